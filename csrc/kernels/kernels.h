@@ -1,0 +1,45 @@
+// Reductions and copies over plain pointers, as fast as this CPU goes. The result is a function of the values alone:
+// the same bits come out whatever the alignment, the chunking, the number of outputs or the instruction set, because
+// ranks with different CPUs and slices of different sizes must still hold identical weights.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "kernels/dtype.h"
+
+namespace mykv {
+
+// outputs[k][i] = scale * (((inputs[0][i] op inputs[1][i]) op inputs[2][i]) ...) for every k and every i < count.
+//
+// inputs, outputs  n_inputs >= 1 and n_outputs >= 0 arrays, aligned to the item size. An output may be exactly one of
+//                  the inputs (in place); arrays must not overlap in any other way.
+// scale            applied once, to the final value; 1 leaves the value as it is.
+// streaming        store past the cache: right when the outputs are large and nobody reads them soon. Only arrays
+//                  whose alignment allows it are stored so. All stores are visible to other processes that see a
+//                  later store of this thread.
+//
+// float16 and bfloat16 are accumulated and scaled in float32 and rounded once, to nearest even. float32 is scaled by
+// float(scale), float64 in float64. Integers wrap around; with a scale they become double(value) * scale, rounded to a
+// double, truncated toward zero and saturated, NaN giving 0 (so 3 * (1. / 3) is 1; beyond 2^53 the low bits go). bool:
+// any nonzero byte is true; sum and max are 'or', min and product are 'and', the result is 0 or 1, scale is not
+// applied. min and max give NaN where any input is NaN (numpy.minimum and numpy.maximum, not fmin and fmax), and of two
+// equal values the one of the earlier input (zeros of both signs). A NaN in a result is always the canonical quiet NaN,
+// except in a plain copy (one input, scale 1), which keeps every bit.
+void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
+            size_t count, double scale, bool streaming);
+
+// memcpy of arrays that do not overlap (or are the same); streaming as in reduce().
+void copy(void* dst, const void* src, size_t bytes, bool streaming);
+
+// The instruction set in use: 'avx512', 'avx2' or 'generic'; chosen once, at the first use.
+const char* kernel_path();
+
+// Every path this build contains, best first. The CPU may not run all of them.
+std::vector<const char*> kernel_paths_built();
+
+// Forces a path (for tests); false, and nothing changes, when the build or the CPU lacks it. Not while another thread
+// reduces.
+bool select_kernel_path(const char* name);
+
+}  // namespace mykv

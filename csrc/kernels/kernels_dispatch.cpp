@@ -1,0 +1,131 @@
+// Chooses the instruction set once, and removes the cases that need no kernel.
+#include <atomic>
+#include <cstring>
+
+#include "kernels/kernel_path.h"
+#include "kernels/kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#endif
+
+namespace mykv {
+namespace {
+
+#if defined(__x86_64__)
+
+bool cpu_has_f16c() {  // __builtin_cpu_supports knows this name only since GCC 11
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
+bool cpu_has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && cpu_has_f16c(); }
+
+bool cpu_has_avx512() {
+  return cpu_has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// Libraries built with -ffast-math leave their threads flushing subnormals to zero, and threads inherit that. Two ranks
+// must not round differently for it: the kernels run with the default rounding and with subnormals.
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() : saved_(_mm_getcsr()) {
+    if ((saved_ & kChanges) != 0) _mm_setcsr(saved_ & ~kChanges);
+  }
+  ~DefaultFloatMode() {
+    if ((saved_ & kChanges) != 0) _mm_setcsr(saved_);
+  }
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+
+ private:
+  static constexpr unsigned kChanges = 0x8000 | 0x6000 | 0x0040;  // flush to zero, rounding mode, denormals are zero
+  unsigned saved_;
+};
+
+#else
+
+bool cpu_has_avx2() { return false; }
+bool cpu_has_avx512() { return false; }
+struct DefaultFloatMode {
+  DefaultFloatMode() {}
+};
+
+#endif
+
+struct Candidate {
+  const KernelPath* (*get)();
+  bool (*runs_here)();
+};
+
+constexpr Candidate kCandidates[] = {
+    // best first
+    {avx512_kernels, cpu_has_avx512},
+    {avx2_kernels, cpu_has_avx2},
+    {generic_kernels, [] { return true; }},
+};
+
+const KernelPath* best_path() {
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.get() != nullptr && candidate.runs_here()) return candidate.get();
+  }
+  return generic_kernels();
+}
+
+std::atomic<const KernelPath*>& chosen_path() {
+  static std::atomic<const KernelPath*> path{best_path()};
+  return path;
+}
+
+}  // namespace
+
+void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
+            size_t count, double scale, bool streaming) {
+  const size_t bytes = count * item_size(dtype);
+  if (bytes == 0 || n_outputs == 0) return;
+  if (n_inputs == 1 && (scale == 1 || dtype == DType::bool8)) {
+    for (int k = 0; k < n_outputs; ++k) copy(outputs[k], inputs[0], bytes, streaming);
+    return;
+  }
+  const DefaultFloatMode mode;
+  chosen_path()
+      .load(std::memory_order_relaxed)
+      ->reduce({dtype, op, reinterpret_cast<const char* const*>(inputs), n_inputs,
+                reinterpret_cast<char* const*>(outputs), n_outputs, bytes, scale, streaming});
+}
+
+void copy(void* dst, const void* src, size_t bytes, bool streaming) {
+  if (dst == src || bytes == 0) return;
+  if (streaming) {
+    chosen_path()
+        .load(std::memory_order_relaxed)
+        ->copy_streaming(static_cast<char*>(dst), static_cast<const char*>(src), bytes);
+  } else {
+    std::memcpy(dst, src, bytes);
+  }
+}
+
+const char* kernel_path() { return chosen_path().load(std::memory_order_relaxed)->name; }
+
+std::vector<const char*> kernel_paths_built() {
+  std::vector<const char*> names;
+  for (const Candidate& candidate : kCandidates) {
+    if (candidate.get() != nullptr) names.push_back(candidate.get()->name);
+  }
+  return names;
+}
+
+bool select_kernel_path(const char* name) {
+  for (const Candidate& candidate : kCandidates) {
+    const KernelPath* path = candidate.get();
+    if (path != nullptr && std::strcmp(path->name, name) == 0 && candidate.runs_here()) {
+      chosen_path().store(path, std::memory_order_relaxed);
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace mykv

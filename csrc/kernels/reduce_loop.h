@@ -1,0 +1,178 @@
+// The loop every reduction runs: a block of a few vectors is accumulated in registers over all inputs, then stored to
+// all outputs, so that each byte crosses the memory bus once in each direction and outputs may be inputs.
+// Included once by each kernels_*.cpp, like vector_elements.h.
+#pragma once
+
+#include "kernels/kernel_path.h"
+#include "kernels/vector_elements.h"
+
+namespace mykv {
+namespace {
+
+#ifndef MYKV_BLOCK_VECTORS
+#define MYKV_BLOCK_VECTORS 4
+#endif
+constexpr size_t kBlockVectors = MYKV_BLOCK_VECTORS;
+
+MYKV_INLINE void store(char* p, Bits value) { __builtin_memcpy(p, &value, sizeof value); }
+
+// p is aligned to kVectorBytes. Other processors than x86 have no such store within reach: a plain one serves.
+MYKV_INLINE void store_streaming(char* p, Bits value) {
+#if !defined(__x86_64__)
+  store(p, value);
+#elif MYKV_VECTOR_BYTES == 64
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), reinterpret_cast<__m512i>(value));
+#elif MYKV_VECTOR_BYTES == 32
+  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(value));
+#else
+  _mm_stream_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(value));
+#endif
+}
+
+// Streaming stores are weakly ordered; a flag set after them must not overtake them.
+MYKV_INLINE void streaming_fence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+template <typename E, ReduceOp op, size_t vectors, bool streaming>
+MYKV_INLINE void reduce_block(const ReduceCall& call, size_t offset) {
+  typename E::Acc acc[vectors];
+  const char* first = call.inputs[0] + offset;
+  for (size_t v = 0; v < vectors; ++v) acc[v] = E::load(first + v * kVectorBytes);
+  for (int j = 1; j < call.n_inputs; ++j) {
+    const char* input = call.inputs[j] + offset;
+    for (size_t v = 0; v < vectors; ++v) acc[v] = E::template combine<op>(acc[v], E::load(input + v * kVectorBytes));
+  }
+  Bits result[vectors];
+  for (size_t v = 0; v < vectors; ++v) result[v] = E::template finish<op>(acc[v], call.scale);
+  for (int k = 0; k < call.n_outputs; ++k) {
+    char* output = call.outputs[k] + offset;
+    for (size_t v = 0; v < vectors; ++v) {
+      if constexpr (streaming) {
+        store_streaming(output + v * kVectorBytes, result[v]);
+      } else {
+        store(output + v * kVectorBytes, result[v]);
+      }
+    }
+  }
+}
+
+// Fewer bytes than a vector: the same arithmetic on vectors padded with zeros.
+template <typename E, ReduceOp op>
+MYKV_INLINE void reduce_partial(const ReduceCall& call, size_t offset, size_t bytes) {
+  alignas(kVectorBytes) char padded[kVectorBytes] = {};
+  __builtin_memcpy(padded, call.inputs[0] + offset, bytes);
+  typename E::Acc acc = E::load(padded);
+  for (int j = 1; j < call.n_inputs; ++j) {
+    __builtin_memcpy(padded, call.inputs[j] + offset, bytes);
+    acc = E::template combine<op>(acc, E::load(padded));
+  }
+  const Bits result = E::template finish<op>(acc, call.scale);
+  for (int k = 0; k < call.n_outputs; ++k) __builtin_memcpy(call.outputs[k] + offset, &result, bytes);
+}
+
+// Bytes before the outputs' first aligned address, 0 if they are not all aligned alike.
+MYKV_INLINE size_t bytes_to_alignment(const ReduceCall& call, bool* alike) {
+  const size_t first = reinterpret_cast<uintptr_t>(call.outputs[0]) % kVectorBytes;
+  *alike = true;
+  for (int k = 1; k < call.n_outputs; ++k) {
+    if (reinterpret_cast<uintptr_t>(call.outputs[k]) % kVectorBytes != first) *alike = false;
+  }
+  return *alike ? (kVectorBytes - first) % kVectorBytes : 0;
+}
+
+template <typename E, ReduceOp op, bool streaming>
+MYKV_INLINE size_t reduce_whole_vectors(const ReduceCall& call, size_t offset) {
+  constexpr size_t kBlockBytes = kBlockVectors * kVectorBytes;
+  for (; call.bytes - offset >= kBlockBytes; offset += kBlockBytes) {
+    reduce_block<E, op, kBlockVectors, streaming>(call, offset);
+  }
+  for (; call.bytes - offset >= kVectorBytes; offset += kVectorBytes) {
+    reduce_block<E, op, 1, streaming>(call, offset);
+  }
+  return offset;
+}
+
+template <typename E, ReduceOp op>
+static void reduce_arrays(const ReduceCall& caller) {
+  const ReduceCall call = caller;  // a local copy: no store can be thought to change it
+  bool alike = false;
+  const size_t head = bytes_to_alignment(call, &alike);
+  size_t offset = 0;
+  if (call.streaming && alike && head < call.bytes) {
+    if (head != 0) reduce_partial<E, op>(call, 0, head);
+    offset = reduce_whole_vectors<E, op, true>(call, head);
+    streaming_fence();
+  } else {
+    offset = reduce_whole_vectors<E, op, false>(call, 0);
+  }
+  if (offset < call.bytes) reduce_partial<E, op>(call, offset, call.bytes - offset);
+}
+
+template <typename E>
+static void reduce_elements(const ReduceCall& call) {
+  switch (call.op) {
+    case ReduceOp::sum:
+      return reduce_arrays<E, ReduceOp::sum>(call);
+    case ReduceOp::min:
+      return reduce_arrays<E, ReduceOp::min>(call);
+    case ReduceOp::max:
+      return reduce_arrays<E, ReduceOp::max>(call);
+    case ReduceOp::product:
+      return reduce_arrays<E, ReduceOp::product>(call);
+  }
+}
+
+static void reduce_on_this_path(const ReduceCall& call) {
+  switch (call.dtype) {
+    case DType::float32:
+      return reduce_elements<FloatingElements<float>>(call);
+    case DType::float64:
+      return reduce_elements<FloatingElements<double>>(call);
+    case DType::float16:
+      return reduce_elements<HalfElements<Float16Format>>(call);
+    case DType::bfloat16:
+      return reduce_elements<HalfElements<BFloat16Format>>(call);
+    case DType::uint8:
+      return reduce_elements<IntegerElements<uint8_t, uint8_t>>(call);
+    case DType::int8:
+      return reduce_elements<IntegerElements<int8_t, uint8_t>>(call);
+    case DType::uint16:
+      return reduce_elements<IntegerElements<uint16_t, uint16_t>>(call);
+    case DType::int16:
+      return reduce_elements<IntegerElements<int16_t, uint16_t>>(call);
+    case DType::uint32:
+      return reduce_elements<IntegerElements<uint32_t, uint32_t>>(call);
+    case DType::int32:
+      return reduce_elements<IntegerElements<int32_t, uint32_t>>(call);
+    case DType::uint64:
+      return reduce_elements<IntegerElements<uint64_t, uint64_t>>(call);
+    case DType::int64:
+      return reduce_elements<IntegerElements<int64_t, uint64_t>>(call);
+    case DType::bool8:
+      return reduce_elements<BoolElements>(call);
+  }
+}
+
+static void copy_streaming_on_this_path(char* dst, const char* src, size_t bytes) {
+  const size_t head = (kVectorBytes - reinterpret_cast<uintptr_t>(dst) % kVectorBytes) % kVectorBytes;
+  if (head >= bytes) {
+    __builtin_memcpy(dst, src, bytes);
+    return;
+  }
+  __builtin_memcpy(dst, src, head);
+  size_t offset = head;
+  constexpr size_t kBlockBytes = kBlockVectors * kVectorBytes;
+  for (; bytes - offset >= kBlockBytes; offset += kBlockBytes) {
+    Bits block[kBlockVectors];
+    for (size_t v = 0; v < kBlockVectors; ++v) block[v] = load_vector<Bits>(src + offset + v * kVectorBytes);
+    for (size_t v = 0; v < kBlockVectors; ++v) store_streaming(dst + offset + v * kVectorBytes, block[v]);
+  }
+  __builtin_memcpy(dst + offset, src + offset, bytes - offset);
+  streaming_fence();
+}
+
+}  // namespace
+}  // namespace mykv
