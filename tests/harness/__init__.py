@@ -1,0 +1,36 @@
+"""A test of several ranks, written like a test of one.
+
+    @pytest.mark.ranks(2, 3)              # once with 2 ranks, once with 3, each in all ranks
+    def test_sum(rank, size): ...
+
+``pytest`` runs by itself, not under mpirun. It keeps a pool for each number of ranks (and set of environment
+variables): one long-lived mpirun, whose ranks are pytest processes that run the tests the controller names and send
+their reports back over a Unix socket. MPI and the store under test carry none of the harness's own messages.
+
+Why not a package: mpi-pytest 2026.0 starts an mpirun and a pytest per test and has no time limit; pytest-isolate-mpi
+0.4.1 has one, but also starts both per test, needs Python 3.10, and on a time-out kills mpirun only, with no stacks.
+Importing MXNet in every rank costs 3 to 6 s on two cores; with some 200 tests that alone would exceed ten minutes.
+
+marks      ranks(*sizes, env={}, timeout=60)   one rank means a plain Python process without mpirun
+fixtures   rank, size, gather(value) -> list   in the ranks
+           mpirun(n, script, ...)              in an ordinary test: a fresh mpirun of a small script (see script.py)
+
+A test fails if it fails on any rank, and shows the traceback of each. A rank that crashes fails its test only. A test
+that exceeds its time limit fails with the Python stacks of all ranks. After each of these the pool starts afresh.
+
+Test modules must not import mpi4py.MPI at the top: the controller imports them too, and that import calls MPI_Init.
+"""
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Install the controller's half, or the rank's half when this process is a rank of a pool."""
+    config.addinivalue_line(
+        "markers",
+        "ranks(*sizes, env={}, timeout=60): run in all ranks of a pool of each of these sizes",
+    )
+    if not config.pluginmanager.hasplugin("harness-rank"):
+        from .controller import Controller
+
+        config.pluginmanager.register(Controller(config), "harness-controller")

