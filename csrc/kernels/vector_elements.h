@@ -183,7 +183,7 @@ struct BFloat16Format {
 struct Float16Format {
   MYKV_INLINE FloatPair widen(const char* p) { return {widen_lanes(p), widen_lanes(p + 32)}; }
   MYKV_INLINE Bits narrow(FloatPair value) {
-    const __m512i low = _mm512_zextsi256_si512(narrow_lanes(value.first));
+    const __m512i low = _mm512_castsi256_si512(narrow_lanes(value.first));
     return reinterpret_cast<Bits>(_mm512_maskz_inserti64x4(0xff, low, narrow_lanes(value.second), 1));
   }
 

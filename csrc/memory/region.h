@@ -1,0 +1,35 @@
+// The part of the host's segment in which one rank makes its slots. Every rank allocates in its own region only, so
+// no allocator state is shared and a dead rank leaves no lock behind; the others address a slot by its offset.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "memory/segment.h"
+
+namespace mykv {
+
+class Region {
+ public:
+  Region(const Segment& segment, size_t begin, size_t bytes) : segment_(segment), next_(begin), end_(begin + bytes) {}
+
+  // An offset into the segment, 64-byte aligned, of at least `bytes`; throws Error when memory is out.
+  size_t allocate(size_t bytes);
+  // Gives the slot back. Slots are kept by size class for the next operation: a training step asks for the same
+  // sizes again and again, and touched pages are worth keeping.
+  void release(size_t offset, size_t bytes);
+
+ private:
+  static int size_class(size_t bytes);
+
+  const Segment& segment_;
+  std::mutex mutex_;
+  size_t next_;
+  size_t end_;
+  size_t committed_ = 0;
+  std::vector<size_t> free_[64];
+};
+
+}  // namespace mykv

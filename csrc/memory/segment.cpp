@@ -1,0 +1,66 @@
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+FileDescriptor make_memfd(size_t bytes) {
+  FileDescriptor fd(memfd_create("mykv", MFD_CLOEXEC));
+  if (!fd) throw system_error("mykv cannot make a shared memory segment (memfd_create)");
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
+    throw system_error("mykv cannot size its shared memory segment (ftruncate)");
+  }
+  return fd;
+}
+
+}  // namespace
+
+Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+  if (base == MAP_FAILED) {
+    throw system_error("mykv cannot map its shared memory segment of " + std::to_string(bytes >> 20) +
+                       " MiB of address space (is `ulimit -v` set?)");
+  }
+  base_ = static_cast<char*>(base);
+}
+
+Segment Segment::create(size_t bytes) { return Segment(make_memfd(bytes), bytes); }
+
+Segment Segment::map(FileDescriptor fd) {
+  struct stat status {};
+  if (fstat(fd.get(), &status) != 0) throw system_error("mykv cannot read the size of the shared memory segment");
+  return Segment(std::move(fd), static_cast<size_t>(status.st_size));
+}
+
+Segment::Segment(Segment&& other) noexcept
+    : fd_(std::move(other.fd_)), base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Segment& Segment::operator=(Segment&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(base_, other.base_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Segment::~Segment() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+void Segment::commit(size_t offset, size_t bytes) const {
+  int failed;
+  do {
+    failed = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  // Where the kernel does not know fallocate for memfd, pages are taken when they are touched.
+  if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory");
+  }
+}
+
+}  // namespace mykv

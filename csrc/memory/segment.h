@@ -1,0 +1,41 @@
+// One shared memory segment per host. It is an anonymous memfd, so it has no name in any file system, is not
+// bounded by the size of /dev/shm, and vanishes with the last process that maps it, however that one ends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "runtime/handle.h"
+
+namespace mykv {
+
+class Segment {
+ public:
+  Segment() = default;
+  // Makes a segment of `bytes` of address space; memory is taken only where it is touched or committed.
+  static Segment create(size_t bytes);
+  // Maps the segment behind a descriptor that another process handed over.
+  static Segment map(FileDescriptor fd);
+
+  Segment(Segment&& other) noexcept;
+  Segment& operator=(Segment&& other) noexcept;
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+  ~Segment();
+
+  char* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+  int fd() const { return fd_.get(); }
+
+  // Takes memory for [offset, offset + bytes) now, so that too little of it is an error here and no SIGBUS later.
+  void commit(size_t offset, size_t bytes) const;
+
+ private:
+  Segment(FileDescriptor fd, size_t bytes);
+
+  FileDescriptor fd_;
+  char* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace mykv

@@ -1,0 +1,298 @@
+// The Python face of the core. It imports without MXNet and never starts MPI by itself.
+#include <mpi.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+
+#include "kernels/kernels.h"
+#include "mxnet/bridge.h"
+#include "runtime/error.h"
+#include "runtime/runtime.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+namespace {
+
+// The process's one runtime. After abandon() it stays, stopped, for engine operations that still come.
+std::shared_ptr<Runtime> g_runtime;
+std::unique_ptr<mxnet::Bridge> g_bridge;
+
+const std::shared_ptr<Runtime>& runtime() {
+  if (!g_runtime) throw Error("mykv is not initialized: call kvstore_plugin.init() first");
+  return g_runtime;
+}
+
+RuntimeOptions options_from(const py::dict& given) {
+  RuntimeOptions options;
+  for (const auto& item : given) {
+    const auto key = py::cast<std::string>(item.first);
+    if (key == "virtual_hosts") {
+      options.world.virtual_hosts = py::cast<int>(item.second);
+    } else if (key == "part_bytes") {
+      options.part_bytes = py::cast<size_t>(item.second);
+    } else if (key == "staging_bytes") {
+      options.staging_bytes = py::cast<size_t>(item.second);
+    } else {
+      throw py::value_error("mykv_core.init() has no option '" + key + "'");
+    }
+  }
+  return options;
+}
+
+void init(int comm, const py::dict& given) {
+  if (g_runtime) throw Error("mykv is initialized already");
+  const RuntimeOptions options = options_from(given);
+  py::gil_scoped_release release;
+  g_runtime = std::make_shared<Runtime>(MPI_Comm_f2c(comm), options);
+}
+
+void shutdown() {
+  if (!g_runtime) return;
+  py::gil_scoped_release release;
+  g_runtime->leave("it shut mykv down");
+  g_runtime.reset();
+}
+
+void abandon(const std::string& reason) {
+  if (!g_runtime) return;
+  py::gil_scoped_release release;
+  g_runtime->leave(reason);
+}
+
+Operation allreduce_operation(const std::string& op, double scale, int priority) {
+  Operation operation;
+  operation.kind = Kind::allreduce;
+  if (!reduce_op_from_name(op, &operation.reduce_op)) throw py::value_error("mykv has no operation '" + op + "'");
+  operation.scale = scale;
+  operation.priority = priority;
+  return operation;
+}
+
+Operation broadcast_operation(int root, int priority) {
+  if (root < 0 || root >= runtime()->world().size()) {
+    throw py::value_error("root rank " + std::to_string(root) + " is not among the " +
+                          std::to_string(runtime()->world().size()) + " ranks");
+  }
+  Operation operation;
+  operation.kind = Kind::broadcast;
+  operation.root = root;
+  operation.priority = priority;
+  return operation;
+}
+
+// A request on numpy buffers under way.
+class Work {
+ public:
+  explicit Work(std::vector<py::array> kept) : kept_(std::move(kept)) {}
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  // The buffers are the core's until the end.
+  ~Work() {
+    py::gil_scoped_release release;
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    state_->changed.wait(lock, [this] { return state_->done; });
+  }
+
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    std::optional<std::string> error;
+  };
+  std::shared_ptr<State> state() const { return state_; }
+
+  bool wait(double timeout) {
+    py::gil_scoped_release release;
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    const auto over = [this] { return state_->done; };
+    if (timeout < 0) {
+      state_->changed.wait(lock, over);
+    } else if (!state_->changed.wait_for(lock, std::chrono::duration<double>(timeout), over)) {
+      return false;
+    }
+    if (state_->error) throw Error(*state_->error);
+    return true;
+  }
+  bool done() {
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    return state_->done;
+  }
+
+ private:
+  std::vector<py::array> kept_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+DType dtype_of(const py::array& array) {
+  DType dtype;
+  const auto name = py::cast<std::string>(py::str(array.dtype()));
+  if (!dtype_from_name(name, &dtype)) throw py::value_error("mykv does not know the dtype '" + name + "'");
+  return dtype;
+}
+
+void require_contiguous(const py::array& array, bool writeable) {
+  if (!(array.flags() & py::array::c_style)) throw py::value_error("mykv takes C-contiguous arrays only");
+  if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
+}
+
+std::unique_ptr<Work> submit(const std::string& name, Operation operation, const std::vector<py::array>& inputs,
+                             const std::vector<py::array>& outputs) {
+  const std::vector<py::array>& some = inputs.empty() ? outputs : inputs;
+  if (some.empty()) throw py::value_error("no array was given");
+  Request request;
+  request.name = name;
+  operation.dtype = dtype_of(some[0]);
+  operation.count = static_cast<size_t>(some[0].size());
+  const auto shape = py::cast<std::string>(py::str(some[0].attr("shape")));
+  std::vector<py::array> kept;
+  for (const std::vector<py::array>* arrays : {&inputs, &outputs}) {
+    for (const py::array& array : *arrays) {
+      require_contiguous(array, arrays == &outputs);
+      if (dtype_of(array) != operation.dtype || py::cast<std::string>(py::str(array.attr("shape"))) != shape) {
+        throw py::value_error("the arrays of one call differ in shape or dtype");
+      }
+      kept.push_back(array);
+    }
+  }
+  for (const py::array& array : inputs) request.inputs.push_back(array.data());
+  for (const py::array& array : outputs) request.outputs.push_back(const_cast<void*>(array.data()));
+  request.operation = operation;
+  request.signature = mxnet::signature_of(operation, shape);
+  request.turn = runtime()->take_turn(name);
+  auto work = std::make_unique<Work>(std::move(kept));
+  request.done = [state = work->state()](const std::string* error) {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    if (error != nullptr) state->error = *error;
+    state->done = true;
+    state->changed.notify_all();
+  };
+  py::gil_scoped_release release;
+  runtime()->post(std::move(request));
+  return work;
+}
+
+std::unique_ptr<Work> submit_allreduce(const std::string& name, const std::vector<py::array>& inputs,
+                                       const std::vector<py::array>& outputs, const std::string& op, double scale,
+                                       int priority) {
+  if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
+  return submit(name, allreduce_operation(op, scale, priority), inputs, outputs);
+}
+
+std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optional<py::array>& input,
+                                       const std::vector<py::array>& outputs, int root, int priority) {
+  std::vector<py::array> inputs;
+  if (input) inputs.push_back(*input);
+  if (!input && root == runtime()->world().rank()) throw py::value_error("the root of a broadcast needs an input array");
+  return submit(name, broadcast_operation(root, priority), inputs, outputs);
+}
+
+std::vector<mxnet::Handle> handles(const std::vector<uintptr_t>& numbers) {
+  std::vector<mxnet::Handle> result;
+  result.reserve(numbers.size());
+  for (uintptr_t number : numbers) result.push_back(reinterpret_cast<mxnet::Handle>(number));
+  return result;
+}
+
+void push(const std::string& name, const Operation& operation, const std::vector<uintptr_t>& inputs,
+          const std::vector<uintptr_t>& outputs) {
+  if (!g_bridge) throw Error("mykv is not attached to MXNet");
+  py::gil_scoped_release release;
+  g_bridge->push(runtime(), name, operation, handles(inputs), handles(outputs));
+}
+
+void push_allreduce(const std::string& name, const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
+                    const std::string& op, double scale, int priority) {
+  if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
+  push(name, allreduce_operation(op, scale, priority), inputs, outputs);
+}
+
+void push_broadcast(const std::string& name, uintptr_t input, const std::vector<uintptr_t>& outputs, int root, int priority) {
+  push(name, broadcast_operation(root, priority), {input}, outputs);
+}
+
+void refuse(const std::string& name, const std::string& reason) {
+  Request request;
+  request.name = name;
+  request.turn = runtime()->take_turn(name);
+  request.signature = "a refusal";
+  request.refusal = reason.empty() ? "no reason was given" : reason;
+  request.done = [](const std::string*) {};
+  py::gil_scoped_release release;
+  runtime()->post(std::move(request));
+}
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = MYKV_VERSION;
+  info["mpi"] = MYKV_MPI_BUILD;
+  info["compiler"] = __VERSION__;
+  py::list kernels;
+  for (const char* path : kernel_paths_built()) kernels.append(path);
+  info["kernels"] = kernels;
+  info["kernel"] = kernel_path();
+  return info;
+}
+
+std::string mpi_library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return std::string(text, static_cast<size_t>(length));
+}
+
+py::dict transports() {
+  py::dict result;
+  for (const auto& [name, reason] : transport_report(g_runtime ? &g_runtime->world() : nullptr)) result[name.c_str()] = reason;
+  return result;
+}
+
+}  // namespace
+}  // namespace mykv
+
+PYBIND11_MODULE(mykv_core, m) {
+  using namespace mykv;
+  m.doc() = "The compiled core of mykv: collective operations over shared memory and MPI.";
+  py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
+
+  m.def("init", &init, py::arg("comm"), py::arg("options") = py::dict(),
+        "Start the runtime over a communicator (its Fortran handle). Collective.");
+  m.def("shutdown", &shutdown, "Stop the runtime. The operations that other ranks still have fail.");
+  m.def("abandon", &abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
+  m.def("is_initialized", [] { return static_cast<bool>(g_runtime); });
+  m.def("rank", [] { return runtime()->world().rank(); });
+  m.def("size", [] { return runtime()->world().size(); });
+  m.def("local_rank", [] { return runtime()->world().local_rank(); });
+  m.def("local_size", [] { return runtime()->world().local_size(); });
+  m.def("cross_rank", [] { return runtime()->world().cross_rank(); });
+  m.def("cross_size", [] { return runtime()->world().cross_size(); });
+  m.def("host_ranks", [] { return runtime()->world().hosts(); }, "Global ranks on each host.");
+  m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
+  m.def("build_info", &build_info);
+  m.def("mpi_library_version", &mpi_library_version, "Version text of the MPI library that is loaded.");
+
+  py::class_<Work>(m, "Work", "A request on numpy buffers under way.")
+      .def("wait", &Work::wait, py::arg("timeout") = -1.0, "True when done, False when `timeout` seconds are over; raises Error.")
+      .def("done", &Work::done);
+  m.def("submit_allreduce", &submit_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
+        py::arg("scale") = 1.0, py::arg("priority") = 0);
+  m.def("submit_broadcast", &submit_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,
+        py::arg("priority") = 0);
+
+  m.def("attach_mxnet",
+        [](uintptr_t library, int major) { g_bridge = std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major)); },
+        py::arg("dl_handle"), py::arg("major"), "Use the MXNet library behind this dlopen handle.");
+  m.def("push_allreduce", &push_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
+        py::arg("scale") = 1.0, py::arg("priority") = 0);
+  m.def("push_broadcast", &push_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,
+        py::arg("priority") = 0);
+  m.def("refuse", &refuse, py::arg("name"), py::arg("reason"), "Take this rank's turn under `name` with a refusal.");
+  m.def("forget", [](const std::string& prefix) { if (g_runtime) g_runtime->forget(prefix); }, py::arg("prefix"));
+  m.def("kernel_path", &kernel_path);
+  m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
+}

@@ -1,0 +1,71 @@
+// The few functions of MXNet's C API that the bridge calls, found at run time in the library that Python has loaded,
+// so that one binary serves every release and building needs no MXNet. Signatures are declared here as the releases
+// 1.9 and 2.0 have them (include/mxnet/c_api.h there).
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace mykv::mxnet {
+
+using Handle = void*;  // NDArrayHandle
+
+struct Context {
+  int device_type;  // 1: cpu, 2: gpu, 3: pinned, 5: shared
+  int device_id;
+};
+constexpr int kCpu = 1, kCpuPinned = 3, kCpuShared = 5;
+
+constexpr int kAsync = 4;  // FnProperty::kAsync: run where it becomes ready; completion is told by a callback
+
+// What an asynchronous operation gets to tell the engine with (Engine::CallbackOnComplete and CallbackOnStart).
+struct EngineCallback {
+  void (*call)(void* engine, void* parameter, const void* error);
+  void* engine;
+  void* parameter;
+};
+
+class Api {
+ public:
+  // `library`: the handle of dlopen; `major`: MXNet's major version. Throws Error when a symbol is missing.
+  Api(void* library, int major);
+
+  // A handle of its own for the same array, alive until release().
+  Handle retain(Handle array) const;
+  void release(Handle array) const;
+  // The memory, in default layout; call it only inside an operation that the engine ordered.
+  void* data(Handle array, bool may_change_layout) const;
+  // Queues the change to MXNet's default layout, for arrays that are only read.
+  void queue_default_layout(Handle array) const { reorder_async_(array); }
+  // Arrays with the same storage (views of one array) have the same value here.
+  const void* storage(Handle array) const { return *static_cast<void* const*>(array); }
+
+  int dtype(Handle array) const;
+  int storage_type(Handle array) const;  // 0: dense
+  Context context(Handle array) const;
+  // 'float32 (3, 4)' needs the dtype's name, so only '(3, 4)' and the number of elements here.
+  std::string shape(Handle array, size_t* count) const;
+
+  int major() const { return major_; }
+  void push(void* function, void* parameter, void (*deleter)(void*), Context* context, Handle* reads, int n_reads,
+            Handle* writes, int n_writes, int priority, const char* name) const;
+
+ private:
+  [[noreturn]] void fail(const char* what) const;
+
+  int major_;
+  int (*push_)(void*, void*, void (*)(void*), void*, Handle*, int, Handle*, int, void*, int, const char*, bool);
+  int (*detach_)(Handle, Handle*);
+  int (*free_)(Handle);
+  int (*get_data_)(Handle, void**);
+  int (*get_shape_)(Handle, int*, const int64_t**);
+  int (*get_dtype_)(Handle, int*);
+  int (*get_storage_type_)(Handle, int*);
+  int (*get_context_)(Handle, int*, int*);
+  const char* (*get_error_)();
+  void (*reorder_async_)(const void* array);         // mxnet::NDArray::Reorder2DefaultAsync() const
+  bool (*is_blocked_)(const void* chunk) = nullptr;  // mxnet::NDArray::Chunk::IsMKLDNN() / IsDNNL() const
+  void (*reorder_)(void* chunk) = nullptr;           // mxnet::NDArray::Chunk::Reorder2Default()
+};
+
+}  // namespace mykv::mxnet

@@ -1,0 +1,174 @@
+#include "mxnet/bridge.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include "runtime/error.h"
+
+namespace mykv::mxnet {
+
+namespace {
+
+// The engine copies the error it is given as a dmlc::Error, which is a std::runtime_error and nothing more.
+class EngineError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One pushed operation. It lives until the engine's last use of it, which runs the deleter.
+struct Pushed {
+  Pushed(const Api& a, std::shared_ptr<Runtime> r) : api(a), runtime(std::move(r)) {}
+  Pushed(const Pushed&) = delete;
+  Pushed& operator=(const Pushed&) = delete;
+  ~Pushed() {
+    for (Handle array : inputs) api.release(array);
+    for (Handle array : outputs) api.release(array);
+  }
+
+  Api api;
+  std::shared_ptr<Runtime> runtime;
+  Request request;
+  std::vector<Handle> inputs;
+  std::vector<bool> input_is_output;
+  std::vector<Handle> outputs;
+  bool called = false;
+};
+
+void complete(const EngineCallback& callback, const std::string* error) {
+  if (error == nullptr) {
+    callback.call(callback.engine, callback.parameter, nullptr);
+    return;
+  }
+  const EngineError engine_error("mykv: " + *error);
+  callback.call(callback.engine, callback.parameter, &engine_error);
+}
+
+void run(Pushed* pushed, const EngineCallback& on_complete) {
+  pushed->called = true;
+  Request request = std::move(pushed->request);
+  request.done = [on_complete](const std::string* error) { complete(on_complete, error); };
+  try {
+    for (size_t i = 0; i < pushed->inputs.size(); ++i) {
+      request.inputs.push_back(pushed->api.data(pushed->inputs[i], pushed->input_is_output[i]));
+    }
+    for (Handle array : pushed->outputs) request.outputs.push_back(pushed->api.data(array, true));
+  } catch (const std::exception& error) {
+    request.refusal = error.what();
+  }
+  // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
+  const std::shared_ptr<Runtime> runtime = pushed->runtime;
+  runtime->post(std::move(request));
+}
+
+void run_1(void*, void* on_complete, void* parameter) {
+  run(static_cast<Pushed*>(parameter), *static_cast<EngineCallback*>(on_complete));
+}
+
+void run_2(void*, void* on_start, void* on_complete, void* parameter) {
+  const auto* start = static_cast<EngineCallback*>(on_start);
+  if (start->call != nullptr) start->call(start->engine, start->parameter, nullptr);
+  run(static_cast<Pushed*>(parameter), *static_cast<EngineCallback*>(on_complete));
+}
+
+void discard(void* parameter) {
+  const std::unique_ptr<Pushed> pushed(static_cast<Pushed*>(parameter));
+  if (pushed->called) return;
+  // The engine does not call an operation whose arrays carry an error; the other ranks must hear of it.
+  Request request = std::move(pushed->request);
+  request.refusal = "its array carries the error of an earlier operation";
+  request.done = [](const std::string*) {};
+  pushed->runtime->post(std::move(request));
+}
+
+DType known_dtype(int number) {
+  if (number < 0 || number >= kDTypeCount) throw Error("mykv does not know MXNet's type number " + std::to_string(number));
+  return static_cast<DType>(number);
+}
+
+struct Description {
+  DType dtype;
+  size_t count;
+  std::string shape;
+};
+
+Description describe(const Api& api, Handle array) {
+  Description d;
+  if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
+  const int device = api.context(array).device_type;
+  if (device != kCpu && device != kCpuPinned && device != kCpuShared) throw Error("mykv takes arrays in CPU memory only");
+  d.dtype = known_dtype(api.dtype(array));
+  d.shape = api.shape(array, &d.count);
+  return d;
+}
+
+void require_same(const Description& a, const Description& b) {
+  if (a.dtype == b.dtype && a.shape == b.shape) return;
+  throw Error(std::string("the arrays of one call differ: ") + dtype_name(a.dtype) + " " + a.shape + " and " +
+              dtype_name(b.dtype) + " " + b.shape);
+}
+
+}  // namespace
+
+std::string signature_of(const Operation& operation, const std::string& shape) {
+  std::string text;
+  if (operation.kind == Kind::broadcast) {
+    text = "broadcast from rank " + std::to_string(operation.root);
+  } else {
+    text = std::string("allreduce ") + reduce_op_name(operation.reduce_op);
+    if (operation.scale != 1.0) {
+      char number[32];
+      std::snprintf(number, sizeof number, "%.17g", operation.scale);
+      text += std::string(" times ") + number;
+    }
+  }
+  return text + " of " + dtype_name(operation.dtype) + " " + shape;
+}
+
+void Bridge::push(const std::shared_ptr<Runtime>& runtime, std::string name, Operation operation,
+                  const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) const {
+  const std::vector<Handle>& some = inputs.empty() ? outputs : inputs;
+  if (some.empty()) throw Error("no array was given");
+  const Description first = describe(api_, some[0]);
+  for (size_t i = 1; i < inputs.size(); ++i) require_same(first, describe(api_, inputs[i]));
+  for (Handle array : outputs) require_same(first, describe(api_, array));
+  operation.dtype = first.dtype;
+  operation.count = first.count;
+
+  auto pushed = std::make_unique<Pushed>(api_, runtime);
+  // The engine hangs on an operation that both reads and writes one storage, or writes it twice: each is named once.
+  std::vector<Handle> writes;
+  std::vector<const void*> written;
+  for (Handle array : outputs) {
+    pushed->outputs.push_back(api_.retain(array));
+    const void* storage = api_.storage(array);
+    if (std::find(written.begin(), written.end(), storage) != written.end()) continue;
+    written.push_back(storage);
+    writes.push_back(pushed->outputs.back());
+  }
+  std::vector<Handle> reads;
+  std::vector<const void*> read;
+  // Only the root's value travels in a broadcast; elsewhere it was looked at and is left alone.
+  const bool contributes = operation.kind != Kind::broadcast || operation.root == runtime->world().rank();
+  for (Handle array : contributes ? inputs : std::vector<Handle>()) {
+    pushed->inputs.push_back(api_.retain(array));
+    const void* storage = api_.storage(array);
+    const bool is_output = std::find(written.begin(), written.end(), storage) != written.end();
+    pushed->input_is_output.push_back(is_output);
+    if (is_output || std::find(read.begin(), read.end(), storage) != read.end()) continue;
+    api_.queue_default_layout(array);
+    read.push_back(storage);
+    reads.push_back(pushed->inputs.back());
+  }
+  pushed->request.name = std::move(name);
+  pushed->request.turn = runtime->take_turn(pushed->request.name);
+  pushed->request.signature = signature_of(operation, first.shape);
+  pushed->request.operation = operation;
+  const std::string shown = "mykv " + pushed->request.name;
+  Context context{kCpu, 0};
+  Pushed* parameter = pushed.release();
+  api_.push(api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2), parameter, &discard,
+            &context, reads.data(), static_cast<int>(reads.size()), writes.data(), static_cast<int>(writes.size()),
+            operation.priority, shown.c_str());
+}
+
+}  // namespace mykv::mxnet

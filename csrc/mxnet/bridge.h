@@ -1,0 +1,30 @@
+// From MXNet's arrays to requests, and back to its engine when they are done. One engine operation per request: the
+// engine calls it when every array is ready, and what reads the outputs waits for it as for any operator.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "mxnet/api.h"
+#include "runtime/runtime.h"
+
+namespace mykv::mxnet {
+
+class Bridge {
+ public:
+  explicit Bridge(Api api) : api_(api) {}
+
+  // inputs, outputs: NDArray handles of the caller's; an array may be in both. The operation's dtype and count are
+  // filled in from the arrays. Throws Error when this rank can see that the arrays do not fit; nothing was posted then.
+  void push(const std::shared_ptr<Runtime>& runtime, std::string name, Operation operation,
+            const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) const;
+
+ private:
+  Api api_;
+};
+
+// The text by which ranks compare an operation: kind, operator or root, scale, dtype, shape.
+std::string signature_of(const Operation& operation, const std::string& shape);
+
+}  // namespace mykv::mxnet

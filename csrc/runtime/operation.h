@@ -1,0 +1,36 @@
+// What the ranks do together: the parts of a request that must be the same on all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kernels/dtype.h"
+
+namespace mykv {
+
+enum class Kind : uint8_t { allreduce = 0, broadcast = 1 };
+
+struct Operation {
+  Kind kind = Kind::allreduce;
+  DType dtype = DType::float32;
+  ReduceOp reduce_op = ReduceOp::sum;
+  int32_t root = 0;      // broadcast: the rank whose bits everyone gets
+  double scale = 1.0;    // allreduce: applied once to the reduced value
+  size_t count = 0;      // elements
+  int32_t priority = 0;  // higher runs first
+
+  size_t bytes() const { return count * item_size(dtype); }
+};
+
+// 128 bits that stand for (name, turn, part): what the ranks match operations by.
+struct Key {
+  uint64_t high = 0;
+  uint64_t low = 0;
+  bool operator==(const Key& other) const { return high == other.high && low == other.low; }
+};
+
+uint64_t hash_bytes(const void* data, size_t bytes, uint64_t seed);
+Key make_key(const std::string& name, uint64_t turn, uint64_t part);
+
+}  // namespace mykv

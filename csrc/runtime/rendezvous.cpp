@@ -1,0 +1,265 @@
+#include "runtime/rendezvous.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr uint32_t kEntries = 1 << 16;     // operations in flight on a host; more wait in their own rank
+constexpr uint32_t kBuckets = 1 << 16;     // hash chains
+constexpr uint32_t kLogEvents = 1 << 18;   // a rank that lags further behind looks at all its entries instead
+constexpr uint32_t kNone = 0;              // chains hold index + 1, so that zeroed memory is an empty table
+
+size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void set_text(char* to, size_t capacity, const std::string& text) {
+  const size_t n = std::min(text.size(), capacity - 1);
+  std::memcpy(to, text.data(), n);
+  to[n] = '\0';
+}
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+size_t Rendezvous::bytes(int local_size) {
+  const size_t stride = sizeof(Entry) + sizeof(Record) * static_cast<size_t>(local_size);
+  return round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
+         round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Event) * kLogEvents) + stride * kEntries;
+}
+
+Rendezvous::Rendezvous(char* base, std::vector<int> ranks, int local_rank, bool create, bool several_hosts)
+    : ranks_(std::move(ranks)),
+      local_rank_(local_rank),
+      several_hosts_(several_hosts),
+      stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()) {
+  header_ = reinterpret_cast<Header*>(base);
+  bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
+  buckets_ = reinterpret_cast<uint32_t*>(bells_ + ranks_.size());
+  log_ = reinterpret_cast<Event*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
+  entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Event) * kLogEvents);
+  if (create) {
+    new (header_) Header{};
+    header_->mutex.init();
+    for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
+  }
+  log_head_ = 0;
+}
+
+uint32_t* Rendezvous::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
+
+uint32_t Rendezvous::find(const Key& key) {
+  uint32_t link = *bucket(key);
+  while (link != kNone && !(entry(link - 1).key == key)) link = entry(link - 1).next;
+  return link;
+}
+
+bool Rendezvous::take_entry(uint32_t* index) {
+  if (header_->free_head != kNone) {
+    *index = header_->free_head - 1;
+    header_->free_head = entry(*index).next;
+    return true;
+  }
+  if (header_->used == kEntries) return false;
+  *index = header_->used++;
+  return true;
+}
+
+Arrival Rendezvous::arrive_locked(const Offer& offer) {
+  Arrival arrival;
+  const uint32_t link = find(offer.key);
+  if (link != kNone) {
+    arrival.entry = link - 1;
+  } else {
+    if (!take_entry(&arrival.entry)) {
+      arrival.table_full = true;
+      return arrival;
+    }
+    Entry& e = entry(arrival.entry);
+    e.key = offer.key;
+    ++e.generation;
+    e.next = *bucket(offer.key);
+    *bucket(offer.key) = arrival.entry + 1;
+    e.state = State::gathering;
+    e.arrived = 0;
+    e.left = 0;
+    e.sequence = 0;
+    e.operation = offer.operation;
+    e.next_chunk.store(0, std::memory_order_relaxed);
+    e.done_chunks.store(0, std::memory_order_relaxed);
+    e.chunks = offer.chunks;
+    set_text(e.name, kNameBytes, *offer.name);
+    e.error[0] = '\0';
+    for (int r = 0; r < local_size(); ++r) e.records()[r].arrived = 0;
+    if (header_->departed[0] != '\0') {
+      e.state = State::done;
+      set_text(e.error, kErrorBytes, "'" + *offer.name + "': " + header_->departed);
+    }
+  }
+  Entry& e = entry(arrival.entry);
+  Record& mine = e.records()[local_rank_];
+  mine.arrived = 1;
+  mine.refused = offer.refusal != nullptr;
+  mine.slot = offer.slot;
+  mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
+  set_text(mine.text, kNameBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
+  ++e.arrived;
+  arrival.generation = e.generation;
+  arrival.failed = e.state == State::done;
+  arrival.last = !arrival.failed && e.arrived == ranks_.size();
+  return arrival;
+}
+
+// A sentence on why the ranks of this host cannot run the operation together; empty when they can.
+std::string Rendezvous::disagreement(Entry& e) {
+  Record* records = e.records();
+  const std::string name = "'" + std::string(e.name) + "'";
+  for (int r = 0; r < local_size(); ++r) {
+    if (records[r].refused) return name + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
+  }
+  for (int r = 1; r < local_size(); ++r) {
+    if (records[r].signature_hash != records[0].signature_hash) {
+      return name + " differs between ranks: " + rank_text(ranks_[0]) + " has " + records[0].text + ", " +
+             rank_text(ranks_[r]) + " has " + records[r].text;
+    }
+  }
+  return {};
+}
+
+void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
+  Entry& e = entry(arrival.entry);
+  const std::string error = disagreement(e);
+  if (several_hosts_) {
+    // The other hosts must hear of an error too: whoever agrees for this host carries the text along.
+    e.state = State::announced;
+    set_text(e.error, kErrorBytes, error);
+    arrival.last = false;
+    append(Event::Type::announced, arrival.entry);
+    bells_[0].ring();
+    return;
+  }
+  if (!error.empty()) {
+    end_locked(arrival.entry, error);
+    arrival.failed = true;
+    arrival.last = false;
+    return;
+  }
+  e.state = State::ready;
+  if (e.operation.bytes() <= inline_limit) return;
+  arrival.last = false;
+  append(Event::Type::ready, arrival.entry);
+  ring_others();
+  bells_[local_rank_].ring();
+}
+
+void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error) {
+  LockGuard guard(header_->mutex);
+  const uint32_t link = find(key);
+  if (link == kNone || entry(link - 1).state != State::announced) return;
+  Entry& e = entry(link - 1);
+  if (!error.empty()) {
+    end_locked(link - 1, error);
+    return;
+  }
+  e.sequence = sequence;
+  e.state = State::ready;
+  append(Event::Type::ready, link - 1);
+  ring_others();
+}
+
+void Rendezvous::finish_chunks(uint32_t index, uint32_t chunks) {
+  Entry& e = entry(index);
+  if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
+  LockGuard guard(header_->mutex);
+  if (e.state == State::ready) end_locked(index, {});
+}
+
+void Rendezvous::end_locked(uint32_t index, const std::string& error) {
+  Entry& e = entry(index);
+  e.state = State::done;
+  set_text(e.error, kErrorBytes, error);
+  append(Event::Type::done, index);
+  for (int r = 0; r < local_size(); ++r) {
+    if (r != local_rank_ && e.records()[r].arrived) bells_[r].ring();
+  }
+}
+
+void Rendezvous::leave(uint32_t index) {
+  LockGuard guard(header_->mutex);
+  Entry& e = entry(index);
+  if (++e.left < ranks_.size()) return;
+  uint32_t* link = bucket(e.key);
+  while (*link != index + 1) link = &entry(*link - 1).next;
+  *link = e.next;
+  e.next = header_->free_head;
+  header_->free_head = index + 1;
+}
+
+void Rendezvous::fail(uint32_t index, const std::string& error) {
+  LockGuard guard(header_->mutex);
+  if (entry(index).state != State::done) end_locked(index, error);
+}
+
+void Rendezvous::depart(int rank, const std::string& reason) {
+  LockGuard guard(header_->mutex);
+  if (header_->departed[0] != '\0') return;
+  const std::string text = rank_text(rank) + " has left: " + reason;
+  set_text(header_->departed, kErrorBytes, text);
+  set_text(header_->departed_reason, kErrorBytes, reason);
+  header_->departed_rank.store(rank + 1, std::memory_order_release);
+  // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
+  for (uint32_t b = 0; b < kBuckets; ++b) {
+    for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
+      Entry& e = entry(link - 1);
+      if (e.state == State::gathering || e.state == State::announced) {
+        end_locked(link - 1, "'" + std::string(e.name) + "': " + text);
+      }
+    }
+  }
+  for (int r = 0; r < local_size(); ++r) bells_[r].ring();
+}
+
+std::string Rendezvous::departure() const {
+  LockGuard guard(header_->mutex);
+  return header_->departed_reason;
+}
+
+State Rendezvous::state(uint32_t index) {
+  LockGuard guard(header_->mutex);
+  return entry(index).state;
+}
+
+void Rendezvous::append(Event::Type type, uint32_t index) {
+  const uint64_t tail = header_->log_tail.load(std::memory_order_relaxed);
+  log_[tail % kLogEvents] = {type, index, entry(index).generation};
+  header_->log_tail.store(tail + 1, std::memory_order_seq_cst);
+}
+
+bool Rendezvous::next_event(Event* event, bool* overrun) {
+  *overrun = false;
+  const uint64_t tail = header_->log_tail.load(std::memory_order_seq_cst);
+  if (log_head_ == tail) return false;
+  *event = log_[log_head_ % kLogEvents];
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // One place of slack: the writer may be filling the oldest place while it is copied here.
+  if (header_->log_tail.load(std::memory_order_relaxed) - log_head_ >= kLogEvents) {
+    *overrun = true;
+    log_head_ = tail;
+    return true;
+  }
+  ++log_head_;
+  return true;
+}
+
+void Rendezvous::ring_others() {
+  for (int r = 0; r < local_size(); ++r) {
+    if (r != local_rank_) bells_[r].ring();
+  }
+}
+
+}  // namespace mykv

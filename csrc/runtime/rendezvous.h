@@ -1,0 +1,167 @@
+// Where the ranks of a host meet: a table in the shared segment that says which rank has arrived at which operation
+// with what, and a log of what became ready and what is done. Nobody waits in here; whoever arrives last, or finishes
+// the last piece, writes the log and rings the others.
+//
+// An entry lives from its first arrival until every rank of the host has left it. A rank that has arrived may read
+// the entry until it leaves; what is written after the entry became ready is only its counters.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "memory/segment.h"
+#include "runtime/futex.h"
+#include "runtime/operation.h"
+
+namespace mykv {
+
+constexpr size_t kNameBytes = 160;   // names and signatures longer than this are cut in messages, never in matching
+constexpr size_t kErrorBytes = 768;  // a sentence with both values
+
+// What one rank brought.
+struct alignas(64) Record {
+  uint64_t signature_hash;
+  uint64_t slot;  // offset into the segment
+  uint8_t arrived;
+  uint8_t refused;  // `text` says why
+  char text[kNameBytes];
+};
+
+enum class State : uint8_t {
+  gathering,  // some rank of this host has not arrived
+  announced,  // all have; the other hosts have not agreed yet
+  ready,      // all ranks everywhere have arrived with the same operation
+  done,       // the result, or `error`, is there
+};
+
+struct alignas(64) Entry {
+  Key key;
+  uint32_t generation;  // counts the lives of this place in the table
+  uint32_t next;        // in its hash chain, or in the list of free entries
+  State state;
+  uint32_t arrived;
+  uint32_t left;
+  uint64_t sequence;  // position in the order that all hosts agreed on
+  Operation operation;
+  std::atomic<uint32_t> next_chunk;
+  std::atomic<uint32_t> done_chunks;
+  uint32_t chunks;
+  char name[kNameBytes];
+  char error[kErrorBytes];  // empty: none
+  // Followed by one Record for each rank of the host.
+  Record* records() { return reinterpret_cast<Record*>(this + 1); }
+};
+
+struct Event {
+  enum class Type : uint32_t { announced, ready, done };
+  Type type;
+  uint32_t entry;
+  uint32_t generation;
+};
+
+struct Arrival {
+  uint32_t entry = 0;
+  uint32_t generation = 0;
+  bool table_full = false;
+  bool last = false;    // this rank completed the host's set
+  bool failed = false;  // done already, with an error
+};
+
+class Rendezvous {
+ public:
+  // Bytes of shared memory that the table takes (most of it never touched).
+  static size_t bytes(int local_size);
+  // `ranks`: global rank of each rank of this host, for messages. The first rank of the host makes the table.
+  Rendezvous(char* base, std::vector<int> ranks, int local_rank, bool create, bool several_hosts);
+
+  struct Offer {
+    Key key;
+    const std::string* name;
+    const std::string* signature;
+    const std::string* refusal;  // null: none
+    Operation operation;
+    uint64_t slot;
+    uint32_t chunks;
+  };
+  // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
+  // becomes ready: the rank that came last (Arrival::last) must do all of it and call finish_chunks().
+  // `claim` is called under the table's lock, before anybody can see the arrival, with the entry's number.
+  template <class Claim>
+  Arrival arrive(const Offer& offer, size_t inline_limit, Claim&& claim) {
+    LockGuard guard(header_->mutex);
+    Arrival arrival = arrive_locked(offer);
+    if (arrival.table_full) return arrival;
+    claim(arrival);
+    if (arrival.last) complete_set(arrival, inline_limit);
+    return arrival;
+  }
+
+  Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
+
+  // The other hosts agreed (or found an error): the operation may run.
+  void agree(Key key, uint64_t sequence, const std::string& error);
+  // `chunks` more pieces of the operation are finished; the last one makes it done.
+  void finish_chunks(uint32_t index, uint32_t chunks);
+  // This rank has no more business with the entry.
+  void leave(uint32_t index);
+  // Ends an operation with an error on all ranks of the host.
+  void fail(uint32_t index, const std::string& error);
+  // `rank` goes away: what waits for it, and all that comes later, fails with `reason`.
+  void depart(int rank, const std::string& reason);
+  // The rank that left first, or -1; and why.
+  int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
+  std::string departure() const;
+  State state(uint32_t index);
+
+  // The next event that this rank has not seen.
+  // `overrun` is set when the log was overwritten before it was read: look at all own entries instead.
+  bool next_event(Event* event, bool* overrun);
+
+  Bell& bell(int local_rank) { return bells_[local_rank]; }
+  void ring_others();
+  int local_size() const { return static_cast<int>(ranks_.size()); }
+  int local_rank() const { return local_rank_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  struct alignas(64) PaddedBell : Bell {};
+  struct alignas(64) Header {
+    SharedMutex mutex;
+    uint32_t used;       // entries ever used
+    uint32_t free_head;  // list of entries to use again
+    std::atomic<int> departed_rank;  // plus one; 0: nobody
+    char departed[kErrorBytes];      // who and why, for messages
+    char departed_reason[kErrorBytes];
+    alignas(64) std::atomic<uint64_t> log_tail;
+  };
+  struct LockGuard {
+    explicit LockGuard(SharedMutex& m) : mutex(m) { mutex.lock(); }
+    ~LockGuard() { mutex.unlock(); }
+    LockGuard(const LockGuard&) = delete;
+    LockGuard& operator=(const LockGuard&) = delete;
+    SharedMutex& mutex;
+  };
+
+  Arrival arrive_locked(const Offer& offer);
+  void complete_set(Arrival& arrival, size_t inline_limit);
+  uint32_t* bucket(const Key& key);
+  uint32_t find(const Key& key);
+  bool take_entry(uint32_t* index);
+  void end_locked(uint32_t index, const std::string& error);
+  std::string disagreement(Entry& entry);
+  void append(Event::Type type, uint32_t index);
+
+  std::vector<int> ranks_;
+  int local_rank_;
+  bool several_hosts_;
+  size_t stride_;
+  Header* header_;
+  PaddedBell* bells_;
+  uint32_t* buckets_;
+  Event* log_;
+  char* entries_;
+  uint64_t log_head_;
+};
+
+}  // namespace mykv

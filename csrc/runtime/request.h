@@ -1,0 +1,25 @@
+// One rank's share of an operation, as the layers above post it.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "runtime/operation.h"
+
+namespace mykv {
+
+struct Request {
+  std::string name;       // what the ranks match by ...
+  uint64_t turn = 0;      // ... and which call under that name this is
+  std::string signature;  // must be the same text on all ranks; stands in messages
+  std::string refusal;    // not empty: this rank cannot take part, and why
+  Operation operation;
+  // Replicas on this rank's devices. allreduce: all are summed. broadcast: only the first one, of the root, counts.
+  std::vector<const void*> inputs;
+  std::vector<void*> outputs;
+  // Called once, from any thread, when outputs hold the result or with the sentence that says why they do not.
+  std::function<void(const std::string* error)> done;
+};
+
+}  // namespace mykv

@@ -1,0 +1,392 @@
+#include "runtime/runtime.h"
+
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "kernels/kernels.h"
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kPostInlineBytes = 32 << 10;  // shares up to this size are copied in by the thread that posts them
+constexpr int64_t kPollUs = 50;                // between two looks at a network on which something is under way
+constexpr int64_t kIdlePollUs = 10000;         // on several hosts with nothing under way: news of ranks that left
+constexpr int64_t kRetryUs = 1000;             // when the host's table is full
+constexpr int64_t kSleepUs = 1000000;          // upper bound of any sleep
+constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+// A request under way. Its counters are guarded by Runtime::mutex_.
+struct Runtime::Flight {
+  Request request;
+  size_t part_elements = 0;
+  size_t parts = 1;
+  size_t next = 0;         // the next part to send
+  size_t under_way = 0;    // parts sent and not finished
+  size_t finished = 0;
+  bool confirmed = false;  // all ranks brought the same operation: the parts after the first may go
+  bool ended = false;      // done was called
+  std::string error;
+};
+
+// One part of a flight, at the rendezvous under one entry.
+struct Runtime::Part {
+  std::shared_ptr<Flight> flight;
+  size_t begin = 0;  // elements
+  size_t count = 0;
+  uint64_t slot = 0;
+  size_t slot_bytes = 0;
+  uint32_t entry = 0;
+  uint32_t generation = 0;
+  bool started = false;
+  bool announced = false;
+};
+
+Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
+    : options_(options),
+      world_(comm, options.world),
+      rendezvous_(world_.segment().base(), world_.hosts()[static_cast<size_t>(world_.host())], world_.local_rank(), false,
+                  world_.hosts().size() > 1),
+      region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
+      transport_(choose_transport(world_, rendezvous_)),
+      agreement_(world_, rendezvous_),
+      thread_([this] { run(); }) {}
+
+Runtime::~Runtime() {
+  leave("it shut down");
+  if (thread_.joinable()) thread_.join();
+}
+
+uint64_t Runtime::take_turn(const std::string& name) {
+  std::lock_guard<std::mutex> lock(turns_mutex_);
+  return turns_[name]++;
+}
+
+void Runtime::forget(const std::string& prefix) {
+  std::lock_guard<std::mutex> lock(turns_mutex_);
+  for (auto it = turns_.begin(); it != turns_.end();) {
+    it = it->first.compare(0, prefix.size(), prefix) == 0 ? turns_.erase(it) : std::next(it);
+  }
+}
+
+void Runtime::post(Request request) {
+  auto flight = std::make_shared<Flight>();
+  flight->request = std::move(request);
+  const Operation& op = flight->request.operation;
+  flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
+  if (flight->request.refusal.empty()) {
+    flight->parts = std::max<size_t>(1, (op.count + flight->part_elements - 1) / flight->part_elements);
+  }
+  const bool small = !flight->request.refusal.empty() || op.bytes() <= kPostInlineBytes;
+  std::string stopped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped = stopped_;
+    if (stopped.empty() && !small) posted_.push_back(flight);
+  }
+  if (!stopped.empty()) {
+    const std::string error = "'" + flight->request.name + "': " + stopped;
+    flight->request.done(&error);
+    return;
+  }
+  if (small) {
+    flight->next = 1;
+    if (send_part(flight, 0, true)) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    flight->next = 0;
+    posted_.push_back(flight);
+  }
+  rendezvous_.bell(world_.local_rank()).ring();
+}
+
+// Brings one part to the rendezvous; false when the table is full.
+bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline) {
+  const Request& request = flight->request;
+  Part part;
+  part.flight = flight;
+  part.begin = number * flight->part_elements;
+  part.count = std::min(flight->part_elements, request.operation.count - part.begin);
+  std::string refusal = request.refusal;
+  Operation operation = request.operation;
+  operation.count = part.count;
+  if (refusal.empty()) {
+    try {
+      part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
+      part.slot = region_.allocate(part.slot_bytes);
+      copy_in(*flight, part);
+    } catch (const Error& error) {
+      part.slot_bytes = 0;
+      refusal = error.what();
+    }
+  }
+  Rendezvous::Offer offer;
+  offer.key = make_key(request.name, request.turn, number);
+  offer.name = &request.name;
+  offer.signature = &request.signature;
+  offer.refusal = refusal.empty() ? nullptr : &refusal;
+  offer.operation = operation;
+  offer.slot = part.slot;
+  offer.chunks = transport_->pieces(operation);
+  const Arrival arrival = rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
+    part.entry = a.entry;
+    part.generation = a.generation;
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++flight->under_way;
+    staged_bytes_ += part.slot_bytes;
+    parts_[a.entry] = part;
+  });
+  if (arrival.table_full) {
+    if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
+    return false;
+  }
+  if (arrival.last) transport_->run_whole(arrival.entry);
+  if (arrival.last || arrival.failed) {
+    // Unless the thread has seen the news already.
+    Part mine;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto it = parts_.find(arrival.entry);
+      if (it == parts_.end() || it->second.generation != arrival.generation) return true;
+      mine = it->second;
+      parts_.erase(it);
+    }
+    finish_part(mine, rendezvous_.entry(arrival.entry).error);
+  }
+  return true;
+}
+
+void Runtime::copy_in(const Flight& flight, const Part& part) const {
+  const Request& request = flight.request;
+  const Operation& op = request.operation;
+  if (op.kind == Kind::broadcast && op.root != world_.rank()) return;
+  const size_t offset = part.begin * item_size(op.dtype);
+  void* slot = world_.segment().base() + part.slot;
+  if (op.kind == Kind::broadcast || request.inputs.size() == 1) {
+    copy(slot, static_cast<const char*>(request.inputs[0]) + offset, part.count * item_size(op.dtype), false);
+    return;
+  }
+  std::vector<const void*> inputs;
+  for (const void* input : request.inputs) inputs.push_back(static_cast<const char*>(input) + offset);
+  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &slot, 1, part.count, 1.0, false);
+}
+
+void Runtime::copy_out(const Flight& flight, const Part& part) const {
+  const size_t width = item_size(flight.request.operation.dtype);
+  const char* slot = world_.segment().base() + part.slot;
+  for (void* output : flight.request.outputs) {
+    copy(static_cast<char*>(output) + part.begin * width, slot, part.count * width, false);
+  }
+}
+
+void Runtime::finish_part(Part part, const std::string& error) {
+  Flight& flight = *part.flight;
+  if (error.empty()) copy_out(flight, part);
+  if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
+  rendezvous_.leave(part.entry);
+  bool over;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    staged_bytes_ -= part.slot_bytes;
+    --flight.under_way;
+    ++flight.finished;
+    flight.confirmed = true;
+    if (flight.error.empty()) flight.error = error;
+    over = !flight.ended && flight.under_way == 0 && (!flight.error.empty() || flight.finished == flight.parts);
+    flight.ended = flight.ended || over;
+  }
+  if (over) flight.request.done(flight.error.empty() ? nullptr : &flight.error);
+}
+
+void Runtime::run() {
+  prctl(PR_SET_NAME, "mykv");
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
+  try {
+    Bell& bell = rendezvous_.bell(world_.local_rank());
+    Clock::time_point deadline = Clock::time_point::max();
+    for (;;) {
+      const uint32_t seen = bell.count();
+      if (work()) continue;
+      if (stopping_.load()) {
+        if (deadline == Clock::time_point::max()) deadline = Clock::now() + kLeavePatience;
+        std::lock_guard<std::mutex> lock(mutex_);
+        if ((parts_.empty() && !transport_->polling() && !agreement_.sending()) || Clock::now() > deadline) break;
+      }
+      sleep(seen);
+    }
+    end_all("'%': this rank has shut mykv down");
+  } catch (const std::exception& error) {
+    end_all(std::string("'%': ") + error.what());
+  }
+}
+
+bool Runtime::work() {
+  bool worked = take_posted();
+  worked |= take_events();
+  worked |= take_finished();
+  worked |= start_parts();
+  worked |= transport_->progress();
+  if (agreement_.speaks()) {
+    worked |= agreement_.progress();
+    if (!departure_told_ && rendezvous_.departed_rank() >= 0) {
+      departure_told_ = true;
+      agreement_.depart(rendezvous_.departed_rank(), rendezvous_.departure());
+    }
+  }
+  return worked;
+}
+
+void Runtime::sleep(uint32_t seen) {
+  int64_t limit = kSleepUs;
+  if (agreement_.speaks()) limit = kIdlePollUs;
+  if (!waiting_.empty()) limit = kRetryUs;
+  if (transport_->polling() || agreement_.polling()) limit = kPollUs;
+  if (stopping_.load()) limit = std::min(limit, kRetryUs);
+  rendezvous_.bell(world_.local_rank()).wait(seen, limit);
+}
+
+bool Runtime::take_posted() {
+  std::deque<std::shared_ptr<Flight>> posted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    posted.swap(posted_);
+  }
+  for (auto& flight : posted) waiting_.emplace(-int64_t{flight->request.operation.priority}, flight);
+  return !posted.empty();
+}
+
+bool Runtime::take_events() {
+  Event event;
+  bool overrun = false;
+  bool any = false;
+  while (rendezvous_.next_event(&event, &overrun)) {
+    any = true;
+    if (overrun) {
+      rescan();
+    } else {
+      handle_event(event);
+    }
+  }
+  return any;
+}
+
+void Runtime::handle_event(const Event& event) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto it = parts_.find(event.entry);
+  if (it == parts_.end() || it->second.generation != event.generation) return;
+  Part& part = it->second;
+  switch (event.type) {
+    case Event::Type::announced:
+      if (!agreement_.speaks() || std::exchange(part.announced, true)) return;
+      lock.unlock();
+      agreement_.announce(event.entry);
+      return;
+    case Event::Type::ready:
+      part.flight->confirmed = true;
+      if (std::exchange(part.started, true)) return;
+      lock.unlock();
+      transport_->start(event.entry);
+      return;
+    case Event::Type::done:
+      finished_.emplace_back(part, rendezvous_.entry(event.entry).error);
+      parts_.erase(it);
+      lock.unlock();
+      transport_->stop(event.entry);
+      return;
+  }
+}
+
+// The log was overwritten before this rank read it: what happened is read off the entries themselves.
+void Runtime::rescan() {
+  std::vector<Event> events;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [entry, part] : parts_) events.push_back({Event::Type::done, entry, part.generation});
+  }
+  for (Event& event : events) {
+    const State state = rendezvous_.state(event.entry);
+    if (state == State::gathering) continue;
+    if (state == State::announced) event.type = Event::Type::announced;
+    if (state == State::ready) event.type = Event::Type::ready;
+    handle_event(event);
+  }
+}
+
+bool Runtime::take_finished() {
+  if (finished_.empty()) return false;
+  auto [part, error] = std::move(finished_.front());
+  finished_.pop_front();
+  finish_part(std::move(part), error);
+  return true;
+}
+
+// Sends the first part that may go, in the order of priorities.
+bool Runtime::start_parts() {
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+    const std::shared_ptr<Flight> flight = it->second;
+    size_t number;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      number = flight->next;
+      if (!flight->error.empty() || number == flight->parts) {
+        waiting_.erase(it);
+        return true;
+      }
+      const bool room = flight->under_way == 0 || staged_bytes_ + options_.part_bytes <= options_.staging_bytes;
+      if (number > 0 && !(flight->confirmed && room)) continue;
+      ++flight->next;
+    }
+    if (send_part(flight, number, false)) return true;
+    std::lock_guard<std::mutex> lock(mutex_);
+    --flight->next;
+    return false;
+  }
+  return false;
+}
+
+void Runtime::leave(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!stopped_.empty()) return;
+    stopped_ = "this rank has left: " + reason;
+  }
+  try {
+    if (world_.size() > 1) rendezvous_.depart(world_.rank(), reason);
+  } catch (const Error&) {
+    // The table is unusable because a rank died; the others get that error themselves.
+  }
+  stopping_.store(true);
+  rendezvous_.bell(world_.local_rank()).ring();
+  thread_.join();
+}
+
+// Ends everything this rank still has, without the help of others. `error` holds '%' for the name.
+void Runtime::end_all(const std::string& error) {
+  std::vector<std::shared_ptr<Flight>> flights;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stopped_.empty()) stopped_ = error.substr(error.find(": ") + 2);
+    for (auto& [entry, part] : parts_) flights.push_back(part.flight);
+    for (auto& [part, text] : finished_) flights.push_back(part.flight);
+    for (auto& flight : posted_) flights.push_back(flight);
+    for (auto& [priority, flight] : waiting_) flights.push_back(flight);
+    parts_.clear();
+    posted_.clear();
+  }
+  finished_.clear();
+  waiting_.clear();
+  for (auto& flight : flights) {
+    if (std::exchange(flight->ended, true)) continue;
+    std::string text = error;
+    text.replace(text.find('%'), 1, flight->request.name);
+    flight->request.done(&text);
+  }
+}
+
+}  // namespace mykv

@@ -1,0 +1,93 @@
+// Moves requests through their day: share copied into a slot, arrival at the rendezvous, the transport's work, result
+// copied out, done. Small requests that complete a set run on the thread that posts them; everything else on the
+// runtime's own thread, the only one that ever waits for other ranks.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "runtime/agreement.h"
+#include "runtime/request.h"
+#include "runtime/world.h"
+#include "transport/transport.h"
+
+namespace mykv {
+
+struct RuntimeOptions {
+  WorldOptions world;
+  // Requests larger than this travel in parts of this size, so that copying in, reducing and copying out overlap and
+  // stay in cache. The same on all ranks.
+  size_t part_bytes = 2 << 20;
+  // Memory for the slots of parts under way; each request may have one part beyond it, so that all move on.
+  size_t staging_bytes = 64 << 20;
+  int64_t spin_us = 20;
+};
+
+class Runtime {
+ public:
+  Runtime(MPI_Comm comm, const RuntimeOptions& options);
+  ~Runtime();
+
+  // Takes the next turn under `name`; call it in the order in which the operations are asked for.
+  uint64_t take_turn(const std::string& name);
+  // Drops the turn counters of all names that begin with `prefix`.
+  void forget(const std::string& prefix);
+  // Returns at once. The request's buffers must stay until done was called.
+  void post(Request request);
+  // Tells the other ranks that this one goes, ends its own pending requests with the reason, and stops the thread.
+  void leave(const std::string& reason);
+
+  const World& world() const { return world_; }
+
+ private:
+  struct Flight;
+  struct Part;
+
+  void run();
+  bool work();
+  void sleep(uint32_t seen);
+  bool take_posted();
+  bool take_events();
+  bool take_finished();
+  bool start_parts();
+  bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
+  void handle_event(const Event& event);
+  void rescan();
+  void start_entry(uint32_t entry);
+  void confirm(Flight& flight);
+  void finish_part(Part part, const std::string& error);
+  void copy_in(const Flight& flight, const Part& part) const;
+  void copy_out(const Flight& flight, const Part& part) const;
+  void end_all(const std::string& error);
+
+  RuntimeOptions options_;
+  World world_;
+  Rendezvous rendezvous_;
+  Region region_;
+  std::unique_ptr<Transport> transport_;
+  Agreement agreement_;
+
+  std::mutex turns_mutex_;
+  std::unordered_map<std::string, uint64_t> turns_;
+
+  std::mutex mutex_;                            // guards the members of this paragraph
+  std::deque<std::shared_ptr<Flight>> posted_;  // for the thread to take over
+  std::unordered_map<uint32_t, Part> parts_;    // by entry: what this rank has under way
+  std::string stopped_;                         // why no request is taken any more
+  size_t staged_bytes_ = 0;
+
+  // Of the thread alone.
+  std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
+  std::deque<std::pair<Part, std::string>> finished_;
+  bool departure_told_ = false;
+
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace mykv

@@ -1,0 +1,82 @@
+// Who takes part: the ranks, the hosts they live on, and the communicators and the segment they share. Made once, by
+// all ranks together, with plain MPI calls; after that the runtime's own thread is the only one that talks MPI.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+#include <vector>
+
+#include "memory/segment.h"
+
+namespace mykv {
+
+// An MPI communicator of our own, freed with its owner unless MPI was finalized before.
+class Communicator {
+ public:
+  Communicator() = default;
+  explicit Communicator(MPI_Comm comm) : comm_(comm) {}
+  Communicator(Communicator&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
+  Communicator& operator=(Communicator&& other) noexcept {
+    std::swap(comm_, other.comm_);
+    return *this;
+  }
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+  ~Communicator();
+
+  MPI_Comm get() const { return comm_; }
+  int rank() const;
+  int size() const;
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+struct WorldOptions {
+  // Ranks of one machine are split into this many groups that share no memory, as if they were hosts (for tests).
+  int virtual_hosts = 1;
+};
+
+class World {
+ public:
+  World(MPI_Comm parent, const WorldOptions& options);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return static_cast<int>(hosts_[host_].size()); }
+  int host() const { return host_; }
+  // Among the ranks with this local rank on all hosts: this rank's place, and how many they are.
+  int cross_rank() const;
+  int cross_size() const;
+  // Global ranks on each host, ascending; hosts in the order of their first rank.
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  int host_of(int rank) const { return host_of_[rank]; }
+
+  const Segment& segment() const { return segment_; }
+  size_t table_bytes() const { return table_bytes_; }
+  // Where this rank's region of the segment begins, and its size.
+  size_t region_begin() const { return table_bytes_ + region_bytes_ * static_cast<size_t>(local_rank_); }
+  size_t region_bytes() const { return region_bytes_; }
+
+  MPI_Comm control() const { return control_.get(); }  // small messages between the hosts' first ranks
+  MPI_Comm data() const { return data_.get(); }        // slices
+
+ private:
+  void meet_on_host(Communicator candidates);
+
+  Communicator control_;
+  Communicator data_;
+  int rank_ = 0;
+  int size_ = 1;
+  int local_rank_ = 0;
+  int host_ = 0;
+  std::vector<std::vector<int>> hosts_;
+  std::vector<int> host_of_;
+  Segment segment_;
+  size_t table_bytes_ = 0;
+  size_t region_bytes_ = 0;
+};
+
+}  // namespace mykv

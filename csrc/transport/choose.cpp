@@ -1,0 +1,22 @@
+#include "transport/host/host_transport.h"
+#include "transport/mpi/mpi_transport.h"
+#include "transport/transport.h"
+
+namespace mykv {
+
+std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous) {
+  if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, rendezvous);
+  return std::make_unique<MpiTransport>(world, rendezvous);
+}
+
+std::vector<std::pair<std::string, std::string>> transport_report(const World* world) {
+  const std::string uninitialized = "not initialized";
+  const bool one_host = world != nullptr && world->hosts().size() == 1;
+  return {
+      {"host", world == nullptr ? uninitialized : ""},
+      {"mpi", world == nullptr ? uninitialized : one_host ? "all ranks share one host's memory" : ""},
+      {"nccl", "not part of this build"},
+  };
+}
+
+}  // namespace mykv

@@ -1,0 +1,56 @@
+#include "transport/host/host_transport.h"
+
+#include <algorithm>
+
+namespace mykv {
+
+namespace {
+constexpr size_t kChunkBytes = 256 << 10;   // two slots' chunks, read and written, stay within a core's L2 cache
+constexpr size_t kInlineBytes = 32 << 10;   // below it a wake-up of the runtime thread costs more than the work
+}  // namespace
+
+HostTransport::HostTransport(const World& world, Rendezvous& rendezvous)
+    : rendezvous_(rendezvous), slots_(world.segment().base(), rendezvous) {}
+
+uint32_t HostTransport::pieces(const Operation& operation) const {
+  return static_cast<uint32_t>(std::max<size_t>(1, (operation.bytes() + kChunkBytes - 1) / kChunkBytes));
+}
+
+size_t HostTransport::inline_limit() const { return kInlineBytes; }
+
+void HostTransport::start(uint32_t entry) {
+  if (running_.size() <= entry) running_.resize(entry + 1);
+  running_[entry] = ++order_;
+  ready_.push({rendezvous_.entry(entry).operation.priority, order_, entry});
+}
+
+bool HostTransport::progress() {
+  while (!ready_.empty()) {
+    const Item item = ready_.top();
+    if (running_[item.entry] == item.order) {
+      Entry& entry = rendezvous_.entry(item.entry);
+      const uint32_t chunk = entry.next_chunk.fetch_add(1, std::memory_order_relaxed);
+      if (chunk < entry.chunks) {
+        run_chunk(entry, chunk);
+        rendezvous_.finish_chunks(item.entry, 1);
+        return true;
+      }
+    }
+    ready_.pop();
+  }
+  return false;
+}
+
+void HostTransport::run_chunk(Entry& entry, uint32_t chunk) const {
+  const size_t step = kChunkBytes / item_size(entry.operation.dtype);
+  const size_t begin = chunk * step;
+  slots_.combine(entry, begin, std::min(entry.operation.count, begin + step), entry.operation.root);
+}
+
+void HostTransport::run_whole(uint32_t index) const {
+  Entry& entry = rendezvous_.entry(index);
+  slots_.combine(entry, 0, entry.operation.count, entry.operation.root);
+  rendezvous_.finish_chunks(index, entry.chunks);
+}
+
+}  // namespace mykv

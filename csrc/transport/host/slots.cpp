@@ -1,0 +1,41 @@
+#include "transport/host/slots.h"
+
+#include "kernels/kernels.h"
+
+namespace mykv {
+
+void Slots::gather_pointers(Entry& entry, size_t begin, std::vector<void*>& pointers) const {
+  const size_t offset = begin * item_size(entry.operation.dtype);
+  pointers.clear();
+  for (int r = 0; r < rendezvous_.local_size(); ++r) pointers.push_back(slot(entry, r) + offset);
+}
+
+void Slots::combine(Entry& entry, size_t begin, size_t end, int source) const {
+  if (entry.operation.kind == Kind::broadcast) {
+    spread(entry, begin, end, source);
+    return;
+  }
+  static thread_local std::vector<void*> pointers;
+  gather_pointers(entry, begin, pointers);
+  const Operation& op = entry.operation;
+  reduce(op.dtype, op.reduce_op, pointers.data(), rendezvous_.local_size(), pointers.data(), rendezvous_.local_size(),
+         end - begin, op.scale, false);
+}
+
+void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const {
+  static thread_local std::vector<void*> pointers;
+  gather_pointers(entry, begin, pointers);
+  const Operation& op = entry.operation;
+  void* output = pointers[static_cast<size_t>(into)];
+  reduce(op.dtype, op.reduce_op, pointers.data(), rendezvous_.local_size(), &output, 1, end - begin, 1.0, false);
+}
+
+void Slots::spread(Entry& entry, size_t begin, size_t end, int source) const {
+  const size_t width = item_size(entry.operation.dtype);
+  const char* from = slot(entry, source) + begin * width;
+  for (int r = 0; r < rendezvous_.local_size(); ++r) {
+    if (r != source) copy(slot(entry, r) + begin * width, from, (end - begin) * width, false);
+  }
+}
+
+}  // namespace mykv

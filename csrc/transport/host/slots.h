@@ -1,0 +1,31 @@
+// The arithmetic on the slots of a host: each rank's share of an operation lies in a slot of the shared segment.
+#pragma once
+
+#include <vector>
+
+#include "runtime/rendezvous.h"
+
+namespace mykv {
+
+class Slots {
+ public:
+  Slots(char* base, Rendezvous& rendezvous) : base_(base), rendezvous_(rendezvous) {}
+
+  char* slot(Entry& entry, int local_rank) const { return base_ + entry.records()[local_rank].slot; }
+
+  // Elements [begin, end): all local ranks' shares reduced (allreduce) or the source's (broadcast, `source` local
+  // rank), written into every slot.
+  void combine(Entry& entry, size_t begin, size_t end, int source) const;
+  // Elements [begin, end): all shares reduced without scaling into the slot of `into` alone.
+  void reduce_into(Entry& entry, size_t begin, size_t end, int into) const;
+  // Elements [begin, end): the bits in the slot of `source` into every other slot.
+  void spread(Entry& entry, size_t begin, size_t end, int source) const;
+
+ private:
+  void gather_pointers(Entry& entry, size_t begin, std::vector<void*>& pointers) const;
+
+  char* base_;
+  Rendezvous& rendezvous_;
+};
+
+}  // namespace mykv

@@ -1,0 +1,145 @@
+#include "transport/mpi/slice_exchange.h"
+
+#include <algorithm>
+#include <string>
+
+#include "kernels/kernels.h"
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kStepBytes = 256 << 10;  // work done between two looks at the network
+// Tags tell operations in flight between two ranks apart: far fewer than this, and MPI promises tags up to 32767.
+constexpr uint64_t kTags = 8192;
+constexpr int kScatter = 0, kGather = 1, kBroadcast = 2, kPhases = 3;
+
+void check(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
+}
+
+}  // namespace
+
+SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices)
+    : world_(world), slots_(slots), entry_(entry), index_(index) {
+  const size_t count = entry.operation.count;
+  const auto slice = static_cast<size_t>(world.local_rank());
+  begin_ = count * slice / slices;
+  end_ = count * (slice + 1) / slices;
+  cursor_ = begin_;
+  source_ = world.local_rank();
+  phase_ = entry.operation.kind == Kind::allreduce ? Phase::reduce_on_host : Phase::broadcast;
+  if (phase_ == Phase::broadcast) begin_broadcast();
+}
+
+size_t SliceExchange::segment_begin(size_t host) const {
+  return begin_ + (end_ - begin_) * host / world_.hosts().size();
+}
+
+char* SliceExchange::own(size_t element) const {
+  return slots_.slot(entry_, world_.local_rank()) + element * item_size(entry_.operation.dtype);
+}
+
+void SliceExchange::send(const void* data, size_t elements, size_t host, int phase) {
+  if (elements == 0) return;
+  requests_.emplace_back();
+  const int tag = static_cast<int>(entry_.sequence % kTags) * kPhases + phase;
+  check(MPI_Isend(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag,
+                  world_.data(), &requests_.back()),
+        "MPI_Isend");
+}
+
+void SliceExchange::receive(void* data, size_t elements, size_t host, int phase) {
+  if (elements == 0) return;
+  requests_.emplace_back();
+  const int tag = static_cast<int>(entry_.sequence % kTags) * kPhases + phase;
+  check(MPI_Irecv(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag,
+                  world_.data(), &requests_.back()),
+        "MPI_Irecv");
+}
+
+void SliceExchange::begin_scatter() {
+  const size_t hosts = world_.hosts().size();
+  const auto me = static_cast<size_t>(world_.host());
+  const size_t mine = segment_begin(me + 1) - segment_begin(me);
+  received_.resize(hosts);
+  for (size_t h = 0; h < hosts; ++h) {
+    if (h == me) continue;
+    received_[h].resize(mine * item_size(entry_.operation.dtype));
+    receive(received_[h].data(), mine, h, kScatter);
+    send(own(segment_begin(h)), segment_begin(h + 1) - segment_begin(h), h, kScatter);
+  }
+  phase_ = Phase::scatter;
+}
+
+void SliceExchange::begin_gather() {
+  const size_t hosts = world_.hosts().size();
+  const auto me = static_cast<size_t>(world_.host());
+  const size_t mine = segment_begin(me + 1) - segment_begin(me);
+  std::vector<const void*> inputs(hosts);
+  for (size_t h = 0; h < hosts; ++h) inputs[h] = h == me ? own(segment_begin(me)) : received_[h].data();
+  void* output = own(segment_begin(me));
+  const Operation& op = entry_.operation;
+  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(hosts), &output, 1, mine, op.scale, false);
+  for (size_t h = 0; h < hosts; ++h) {
+    if (h == me) continue;
+    receive(own(segment_begin(h)), segment_begin(h + 1) - segment_begin(h), h, kGather);
+    send(output, mine, h, kGather);
+  }
+  phase_ = Phase::gather;
+}
+
+void SliceExchange::begin_broadcast() {
+  const size_t width = item_size(entry_.operation.dtype);
+  const int root_host = world_.host_of(entry_.operation.root);
+  if (root_host != world_.host()) {
+    receive(own(begin_), end_ - begin_, static_cast<size_t>(root_host), kBroadcast);
+    return;
+  }
+  const std::vector<int>& ranks = world_.hosts()[static_cast<size_t>(root_host)];
+  source_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), entry_.operation.root) - ranks.begin());
+  const char* data = slots_.slot(entry_, source_) + begin_ * width;
+  for (size_t h = 0; h < world_.hosts().size(); ++h) {
+    if (static_cast<int>(h) != root_host) send(data, end_ - begin_, h, kBroadcast);
+  }
+}
+
+bool SliceExchange::requests_done() {
+  int done = 0;
+  check(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE), "MPI_Testall");
+  if (done) requests_.clear();
+  return done != 0;
+}
+
+bool SliceExchange::step() {
+  const size_t stride = kStepBytes / item_size(entry_.operation.dtype);
+  const size_t stop = std::min(end_, cursor_ + stride);
+  switch (phase_) {
+    case Phase::reduce_on_host:
+      slots_.reduce_into(entry_, cursor_, stop, world_.local_rank());
+      cursor_ = stop;
+      if (cursor_ == end_) begin_scatter();
+      return true;
+    case Phase::scatter:
+      if (!requests_done()) return false;
+      begin_gather();
+      return true;
+    case Phase::gather:
+    case Phase::broadcast:
+      if (!requests_done()) return false;
+      cursor_ = begin_;
+      phase_ = Phase::spread;
+      return true;
+    case Phase::spread:
+      slots_.spread(entry_, cursor_, stop, source_);
+      cursor_ = stop;
+      if (cursor_ == end_) phase_ = Phase::finished;
+      return true;
+    case Phase::finished:
+      return false;
+  }
+  return false;
+}
+
+}  // namespace mykv

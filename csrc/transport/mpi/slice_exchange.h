@@ -1,0 +1,50 @@
+// One slice of one operation on its way between the hosts: a small state machine that never blocks.
+#pragma once
+
+#include <mpi.h>
+
+#include <vector>
+
+#include "transport/host/slots.h"
+#include "transport/transport.h"
+
+namespace mykv {
+
+class SliceExchange {
+ public:
+  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices);
+  SliceExchange(const SliceExchange&) = delete;
+  SliceExchange& operator=(const SliceExchange&) = delete;
+
+  // One step; returns whether anything moved.
+  bool step();
+  bool finished() const { return phase_ == Phase::finished; }
+  uint32_t index() const { return index_; }
+
+ private:
+  enum class Phase { reduce_on_host, scatter, gather, broadcast, spread, finished };
+
+  void begin_scatter();
+  void begin_gather();
+  void begin_broadcast();
+  bool requests_done();
+  size_t segment_begin(size_t host) const;
+  char* own(size_t element) const;
+  int peer(size_t host) const { return world_.hosts()[host][static_cast<size_t>(world_.local_rank())]; }
+  void send(const void* data, size_t elements, size_t host, int phase);
+  void receive(void* data, size_t elements, size_t host, int phase);
+
+  const World& world_;
+  Slots& slots_;
+  Entry& entry_;
+  uint32_t index_;
+  size_t begin_;
+  size_t end_;
+  size_t cursor_;
+  Phase phase_;
+  int source_;  // the local rank whose slot holds the result before it is spread
+  std::vector<std::vector<char>> received_;
+  std::vector<MPI_Request> requests_;
+};
+
+}  // namespace mykv

@@ -1,0 +1,45 @@
+// How the bytes of an operation meet. One transport carries all operations of a world; choose_transport() picks it.
+// A transport is driven by the runtime's thread alone and never blocks it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/region.h"
+#include "runtime/operation.h"
+#include "runtime/rendezvous.h"
+#include "runtime/world.h"
+
+namespace mykv {
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const char* name() const = 0;
+  // Into how many pieces this transport cuts an operation; the same on every rank of a host. The operation is done
+  // when Rendezvous::finish_chunks() was told of that many.
+  virtual uint32_t pieces(const Operation& operation) const = 0;
+  // Operations of at most so many bytes may be done whole by the rank that arrives last (run_whole).
+  virtual size_t inline_limit() const = 0;
+  // Does the whole of such an operation, on any thread of that rank.
+  virtual void run_whole(uint32_t entry) const = 0;
+  // Every rank is ready for the operation behind this entry, of which this rank brought its share.
+  virtual void start(uint32_t entry) = 0;
+  // The operation ended, or this rank leaves it: the entry must not be touched any more.
+  virtual void stop(uint32_t entry) = 0;
+  // Does one piece of work; false when there is nothing to do now.
+  virtual bool progress() = 0;
+  // Whether something is under way that only a later progress() can see end (a network): sleep short.
+  virtual bool polling() const = 0;
+};
+
+// The choice for this world: shared memory alone on one host, MPI between hosts else.
+std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous);
+
+// Each transport of this build, with the reason why it does not serve this world ('' where it does).
+std::vector<std::pair<std::string, std::string>> transport_report(const World* world);
+
+}  // namespace mykv
