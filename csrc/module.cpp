@@ -45,10 +45,25 @@ RuntimeOptions options_from(const py::dict& given) {
   return options;
 }
 
+// MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF (MPI 4.0, 11.2.4): the moment for the runtime to go,
+// however the process came to end, since no thread may talk MPI after it.
+int leave_at_finalize(MPI_Comm, int, void*, void*) {
+  if (g_runtime) g_runtime->leave("its process has ended");
+  return MPI_SUCCESS;
+}
+
+void watch_finalize() {
+  static int key = MPI_KEYVAL_INVALID;
+  if (key != MPI_KEYVAL_INVALID) return;
+  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, &leave_at_finalize, &key, nullptr);
+  MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
+}
+
 void init(int comm, const py::dict& given) {
   if (g_runtime) throw Error("mykv is initialized already");
   const RuntimeOptions options = options_from(given);
   py::gil_scoped_release release;
+  watch_finalize();
   g_runtime = std::make_shared<Runtime>(MPI_Comm_f2c(comm), options);
 }
 

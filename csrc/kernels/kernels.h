@@ -15,9 +15,9 @@ namespace mykv {
 // inputs, outputs  n_inputs >= 1 and n_outputs >= 0 arrays, aligned to the item size. An output may be exactly one of
 //                  the inputs (in place); arrays must not overlap in any other way.
 // scale            applied once, to the final value; 1 leaves the value as it is.
-// streaming        store past the cache: right when the outputs are large and nobody reads them soon. Only arrays
-//                  whose alignment allows it are stored so. All stores are visible to other processes that see a
-//                  later store of this thread.
+// streaming        a hint: store past the cache, right where the outputs are large and nobody reads them soon. It is
+//                  followed where no output is an input and all outputs are aligned alike. On return the stores are
+//                  ordered before any later store of this thread, so a flag may be set.
 //
 // float16 and bfloat16 are accumulated and scaled in float32 and rounded once, to nearest even. float32 is scaled by
 // float(scale), float64 in float64. Integers wrap around; with a scale they become double(value) * scale, rounded to a

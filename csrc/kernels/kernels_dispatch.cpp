@@ -27,33 +27,62 @@ bool cpu_has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// Libraries built with -ffast-math leave their threads flushing subnormals to zero, and threads inherit that. Two ranks
-// must not round differently for it: the kernels run with the default rounding and with subnormals.
-class DefaultFloatMode {
- public:
-  DefaultFloatMode() : saved_(_mm_getcsr()) {
-    if ((saved_ & kChanges) != 0) _mm_setcsr(saved_ & ~kChanges);
-  }
-  ~DefaultFloatMode() {
-    if ((saved_ & kChanges) != 0) _mm_setcsr(saved_);
-  }
-  DefaultFloatMode(const DefaultFloatMode&) = delete;
-  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
-
- private:
-  static constexpr unsigned kChanges = 0x8000 | 0x6000 | 0x0040;  // flush to zero, rounding mode, denormals are zero
-  unsigned saved_;
-};
+unsigned read_float_mode() { return _mm_getcsr(); }
+void write_float_mode(unsigned mode) { _mm_setcsr(mode); }
+constexpr unsigned kUnusualModes = 0x8000 | 0x6000 | 0x0040;  // flush to zero, rounding mode, denormals are zero
 
 #else
 
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avx512() { return false; }
-struct DefaultFloatMode {
-  DefaultFloatMode() {}
-};
+
+#if defined(__aarch64__)
+
+uint64_t read_float_mode() {
+  uint64_t mode = 0;
+  asm volatile("mrs %0, fpcr" : "=r"(mode));
+  return mode;
+}
+void write_float_mode(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
+constexpr uint64_t kUnusualModes =
+    0x07c80000;  // alternative half, default NaN, flush to zero (also halves), rounding mode
+
+#else
+
+unsigned read_float_mode() { return 0; }
+void write_float_mode(unsigned) {}
+constexpr unsigned kUnusualModes = 0;
 
 #endif
+#endif
+
+// Libraries built with -ffast-math leave their threads flushing subnormals to zero, and threads inherit that. Two ranks
+// must not round differently for it: the kernels run with the default rounding and with subnormals.
+class DefaultFloatMode {
+ public:
+  DefaultFloatMode() : saved_(read_float_mode()) {
+    if ((saved_ & kUnusualModes) != 0) write_float_mode(saved_ & ~kUnusualModes);
+  }
+  ~DefaultFloatMode() {
+    if ((saved_ & kUnusualModes) != 0) write_float_mode(saved_);
+  }
+  DefaultFloatMode(const DefaultFloatMode&) = delete;
+  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
+
+ private:
+  const decltype(read_float_mode()) saved_;
+};
+
+// Storing past the cache gains only where it saves reading the line first; in place, the line is there already, and it
+// measured 1.5 to 4 times slower.
+bool any_output_is_input(const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs) {
+  for (int k = 0; k < n_outputs; ++k) {
+    for (int j = 0; j < n_inputs; ++j) {
+      if (outputs[k] == inputs[j]) return true;
+    }
+  }
+  return false;
+}
 
 struct Candidate {
   const KernelPath* (*get)();
@@ -89,11 +118,12 @@ void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, v
     for (int k = 0; k < n_outputs; ++k) copy(outputs[k], inputs[0], bytes, streaming);
     return;
   }
+  const bool stream = streaming && !any_output_is_input(inputs, n_inputs, outputs, n_outputs);
   const DefaultFloatMode mode;
   chosen_path()
       .load(std::memory_order_relaxed)
       ->reduce({dtype, op, reinterpret_cast<const char* const*>(inputs), n_inputs,
-                reinterpret_cast<char* const*>(outputs), n_outputs, bytes, scale, streaming});
+                reinterpret_cast<char* const*>(outputs), n_outputs, bytes, scale, stream});
 }
 
 void copy(void* dst, const void* src, size_t bytes, bool streaming) {

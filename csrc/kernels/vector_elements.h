@@ -16,6 +16,8 @@
 #include "kernels/dtype.h"
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define MYKV_INLINE static inline __attribute__((always_inline))
@@ -208,6 +210,18 @@ struct Float16Format {
     const __m256i low = _mm256_castsi128_si256(_mm256_cvtps_ph(value.first, _MM_FROUND_TO_NEAREST_INT));
     return reinterpret_cast<Bits>(
         _mm256_inserti128_si256(low, _mm256_cvtps_ph(value.second, _MM_FROUND_TO_NEAREST_INT), 1));
+  }
+};
+
+#elif defined(__aarch64__)
+
+struct Float16Format {
+  MYKV_INLINE FloatPair widen(const char* p) {
+    const float16x8_t halves = load_vector<float16x8_t>(p);
+    return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+  }
+  MYKV_INLINE Bits narrow(FloatPair value) {
+    return reinterpret_cast<Bits>(vcvt_high_f16_f32(vcvt_f16_f32(value.first), value.second));
   }
 };
 
