@@ -1,0 +1,70 @@
+"""Small exchanges of whole numbers, by which the ranks find out whether they are about to do the same.
+
+Operations are matched by name, so ranks with other sets of names would wait for each other for ever. These exchanges
+block until all ranks have come to them; none happens in a step of ordinary training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Sequence
+
+import numpy as np
+
+from . import process
+
+
+def largest(name: str, numbers: Sequence[int]) -> np.ndarray:
+    """For each number the largest that a rank has passed.
+
+    Parameters
+    ----------
+    name : str
+        What the ranks are matched by.
+    numbers : sequence of int
+        Equally many on all ranks, each within 64 bits.
+
+    Returns
+    -------
+    ndarray of int64, shape (len(numbers),)
+
+    Raises
+    ------
+    mykv_core.Error
+        A rank refused, has left, or does something else under this name.
+    """
+    mine = np.array(numbers, dtype=np.int64)
+    result = np.empty_like(mine)
+    process.wait(process.core.submit_allreduce(name, [mine], [result], "max"))
+    return result
+
+
+def check_names(carrier: str, names: Sequence[str], what: str) -> None:
+    """Raise an error on every rank unless all ranks pass the same names in the same order.
+
+    Parameters
+    ----------
+    carrier : str
+        The name that the exchange itself goes under.
+    names : sequence of str
+        The names to compare.
+    what : str
+        What the names are, for the error, for example ``'parameters of trainer0'``.
+
+    Raises
+    ------
+    RuntimeError
+        They differ; the sentence says how many there are here and elsewhere.
+    mykv_core.Error
+        As for `largest`.
+    """
+    digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "big")
+    most = largest(carrier, [digest, -digest, len(names), -len(names)])
+    if most[0] != -most[1]:
+        few, many = -most[3], most[2]
+        elsewhere = f"between {few} and {many}" if few != many else f"{many} too, but others,"
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise RuntimeError(
+            f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)} ({shown}), "
+            f"and the ranks have {elsewhere} of them."
+        )

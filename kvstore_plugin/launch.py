@@ -1,0 +1,181 @@
+"""Checks how this process was launched.
+
+Two mistakes are silent without them: an mpirun of one MPI that starts processes linked to another (each then believes
+that it is alone, and trains alone), and a launcher that binds each rank to one core of many.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from pathlib import Path
+from typing import Mapping
+
+_log = logging.getLogger("kvstore_plugin")
+
+# MPI_Get_library_version() texts: what is looked for, and the implementation it means; the group is the major version.
+_IMPLEMENTATIONS = (
+    (r"Open MPI v(\d+)", "Open MPI"),
+    (r"Intel\(R\) MPI Library (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),
+    (r"MVAPICH\S*\s+Version\s*:?\s*(\d+)", "MVAPICH"),
+    (r"CRAY MPICH version (\d+)", "Cray MPICH"),
+    (r"MPICH Version:\s*(\d+)", "MPICH"),
+)
+
+# Step numbers from here on are no steps of srun but the batch script (-5), interactive (-6) and others, as unsigned.
+_FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
+
+
+def parse_version(text: str) -> tuple[str, str]:
+    """Implementation and major version in a text of ``MPI_Get_library_version``.
+
+    Returns
+    -------
+    tuple of str
+        For example ``('Open MPI', '5')``; for an MPI that is not known here the first line of the text and ``''``.
+    """
+    for pattern, name in _IMPLEMENTATIONS:
+        found = re.search(pattern, text)
+        if found:
+            return name, found.group(1)
+    return text.strip("\0 \n").partition("\n")[0], ""
+
+
+def _short(text: str) -> str:
+    return " ".join(parse_version(text)).strip()
+
+
+def check_library(built: str, loaded: str) -> None:
+    """Refuse an MPI library of another kind or major version than the core was built against.
+
+    Parameters
+    ----------
+    built, loaded : str
+        Texts of ``MPI_Get_library_version``, of the build and of this process.
+
+    Raises
+    ------
+    RuntimeError
+        They differ.
+    """
+    if parse_version(built) != parse_version(loaded):
+        raise RuntimeError(
+            f"mykv_core was built against {_short(built)}, but this process has loaded {_short(loaded)}: start it with "
+            "the former (PATH, LD_LIBRARY_PATH, modules), or build mykv again with the mpicc of the latter."
+        )
+
+
+def check_same_library(core: str, mpi4py: str) -> None:
+    """Refuse an mpi4py that talks to another MPI library than the core does.
+
+    Raises
+    ------
+    RuntimeError
+        The two texts of ``MPI_Get_library_version`` differ.
+    """
+    if core.strip("\0 \n") != mpi4py.strip("\0 \n"):
+        raise RuntimeError(
+            f"mpi4py uses {_short(mpi4py)} and mykv_core uses {_short(core)}: install both for one MPI (pip install "
+            "--no-cache-dir --force-reinstall --no-binary mpi4py mpi4py builds mpi4py with the mpicc on PATH)."
+        )
+
+
+def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The number of processes that a launcher says it started.
+
+    Returns
+    -------
+    (str, int) or None
+        The variable that says so and the number; None where no launcher has left a trace.
+    """
+    for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        if environment.get(variable, "").isdigit():
+            return variable, int(environment[variable])
+    # A job script and a shell of salloc are "steps" too, and an mpirun runs its daemons as one: only a numbered step
+    # whose own process this is counts, and mpirun's variables above have the first word.
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
+    started_by_srun = step.isdigit() and int(step) < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
+    return ("SLURM_STEP_NUM_TASKS", int(tasks)) if started_by_srun and tasks.isdigit() else None
+
+
+def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Refuse to work alone where a launcher started several processes.
+
+    Parameters
+    ----------
+    mpi_size : int
+        Size of MPI_COMM_WORLD.
+    library : str
+        Text of ``MPI_Get_library_version`` of this process.
+    environment : mapping
+        Environment variables.
+
+    Raises
+    ------
+    RuntimeError
+        MPI says 1 and the launcher says 2 or more.
+    """
+    launched = launched_processes(environment)
+    if mpi_size == 1 and launched and launched[1] > 1:
+        variable, count = launched
+        raise RuntimeError(
+            f"The launcher started {count} processes ({variable}={count}), but for {_short(library)}, the MPI of this "
+            "process, it is alone: use the mpirun (or the srun --mpi=... option) that belongs to this MPI, or build "
+            "mykv and mpi4py for the MPI of your launcher."
+        )
+
+
+def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> None:
+    """Log a warning, once per host, when a rank may use fewer cores than the host could give to each of its ranks."""
+    if local_rank != 0:
+        return
+    mine = len(os.sched_getaffinity(0))
+    fair = _cores_of_job() // local_size
+    if mine < fair:
+        option = (
+            f"--bind-to none, or --map-by slot:PE={fair}"
+            if parse_version(library)[0] == "Open MPI"
+            else f"-bind-to none, or -bind-to core:{fair}; with srun --cpus-per-task={fair}"
+        )
+        _log.warning(
+            "The launcher binds this rank to %d of the %d cores that the host could give to each of its %d ranks: "
+            "pass mpirun %s.",
+            mine,
+            fair,
+            local_size,
+            option,
+        )
+
+
+def _cores_of_job() -> int:
+    """Cores that this host lets the job use, before a launcher bound its ranks.
+
+    The processes above this one, up to the launcher and the shell that called it, show what was allowed; the cpuset
+    of a container or batch job bounds that where they live outside of it.
+    """
+    widest = os.sched_getaffinity(0)
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            pid = int(stat.rpartition(")")[2].split()[1])  # the name in brackets may hold spaces
+            allowed = os.sched_getaffinity(pid) if pid > 0 else set()
+        except (OSError, ValueError):
+            break
+        if len(allowed) > len(widest):
+            widest = allowed
+    return min(len(widest), _cores_of_cgroup() or len(widest))
+
+
+def _cores_of_cgroup() -> int | None:
+    """Number of cores in the cpuset of this process's control group (version 2), or None where there is none."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
+        group = next(line[3:] for line in groups.splitlines() if line.startswith("0::"))
+        text = Path(f"/sys/fs/cgroup{group}/cpuset.cpus.effective").read_text(encoding="utf-8")
+        bounds = [[int(end) for end in part.split("-")] for part in text.strip().split(",")]
+    except (OSError, StopIteration, ValueError):
+        return None
+    return sum(part[-1] - part[0] + 1 for part in bounds)

@@ -1,0 +1,163 @@
+"""MXNet itself, and everything that differs between its releases 1.9.1 and 2.0.0b1; no other file compares versions."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from typing import Any, Callable
+
+_INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs, such as mxnet-cu112"
+
+
+def _numpy_with_bool() -> str:
+    """Put numpy.bool back, which MXNet uses and numpy 1.24 removed, and return numpy's version.
+
+    MXNet asks for numpy<1.24 for its sake, but there is no such numpy for Python 3.12.
+    """
+    import numpy
+
+    major, minor = (int(number) for number in re.findall(r"\d+", numpy.__version__)[:2])
+    if (major, minor) >= (2, 0) and "mxnet" not in sys.modules:
+        raise ImportError(f"numpy {numpy.__version__} is too new for MXNet: {_numpy_remedy()}.", name="mxnet")
+    if (major, minor) >= (1, 24) and "bool" not in vars(numpy):
+        numpy.bool = bool
+    return numpy.__version__
+
+
+def _numpy_remedy() -> str:
+    return "pip install 'numpy<2'" if sys.version_info >= (3, 12) else "pip install 'numpy<1.24'"
+
+
+def _import_mxnet() -> Any:
+    try:
+        numpy_version = _numpy_with_bool()
+        import mxnet
+    except ModuleNotFoundError as error:
+        if error.name == "mxnet":
+            raise ImportError(f"kvstore_plugin needs MXNet, which is missing: {_INSTALL}.", name="mxnet") from error
+        raise ImportError(f"MXNet cannot be imported, {error}: install that too.", name="mxnet") from error
+    except ImportError:
+        raise
+    except Exception as error:
+        python = ".".join(str(number) for number in sys.version_info[:3])
+        raise ImportError(
+            f"MXNet cannot be imported with Python {python} and numpy {numpy_version} ({type(error).__name__}: "
+            f"{error}); it works with Python 3.8 to 3.11 and numpy<1.24: {_numpy_remedy()}.",
+            name="mxnet",
+        ) from error
+    version = getattr(mxnet, "__version__", "unknown")
+    if not re.match(r"(1\.9|2\.0)\.", version):
+        raise ImportError(
+            f"kvstore_plugin works with MXNet 1.9 and 2.0, but this is MXNet {version}: {_INSTALL}.", name="mxnet"
+        )
+    return mxnet
+
+
+mx = _import_mxnet()
+
+MAJOR = int(mx.__version__.split(".")[0])
+
+from mxnet import gluon, ndarray  # noqa: E402
+from mxnet.base import _LIB, MXNetError  # noqa: E402
+from mxnet.gluon.parameter import DeferredInitializationError, Parameter  # noqa: E402
+from mxnet.kvstore.base import KVStoreBase  # noqa: E402
+
+NDArray = ndarray.NDArray
+SparseNDArray = ndarray.sparse.BaseSparseNDArray
+
+# Dictionaries whose keys are Parameter.name, which carries a counter of the process; 2.0 has none.
+NAME_KEYED_DICTS: tuple = (gluon.ParameterDict,) if MAJOR == 1 else ()
+
+# Whether this build has devices besides the CPU.
+HAS_GPUS: bool = mx.runtime.Features().is_enabled("CUDA")
+
+__all__ = [
+    "HAS_GPUS",
+    "MAJOR",
+    "NAME_KEYED_DICTS",
+    "DeferredInitializationError",
+    "KVStoreBase",
+    "MXNetError",
+    "NDArray",
+    "Parameter",
+    "SparseNDArray",
+    "contexts",
+    "create_stores_by_name",
+    "fill_with_zeros",
+    "gluon",
+    "library_handle",
+    "mx",
+    "set_trainer_contexts",
+    "trainer_contexts",
+    "updater_with",
+    "wait_for_all",
+]
+
+
+def library_handle() -> int:
+    """Handle (of dlopen) of the library that Python's MXNet calls."""
+    return _LIB._handle
+
+
+def wait_for_all() -> None:
+    """Wait until MXNet's engine has nothing to do; errors that nobody has looked at stay where they are."""
+    try:
+        ndarray.waitall()
+    except MXNetError:
+        return
+
+
+def contexts(parameter: Parameter) -> list:
+    """Devices of a Parameter."""
+    return parameter.list_ctx() if MAJOR == 1 else parameter.list_device()
+
+
+def trainer_contexts(trainer: gluon.Trainer) -> list:
+    """Devices that a Trainer has an updater for."""
+    return trainer._contexts if MAJOR == 1 else trainer._devices
+
+
+def set_trainer_contexts(trainer: gluon.Trainer, devices: list) -> None:
+    """Tell a Trainer that its parameters live on other devices now."""
+    setattr(trainer, "_contexts" if MAJOR == 1 else "_devices", devices)
+
+
+def updater_with(optimizer: Any, states: bytes) -> Any:
+    """An updater with states of another, which move to the device of a weight when that is updated first."""
+    updater = mx.optimizer.get_updater(optimizer)
+    updater.set_states(states)
+    return updater
+
+
+def fill_with_zeros(array: NDArray) -> None:
+    """Set an array, of mx.nd or mx.np and of any shape, to zero."""
+    ndarray.zeros_like(array, out=array)
+
+
+def create_stores_by_name(name: str) -> None:
+    """Make MXNet create the store `name` where a Trainer is given its name.
+
+    MXNet's own _create_kvstore drops the name of a store without a word where a process has one device, and every
+    worker would train alone. The function is imported by name, so that it has to be replaced in each module.
+    """
+    import mxnet.model
+
+    original = mxnet.model._create_kvstore
+    if getattr(original, "creates_stores_by_name", None) == name:
+        return
+    replacement = _creating(original, name)
+    for module in list(sys.modules.values()):
+        if getattr(module, "__name__", "").startswith("mxnet.") and vars(module).get("_create_kvstore") is original:
+            module._create_kvstore = replacement
+
+
+def _creating(original: Callable, name: str) -> Callable:
+    @functools.wraps(original)
+    def _create_kvstore(kvstore: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(kvstore, str) and kvstore.lower() == name:
+            kvstore = mx.kv.create(name)
+        return original(kvstore, *args, **kwargs)
+
+    _create_kvstore.creates_stores_by_name = name
+    return _create_kvstore
