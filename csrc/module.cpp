@@ -156,6 +156,20 @@ void require_contiguous(const py::array& array, bool writeable) {
   if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
 }
 
+std::unique_ptr<Work> post(Request request, std::vector<py::array> kept) {
+  request.turn = runtime()->take_turn(request.name);
+  auto work = std::make_unique<Work>(std::move(kept));
+  request.done = [state = work->state()](const std::string* error) {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    if (error != nullptr) state->error = *error;
+    state->done = true;
+    state->changed.notify_all();
+  };
+  py::gil_scoped_release release;
+  runtime()->post(std::move(request));
+  return work;
+}
+
 std::unique_ptr<Work> submit(const std::string& name, Operation operation, const std::vector<py::array>& inputs,
                              const std::vector<py::array>& outputs) {
   const std::vector<py::array>& some = inputs.empty() ? outputs : inputs;
@@ -179,17 +193,7 @@ std::unique_ptr<Work> submit(const std::string& name, Operation operation, const
   for (const py::array& array : outputs) request.outputs.push_back(const_cast<void*>(array.data()));
   request.operation = operation;
   request.signature = mxnet::signature_of(operation, shape);
-  request.turn = runtime()->take_turn(name);
-  auto work = std::make_unique<Work>(std::move(kept));
-  request.done = [state = work->state()](const std::string* error) {
-    std::lock_guard<std::mutex> lock(state->mutex);
-    if (error != nullptr) state->error = *error;
-    state->done = true;
-    state->changed.notify_all();
-  };
-  py::gil_scoped_release release;
-  runtime()->post(std::move(request));
-  return work;
+  return post(std::move(request), std::move(kept));
 }
 
 std::unique_ptr<Work> submit_allreduce(const std::string& name, const std::vector<py::array>& inputs,
@@ -205,6 +209,34 @@ std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optio
   if (input) inputs.push_back(*input);
   if (!input && root == runtime()->world().rank()) throw py::value_error("the root of a broadcast needs an input array");
   return submit(name, broadcast_operation(root, priority), inputs, outputs);
+}
+
+std::unique_ptr<Buffer> allocate(size_t bytes) {
+  py::gil_scoped_release release;
+  return runtime()->allocate(bytes);
+}
+
+// The elements [begin, begin + count) of a buffer, as a request in place.
+Request request_in_place(const std::string& name, const Buffer& buffer, size_t begin, const std::string& layout,
+                         Operation operation) {
+  if (&buffer.runtime() != runtime().get()) throw Error("the buffer is of a runtime that was shut down");
+  const size_t width = item_size(operation.dtype);
+  if (begin + operation.count > buffer.bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
+  Request request;
+  request.name = name;
+  request.operation = operation;
+  request.signature = mxnet::signature_of(operation, "(" + std::to_string(operation.count) + ",) in place " + layout);
+  request.in_place = buffer.offset() + begin * width;
+  return request;
+}
+
+std::unique_ptr<Work> submit_bucket(const std::string& name, const Buffer& buffer, size_t begin, size_t count,
+                                    const std::string& dtype, const std::string& layout, const std::string& op,
+                                    double scale, int priority) {
+  Operation operation = allreduce_operation(op, scale, priority);
+  if (!dtype_from_name(dtype, &operation.dtype)) throw py::value_error("mykv does not know the dtype '" + dtype + "'");
+  operation.count = count;
+  return post(request_in_place(name, buffer, begin, layout, operation), {});
 }
 
 std::vector<mxnet::Handle> handles(const std::vector<uintptr_t>& numbers) {
@@ -225,6 +257,17 @@ void push_allreduce(const std::string& name, const std::vector<uintptr_t>& input
                     const std::string& op, double scale, int priority) {
   if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
   push(name, allreduce_operation(op, scale, priority), inputs, outputs);
+}
+
+void push_bucket(const std::string& name, const Buffer& buffer, size_t begin, size_t count, const std::string& dtype,
+                 const std::string& layout, const std::vector<uintptr_t>& arrays, const std::string& op, double scale,
+                 int priority) {
+  if (!g_bridge) throw Error("mykv is not attached to MXNet");
+  Operation operation = allreduce_operation(op, scale, priority);
+  if (!dtype_from_name(dtype, &operation.dtype)) throw py::value_error("mykv does not know the dtype '" + dtype + "'");
+  operation.count = count;
+  py::gil_scoped_release release;
+  g_bridge->push_in_place(runtime(), request_in_place(name, buffer, begin, layout, operation), handles(arrays));
 }
 
 void push_broadcast(const std::string& name, uintptr_t input, const std::vector<uintptr_t>& outputs, int root, int priority) {
@@ -298,6 +341,19 @@ PYBIND11_MODULE(mykv_core, m) {
         py::arg("scale") = 1.0, py::arg("priority") = 0);
   m.def("submit_broadcast", &submit_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,
         py::arg("priority") = 0);
+
+  py::class_<Buffer>(m, "Buffer", py::buffer_protocol(), "Memory in the host's shared segment, zeroed; keeps the core alive.")
+      .def_buffer([](const Buffer& b) {
+        return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(), static_cast<py::ssize_t>(b.bytes()));
+      })
+      .def_property_readonly("nbytes", &Buffer::bytes);
+  m.def("allocate", &allocate, py::arg("nbytes"), "A Buffer of so many bytes, 64-byte aligned.");
+  m.def("submit_bucket", &submit_bucket, py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"),
+        py::arg("dtype"), py::arg("layout") = "", py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+        "Allreduce elements [begin, begin + count) of a Buffer in place. `layout` must be equal on all ranks.");
+  m.def("push_bucket", &push_bucket, py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"),
+        py::arg("dtype"), py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0,
+        py::arg("priority") = 0, "The same as one operation of MXNet's engine that writes `arrays`, which lie in the bucket.");
 
   m.def("attach_mxnet",
         [](uintptr_t library, int major) { g_bridge = std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major)); },

@@ -7,34 +7,43 @@
 namespace mykv {
 
 namespace {
-constexpr int kSmallestClass = 8;              // 256 bytes: below that, cache lines and bookkeeping dominate
-constexpr size_t kPage = 4096;                 // slots of a page and more start on a page
-constexpr size_t kCommitStep = size_t{1} << 20;  // memory is taken from the system in steps of at least 1 MiB
+
+constexpr size_t kPage = 4096;                   // slots of a page and more start on a page
+constexpr size_t kSmallest = 256;                // below that, cache lines and bookkeeping dominate
+constexpr size_t kCoarse = size_t{64} << 10;     // from here on sizes are rounded to this, to have few of them
+constexpr size_t kLarge = size_t{4} << 20;       // from here on memory goes back to the system: gradients, not staging
+constexpr size_t kCommitStep = size_t{1} << 20;  // small slots take memory from the system in steps of at least 1 MiB
+
+size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
+
 }  // namespace
 
-int Region::size_class(size_t bytes) {
-  int c = kSmallestClass;
-  while ((size_t{1} << c) < bytes) ++c;
-  return c;
+size_t Region::rounded(size_t bytes) {
+  if (bytes > kLarge) return round_up(bytes, kPage);
+  if (bytes > kCoarse) return round_up(bytes, kCoarse);
+  if (bytes > kPage) return round_up(bytes, kPage);
+  size_t size = kSmallest;
+  while (size < bytes) size *= 2;
+  return size;
 }
 
 size_t Region::allocate(size_t bytes) {
-  const int c = size_class(bytes);
+  const size_t size = rounded(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!free_[c].empty()) {
-    const size_t offset = free_[c].back();
-    free_[c].pop_back();
+  std::vector<size_t>& kept = free_[size];
+  if (!kept.empty()) {
+    const size_t offset = kept.back();
+    if (size > kLarge) segment_.commit(offset, size);
+    kept.pop_back();
     return offset;
   }
-  const size_t size = size_t{1} << c;
-  const size_t align = std::min(size, kPage);
-  const size_t begin = (next_ + align - 1) / align * align;
+  const size_t begin = round_up(next_, std::min(size, kPage));
   if (begin + size > end_) {
     throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes");
   }
   if (begin + size > committed_) {
     const size_t from = std::max(committed_, begin / kPage * kPage);
-    const size_t to = std::min(end_, std::max(begin + size, from + kCommitStep));
+    const size_t to = std::min(end_, std::max(begin + size, from + (size > kLarge ? 0 : kCommitStep)));
     segment_.commit(from, to - from);
     committed_ = to;
   }
@@ -43,8 +52,10 @@ size_t Region::allocate(size_t bytes) {
 }
 
 void Region::release(size_t offset, size_t bytes) {
+  const size_t size = rounded(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  free_[size_class(bytes)].push_back(offset);
+  if (size > kLarge) segment_.discard(offset, size);
+  free_[size].push_back(offset);
 }
 
 }  // namespace mykv

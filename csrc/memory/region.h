@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "memory/segment.h"
@@ -17,19 +18,19 @@ class Region {
 
   // An offset into the segment, 64-byte aligned, of at least `bytes`; throws Error when memory is out.
   size_t allocate(size_t bytes);
-  // Gives the slot back. Slots are kept by size class for the next operation: a training step asks for the same
-  // sizes again and again, and touched pages are worth keeping.
+  // Gives the slot back, `bytes` as it was asked for. Small slots stay as they are for the next operation, since a
+  // training step asks for the same sizes again and again; of large ones only the addresses are kept.
   void release(size_t offset, size_t bytes);
 
  private:
-  static int size_class(size_t bytes);
+  static size_t rounded(size_t bytes);
 
   const Segment& segment_;
   std::mutex mutex_;
   size_t next_;
   size_t end_;
   size_t committed_ = 0;
-  std::vector<size_t> free_[64];
+  std::unordered_map<size_t, std::vector<size_t>> free_;  // by rounded size
 };
 
 }  // namespace mykv

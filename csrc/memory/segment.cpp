@@ -63,4 +63,10 @@ void Segment::commit(size_t offset, size_t bytes) const {
   }
 }
 
+void Segment::discard(size_t offset, size_t bytes) const {
+  // Failing only means that the memory stays taken until the segment goes.
+  (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(bytes));
+}
+
 }  // namespace mykv

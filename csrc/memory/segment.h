@@ -29,6 +29,8 @@ class Segment {
 
   // Takes memory for [offset, offset + bytes) now, so that too little of it is an error here and no SIGBUS later.
   void commit(size_t offset, size_t bytes) const;
+  // Gives the memory of whole pages back; they read as zeros afterwards.
+  void discard(size_t offset, size_t bytes) const;
 
  private:
   Segment(FileDescriptor fd, size_t bytes);

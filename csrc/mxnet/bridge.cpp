@@ -23,6 +23,7 @@ struct Pushed {
   ~Pushed() {
     for (Handle array : inputs) api.release(array);
     for (Handle array : outputs) api.release(array);
+    for (Handle array : kept) api.release(array);
   }
 
   Api api;
@@ -31,6 +32,7 @@ struct Pushed {
   std::vector<Handle> inputs;
   std::vector<bool> input_is_output;
   std::vector<Handle> outputs;
+  std::vector<Handle> kept;  // only ordered by the engine, not looked into
   bool called = false;
 };
 
@@ -78,6 +80,16 @@ void discard(void* parameter) {
   request.refusal = "its array carries the error of an earlier operation";
   request.done = [](const std::string*) {};
   pushed->runtime->post(std::move(request));
+}
+
+void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed, std::vector<Handle> reads, std::vector<Handle> writes) {
+  pushed->request.turn = pushed->runtime->take_turn(pushed->request.name);
+  const std::string shown = "mykv " + pushed->request.name;
+  const int priority = pushed->request.operation.priority;
+  void* function = api.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
+  Context context{kCpu, 0};
+  api.push(function, pushed.release(), &discard, &context, reads.data(), static_cast<int>(reads.size()), writes.data(),
+           static_cast<int>(writes.size()), priority, shown.c_str());
 }
 
 DType known_dtype(int number) {
@@ -160,15 +172,18 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, std::string name, Ope
     reads.push_back(pushed->inputs.back());
   }
   pushed->request.name = std::move(name);
-  pushed->request.turn = runtime->take_turn(pushed->request.name);
   pushed->request.signature = signature_of(operation, first.shape);
   pushed->request.operation = operation;
-  const std::string shown = "mykv " + pushed->request.name;
-  Context context{kCpu, 0};
-  Pushed* parameter = pushed.release();
-  api_.push(api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2), parameter, &discard,
-            &context, reads.data(), static_cast<int>(reads.size()), writes.data(), static_cast<int>(writes.size()),
-            operation.priority, shown.c_str());
+  hand_to_engine(api_, std::move(pushed), reads, writes);
+}
+
+void Bridge::push_in_place(const std::shared_ptr<Runtime>& runtime, Request request,
+                           const std::vector<Handle>& arrays) const {
+  auto pushed = std::make_unique<Pushed>(api_, runtime);
+  pushed->request = std::move(request);
+  std::vector<Handle> writes;
+  for (Handle array : arrays) writes.push_back(pushed->kept.emplace_back(api_.retain(array)));
+  hand_to_engine(api_, std::move(pushed), {}, writes);
 }
 
 }  // namespace mykv::mxnet

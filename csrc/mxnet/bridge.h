@@ -20,6 +20,9 @@ class Bridge {
   void push(const std::shared_ptr<Runtime>& runtime, std::string name, Operation operation,
             const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) const;
 
+  // A request in place; `arrays` are those that lie in its memory.
+  void push_in_place(const std::shared_ptr<Runtime>& runtime, Request request, const std::vector<Handle>& arrays) const;
+
  private:
   Api api_;
 };

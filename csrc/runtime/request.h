@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,8 @@ struct Request {
   // Replicas on this rank's devices. allreduce: all are summed. broadcast: only the first one, of the root, counts.
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
+  // Instead of inputs and outputs: the share lies in the host's segment already, at this offset, and becomes the result.
+  std::optional<uint64_t> in_place;
   // Called once, from any thread, when outputs hold the result or with the sentence that says why they do not.
   std::function<void(const std::string* error)> done;
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "kernels/kernels.h"
 #include "runtime/error.h"
@@ -64,6 +65,17 @@ Runtime::~Runtime() {
   if (thread_.joinable()) thread_.join();
 }
 
+Buffer::~Buffer() { runtime_->region_.release(offset_, bytes_); }
+
+char* Buffer::data() const { return runtime_->world_.segment().base() + offset_; }
+
+std::unique_ptr<Buffer> Runtime::allocate(size_t bytes) {
+  const size_t taken = std::max<size_t>(bytes, 1);
+  auto buffer = std::make_unique<Buffer>(shared_from_this(), region_.allocate(taken), taken);
+  std::memset(buffer->data(), 0, taken);
+  return buffer;
+}
+
 uint64_t Runtime::take_turn(const std::string& name) {
   std::lock_guard<std::mutex> lock(turns_mutex_);
   return turns_[name]++;
@@ -81,22 +93,25 @@ void Runtime::post(Request request) {
   flight->request = std::move(request);
   const Operation& op = flight->request.operation;
   flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
-  if (flight->request.refusal.empty()) {
+  if (flight->request.in_place) {
+    flight->part_elements = std::max<size_t>(1, op.count);
+  } else if (flight->request.refusal.empty()) {
     flight->parts = std::max<size_t>(1, (op.count + flight->part_elements - 1) / flight->part_elements);
   }
-  const bool small = !flight->request.refusal.empty() || op.bytes() <= kPostInlineBytes;
+  // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
+  const bool direct = !flight->request.refusal.empty() || flight->request.in_place || op.bytes() <= kPostInlineBytes;
   std::string stopped;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopped = stopped_;
-    if (stopped.empty() && !small) posted_.push_back(flight);
+    if (stopped.empty() && !direct) posted_.push_back(flight);
   }
   if (!stopped.empty()) {
     const std::string error = "'" + flight->request.name + "': " + stopped;
     flight->request.done(&error);
     return;
   }
-  if (small) {
+  if (direct) {
     flight->next = 1;
     if (send_part(flight, 0, true)) return;
     std::lock_guard<std::mutex> lock(mutex_);
@@ -116,7 +131,9 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   std::string refusal = request.refusal;
   Operation operation = request.operation;
   operation.count = part.count;
-  if (refusal.empty()) {
+  if (request.in_place) {
+    part.slot = *request.in_place;
+  } else if (refusal.empty()) {
     try {
       part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
       part.slot = region_.allocate(part.slot_bytes);
@@ -187,7 +204,7 @@ void Runtime::copy_out(const Flight& flight, const Part& part) const {
 
 void Runtime::finish_part(Part part, const std::string& error) {
   Flight& flight = *part.flight;
-  if (error.empty()) copy_out(flight, part);
+  if (error.empty() && !flight.request.in_place) copy_out(flight, part);
   if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
   rendezvous_.leave(part.entry);
   bool over;

@@ -28,7 +28,29 @@ struct RuntimeOptions {
   int64_t spin_us = 20;
 };
 
-class Runtime {
+class Runtime;
+
+// Memory in the host's segment that belongs to this rank. It keeps the segment mapped.
+class Buffer {
+ public:
+  Buffer(std::shared_ptr<Runtime> runtime, uint64_t offset, size_t bytes)
+      : runtime_(std::move(runtime)), offset_(offset), bytes_(bytes) {}
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  const Runtime& runtime() const { return *runtime_; }
+  char* data() const;
+  uint64_t offset() const { return offset_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+  uint64_t offset_;
+  size_t bytes_;
+};
+
+class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   Runtime(MPI_Comm comm, const RuntimeOptions& options);
   ~Runtime();
@@ -39,12 +61,15 @@ class Runtime {
   void forget(const std::string& prefix);
   // Returns at once. The request's buffers must stay until done was called.
   void post(Request request);
+  // Memory in the host's segment, zeroed, for requests in place; throws Error when there is none left.
+  std::unique_ptr<Buffer> allocate(size_t bytes);
   // Tells the other ranks that this one goes, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
 
   const World& world() const { return world_; }
 
  private:
+  friend class Buffer;
   struct Flight;
   struct Part;
 
