@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import agreement, arrays, process
+from . import agreement, arrays, parameters, process
 from .mxnet_compat import DeferredInitializationError, MXNetError, Parameter, fill_with_zeros
 
 
@@ -41,8 +41,9 @@ class Gradients:
     ----------
     scope : str
         Begins the names of all operations, for example ``'trainer0'``.
-    named : sequence of (str, Parameter)
-        Names are the same on all ranks. Earlier ones get a higher priority: their gradients are needed first.
+    named : sequence of Named
+        Parameters with names that are the same on all ranks. Those near the network's input get a higher priority:
+        the next forward pass needs them first.
 
     Raises
     ------
@@ -50,18 +51,16 @@ class Gradients:
         The ranks have other parameters, or other ones that have gradients. Collective: all ranks get it.
     """
 
-    def __init__(self, scope: str, named: Sequence[tuple[str, Parameter]]) -> None:
+    def __init__(self, scope: str, named: Sequence[parameters.Named]) -> None:
         self._scope = scope
         self._carrier = f"{scope}/parameters"
         self._slots = [
-            _Slot(label, f"{scope}/gradients/{label}", parameter, -number)
-            for number, (label, parameter) in enumerate(named)
+            _Slot(label, f"{scope}/gradients/{label}", parameter, -position) for label, parameter, position in named
         ]
         self._active: list[_Slot] = []  # those that have a gradient
         self._agreed = [slot.name for slot in self._slots if slot.parameter.grad_req != "null"]
-        names = [slot.name for slot in self._slots]
-        agreement.check_names(self._carrier, names, f"parameters of {scope}")
-        agreement.check_names(self._carrier, self._agreed, f"trainable parameters of {scope}")
+        agreement.check_names(self._carrier, [slot.label for slot in self._slots], f"parameters of {scope}")
+        self._check_trainable(self._carrier, self._agreed)
 
     def moved(self) -> bool:
         """Whether a parameter has other gradient arrays than at the last step: cast, reset_ctx, grad_req, first use."""
@@ -100,21 +99,41 @@ class Gradients:
 
     def _look_again(self) -> None:
         """Take note of the gradient arrays as they are now, and let the ranks agree if other parameters have some."""
+        self._refuse_deferred()
+        active = [slot for slot in self._slots if slot.parameter._grad is not None]
         try:
-            active = [slot for slot in self._slots if _has_gradient(slot)]
             for slot in active:
                 arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
-        except (MXNetError, ValueError) as error:
+        except ValueError as error:
             self._refuse(self._agreed, str(error))
             raise
         names = [slot.name for slot in active]
         if names != self._agreed or not names:
-            self._ask(lambda carrier: agreement.check_names(carrier, names, f"trainable parameters of {self._scope}"))
+            self._ask(lambda carrier: self._check_trainable(carrier, names))
         for slot in active:
             slot.handles = arrays.handles(slot.parameter._grad)
         for slot in self._slots:
             slot.seen = slot.parameter._grad
         self._active, self._agreed = active, names
+
+    def _refuse_deferred(self) -> None:
+        """Raise an error, here and on the other ranks, if a parameter that needs a gradient has no values yet."""
+        deferred = [slot for slot in self._slots if slot.parameter._grad is None and slot.parameter.grad_req != "null"]
+        if not deferred:
+            return
+        sentence = (
+            f"Parameter {deferred[0].label} ({deferred[0].parameter.name}) has no values yet on rank {process.rank()}: "
+            "its initialization was deferred to the first forward pass, which has not used it; pass a batch through "
+            "the network before step(), or give its layer the size of its input (in_units, in_channels)."
+        )
+        self._refuse(self._agreed, sentence)
+        for slot in deferred:  # those that have values wait for this rank's
+            parameters.refuse_values(slot.parameter, sentence)
+        raise DeferredInitializationError(sentence)
+
+    def _check_trainable(self, carrier: str, names: Sequence[str]) -> None:
+        labels = [name[len(self._scope) + len("/gradients/") :] for name in names]
+        agreement.check_names(carrier, labels, f"parameters with gradients of {self._scope}")
 
     def _share_freshness(self, clear: bool = True) -> list[_Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace what is stale there on this one."""
@@ -147,14 +166,3 @@ class Gradients:
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_active": []}
-
-
-def _has_gradient(slot: _Slot) -> bool:
-    parameter = slot.parameter
-    if parameter._grad is None and parameter.grad_req != "null":
-        raise DeferredInitializationError(
-            f"Parameter {slot.label} ({parameter.name}) has no values yet on rank {process.rank()}: its initialization "
-            "was deferred to the first forward pass, which has not used it; pass a batch through the network before "
-            "step(), or give its layer the size of its input (in_units, in_channels)."
-        )
-    return parameter._grad is not None

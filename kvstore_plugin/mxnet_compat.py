@@ -101,11 +101,12 @@ def library_handle() -> int:
 
 
 def wait_for_all() -> None:
-    """Wait until MXNet's engine has nothing to do; errors that nobody has looked at stay where they are."""
-    try:
-        ndarray.waitall()
-    except MXNetError:
-        return
+    """Wait until MXNet's engine has nothing to do, and take the errors out of it that nobody has looked at."""
+    while True:
+        try:
+            return ndarray.waitall()
+        except MXNetError:
+            continue
 
 
 def contexts(parameter: Parameter) -> list:
@@ -132,7 +133,10 @@ def updater_with(optimizer: Any, states: bytes) -> Any:
 
 def fill_with_zeros(array: NDArray) -> None:
     """Set an array, of mx.nd or mx.np and of any shape, to zero."""
-    ndarray.zeros_like(array, out=array)
+    if isinstance(array, mx.np.ndarray):
+        array[()] = 0
+    else:
+        array[:] = 0
 
 
 def create_stores_by_name(name: str) -> None:

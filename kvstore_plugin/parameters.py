@@ -10,12 +10,20 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from typing import Any, Iterator, Mapping
+from typing import Any, Iterator, Mapping, NamedTuple
 
 from . import agreement, arrays, process
 from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter
 
 _numbers = itertools.count()
+
+
+class Named(NamedTuple):
+    """A parameter or an array, and how the ranks know it."""
+
+    name: str
+    value: Any
+    position: int  # in the network, from its input
 
 
 class _Broadcast:
@@ -36,6 +44,7 @@ class _Broadcast:
 # What happens when a Parameter is initialized: the first entry that there is.
 _once: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # asked for by broadcast_parameters
 _always: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # asked for by a trainer, which stays
+_refused: weakref.WeakSet = weakref.WeakSet()  # this rank has told the others that it has no values
 
 
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
@@ -69,20 +78,17 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     try:
         check_root(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
-        for name, value in named:
-            if isinstance(value, NDArray) or value._data is not None:
-                arrays.as_list(_arrays(value), f"value of {name}")
     except (TypeError, ValueError) as error:
         process.core.refuse(carrier, str(error))
         raise
-    agreement.check_names(carrier, [name for name, _ in named], f"parameters of {scope}")
+    agreement.check_names(carrier, [one.name for one in named], f"parameters of {scope}")
     if not named:
         return
-    deferred = [not isinstance(value, NDArray) and value._data is None for _, value in named]
+    deferred = [isinstance(one.value, Parameter) and one.value._data is None for one in named]
     elsewhere = agreement.largest(carrier, deferred)
     arriving = []
-    for number, (name, value) in enumerate(named):
-        broadcast = _Broadcast(f"{scope}/{name}", root_rank, -number)
+    for number, (name, value, position) in enumerate(named):
+        broadcast = _Broadcast(f"{scope}/{name}", root_rank, -position)
         if deferred[number]:
             _once[value] = broadcast
         else:
@@ -115,6 +121,15 @@ def broadcast_now_and_later(parameter: Parameter, name: str, root_rank: int, pri
         _always[parameter].push(parameter._data)
 
 
+def refuse_values(parameter: Parameter, reason: str) -> None:
+    """Tell the other ranks, which wait for a broadcast of this Parameter's values, why this rank does not take part."""
+    broadcast = _once.get(parameter) or _always.get(parameter)
+    if broadcast is not None and parameter not in _refused:
+        _refused.add(parameter)
+        _once.pop(parameter, None)
+        process.core.refuse(broadcast.name, reason)
+
+
 def check_root(root_rank: Any) -> None:
     """Raise what is wrong with a value of the argument `root_rank`.
 
@@ -129,46 +144,50 @@ def check_root(root_rank: Any) -> None:
         raise ValueError(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
 
 
-def named_parameters(params: Any) -> list[tuple[str, Any]]:
-    """Names that are the same on all ranks, with what they name, each object once, in MXNet's order of a Trainer.
+def named_parameters(params: Any) -> list[Named]:
+    """What is in `params`, each object once, with names and in an order that are the same on all ranks.
 
     Parameters
     ----------
     params : ParameterDict, dict, list or tuple
-        Keys of a dict are the names. A list and a ParameterDict give positions, the latter those of its insertion: its
-        keys begin with a counter of the process, by which they also sort differently on different ranks.
+        Keys of a dict are the names, and their alphabet is the order. A list and a ParameterDict give positions, the
+        latter because its keys begin with a counter of the process, by which they even sort differently.
+
+    Returns
+    -------
+    list of Named
 
     Raises
     ------
     TypeError
         `params` is something else.
     """
-    if isinstance(params, NAME_KEYED_DICTS):
-        position = {key: f"parameter {number}" for number, key in enumerate(params.keys())}
-        pairs = [(position[key], params[key]) for key in sorted(params.keys())]
-    elif isinstance(params, Mapping):
-        pairs = [(str(key), params[key]) for key in sorted(params.keys())]
-    elif isinstance(params, (list, tuple)):
-        pairs = [(f"parameter {number}", value) for number, value in enumerate(params)]
+    if isinstance(params, Mapping):
+        position = {key: number for number, key in enumerate(params)}
+        named = [Named(str(key), params[key], position[key]) for key in sorted(params)]
+    elif isinstance(params, (list, tuple, *NAME_KEYED_DICTS)):
+        values = params if isinstance(params, (list, tuple)) else params.values()
+        named = [Named(f"parameter {number}", value, number) for number, value in enumerate(values)]
     else:
         raise TypeError(f"params must be a dict or a list of Parameters, not {type(params).__name__}.")
-    unique: dict[int, tuple[str, Any]] = {}
-    for name, value in pairs:
-        unique.setdefault(id(value), (name, value))
+    unique: dict[int, Named] = {}
+    for one in named:
+        unique.setdefault(id(one.value), one)
     return list(unique.values())
 
 
-def _named_values(params: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+def _named_values(params: Any, prefix: str) -> Iterator[Named]:
     """Names and values for broadcast_parameters, checked to be Parameters or arrays."""
     pair = isinstance(params, (list, tuple)) and any(isinstance(half, (Mapping, *NAME_KEYED_DICTS)) for half in params)
     for half, part in zip(("arg:", "aux:"), params) if pair else (("", params),):
         if pair and len(params) != 2:
             raise TypeError(f"params must be a pair of dicts, as of Module.get_params(), not {len(params)} of them.")
-        # By name and not in MXNet's order: ranks agree on names only, and NaiveEngine needs one order.
-        for name, value in sorted(named_parameters(part), key=lambda item: item[0]):
+        for name, value, position in named_parameters(part):
             if not isinstance(value, (Parameter, NDArray)):
                 raise TypeError(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
-            yield f"{prefix}{half}{name}", value
+            if isinstance(value, NDArray) or value._data is not None:
+                arrays.as_list(_arrays(value), f"value of {name}")
+            yield Named(f"{prefix}{half}{name}", value, position)
 
 
 def _arrays(value: Any) -> list[NDArray]:
@@ -185,6 +204,7 @@ def _broadcasting(original: Any) -> Any:
         without_values = self._data is None
         original(self, *args, **kwargs)
         if without_values and process.is_initialized():
+            _refused.discard(self)
             broadcast = _once.pop(self, None) or _always.get(self)
             if broadcast is not None:
                 broadcast.push(self._data)

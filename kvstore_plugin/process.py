@@ -230,6 +230,9 @@ def _install_hooks() -> None:
         _hooks_installed = True
         os.register_at_fork(after_in_child=_forget_in_child)
         sys.excepthook = _remembering(sys.excepthook)
+        # Handlers run in the reverse order: this one before MXNet's own, which was registered with its import, and
+        # after those that the user registers from now on, which may still use the store.
+        atexit.register(_at_exit)
 
 
 def _forget_in_child() -> None:
@@ -277,10 +280,7 @@ def _abort() -> None:
     MPI.COMM_WORLD.Abort(1)
 
 
-@atexit.register
 def _at_exit() -> None:
-    # Registered with the import of this file, after MXNet's handler and before those of the user's later imports: so
-    # it runs after the user's, which may still use the store, and while MXNet's engine works.
     if is_initialized():
         if _failed:
             _abort()
@@ -291,10 +291,12 @@ def _at_exit() -> None:
 def _leave(reason: str, afterwards: str) -> None:
     """Let what this rank has pushed finish, as long as the others take part; then tell them that it is gone."""
     global core, _comm
-    _drain(settings.exit_wait_seconds())
+    seconds = settings.exit_wait_seconds()
+    _drain(seconds)
     leaving, core, _comm = core, _NoCore(afterwards), None
     leaving.abandon(reason)
     leaving.shutdown()
+    _drain(seconds)  # what did not finish has failed now, and MXNet would report that as an error of its own exit
 
 
 def _drain(seconds: float) -> None:

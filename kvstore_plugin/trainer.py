@@ -81,16 +81,16 @@ class DistributedTrainer(gluon.Trainer):
             _check_arguments(gradient_predivide_factor, num_groups, update_on_kvstore)
             parameters.check_root(root_rank)
             named = parameters.named_parameters(params)
-            super().__init__([value for _, value in named], optimizer, optimizer_params, None, None, False)
-            _refuse_sparse(named)
+            _check_parameters(named)
+            super().__init__(_in_mxnets_order(params), optimizer, optimizer_params, None, None, False)
         except Exception as error:
             process.core.refuse(f"{scope}/parameters", str(error))
             raise
         self._gradients = Gradients(scope, named)
         self._ignores_stale = False
         self._freshness_is_shared = False
-        for number, (label, parameter) in enumerate(named):
-            parameters.broadcast_now_and_later(parameter, f"{scope}/values/{label}", root_rank, -number)
+        for label, parameter, position in named:
+            parameters.broadcast_now_and_later(parameter, f"{scope}/values/{label}", root_rank, -position)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters. Returns at once.
@@ -178,8 +178,16 @@ def _check_arguments(gradient_predivide_factor: float, num_groups: int, update_o
         raise NotImplementedError("update_on_kvstore=True is not built yet: each worker updates its own copy.")
 
 
-def _refuse_sparse(named: list[tuple[str, Parameter]]) -> None:
-    for label, parameter in named:
+def _in_mxnets_order(params: Any) -> list[Parameter]:
+    """The parameters in the order in which gluon.Trainer numbers them, by which states are saved; each once."""
+    ordered = params if isinstance(params, (list, tuple)) else [params[key] for key in sorted(params.keys())]
+    return list({id(parameter): parameter for parameter in ordered}.values())
+
+
+def _check_parameters(named: list[parameters.Named]) -> None:
+    for label, parameter, _ in named:
+        if not isinstance(parameter, Parameter):
+            raise TypeError(f"params must hold Parameters, but {label} is a {type(parameter).__name__}.")
         for what, stype in (("values", parameter._stype), ("gradient", parameter._grad_stype)):
             if stype != "default":
                 raise NotImplementedError(
