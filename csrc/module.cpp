@@ -211,9 +211,13 @@ std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optio
   return submit(name, broadcast_operation(root, priority), inputs, outputs);
 }
 
+std::unique_ptr<Buffer> reserve(size_t bytes) { return runtime()->reserve(bytes); }
+
 std::unique_ptr<Buffer> allocate(size_t bytes) {
   py::gil_scoped_release release;
-  return runtime()->allocate(bytes);
+  std::unique_ptr<Buffer> buffer = runtime()->reserve(bytes);
+  buffer->commit(bytes);
+  return buffer;
 }
 
 // The elements [begin, begin + count) of a buffer, as a request in place.
@@ -346,7 +350,10 @@ PYBIND11_MODULE(mykv_core, m) {
       .def_buffer([](const Buffer& b) {
         return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(), static_cast<py::ssize_t>(b.bytes()));
       })
+      .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<py::gil_scoped_release>(),
+           "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
       .def_property_readonly("nbytes", &Buffer::bytes);
+  m.def("reserve", &reserve, py::arg("nbytes"), "A Buffer of so many bytes of addresses, without memory before commit().");
   m.def("allocate", &allocate, py::arg("nbytes"), "A Buffer of so many bytes, 64-byte aligned.");
   m.def("submit_bucket", &submit_bucket, py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"),
         py::arg("dtype"), py::arg("layout") = "", py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,

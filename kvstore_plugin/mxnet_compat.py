@@ -58,7 +58,7 @@ mx = _import_mxnet()
 
 MAJOR = int(mx.__version__.split(".")[0])
 
-from mxnet import gluon, ndarray  # noqa: E402
+from mxnet import autograd, gluon, ndarray  # noqa: E402
 from mxnet.base import _LIB, MXNetError  # noqa: E402
 from mxnet.gluon.parameter import DeferredInitializationError, Parameter  # noqa: E402
 from mxnet.kvstore.base import KVStoreBase  # noqa: E402
@@ -82,6 +82,7 @@ __all__ = [
     "NDArray",
     "Parameter",
     "SparseNDArray",
+    "autograd",
     "contexts",
     "create_stores_by_name",
     "fill_with_zeros",
@@ -91,6 +92,7 @@ __all__ = [
     "set_trainer_contexts",
     "trainer_contexts",
     "updater_with",
+    "view_of_memory",
     "wait_for_all",
 ]
 
@@ -137,6 +139,12 @@ def fill_with_zeros(array: NDArray) -> None:
         array[()] = 0
     else:
         array[:] = 0
+
+
+def view_of_memory(memory: Any, like: NDArray) -> NDArray:
+    """An array over the memory of a numpy array, without a copy, of mx.np or mx.nd as `like` is."""
+    view = ndarray.from_numpy(memory, zero_copy=True)
+    return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
 
 
 def create_stores_by_name(name: str) -> None:

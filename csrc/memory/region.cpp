@@ -27,13 +27,16 @@ size_t Region::rounded(size_t bytes) {
   return size;
 }
 
-size_t Region::allocate(size_t bytes) {
-  const size_t size = rounded(bytes);
+size_t Region::allocate(size_t bytes) { return take(rounded(bytes), true); }
+
+size_t Region::reserve(size_t bytes) { return take(rounded(std::max(bytes, kLarge + 1)), false); }
+
+size_t Region::take(size_t size, bool commit) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<size_t>& kept = free_[size];
   if (!kept.empty()) {
     const size_t offset = kept.back();
-    if (size > kLarge) segment_.commit(offset, size);
+    if (commit && size > kLarge) segment_.commit(offset, size);
     kept.pop_back();
     return offset;
   }
@@ -41,13 +44,14 @@ size_t Region::allocate(size_t bytes) {
   if (begin + size > end_) {
     throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes");
   }
-  if (begin + size > committed_) {
+  if (commit && begin + size > committed_) {
     const size_t from = std::max(committed_, begin / kPage * kPage);
     const size_t to = std::min(end_, std::max(begin + size, from + (size > kLarge ? 0 : kCommitStep)));
     segment_.commit(from, to - from);
     committed_ = to;
   }
   next_ = begin + size;
+  if (!commit) committed_ = std::max(committed_, next_);  // what is committed in there is its owner's business
   return begin;
 }
 
@@ -57,5 +61,7 @@ void Region::release(size_t offset, size_t bytes) {
   if (size > kLarge) segment_.discard(offset, size);
   free_[size].push_back(offset);
 }
+
+void Region::release_reserved(size_t offset, size_t bytes) { release(offset, std::max(bytes, kLarge + 1)); }
 
 }  // namespace mykv

@@ -18,19 +18,23 @@ class Region {
 
   // An offset into the segment, 64-byte aligned, of at least `bytes`; throws Error when memory is out.
   size_t allocate(size_t bytes);
+  // As allocate(), but of whole pages, and no memory is taken before Segment::commit().
+  size_t reserve(size_t bytes);
   // Gives the slot back, `bytes` as it was asked for. Small slots stay as they are for the next operation, since a
   // training step asks for the same sizes again and again; of large ones only the addresses are kept.
   void release(size_t offset, size_t bytes);
+  void release_reserved(size_t offset, size_t bytes);
 
  private:
   static size_t rounded(size_t bytes);
+  size_t take(size_t size, bool commit);
 
   const Segment& segment_;
   std::mutex mutex_;
   size_t next_;
   size_t end_;
   size_t committed_ = 0;
-  std::unordered_map<size_t, std::vector<size_t>> free_;  // by rounded size
+  std::unordered_map<size_t, std::vector<size_t>> free_;  // by rounded size; large ones hold no memory
 };
 
 }  // namespace mykv

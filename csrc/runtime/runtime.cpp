@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "kernels/kernels.h"
 #include "runtime/error.h"
@@ -65,15 +64,20 @@ Runtime::~Runtime() {
   if (thread_.joinable()) thread_.join();
 }
 
-Buffer::~Buffer() { runtime_->region_.release(offset_, bytes_); }
+Buffer::~Buffer() { runtime_->region_.release_reserved(offset_, bytes_); }
 
 char* Buffer::data() const { return runtime_->world_.segment().base() + offset_; }
 
-std::unique_ptr<Buffer> Runtime::allocate(size_t bytes) {
-  const size_t taken = std::max<size_t>(bytes, 1);
-  auto buffer = std::make_unique<Buffer>(shared_from_this(), region_.allocate(taken), taken);
-  std::memset(buffer->data(), 0, taken);
-  return buffer;
+void Buffer::commit(size_t bytes) {
+  constexpr size_t kStep = size_t{64} << 10;  // fewer calls when a bucket fills up one small array at a time
+  if (bytes <= committed_) return;
+  const size_t to = std::max(bytes, std::min(bytes_, (bytes + kStep - 1) / kStep * kStep));
+  runtime_->world_.segment().commit(offset_ + committed_, to - committed_);
+  committed_ = to;
+}
+
+std::unique_ptr<Buffer> Runtime::reserve(size_t bytes) {
+  return std::make_unique<Buffer>(shared_from_this(), region_.reserve(bytes), bytes);
 }
 
 uint64_t Runtime::take_turn(const std::string& name) {

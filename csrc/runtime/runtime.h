@@ -41,6 +41,8 @@ class Buffer {
 
   const Runtime& runtime() const { return *runtime_; }
   char* data() const;
+  // Takes memory for the first `bytes` bytes, zeroed; throws Error when there is none left.
+  void commit(size_t bytes);
   uint64_t offset() const { return offset_; }
   size_t bytes() const { return bytes_; }
 
@@ -48,6 +50,7 @@ class Buffer {
   std::shared_ptr<Runtime> runtime_;
   uint64_t offset_;
   size_t bytes_;
+  size_t committed_ = 0;
 };
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
@@ -61,8 +64,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void forget(const std::string& prefix);
   // Returns at once. The request's buffers must stay until done was called.
   void post(Request request);
-  // Memory in the host's segment, zeroed, for requests in place; throws Error when there is none left.
-  std::unique_ptr<Buffer> allocate(size_t bytes);
+  // Addresses in the host's segment for requests in place; Buffer::commit() puts memory behind them.
+  std::unique_ptr<Buffer> reserve(size_t bytes);
   // Tells the other ranks that this one goes, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
 

@@ -1,0 +1,155 @@
+"""Gradients in the host's shared memory, so that the ranks can reduce them where backward writes them.
+
+A trainer gives its parameters gradient arrays that are views of buckets in shared memory. That must happen before the
+first backward that writes them: a network hybridized with static_alloc goes on writing to the arrays of its first
+backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few methods (first
+initialization, a new grad_req, reset_ctx, cast), which are followed here, once and on the class, by the adoption of
+the new arrays. Gradients that were there when the trainer was made are adopted only if no backward has run since
+they were; the others are reduced by copying.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import numpy as np
+
+from . import process
+from .mxnet_compat import NDArray, Parameter, autograd, view_of_memory
+
+# Slots start on a cache line, which no two gradients share, and on a boundary that suits the widest vectors.
+_ALIGNMENT = 64
+
+# Types of elements that numpy, through which the views are made, and the core both know.
+_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+_backwards = 0  # how often backward has run in this process
+_born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _backwards when it got its gradient arrays
+_owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
+
+
+class Bucket:
+    """Gradients of one dtype, one after another in shared memory, reduced by one operation."""
+
+    def __init__(self, dtype: np.dtype, capacity: int) -> None:
+        self.dtype = dtype
+        self.capacity = capacity  # bytes
+        self.used = 0  # bytes
+        self.buffer = process.core.reserve(capacity)
+        self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its place in bytes and its view
+
+    def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
+        """A view for the gradient, with its shape, dtype and values."""
+        begin = self.used
+        nbytes = gradient.size * self.dtype.itemsize
+        self.buffer.commit(begin + nbytes)
+        memory = np.frombuffer(self.buffer, dtype=self.dtype, count=gradient.size, offset=begin)
+        view = view_of_memory(memory.reshape(gradient.shape), gradient)
+        view[:] = gradient
+        self.used = begin + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.members.append((parameter, begin, view))
+        return view
+
+    def live(self) -> list[tuple[Parameter, int, NDArray]]:
+        """Members whose Parameter still has this very gradient array; the places of the others lie idle."""
+        return [member for member in self.members if member[0]._grad is not None and member[0]._grad[0] is member[2]]
+
+
+class GradientMemory:
+    """The shared memory for the gradients of one trainer.
+
+    Parameters
+    ----------
+    bucket_bytes : int
+        Gradients share a bucket up to this size, in bytes; a larger one has a bucket of its own. 0: none is adopted.
+    """
+
+    def __init__(self, bucket_bytes: int) -> None:
+        self._bucket_bytes = bucket_bytes
+        self._filling: dict[np.dtype, Bucket] = {}
+        self.buckets: list[Bucket] = []
+        self.late: list[Parameter] = []  # had gradients before a backward that may have written them
+
+    def own(self, parameter: Parameter) -> None:
+        """Adopt the gradient of a Parameter, now if it has one that may be adopted, and whenever it gets a new one."""
+        if not self._bucket_bytes or _owner(parameter) is not None:
+            return
+        _owners[parameter] = weakref.ref(self)
+        if parameter._grad is None:
+            return
+        if _born.get(parameter) == _backwards:
+            self.adopt(parameter)
+        elif self._adoptable(parameter):
+            self.late.append(parameter)
+
+    def adopt(self, parameter: Parameter) -> None:
+        """Give the Parameter a gradient array in shared memory, with the values of the one that it has."""
+        if not self._adoptable(parameter):
+            return
+        gradient = parameter._grad[0]
+        dtype = np.dtype(gradient.dtype)
+        nbytes = gradient.size * dtype.itemsize
+        bucket = self._filling.get(dtype)
+        if bucket is None or bucket.used + nbytes > bucket.capacity:
+            bucket = self._filling[dtype] = Bucket(dtype, max(self._bucket_bytes, nbytes))
+            self.buckets.append(bucket)
+        parameter._grad = [bucket.add(parameter, gradient)]
+        autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
+
+    @staticmethod
+    def _adoptable(parameter: Parameter) -> bool:
+        # Replicas on several devices are summed first, which a copying reduction does on the way.
+        if len(parameter._grad) != 1:
+            return False
+        gradient = parameter._grad[0]
+        dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
+        return dense and gradient.context.device_type == "cpu" and np.dtype(gradient.dtype).name in _DTYPES
+
+    def __getstate__(self) -> dict:
+        raise TypeError("Gradients in shared memory cannot be pickled.")
+
+
+def _owner(parameter: Parameter) -> GradientMemory | None:
+    reference = _owners.get(parameter)
+    return reference() if reference is not None else None
+
+
+def _adopting(original: Any) -> Any:
+    """A method of Parameter that makes gradient arrays, followed by their adoption."""
+
+    @functools.wraps(original)
+    def method(self: Parameter, *args: Any, **kwargs: Any) -> Any:
+        before = self._grad
+        result = original(self, *args, **kwargs)
+        if self._grad is not None and self._grad is not before:
+            _born[self] = _backwards
+            owner = _owner(self)
+            if owner is not None and process.is_initialized():
+                owner.adopt(self)
+        return result
+
+    method.adopts = True
+    return method
+
+
+def _counting(original: Any) -> Any:
+    """A function that runs backward, counted."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        global _backwards
+        _backwards += 1
+        return original(*args, **kwargs)
+
+    function.counts = True
+    return function
+
+
+for _owner_class, _name in ((Parameter, "_init_grad"), (Parameter, "cast")):
+    if not getattr(getattr(_owner_class, _name), "adopts", False):
+        setattr(_owner_class, _name, _adopting(getattr(_owner_class, _name)))
+for _place, _name in ((autograd, "backward"), (NDArray, "backward")):
+    if not getattr(getattr(_place, _name), "counts", False):
+        setattr(_place, _name, _counting(getattr(_place, _name)))
