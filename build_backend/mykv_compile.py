@@ -1,8 +1,8 @@
 """How csrc becomes the extension module mykv_core.
 
-setuptools would compile one file after another, with the flags that Python itself was built with, and would not notice a changed
-header. Here every file is compiled on its own with our flags, several at once, and only if it, a header that it includes, or its
-command has changed since.
+setuptools would compile one file after another, with the flags that Python itself was built with, and would not notice
+a changed header. Here every file is compiled on its own with our flags, several at once, and only if it, a header that
+it includes, or its command has changed since.
 """
 
 import fcntl
@@ -38,12 +38,13 @@ def cxx_compiler() -> List[str]:
     BuildError
         There is none.
     """
-    for name in [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++"]:
+    named = os.environ.get("CXX", "").strip()
+    for name in [named] if named else ["g++", "c++"]:
         words = shlex.split(name)
-        if words and shutil.which(words[0]):
+        if shutil.which(words[0]):
             return words
-    if os.environ.get("CXX"):
-        raise BuildError(f"CXX is set to '{os.environ['CXX']}', which is no program that can be run: correct it or unset it.")
+    if named:
+        raise BuildError(f"CXX is set to '{named}', which is no program that can be run: correct it or unset it.")
     raise BuildError("No C++ compiler was found: install one (`apt-get install g++` on Debian), or name one in CXX.")
 
 
@@ -58,10 +59,11 @@ class BuildCore(build_ext):
     def run(self):
         try:
             if not sys.platform.startswith("linux"):
-                raise BuildError(f"mykv runs on Linux only (it shares memory through memfd and futex), this is {sys.platform}.")
+                raise BuildError(f"mykv needs Linux, for its shared memory; this is {sys.platform}.")
             if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
                 raise BuildError(
-                    f"{sys.executable} comes without Python.h: install its header files (`apt-get install python3-dev` on Debian)."
+                    f"{sys.executable} comes without Python.h: install its header files "
+                    "(`apt-get install python3-dev` on Debian)."
                 )
             self.stays_in_place = bool(self.inplace)  # setuptools resets the option while it builds
             super().run()
@@ -85,8 +87,9 @@ class BuildCore(build_ext):
             jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
             with ThreadPoolExecutor(jobs) as pool:
                 made = list(pool.map(lambda source: _compile(cxx + flags, Path(source), objects), sorted(ext.sources)))
-            link = ["-Wl,--as-needed", *mpi.link_flags, *(f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place))]
-            _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *link, *_words("LDFLAGS")], target)
+            rpaths = [f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place)]
+            libraries = ["-Wl,--as-needed", *mpi.link_flags, *rpaths, *_words("LDFLAGS")]
+            _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *libraries], target)
 
 
 def _origin(mpi: MPI) -> str:
@@ -112,7 +115,7 @@ def _compile(command: List[str], source: Path, objects: Path) -> Path:
     """Compile one file, if need be, and return its object file."""
     made = (objects / source).with_suffix(".o")
     made.parent.mkdir(parents=True, exist_ok=True)
-    command = [*command, *_simd_flags(source), "-MMD", "-MF", str(made.with_suffix(".d")), "-c", str(source), "-o", str(made)]
+    command = [*command, *_simd_flags(source), "-MMD", "-c", str(source), "-o", str(made)]
     if not _is_current(made, command):
         if made.with_suffix(".cmd").exists():
             made.with_suffix(".cmd").unlink()  # written again at the end, so that a broken-off build is repeated
@@ -144,4 +147,5 @@ def _link(command: List[str], target: Path) -> None:
 def _run(command: List[str]) -> None:
     print(" ".join(map(shlex.quote, command)) + "\n", end="", flush=True)
     if subprocess.call(command) != 0:
-        raise BuildError(f"{command[0]} failed for {command[-3] if '-c' in command else command[-1]}, see its messages above.")
+        what = command[-3] if "-c" in command else "mykv_core"
+        raise BuildError(f"{command[0]} failed for {what}, see its messages above.")

