@@ -14,29 +14,30 @@ import numpy as np
 from . import process
 
 
-def largest(name: str, numbers: Sequence[int]) -> np.ndarray:
-    """For each number the largest that a rank has passed.
+def extremes(name: str, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """For each number the smallest and the largest that a rank has passed.
 
     Parameters
     ----------
     name : str
         What the ranks are matched by.
     numbers : sequence of int
-        Equally many on all ranks, each within 64 bits.
+        Equally many on all ranks, each above -2**63 and below 2**63.
 
     Returns
     -------
-    ndarray of int64, shape (len(numbers),)
+    two ndarrays of int64, shape (len(numbers),)
 
     Raises
     ------
     mykv_core.Error
         A rank refused, has left, or does something else under this name.
     """
-    mine = np.array(numbers, dtype=np.int64)
+    mine = np.array([numbers, numbers], dtype=np.int64)
+    mine[0] *= -1
     result = np.empty_like(mine)
     process.wait(process.core.submit_allreduce(name, [mine], [result], "max"))
-    return result
+    return -result[0], result[1]
 
 
 def check_names(carrier: str, names: Sequence[str], what: str) -> None:
@@ -56,12 +57,11 @@ def check_names(carrier: str, names: Sequence[str], what: str) -> None:
     RuntimeError
         They differ; the sentence says how many there are here and elsewhere.
     mykv_core.Error
-        As for `largest`.
+        As for `extremes`.
     """
     digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "big")
-    most = largest(carrier, [digest, -digest, len(names), -len(names)])
-    if most[0] != -most[1]:
-        few, many = -most[3], most[2]
+    (lowest, few), (highest, many) = extremes(carrier, [digest, len(names)])
+    if lowest != highest:
         elsewhere = f"between {few} and {many}" if few != many else f"{many} too, but others,"
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise RuntimeError(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from . import agreement, arrays, parameters, process
+from . import agreement, arrays, initialization, process
 from .mxnet_compat import DeferredInitializationError, MXNetError, Parameter, fill_with_zeros
+from .parameters import Named
 
 
 class _Slot:
@@ -51,7 +52,7 @@ class Gradients:
         The ranks have other parameters, or other ones that have gradients. Collective: all ranks get it.
     """
 
-    def __init__(self, scope: str, named: Sequence[parameters.Named]) -> None:
+    def __init__(self, scope: str, named: Sequence[Named]) -> None:
         self._scope = scope
         self._carrier = f"{scope}/parameters"
         self._slots = [
@@ -128,7 +129,7 @@ class Gradients:
         )
         self._refuse(self._agreed, sentence)
         for slot in deferred:  # those that have values wait for this rank's
-            parameters.refuse_values(slot.parameter, sentence)
+            initialization.refuse(slot.parameter, sentence)
         raise DeferredInitializationError(sentence)
 
     def _check_trainable(self, carrier: str, names: Sequence[str]) -> None:
@@ -140,7 +141,7 @@ class Gradients:
         if not self._active:
             return []
         flags = [any(weight._fresh_grad for weight in slot.parameter._data) for slot in self._active]
-        fresh = self._ask(lambda carrier: agreement.largest(carrier, flags))
+        _, fresh = self._ask(lambda carrier: agreement.extremes(carrier, flags))
         used = [slot for slot, flag in zip(self._active, fresh) if flag]
         for slot in used:
             for weight, gradient in zip(slot.parameter._data, slot.parameter._grad):

@@ -1,21 +1,18 @@
-"""Equal values on all ranks: broadcast of parameters, now or the moment they are initialized.
-
-A network usually gets its parameters in the first forward pass, when the shapes are known. MXNet gives a Parameter its
-values in one method, which is replaced here, once and on the class, by one that also asks a weak registry whether this
-Parameter waits for a broadcast. Nothing is added to the Parameter itself, so copies and pickles of it are plain ones.
-"""
+"""Equal values on all ranks: the broadcast of parameters, and the names by which ranks match them."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-import weakref
-from typing import Any, Iterator, Mapping, NamedTuple
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
-from . import agreement, arrays, process
+from . import agreement, arrays, initialization, process
+from .initialization import Broadcast
 from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter
 
 _numbers = itertools.count()
+
+# What a rank knows of a parameter before a broadcast.
+_HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
 
 
 class Named(NamedTuple):
@@ -26,32 +23,11 @@ class Named(NamedTuple):
     position: int  # in the network, from its input
 
 
-class _Broadcast:
-    """A broadcast to come: the name that the ranks match it by, the rank whose values count, and its priority."""
-
-    def __init__(self, name: str, root_rank: int, priority: int) -> None:
-        self.name = name
-        self.root_rank = root_rank
-        self.priority = priority
-
-    def push(self, values: list[NDArray]) -> None:
-        """Send `values`, one array per device, or overwrite them with the root's."""
-        process.core.push_broadcast(
-            self.name, values[0].handle.value, arrays.handles(values), self.root_rank, self.priority
-        )
-
-
-# What happens when a Parameter is initialized: the first entry that there is.
-_once: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # asked for by broadcast_parameters
-_always: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # asked for by a trainer, which stays
-_refused: weakref.WeakSet = weakref.WeakSet()  # this rank has told the others that it has no values
-
-
 def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
     """Give all ranks the values that `root_rank` has. Collective; returns when they have arrived.
 
     Parameters whose initialization is deferred are broadcast when they are initialized, inside the first forward pass.
-    If that is so on some ranks only, the others go on without waiting, and MXNet's engine lets the values wait.
+    Where that is so on some ranks only, the others do not wait; MXNet's engine lets the reader of the values wait.
 
     Parameters
     ----------
@@ -84,50 +60,43 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
     agreement.check_names(carrier, [one.name for one in named], f"parameters of {scope}")
     if not named:
         return
-    deferred = [isinstance(one.value, Parameter) and one.value._data is None for one in named]
-    elsewhere = agreement.largest(carrier, deferred)
     arriving = []
-    for number, (name, value, position) in enumerate(named):
-        broadcast = _Broadcast(f"{scope}/{name}", root_rank, -position)
-        if deferred[number]:
-            _once[value] = broadcast
-        else:
+    least, most = agreement.extremes(carrier, [_state(one.value) for one in named])
+    for (name, value, position), lowest, highest in zip(named, least, most):
+        broadcast = Broadcast(f"{scope}/{name}", root_rank, -position)
+        if isinstance(value, NDArray) or value._data is not None:
             broadcast.push(_arrays(value))
-            if not elsewhere[number]:
+            if highest < _WITHOUT_VALUES:
                 arriving += _arrays(value)
+        elif lowest < _WAITS:  # else one waits on every rank, after which all values are equal
+            initialization.wait_for(value, broadcast)
     for array in arriving:
         array.wait_to_read()
 
 
-def broadcast_now_and_later(parameter: Parameter, name: str, root_rank: int, priority: int) -> None:
-    """Broadcast the values of a trainer's Parameter, and again whenever it is initialized anew.
-
-    Returns at once. A Parameter that waits for broadcast_parameters already is not broadcast twice: that one goes
-    first, and this one only after a later initialization.
+def keep_equal(named: Sequence[Named], scope: str, root_rank: int) -> None:
+    """Broadcast a trainer's parameters, now and whenever they are initialized later. Collective.
 
     Parameters
     ----------
-    parameter : Parameter
-        Initialized or not.
-    name : str
-        What the ranks are matched by.
+    named : sequence of Named
+        Parameters, the same on all ranks.
+    scope : str
+        Begins the names of all operations.
     root_rank : int
         The rank whose values count.
-    priority : int
-        Operations with a higher one run first.
     """
-    _always[parameter] = _Broadcast(name, root_rank, priority)
-    if parameter._data is not None:
-        _always[parameter].push(parameter._data)
-
-
-def refuse_values(parameter: Parameter, reason: str) -> None:
-    """Tell the other ranks, which wait for a broadcast of this Parameter's values, why this rank does not take part."""
-    broadcast = _once.get(parameter) or _always.get(parameter)
-    if broadcast is not None and parameter not in _refused:
-        _refused.add(parameter)
-        _once.pop(parameter, None)
-        process.core.refuse(broadcast.name, reason)
+    if not named:
+        return
+    least, most = agreement.extremes(f"{scope}/parameters", [_state(one.value) for one in named])
+    for (name, parameter, position), lowest, highest in zip(named, least, most):
+        broadcast = Broadcast(f"{scope}/values/{name}", root_rank, -position, lasting=True)
+        everywhere = lowest if lowest == highest else None
+        if parameter._data is not None:
+            broadcast.push(parameter._data)
+        if everywhere not in (_HAS_VALUES_AND_LASTING, _WAITS_LASTING):
+            broadcast.covered = everywhere == _WAITS
+            initialization.wait_for(parameter, broadcast)
 
 
 def check_root(root_rank: Any) -> None:
@@ -177,11 +146,11 @@ def named_parameters(params: Any) -> list[Named]:
 
 
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:
-    """Names and values for broadcast_parameters, checked to be Parameters or arrays."""
+    """Names and values for broadcast_parameters, checked to be Parameters or arrays that can be broadcast."""
     pair = isinstance(params, (list, tuple)) and any(isinstance(half, (Mapping, *NAME_KEYED_DICTS)) for half in params)
+    if pair and len(params) != 2:
+        raise TypeError(f"params must be a pair of dicts, as of Module.get_params(), not {len(params)} of them.")
     for half, part in zip(("arg:", "aux:"), params) if pair else (("", params),):
-        if pair and len(params) != 2:
-            raise TypeError(f"params must be a pair of dicts, as of Module.get_params(), not {len(params)} of them.")
         for name, value, position in named_parameters(part):
             if not isinstance(value, (Parameter, NDArray)):
                 raise TypeError(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
@@ -194,24 +163,10 @@ def _arrays(value: Any) -> list[NDArray]:
     return [value] if isinstance(value, NDArray) else value._data
 
 
-def _broadcasting(original: Any) -> Any:
-    """Parameter._init_impl, followed by the broadcast that waits for it."""
-
-    @functools.wraps(original)
-    def _init_impl(self: Parameter, *args: Any, **kwargs: Any) -> None:
-        # reset_ctx comes here too, with the values that the Parameter has already: they agree, and not all ranks need
-        # to move. Initialization and load_parameters come here without any.
-        without_values = self._data is None
-        original(self, *args, **kwargs)
-        if without_values and process.is_initialized():
-            _refused.discard(self)
-            broadcast = _once.pop(self, None) or _always.get(self)
-            if broadcast is not None:
-                broadcast.push(self._data)
-
-    _init_impl.broadcasts = True
-    return _init_impl
-
-
-if not getattr(Parameter._init_impl, "broadcasts", False):
-    Parameter._init_impl = _broadcasting(Parameter._init_impl)
+def _state(value: Any) -> int:
+    if isinstance(value, NDArray):
+        return _HAS_VALUES
+    lasting = initialization.has_lasting(value)
+    if value._data is not None:
+        return _HAS_VALUES_AND_LASTING if lasting else _HAS_VALUES
+    return _WAITS_LASTING if lasting else _WAITS if initialization.waits(value) else _WITHOUT_VALUES

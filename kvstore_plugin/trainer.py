@@ -89,8 +89,7 @@ class DistributedTrainer(gluon.Trainer):
         self._gradients = Gradients(scope, named)
         self._ignores_stale = False
         self._freshness_is_shared = False
-        for label, parameter, position in named:
-            parameters.broadcast_now_and_later(parameter, f"{scope}/values/{label}", root_rank, -position)
+        parameters.keep_equal(named, scope, root_rank)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters. Returns at once.

@@ -1,0 +1,113 @@
+"""Broadcast of a Parameter's values the moment it is initialized: in the first forward pass, when shapes are known.
+
+MXNet gives a Parameter its values in one method, which is replaced here, once and on the class, by one that also looks
+into a weak registry what waits for this Parameter. Nothing is added to the Parameter itself, so copies and pickles of
+it are plain ones.
+
+Ranks may differ in when they initialize a Parameter (one has loaded it from a file, another defers it), so each rank
+takes each turn under each name exactly once, whatever it does first. Only where all ranks know that another broadcast
+of the same initialization comes first is one left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from . import arrays, process
+from .mxnet_compat import NDArray, Parameter
+
+
+class Broadcast:
+    """A broadcast of one Parameter.
+
+    Parameters
+    ----------
+    name : str
+        What the ranks match it by.
+    root_rank : int
+        The rank whose values count.
+    priority : int
+        Operations with a higher one run first.
+    lasting : bool
+        It is wanted at every initialization, not at the next only.
+    """
+
+    def __init__(self, name: str, root_rank: int, priority: int, lasting: bool = False) -> None:
+        self.name = name
+        self.root_rank = root_rank
+        self.priority = priority
+        self.lasting = lasting
+        self.covered = False  # at the next initialization another one comes first on all ranks, which is enough
+
+    def push(self, values: list[NDArray]) -> None:
+        """Send `values`, one array per device, or overwrite them with the root's."""
+        process.core.push_broadcast(
+            self.name, values[0].handle.value, arrays.handles(values), self.root_rank, self.priority
+        )
+
+
+_waiting: weakref.WeakKeyDictionary[Parameter, list[Broadcast]] = weakref.WeakKeyDictionary()
+_refused: weakref.WeakSet[Parameter] = weakref.WeakSet()  # the others know that this rank has no values
+
+
+def wait_for(parameter: Parameter, broadcast: Broadcast) -> None:
+    """Let `broadcast` happen when the Parameter is initialized next."""
+    _waiting.setdefault(parameter, []).append(broadcast)
+
+
+def waits(parameter: Parameter) -> bool:
+    """Whether some broadcast happens when the Parameter is initialized next."""
+    return bool(_waiting.get(parameter))
+
+
+def has_lasting(parameter: Parameter) -> bool:
+    """Whether some broadcast happens at every initialization of the Parameter."""
+    return any(broadcast.lasting for broadcast in _waiting.get(parameter, ()))
+
+
+def refuse(parameter: Parameter, reason: str) -> None:
+    """Tell the other ranks, which may wait for the values, why this rank takes no part in their broadcast.
+
+    It is told once. If all ranks did so, the next initialization finds them in step again.
+    """
+    if parameter in _refused:
+        return
+    _refused.add(parameter)
+    waiting = _waiting.get(parameter, [])
+    for broadcast in waiting:
+        if not broadcast.covered:
+            process.core.refuse(broadcast.name, reason)
+        broadcast.covered = False
+    waiting[:] = [broadcast for broadcast in waiting if broadcast.lasting]
+
+
+def _initialized(parameter: Parameter) -> None:
+    _refused.discard(parameter)
+    waiting = _waiting.get(parameter, [])
+    for broadcast in waiting:
+        if not broadcast.covered:
+            broadcast.push(parameter._data)
+        broadcast.covered = False
+    waiting[:] = [broadcast for broadcast in waiting if broadcast.lasting]
+
+
+def _broadcasting(original: Any) -> Any:
+    """Parameter._init_impl, followed by what waits for it."""
+
+    @functools.wraps(original)
+    def _init_impl(self: Parameter, *args: Any, **kwargs: Any) -> None:
+        # Initialization and load_parameters come here without values. reset_ctx comes with those that it moves to
+        # another device, where no other rank need follow.
+        without_values = self._data is None
+        original(self, *args, **kwargs)
+        if without_values and process.is_initialized():
+            _initialized(self)
+
+    _init_impl.broadcasts = True
+    return _init_impl
+
+
+if not getattr(Parameter._init_impl, "broadcasts", False):
+    Parameter._init_impl = _broadcasting(Parameter._init_impl)
