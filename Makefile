@@ -22,8 +22,8 @@ MPICC ?=
 
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
-# Directories are among the sources, so that a removed file counts too.
 PACKAGING := setup.py pyproject.toml Makefile
+# Directories are among the sources, so that a removed file counts too.
 SOURCES := $(PACKAGING) $(shell find build_backend csrc kvstore_plugin -not -name '*.pyc' -not -name __pycache__)
 
 # Open MPI runs as root only if told twice; the variables mean nothing to users and to other MPIs.
