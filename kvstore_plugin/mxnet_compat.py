@@ -36,7 +36,8 @@ def _import_mxnet() -> Any:
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
             raise ImportError(f"kvstore_plugin needs MXNet, which is missing: {_INSTALL}.", name="mxnet") from error
-        raise ImportError(f"MXNet cannot be imported, {error}: install that too.", name="mxnet") from error
+        package = "setuptools" if error.name == "distutils" else error.name  # Python 3.12 has no distutils of its own
+        raise ImportError(f"MXNet needs the module {error.name}: pip install {package}.", name="mxnet") from error
     except ImportError:
         raise
     except Exception as error:

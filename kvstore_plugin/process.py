@@ -93,8 +93,7 @@ def shutdown() -> None:
     initialized; init() may be called again by all ranks together.
     """
     if is_initialized():
-        afterwards = "kvstore_plugin was shut down: call kvstore_plugin.init() first."
-        _leave(f"rank {core.rank()} has called shutdown()", afterwards)
+        _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
 
 
 def is_initialized() -> bool:
@@ -284,12 +283,11 @@ def _at_exit() -> None:
     if is_initialized():
         if _failed:
             _abort()
-        reason = f"rank {core.rank()} has exited"
-        _leave(reason, "kvstore_plugin was shut down: Python is exiting.")
+        _leave("its script has ended", "kvstore_plugin was shut down: Python is exiting.")
 
 
 def _leave(reason: str, afterwards: str) -> None:
-    """Let what this rank has pushed finish, as long as the others take part; then tell them that it is gone."""
+    """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone."""
     global core, _comm
     seconds = settings.exit_wait_seconds()
     _drain(seconds)
