@@ -197,10 +197,10 @@ def _start_mpi(MPI: ModuleType) -> None:
 def _checked(MPI: ModuleType, comm: Any) -> Any:
     if comm is None:
         return MPI.COMM_WORLD
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError("comm is the null communicator: only the ranks of a communicator may call init() with it.")
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an mpi4py.MPI.Intracomm or None, not {type(comm).__name__}.")
-    if comm == MPI.COMM_NULL:
-        raise ValueError("comm is the null communicator: only the ranks of a communicator may call init() with it.")
     return comm
 
 
