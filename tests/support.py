@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 
 import kvstore_plugin as mykv  # noqa: F401
 import mxnet as mx
 import numpy as np
+from mxnet.gluon import nn
 
 IS_2 = mx.__version__.startswith("2.")
 if IS_2:
@@ -52,8 +54,7 @@ def fail(array) -> None:
 
 def parameters(net) -> dict[str, np.ndarray]:
     """Values of all parameters by structural name."""
-    named = net.collect_params() if IS_2 else net._collect_params_with_prefix()
-    return {name: parameter.data().asnumpy() for name, parameter in named.items()}
+    return {name: parameter.data(parameter.list_ctx()[0]).asnumpy() for name, parameter in structure(net).items()}
 
 
 def checksum(net) -> str:
@@ -62,3 +63,48 @@ def checksum(net) -> str:
     for _, values in sorted(parameters(net).items()):
         digest.update(values.tobytes())
     return digest.hexdigest()
+
+
+def dense_network(seed: int, inputs: int = 6, widths: tuple = (8, 5, 2), dtype: str = "float32", ctx=None):
+    """A multilayer perceptron with known shapes, its values drawn by numpy from `seed`."""
+    net = nn.HybridSequential()
+    with _name_scope(net):
+        for width in widths:
+            net.add(nn.Dense(width, activation="tanh", in_units=inputs, dtype=dtype))
+            inputs = width
+    net.initialize(ctx=ctx)
+    fill(net, seed)
+    return net
+
+
+def conv_network(seed: int, dtype: str = "float32", ctx=None):
+    """A convolutional network for images of shape (N, 1, 8, 8), smooth, with values drawn by numpy from `seed`."""
+    net = nn.HybridSequential()
+    with _name_scope(net):
+        net.add(
+            nn.Conv2D(4, 3, padding=1, activation="tanh", in_channels=1),
+            nn.AvgPool2D(),
+            nn.Conv2D(6, 3, activation="tanh", in_channels=4),
+            nn.Flatten(),
+            nn.Dense(3, in_units=24),
+        )
+    net.initialize(ctx=ctx)
+    net.cast(dtype)
+    fill(net, seed)
+    return net
+
+
+def fill(net, seed: int) -> None:
+    """Give the parameters, in the order of their structure, values drawn by numpy from `seed`."""
+    rng = np.random.RandomState(seed)
+    for _, parameter in structure(net).items():
+        parameter.set_data(array(rng.uniform(-0.5, 0.5, parameter.shape).astype(parameter.dtype)))
+
+
+def structure(net) -> dict:
+    """Parameters by structural name, which is the same in all processes."""
+    return dict(net.collect_params()) if IS_2 else net._collect_params_with_prefix()
+
+
+def _name_scope(block):
+    return contextlib.nullcontext() if IS_2 else block.name_scope()
