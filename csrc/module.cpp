@@ -352,6 +352,8 @@ PYBIND11_MODULE(mykv_core, m) {
       })
       .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<py::gil_scoped_release>(),
            "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
+      .def_property_readonly("attached", [](const Buffer& b) { return &b.runtime() == g_runtime.get(); },
+                             "Whether the core that it was made by is the one that runs.")
       .def_property_readonly("nbytes", &Buffer::bytes);
   m.def("reserve", &reserve, py::arg("nbytes"), "A Buffer of so many bytes of addresses, without memory before commit().");
   m.def("allocate", &allocate, py::arg("nbytes"), "A Buffer of so many bytes, 64-byte aligned.");

@@ -43,12 +43,11 @@ class Bucket:
     def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
         """A view for the gradient, with its shape, dtype and values."""
         begin = self.used
-        nbytes = gradient.size * self.dtype.itemsize
-        self.buffer.commit(begin + nbytes)
+        self.used += _aligned(gradient.size * self.dtype.itemsize)
+        self.buffer.commit(self.used)
         memory = np.frombuffer(self.buffer, dtype=self.dtype, count=gradient.size, offset=begin)
         view = view_of_memory(memory.reshape(gradient.shape), gradient)
         view[:] = gradient
-        self.used = begin + -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         self.members.append((parameter, begin, view))
         return view
 
@@ -70,6 +69,7 @@ class GradientMemory:
         self._bucket_bytes = bucket_bytes
         self._filling: dict[np.dtype, Bucket] = {}
         self.buckets: list[Bucket] = []
+        self._places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
         self.late: list[Parameter] = []  # had gradients before a backward that may have written them
 
     def own(self, parameter: Parameter) -> None:
@@ -90,13 +90,34 @@ class GradientMemory:
             return
         gradient = parameter._grad[0]
         dtype = np.dtype(gradient.dtype)
-        nbytes = gradient.size * dtype.itemsize
+        view = self._earlier_view(parameter, gradient)
+        if view is None:
+            view = self._bucket_for(dtype, _aligned(gradient.size * dtype.itemsize)).add(parameter, gradient)
+            self._places.setdefault(parameter, []).append(view)
+        parameter._grad = [view]
+        autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
+
+    def attached(self) -> bool:
+        """Whether the buckets are of the core as it runs now, and not of one that was shut down."""
+        return all(bucket.buffer.attached for bucket in self.buckets)
+
+    def _earlier_view(self, parameter: Parameter, gradient: NDArray) -> NDArray | None:
+        """The view that the Parameter had before, where that fits, with the new values.
+
+        So what still writes to the old array (a network hybridized with static_alloc) writes to the right one.
+        """
+        for view in self._places.get(parameter, ()):
+            if type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape:
+                view[:] = gradient
+                return view
+        return None
+
+    def _bucket_for(self, dtype: np.dtype, nbytes: int) -> Bucket:
         bucket = self._filling.get(dtype)
         if bucket is None or bucket.used + nbytes > bucket.capacity:
             bucket = self._filling[dtype] = Bucket(dtype, max(self._bucket_bytes, nbytes))
             self.buckets.append(bucket)
-        parameter._grad = [bucket.add(parameter, gradient)]
-        autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
+        return bucket
 
     @staticmethod
     def _adoptable(parameter: Parameter) -> bool:
@@ -105,10 +126,17 @@ class GradientMemory:
             return False
         gradient = parameter._grad[0]
         dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
-        return dense and gradient.context.device_type == "cpu" and np.dtype(gradient.dtype).name in _DTYPES
+        # A view of host memory is an array of cpu(0).
+        on_first_cpu = gradient.context.device_type == "cpu" and gradient.context.device_id == 0
+        return dense and on_first_cpu and np.dtype(gradient.dtype).name in _DTYPES
 
-    def __getstate__(self) -> dict:
-        raise TypeError("Gradients in shared memory cannot be pickled.")
+    def __reduce__(self) -> tuple:
+        # A copy has other parameters, which own no memory yet.
+        return GradientMemory, (self._bucket_bytes,)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _owner(parameter: Parameter) -> GradientMemory | None:
@@ -126,7 +154,7 @@ def _adopting(original: Any) -> Any:
         if self._grad is not None and self._grad is not before:
             _born[self] = _backwards
             owner = _owner(self)
-            if owner is not None and process.is_initialized():
+            if owner is not None and process.is_initialized() and owner.attached():
                 owner.adopt(self)
         return result
 

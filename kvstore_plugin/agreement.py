@@ -59,8 +59,7 @@ def check_names(carrier: str, names: Sequence[str], what: str) -> None:
     mykv_core.Error
         As for `extremes`.
     """
-    digest = int.from_bytes(hashlib.blake2b("\n".join(names).encode(), digest_size=7).digest(), "big")
-    (lowest, few), (highest, many) = extremes(carrier, [digest, len(names)])
+    (lowest, few), (highest, many) = extremes(carrier, [_digest(names), len(names)])
     if lowest != highest:
         elsewhere = f"between {few} and {many}" if few != many else f"{many} too, but others,"
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -68,3 +67,26 @@ def check_names(carrier: str, names: Sequence[str], what: str) -> None:
             f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)} ({shown}), "
             f"and the ranks have {elsewhere} of them."
         )
+
+
+def is_same(carrier: str, texts: Sequence[str]) -> bool:
+    """Whether all ranks pass the same texts.
+
+    Parameters
+    ----------
+    carrier : str
+        The name that the exchange itself goes under.
+    texts : sequence of str
+        What to compare.
+
+    Raises
+    ------
+    mykv_core.Error
+        As for `extremes`.
+    """
+    (lowest,), (highest,) = extremes(carrier, [_digest(texts)])
+    return bool(lowest == highest)
+
+
+def _digest(texts: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")

@@ -48,6 +48,9 @@ class DistributedTrainer(gluon.Trainer):
         The worker whose initial values count.
     update_on_kvstore : bool, optional
         Must be None or False: there are no servers.
+    bucket_bytes : int, optional
+        Gradients are put into shared memory next to each other, up to so many bytes, and each such bucket is reduced
+        by one operation. 0: they stay where MXNet made them, and each is copied into shared memory and back.
 
     Raises
     ------
@@ -72,13 +75,14 @@ class DistributedTrainer(gluon.Trainer):
         *,
         root_rank: int = 0,
         update_on_kvstore: bool | None = None,
+        bucket_bytes: int = 16 << 20,
     ) -> None:
         process.require()
         scope = f"trainer{next(_numbers)}" + (f".{prefix}" if prefix else "")
         try:
             compressions.check(compression)
             process_sets.check(process_set)
-            _check_arguments(gradient_predivide_factor, num_groups, update_on_kvstore)
+            _check_arguments(gradient_predivide_factor, num_groups, update_on_kvstore, bucket_bytes)
             parameters.check_root(root_rank)
             named = parameters.named_parameters(params)
             _check_parameters(named)
@@ -86,7 +90,7 @@ class DistributedTrainer(gluon.Trainer):
         except Exception as error:
             process.core.refuse(f"{scope}/parameters", str(error))
             raise
-        self._gradients = Gradients(scope, named)
+        self._gradients = Gradients(scope, named, bucket_bytes)
         self._ignores_stale = False
         self._freshness_is_shared = False
         parameters.keep_equal(named, scope, root_rank)
@@ -160,7 +164,13 @@ class DistributedTrainer(gluon.Trainer):
         mxnet_compat.set_trainer_contexts(self, list(new))
 
 
-def _check_arguments(gradient_predivide_factor: float, num_groups: int, update_on_kvstore: bool | None) -> None:
+def _check_arguments(
+    gradient_predivide_factor: float, num_groups: int, update_on_kvstore: bool | None, bucket_bytes: int
+) -> None:
+    if not isinstance(bucket_bytes, int):
+        raise TypeError(f"bucket_bytes must be an int, not {type(bucket_bytes).__name__}.")
+    if bucket_bytes < 0:
+        raise ValueError(f"bucket_bytes must be at least 0, not {bucket_bytes}.")
     if not isinstance(gradient_predivide_factor, (int, float)):
         raise TypeError(f"gradient_predivide_factor must be a number, not {type(gradient_predivide_factor).__name__}.")
     if not (math.isfinite(gradient_predivide_factor) and gradient_predivide_factor > 0):
