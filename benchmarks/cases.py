@@ -1,0 +1,81 @@
+"""The pieces of work that are measured, as the dictionaries that workers understand (workers/with_mxnet.py).
+
+The id of a case is its name in results; the same id stands for the same work with every peer.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+Case = Dict[str, Any]
+
+KB, MB = 1024, 1024 * 1024
+
+# Training as the targets have it: ResNet-18, 64 pixels, 8 images per worker.
+_TRAINING = {"network": "resnet18_v1", "pixels": 64, "batch": 8}
+
+
+def pushpull(nbytes: int) -> Case:
+    """Pushpull of one array of float32, in place."""
+    iterations = 100 if nbytes <= MB else 20 if nbytes <= 8 * MB else 8
+    return {"id": f"pushpull/{nbytes}", "kind": "pushpull", "nbytes": nbytes, "iterations": iterations, "warmup": 3}
+
+
+def gradients(model: str, flavour: str, dtype: str = "float32", iterations: int = 8) -> Case:
+    """allreduce_grads() of the gradients of a model, by the 'stock' Trainer or the peer's 'own'."""
+    name = f"gradients/{model}/{flavour}" + ("" if dtype == "float32" else f"/{dtype}")
+    shared = {"model": model, "flavour": flavour, "dtype": dtype}
+    return {"id": name, "kind": "gradients", **shared, "iterations": iterations, "warmup": 2}
+
+
+def step(model: str, flavour: str) -> Case:
+    """step() with gradients ready: allreduce and SGD with momentum."""
+    return {**gradients(model, flavour), "id": f"step/{model}/{flavour}", "step": True}
+
+
+def training(flavour: str, iterations: int = 12) -> Case:
+    """Whole training steps, beside a network of the same process that trains alone."""
+    name = f"training/{flavour}"
+    return {"id": name, "kind": "training", "flavour": flavour, **_TRAINING, "iterations": iterations, "warmup": 3}
+
+
+def breakdown(flavour: str) -> Case:
+    """The parts of a training step."""
+    name = f"breakdown/{flavour}"
+    return {"id": name, "kind": "breakdown", "flavour": flavour, **_TRAINING, "iterations": 8, "warmup": 3}
+
+
+def late() -> Case:
+    """A rank that waits for a late one."""
+    return {"id": "late", "kind": "late", "seconds": 1.0, "iterations": 1}
+
+
+def idle() -> Case:
+    """A process that has nothing to do."""
+    return {"id": "idle", "kind": "idle", "seconds": 1.0, "iterations": 1}
+
+
+def python_time(model: str, flavour: str) -> Case:
+    """Python's time in step()."""
+    name = f"python/{model}/{flavour}"
+    return {"id": name, "kind": "python", "model": model, "flavour": flavour, "iterations": 20, "warmup": 3}
+
+
+def memory(model: str, flavour: str) -> Case:
+    """Memory of a process that has reduced the gradients of a model a few times; wants a process of its own."""
+    return {"id": f"memory/{model}", "kind": "memory", "model": model, "flavour": flavour, "iterations": 3}
+
+
+def in_place(nbytes: int) -> Case:
+    """Allreduce of memory of the core, where it lies."""
+    return {**pushpull(nbytes), "id": f"in place/{nbytes}", "kind": "in place"}
+
+
+def limit(nbytes: int) -> Case:
+    """The same loads and stores without synchronization."""
+    return {"id": f"limit/{nbytes}", "kind": "limit", "nbytes": nbytes, "iterations": 8, "warmup": 2}
+
+
+def shortened(cases: List[Case], iterations: int) -> List[Case]:
+    """The same cases with at most so many iterations."""
+    return [{**case, "iterations": min(case["iterations"], iterations)} for case in cases]

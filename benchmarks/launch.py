@@ -1,0 +1,172 @@
+"""Starts one group of measured processes, waits within a time limit, and leaves none of them behind.
+
+mpirun puts its ranks into process groups of their own, and a killed mpirun orphans them. So every process carries a
+token in its environment, which its descendants inherit, and whoever still has it at the end is killed by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any, Dict, List
+
+from . import environments
+from .peers import Setup
+from .workers.meeting import Meeting
+
+WORKER = str(Path(__file__).resolve().parent / "run_worker.py")
+_TOKEN = "MYKV_BENCH_LAUNCH"
+_GRACE_S = 3.0  # what mpirun gets to end its ranks
+_LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HYDI_", "DMLC_")
+_AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+class LaunchError(RuntimeError):
+    """The processes failed or took too long; the message ends with their last words."""
+
+
+def launch(setup: Setup, ranks: int, cases: List[Dict[str, Any]], limit_s: float) -> List[List[Dict[str, Any]]]:
+    """Run `cases` in `ranks` processes.
+
+    Returns
+    -------
+    list of list of dict
+        For each rank its lines: {'case': id, 'series': name, 'numbers': [...]}.
+
+    Raises
+    ------
+    LaunchError
+    """
+    with tempfile.TemporaryDirectory(prefix="mykv-bench-") as folder:
+        place = Path(folder)
+        meeting = place / "meeting"
+        meeting.write_bytes(bytes(Meeting.nbytes(ranks)))
+        job = {"meeting": str(meeting), "results": folder, "size": ranks, "cases": cases, "options": setup.options}
+        (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
+        commands = [(command_line(setup, ranks, str(place / "job.json")), {})]
+        if setup.backend == "dist_sync":
+            commands = _parameter_server(setup, ranks, commands[0][0])
+        _run(setup, commands, place / "output", limit_s)
+        return [_lines(place / f"{rank}.jsonl") for rank in range(ranks)]
+
+
+def command_line(setup: Setup, ranks: int, job: str) -> List[str]:
+    """The command that starts the measured processes; for dist_sync, one of them."""
+    worker = [setup.python(), WORKER, setup.backend, job]
+    if setup.backend in ("dist_sync", "limit"):
+        return worker
+    return [environments.mpirun(setup.python()), "-n", str(ranks), *setup.mpirun, *worker]
+
+
+def described(setup: Setup, ranks: int) -> str:
+    """The command with its environment, as a person would type it."""
+    words = [f"{name}={value}" for name, value in setup.env.items()]
+    words += [shlex.quote(os.path.basename(word)) for word in command_line(setup, ranks, "JOB.json")]
+    return " ".join(words)
+
+
+def environment(setup: Setup) -> Dict[str, str]:
+    """This environment without traces of another launcher, and with the setup's variables."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    if setup.peer == "horovod":
+        clean.pop("PYTHONPATH", None)
+    return {**clean, **_AS_ROOT, "OMP_NUM_THREADS": "1", **setup.env}
+
+
+def _parameter_server(setup: Setup, ranks: int, worker: List[str]) -> List[Any]:
+    """Scheduler, servers and workers, as MXNet's tools/launch.py would start them on one host."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    servers = setup.servers or ranks
+    common = {
+        "DMLC_PS_ROOT_URI": "127.0.0.1",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_NUM_WORKER": str(ranks),
+        "DMLC_NUM_SERVER": str(servers),
+        "DMLC_NODE_HOST": "127.0.0.1",
+    }
+    roles = ["scheduler"] + ["server"] * servers + ["worker"] * ranks
+    return [(worker, {**common, "DMLC_ROLE": role}) for role in roles]
+
+
+def _run(setup: Setup, commands: List[Any], output: Path, limit_s: float) -> None:
+    token = uuid.uuid4().hex
+    base = {**environment(setup), _TOKEN: token}
+    with open(output, "wb") as out:
+        started = [
+            subprocess.Popen(
+                words,
+                env={**base, **extra},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=str(output.parent),
+            )
+            for words, extra in commands
+        ]
+        try:
+            problem = _wait(started, limit_s)
+        finally:
+            _end(started, token)
+    if problem:
+        words = output.read_text(encoding="utf-8", errors="replace").strip()[-3000:]
+        raise LaunchError(f"{setup.title}: {problem}. Last output:\n{words}")
+
+
+def _wait(started: "List[subprocess.Popen[bytes]]", limit_s: float) -> str:
+    """Wait for all; what went wrong, or nothing."""
+    deadline = time.monotonic() + limit_s
+    while True:
+        codes = [process.poll() for process in started]
+        failed = [code for code in codes if code]
+        if failed:
+            return f"a process ended with exit code {failed[0]}"
+        if all(code == 0 for code in codes):
+            return ""
+        if time.monotonic() > deadline:
+            return f"it has not ended within {limit_s:.0f} s"
+        time.sleep(0.05)
+
+
+def _end(started: "List[subprocess.Popen[bytes]]", token: str) -> None:
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    while _members(token):
+        if time.monotonic() > deadline:
+            for pid in _members(token):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        for process in started:
+            process.poll()
+        time.sleep(0.05)
+    for process in started:
+        process.wait()
+
+
+def _members(token: str) -> List[int]:
+    """Living processes with our token; a zombie shows no environment."""
+    wanted, found = f"{_TOKEN}={token}".encode(), []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+def _lines(path: Path) -> List[Dict[str, Any]]:
+    with open(path, encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]

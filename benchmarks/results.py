@@ -1,0 +1,81 @@
+"""What was measured, and the few statistics that are made of it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+from .peers import AS_INSTALLED
+
+# Series that are added up over the ranks; of the others the slowest rank, or the one with the most, counts.
+_ADDED = ("bytes",)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of the numbers of all rounds."""
+
+    median: float
+    lower: float
+    upper: float
+    count: int
+    setup: str = AS_INSTALLED
+
+
+def spread(numbers: List[float], setup: str = AS_INSTALLED) -> Spread:
+    """Median and quartiles of at least one number."""
+    if len(numbers) == 1:
+        return Spread(numbers[0], numbers[0], numbers[0], 1, setup)
+    lower, _, upper = statistics.quantiles(numbers, n=4, method="inclusive")
+    return Spread(statistics.median(numbers), lower, upper, len(numbers), setup)
+
+
+@dataclass
+class Results:
+    """All records of a run: {'peer', 'setup', 'ranks', 'case', 'series', 'round', 'numbers'}, and what failed."""
+
+    about: Dict[str, Any] = field(default_factory=dict)
+    records: List[Dict[str, Any]] = field(default_factory=list)
+    failures: List[Dict[str, Any]] = field(default_factory=list)
+
+    def add(self, about: Dict[str, Any], lines: List[List[Dict[str, Any]]]) -> None:
+        """Take the lines of all ranks of a launch (peer, setup, ranks and round in `about`)."""
+        for per_rank in zip(*lines):
+            first = per_rank[0]
+            combine = sum if first["series"] in _ADDED else max
+            numbers = [combine(numbers) for numbers in zip(*(line["numbers"] for line in per_rank))]
+            self.records.append({**about, "case": first["case"], "series": first["series"], "numbers": numbers})
+
+    def numbers(self, peer: str, case: str, series: str, ranks: int) -> Dict[str, List[float]]:
+        """The numbers of all rounds, by the name of the setup."""
+        found: Dict[str, List[float]] = {}
+        for record in self.records:
+            if (record["peer"], record["case"], record["series"], record["ranks"]) == (peer, case, series, ranks):
+                found.setdefault(record["setup"], []).extend(record["numbers"])
+        return found
+
+    def get(
+        self, peer: str, case: str, series: str = "time", ranks: int = 2, setup: str = AS_INSTALLED
+    ) -> Optional[Spread]:
+        """What was measured with one setup; None if it was not."""
+        numbers = self.numbers(peer, case, series, ranks).get(setup)
+        return spread(numbers, setup) if numbers else None
+
+    def best(self, peer: str, case: str, series: str = "time", ranks: int = 2) -> Optional[Spread]:
+        """The setup with the smallest median; None if nothing was measured."""
+        found = [spread(n, setup) for setup, n in self.numbers(peer, case, series, ranks).items() if n]
+        return min(found, key=lambda one: one.median, default=None)
+
+    def save(self, path: Path) -> None:
+        """Write everything as JSON."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        everything = {"about": self.about, "records": self.records, "failures": self.failures}
+        path.write_text(json.dumps(everything), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> "Results":
+        """Read what save() has written."""
+        return cls(**json.loads(path.read_text(encoding="utf-8")))

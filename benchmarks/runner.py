@@ -1,0 +1,58 @@
+"""Runs a plan: every launch once per round, so that all peers meet the same moods of the machine."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import List, Optional
+
+from .cases import Case
+from .launch import LaunchError, launch
+from .peers import Setup
+from .results import Results
+
+LIMIT_S = 120.0  # for one launch; none should need half of it
+
+
+@dataclass(frozen=True)
+class Item:
+    """One launch of each round."""
+
+    setup: Setup
+    ranks: int
+    cases: List[Case]
+    rounds: Optional[int] = None  # at most so many; None is all of the run's
+
+
+def run(plan: List[Item], results: Results, rounds: int, deadline: Optional[float] = None) -> int:
+    """Run the plan for some rounds, beginning each with another item; returns the number of rounds.
+
+    Parameters
+    ----------
+    deadline : float, optional
+        time.monotonic() after which no round begins that would not end in time, if it took as long as the last.
+    """
+    for number in range(rounds):
+        begin = time.monotonic()
+        todo = [item for item in plan if item.rounds is None or number < item.rounds]
+        first = number * max(1, len(todo) // rounds) % max(1, len(todo))
+        for item in todo[first:] + todo[:first]:
+            _run_item(item, number, results)
+        now = time.monotonic()
+        if deadline is not None and now + (now - begin) > deadline:
+            return number + 1
+    return rounds
+
+
+def _run_item(item: Item, number: int, results: Results) -> None:
+    begin = time.monotonic()
+    about = {"peer": item.setup.peer, "setup": item.setup.name, "ranks": item.ranks, "round": number}
+    try:
+        results.add(about, launch(item.setup, item.ranks, item.cases, LIMIT_S))
+        outcome = ""
+    except LaunchError as error:
+        results.failures.append({**about, "cases": [case["id"] for case in item.cases], "error": str(error)})
+        outcome = f"  FAILED: {error}"
+    took = time.monotonic() - begin
+    print(f"round {number + 1}: {item.setup.title}, {item.ranks} ranks: {took:.1f} s{outcome}", file=sys.stderr, flush=True)

@@ -1,0 +1,33 @@
+"""Horovod for MXNet."""
+
+from __future__ import annotations
+
+import horovod.mxnet as hvd
+
+from . import with_mxnet
+from .job import Job
+
+
+class HorovodPeer(with_mxnet.Peer):
+    """Both flavours are horovod.mxnet.DistributedTrainer; `options` are more arguments for it, such as num_groups."""
+
+    def __init__(self, options: dict) -> None:
+        self._options = options
+        self._trainers = 0
+        hvd.init()
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def pushpull(self, key, array):
+        hvd.allreduce_(array, average=False, name=key)
+
+    def trainer(self, params, flavour):
+        self._trainers += 1  # names of tensors come from the prefix
+        named = {f"{number:06d}": parameter for number, parameter in enumerate(params)}
+        prefix = f"{self._trainers}."
+        return hvd.DistributedTrainer(named, "sgd", with_mxnet.SGD, prefix=prefix, **self._options)
+
+
+if __name__ == "__main__":
+    job = Job()
+    with_mxnet.main(HorovodPeer(job.options), job)
+    hvd.shutdown()

@@ -1,0 +1,268 @@
+"""The measurements that need MXNet, for any peer; a peer's own file says how it reduces an array and makes a trainer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from .. import models
+from .job import Job, Series, timed
+from .meeting import Meeting
+
+SGD = {"learning_rate": 0.01, "momentum": 0.9}
+
+
+class Peer:
+    """What a way to reduce gradients must be able to do; subclasses are the peers.
+
+    Attributes
+    ----------
+    rank, size : int
+    reduces : bool
+        Whether there is any communication.
+    averages : bool
+        Whether allreduce_grads() of its own trainer averages over the ranks; otherwise it sums.
+    """
+
+    rank = 0
+    size = 1
+    reduces = True
+    averages = False
+
+    def pushpull(self, key: str, array: Any) -> None:
+        """Start to sum `array` over all ranks, in place."""
+        raise NotImplementedError
+
+    def trainer(self, params: List[Any], flavour: str) -> gluon.Trainer:
+        """A trainer with SGD and momentum; `flavour` is 'stock' or 'own' (the peer's own class)."""
+        raise NotImplementedError
+
+
+def main(peer: Peer, job: Job) -> None:
+    """Measure the job's cases with this peer."""
+    mx.random.seed(1)
+    measure = Measurements(peer)
+    kinds = {
+        "pushpull": measure.pushpull,
+        "gradients": measure.gradients,
+        "training": measure.training,
+        "breakdown": measure.breakdown,
+        "late": measure.late,
+        "idle": measure.idle,
+        "python": measure.python,
+        "memory": measure.memory,
+    }
+    job.run(peer.rank, kinds)
+
+
+class Measurements:
+    """One function per kind of case; each yields (series, numbers)."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def pushpull(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds of one pushpull of 'nbytes' bytes in place, from the call to wait_to_read()."""
+        dtype = case.get("dtype", "float32")
+        array = mx.nd.zeros((case["nbytes"] // np.dtype(dtype).itemsize,), dtype=dtype)
+
+        def prepare() -> None:
+            array[:] = self._peer.rank + 1
+            mx.nd.waitall()
+
+        def work() -> None:
+            self._peer.pushpull(case["id"], array)
+            array.wait_to_read()
+
+        times = timed(case, meeting, prepare, work)
+        self._check(array, case, averaged=False)
+        yield "time", times
+
+    def gradients(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds of allreduce_grads() for the gradients of 'model'; with 'step', of step()."""
+        params = parameters(case)
+        trainer = self._peer.trainer(params, case["flavour"])
+        gradients = [parameter.list_grad()[0] for parameter in params]
+
+        def prepare() -> None:
+            for gradient in gradients:
+                gradient[:] = self._peer.rank + 1
+            if case.get("step"):
+                for parameter in params:
+                    parameter.list_data()[0]._fresh_grad = True
+            mx.nd.waitall()
+
+        def work() -> None:
+            if case.get("step"):
+                trainer.step(1)
+            else:
+                trainer.allreduce_grads()
+            mx.nd.waitall()
+
+        times = timed(case, meeting, prepare, work)
+        for gradient in (gradients[0], gradients[-1]):
+            self._check(gradient, case, averaged=self._peer.averages and case["flavour"] == "own")
+        yield "time", times
+
+    def training(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds of whole training steps with this peer, and with a second network alone, step by step in turn."""
+        distributed = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
+        alone = Network(case, lambda params: gluon.Trainer(params, "sgd", SGD, kvstore=None))
+        both = {"step": [], "alone": []}
+        for iteration in range(case["warmup"] + case["iterations"]):
+            for series, network in (("step", distributed), ("alone", alone)):
+                begin = meeting.start()
+                network.step()
+                mx.nd.waitall()
+                if iteration >= case["warmup"]:
+                    both[series].append(time.perf_counter() - begin)
+        yield from both.items()
+
+    def breakdown(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds of the parts of a training step, each waited for by itself, so that nothing overlaps."""
+        network = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
+        parts = {
+            "forward and backward": network.backward,
+            "allreduce": network.trainer.allreduce_grads,
+            "update": lambda: network.trainer.update(case["batch"]),
+        }
+        times: Dict[str, List[float]] = {name: [] for name in parts}
+        for iteration in range(case["warmup"] + case["iterations"]):
+            for name, part in parts.items():
+                begin = meeting.start()
+                part()
+                mx.nd.waitall()
+                if iteration >= case["warmup"]:
+                    times[name].append(time.perf_counter() - begin)
+        yield from times.items()
+
+    def late(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Share of a core that rank 0 uses while it waits 'seconds' for the others, which are late with a pushpull."""
+        array = mx.nd.ones((1024,))
+        self._peer.pushpull(case["id"], array)
+        array.wait_to_read()
+        shares = []
+        for _ in range(case["iterations"]):
+            begin = meeting.start()
+            cpu = time.process_time()
+            if self._peer.rank != 0:
+                time.sleep(case["seconds"])
+            self._peer.pushpull(case["id"], array)
+            array.wait_to_read()
+            if self._peer.rank == 0:
+                shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
+            else:
+                shares.append(0.0)
+        yield "share", shares
+
+    def idle(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Share of a core that an initialized process uses in 'seconds' without work."""
+        array = mx.nd.ones((1024,))
+        self._peer.pushpull(case["id"], array)
+        array.wait_to_read()
+        shares = []
+        for _ in range(case["iterations"]):
+            begin, cpu = meeting.start(), time.process_time()
+            time.sleep(case["seconds"])
+            shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
+        yield "share", shares
+
+    def python(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds that Python is in step(), without those in MXNet's own update of the parameters."""
+        params = parameters(case)
+        trainer = self._peer.trainer(params, case["flavour"])
+        inside = [0.0]
+        original = trainer._update
+
+        def update(*args: Any, **kwargs: Any) -> None:
+            begin = time.perf_counter()
+            original(*args, **kwargs)
+            inside[0] = time.perf_counter() - begin
+
+        trainer._update = update
+        times = []
+        for iteration in range(case["warmup"] + case["iterations"]):
+            for parameter in params:
+                parameter.list_grad()[0][:] = 1
+                parameter.list_data()[0]._fresh_grad = True
+            mx.nd.waitall()
+            begin = meeting.start()
+            trainer.step(1)
+            if iteration >= case["warmup"]:
+                times.append(time.perf_counter() - begin - inside[0])
+            mx.nd.waitall()
+        yield "time", times
+
+    def memory(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+        """Bytes of this process after some allreduces, each page divided by the number of processes that share it."""
+        params = parameters(case)
+        trainer = self._peer.trainer(params, case["flavour"])
+        most = 0
+        for _ in range(case["iterations"]):
+            for parameter in params:
+                parameter.list_grad()[0][:] = 1
+            mx.nd.waitall()
+            trainer.allreduce_grads()
+            mx.nd.waitall()
+            meeting.start()
+            most = max(most, proportional_bytes())
+            meeting.start()
+        yield "bytes", [float(most)]
+
+    def _check(self, array: Any, case: Dict[str, Any], averaged: bool) -> None:
+        """Rank r has contributed r + 1 everywhere."""
+        if not self._peer.reduces:
+            return
+        expected = self._peer.size * (self._peer.size + 1) / 2 / (self._peer.size if averaged else 1)
+        for value in array.reshape((-1,))[[0, -1]].asnumpy():
+            if float(value) != expected:
+                raise ArithmeticError(f"{case['id']}: the result holds {value}, but it must be {expected}.")
+
+
+class Network:
+    """A network of the model zoo on random images, all ranks with the same initial weights."""
+
+    def __init__(self, case: Dict[str, Any], make_trainer: Any) -> None:
+        self._net = getattr(gluon.model_zoo.vision, case["network"])()
+        shape = (case["batch"], 3, case["pixels"], case["pixels"])
+        self._images = mx.nd.random.uniform(shape=shape)
+        self._labels = mx.nd.zeros((case["batch"],))
+        self._loss = gluon.loss.SoftmaxCrossEntropyLoss()
+        # Complete shapes without a forward pass, which would leave weights in a layout that some peers cannot take.
+        self._net.infer_shape(self._images)
+        self._net.initialize(mx.init.Xavier())
+        self._net.hybridize(static_alloc=True, static_shape=True)
+        params = [p for p in self._net.collect_params().values() if p.grad_req != "null"]
+        self._batch = case["batch"]
+        self.trainer = make_trainer(params)
+
+    def backward(self) -> None:
+        """Forward and backward."""
+        with autograd.record():
+            loss = self._loss(self._net(self._images), self._labels)
+        loss.backward()
+
+    def step(self) -> None:
+        """One training step; returns before it is over."""
+        self.backward()
+        self.trainer.step(self._batch)
+
+
+def parameters(case: Dict[str, Any]) -> List[gluon.Parameter]:
+    """Initialized Parameters of zeros with the shapes of case['model']."""
+    made = []
+    for number, shape in enumerate(models.shapes_of(case["model"])):
+        name = f"{case['id']}.{number}"
+        made.append(gluon.Parameter(name, shape=shape, dtype=case.get("dtype", "float32"), init=mx.init.Zero()))
+        made[-1].initialize()
+    return made
+
+
+def proportional_bytes() -> int:
+    """Resident bytes of this process, from /proc: the Pss of its mappings (proc(5))."""
+    with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
