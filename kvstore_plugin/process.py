@@ -149,9 +149,10 @@ def wait(work: Any) -> None:
     try:
         while not work.wait(_SIGNAL_CHECK_S):
             pass
-    except KeyboardInterrupt:
-        # The core writes to the arrays until the end, and dropping the work would wait for that.
-        _interrupted.append(work)
+    except BaseException:
+        if not work.done():  # Ctrl-C, or whatever a signal handler raises
+            # The core writes to the arrays until the end, and dropping the work would wait for that.
+            _interrupted.append(work)
         raise
 
 
