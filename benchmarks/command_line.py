@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import List
+from typing import Dict, List
 
 from . import peers
 from .cases import KB, MB, Case, shortened
@@ -22,7 +22,7 @@ def parser(description: str, ranks: str = "2") -> argparse.ArgumentParser:
     return made
 
 
-def measure(arguments: argparse.Namespace, cases_of: "dict[str, List[Case]]") -> Results:
+def measure(arguments: argparse.Namespace, cases_of: Dict[str, List[Case]]) -> Results:
     """Measure cases (by peer; 'mykv' stands for itself) as the arguments say, and print them."""
     results = Results()
     plan = []

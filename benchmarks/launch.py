@@ -51,6 +51,8 @@ def launch(setup: Setup, ranks: int, cases: List[Dict[str, Any]], limit_s: float
         meeting = place / "meeting"
         meeting.write_bytes(bytes(Meeting.nbytes(ranks)))
         job = {"meeting": str(meeting), "results": folder, "size": ranks, "cases": cases, "options": setup.options}
+        if setup.backend == "limit":
+            job["options"] = {"library": environments.limit_library(), "nbytes": max(case["nbytes"] for case in cases)}
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
         commands = [(command_line(setup, ranks, str(place / "job.json")), {})]
         if setup.backend == "dist_sync":
@@ -64,7 +66,7 @@ def command_line(setup: Setup, ranks: int, job: str) -> List[str]:
     worker = [setup.python(), WORKER, setup.backend, job]
     if setup.backend in ("dist_sync", "limit"):
         return worker
-    return [environments.mpirun(setup.python()), "-n", str(ranks), *setup.mpirun, *worker]
+    return [environments.mpirun(setup.python()), "-n", str(ranks), *setup.launcher_options(ranks), *worker]
 
 
 def described(setup: Setup, ranks: int) -> str:

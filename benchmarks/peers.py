@@ -6,6 +6,7 @@ installed; which of the others is best is measured for every piece of work, see 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Tuple
 
@@ -16,6 +17,7 @@ from . import environments
 # as workers.
 UNBOUND = ("--oversubscribe", "--bind-to", "none")
 BOUND = ("--bind-to", "core")
+DEFAULT = ()
 
 AS_INSTALLED = "as installed"
 
@@ -40,6 +42,8 @@ class Setup:
         What the worker passes on to its peer.
     servers : int
         Server processes of a parameter server; 0 is one for each worker.
+    suits : str
+        The cases, by how their ids begin, for which these settings can matter.
     """
 
     peer: str
@@ -49,6 +53,11 @@ class Setup:
     env: Dict[str, str] = field(default_factory=dict)
     options: Dict[str, Any] = field(default_factory=dict)
     servers: int = 0
+    suits: str = ""
+
+    def launcher_options(self, ranks: int) -> Tuple[str, ...]:
+        """Options of mpirun; it refuses defaults and binding where the ranks outnumber the cores."""
+        return self.mpirun if ranks <= len(os.sched_getaffinity(0)) else UNBOUND
 
     @property
     def title(self) -> str:
@@ -66,8 +75,19 @@ _NO_CYCLE = {"HOROVOD_CYCLE_TIME": "0", **_YIELD}
 MYKV = Setup("mykv", AS_INSTALLED, "mykv")
 CORE = Setup("mykv core", AS_INSTALLED, "core")
 ALONE = Setup("alone", AS_INSTALLED, "alone")
+LIMIT = Setup("limit", AS_INSTALLED, "limit")
+# Threads of MXNet's operators; with two, the ranks of this benchmark ask for twice the cores that there are.
+TWO_THREADS = Setup("mykv", "2 OpenMP threads", "mykv", env={"OMP_NUM_THREADS": "2"})
+ONE_BUCKET = Setup("mykv", "one bucket", "mykv", options={"bucket_bytes": 1 << 30})
 HOROVOD_NO_CYCLE = Setup("horovod", "cycle time 0, yield", "horovod_peer", env=_NO_CYCLE)
 MPI_YIELD = Setup("mpi", "not bound, yield", "mpi", env=_YIELD)
+
+
+
+def _grouped(groups: int) -> Setup:
+    name = f"cycle time 0, yield, {groups} group{'s' * (groups > 1)}"
+    return Setup("horovod", name, "horovod_peer", env=_NO_CYCLE, options={"num_groups": groups}, suits="gradients")
+
 
 SETUPS: Dict[str, List[Setup]] = {
     "mykv": [MYKV],
@@ -75,17 +95,18 @@ SETUPS: Dict[str, List[Setup]] = {
         Setup("horovod", AS_INSTALLED, "horovod_peer"),
         HOROVOD_NO_CYCLE,
         Setup("horovod", "cycle time 0, yield, bound", "horovod_peer", mpirun=BOUND, env=_NO_CYCLE),
-        Setup("horovod", "cycle time 0, yield, 1 group", "horovod_peer", env=_NO_CYCLE, options={"num_groups": 1}),
-        Setup("horovod", "cycle time 0, yield, 8 groups", "horovod_peer", env=_NO_CYCLE, options={"num_groups": 8}),
+        _grouped(1),
+        _grouped(8),
     ],
     "dist_sync": [
         Setup("dist_sync", AS_INSTALLED, "dist_sync"),
         Setup("dist_sync", "1 server", "dist_sync", servers=1),
     ],
     "mpi": [
-        Setup("mpi", AS_INSTALLED, "mpi", mpirun=BOUND),
+        Setup("mpi", AS_INSTALLED, "mpi", mpirun=DEFAULT),
         Setup("mpi", "not bound", "mpi"),
         MPI_YIELD,
+        Setup("mpi", "yield", "mpi", mpirun=DEFAULT, env=_YIELD),
     ],
 }
 

@@ -2,6 +2,7 @@
 // a memory system answers best to cannot be known beforehand, so there are several plain kernels; the fastest is the
 // limit. They are written without a look at the kernels of the core, and compiled for the machine at hand.
 #include <cstddef>
+#include <initializer_list>
 
 #if defined(__AVX512F__)
 #include <immintrin.h>

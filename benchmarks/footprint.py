@@ -1,0 +1,42 @@
+"""What mykv costs beside time on the wire: ``python -m benchmarks.footprint``.
+
+The share of a core of a rank that waits and of one that is idle, Python's time in step() of ResNet-50's 193 parameters,
+and the memory of processes that reduce, beside that of processes that do not.
+"""
+
+from __future__ import annotations
+
+from . import cases, peers
+from .command_line import measure, parser, show
+from .results import Results
+from .runner import Item, run
+
+MODELS = ("resnet50", "bert")
+
+
+def cpu_and_python() -> "list[cases.Case]":
+    """The cases that share a process."""
+    return [cases.late(), cases.idle(), cases.python_time("resnet50", "own")]
+
+
+def memory_plan() -> "list[Item]":
+    """Each model in processes of its own, with mykv and without; memory does not vary, so that one round is enough."""
+    return [
+        Item(setup, 2, [cases.memory(model, "own")], rounds=1)
+        for model in MODELS
+        for setup in (peers.MYKV, peers.ALONE)
+    ]
+
+
+def main() -> None:
+    """Measure all of it."""
+    given = parser(__doc__).parse_args()
+    each = cpu_and_python()
+    measure(given, {"mykv": each, "horovod": each, "dist_sync": each, "mpi": each[:1]})
+    results = Results()
+    run(memory_plan(), results, 1)
+    show(results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""How time grows with the ranks of one host and with the number of arrays: ``python -m benchmarks.scaling``.
+
+Ranks run the core alone, without MXNet; there are more of them than cores. Arrays have 4 KB each.
+"""
+
+from __future__ import annotations
+
+from . import cases, peers
+from .command_line import measure, numbers, parser, show
+from .results import Results
+from .runner import Item, run
+
+RANKS = (1, 2, 4, 8, 16, 32)
+ARRAYS = (10, 100, 1000, 10000)
+SMALL, LARGE = 4 * cases.KB, 4 * cases.MB
+
+
+def ranks_plan(ranks: "tuple[int, ...] | list[int]" = RANKS) -> "list[Item]":
+    """A small and a large allreduce in place over each number of ranks."""
+    each = [{**cases.in_place(nbytes), "iterations": 15} for nbytes in (SMALL, LARGE)]
+    return [Item(peers.CORE, size, each, rounds=2) for size in ranks]
+
+
+def array_cases(flavour: str) -> "list[cases.Case]":
+    """allreduce_grads() of each number of arrays."""
+    return [cases.gradients(f"{count}x{SMALL}", flavour, iterations=4) for count in ARRAYS]
+
+
+def main() -> None:
+    """Measure both."""
+    given = parser(__doc__, ranks=",".join(map(str, RANKS))).parse_args()
+    results = Results()
+    run(ranks_plan(numbers(given.ranks)), results, given.rounds)
+    show(results)
+    given.ranks = "2"
+    own, stock = array_cases("own"), array_cases("stock")
+    measure(given, {"mykv": own + stock, "horovod": own, "dist_sync": own})
+
+
+if __name__ == "__main__":
+    main()
