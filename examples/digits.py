@@ -7,13 +7,12 @@ The three lines that distribute it are marked. Everything else is as in a progra
 
 import sys
 
+import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 from digits_common import EPOCHS, SGD, batches, data, loss_of, network, report
 from mxnet import autograd
 from tqdm import tqdm
-
-import kvstore_plugin as mykv
 
 
 def main():

@@ -7,13 +7,12 @@ The lines that distribute it are marked. The stock Trainer sums over workers, so
 
 import sys
 
+import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 from digits_common import EPOCHS, SGD, batches, data, loss_of, network, report
 from mxnet import autograd, gluon
 from tqdm import tqdm
-
-import kvstore_plugin as mykv
 
 
 def main():
