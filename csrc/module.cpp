@@ -19,11 +19,12 @@ namespace py = pybind11;
 namespace mykv {
 namespace {
 
-// The process's one runtime. After abandon() it stays, stopped, for engine operations that still come.
-std::shared_ptr<Runtime> g_runtime;
-std::unique_ptr<mxnet::Bridge> g_bridge;
+// The process's one runtime, guarded by the GIL. After abandon() it stays, stopped, for engine operations that still
+// come. Both are never destroyed: at exit the engine, and a forked child, may still hold on to what they lead to.
+std::shared_ptr<Runtime>& g_runtime = *new std::shared_ptr<Runtime>;
+std::unique_ptr<mxnet::Bridge>& g_bridge = *new std::unique_ptr<mxnet::Bridge>;
 
-const std::shared_ptr<Runtime>& runtime() {
+std::shared_ptr<Runtime> runtime() {
   if (!g_runtime) throw Error("mykv is not initialized: call kvstore_plugin.init() first");
   return g_runtime;
 }
@@ -62,22 +63,29 @@ void watch_finalize() {
 void init(int comm, const py::dict& given) {
   if (g_runtime) throw Error("mykv is initialized already");
   const RuntimeOptions options = options_from(given);
-  py::gil_scoped_release release;
-  watch_finalize();
-  g_runtime = std::make_shared<Runtime>(MPI_Comm_f2c(comm), options);
+  std::shared_ptr<Runtime> made;
+  {
+    py::gil_scoped_release release;
+    watch_finalize();
+    made = std::make_shared<Runtime>(MPI_Comm_f2c(comm), options);
+  }
+  g_runtime = std::move(made);
 }
 
 void shutdown() {
-  if (!g_runtime) return;
-  py::gil_scoped_release release;
-  g_runtime->leave("it shut mykv down");
+  if (!g_runtime || g_runtime->forked()) return;
+  std::shared_ptr<Runtime> last = std::move(g_runtime);
   g_runtime.reset();
+  py::gil_scoped_release release;
+  last->leave("it shut mykv down");
+  last.reset();
 }
 
 void abandon(const std::string& reason) {
-  if (!g_runtime) return;
+  const std::shared_ptr<Runtime> leaving = g_runtime;
+  if (!leaving) return;
   py::gil_scoped_release release;
-  g_runtime->leave(reason);
+  leaving->leave(reason);
 }
 
 Operation allreduce_operation(const std::string& op, double scale, int priority) {
@@ -109,6 +117,7 @@ class Work {
   Work& operator=(const Work&) = delete;
   // The buffers are the core's until the end.
   ~Work() {
+    if (getpid() != process_) return;  // nobody finishes it in a fork
     py::gil_scoped_release release;
     std::unique_lock<std::mutex> lock(state_->mutex);
     state_->changed.wait(lock, [this] { return state_->done; });
@@ -140,6 +149,7 @@ class Work {
   }
 
  private:
+  const pid_t process_ = getpid();
   std::vector<py::array> kept_;
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
@@ -153,11 +163,13 @@ DType dtype_of(const py::array& array) {
 
 void require_contiguous(const py::array& array, bool writeable) {
   if (!(array.flags() & py::array::c_style)) throw py::value_error("mykv takes C-contiguous arrays only");
+  if (!(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) throw py::value_error("an array is not aligned to its items");
   if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
 }
 
 std::unique_ptr<Work> post(Request request, std::vector<py::array> kept) {
-  request.turn = runtime()->take_turn(request.name);
+  const std::shared_ptr<Runtime> target = runtime();
+  request.turn = target->take_turn(request.name);
   auto work = std::make_unique<Work>(std::move(kept));
   request.done = [state = work->state()](const std::string* error) {
     std::lock_guard<std::mutex> lock(state->mutex);
@@ -166,7 +178,7 @@ std::unique_ptr<Work> post(Request request, std::vector<py::array> kept) {
     state->changed.notify_all();
   };
   py::gil_scoped_release release;
-  runtime()->post(std::move(request));
+  target->post(std::move(request));
   return work;
 }
 
@@ -211,30 +223,31 @@ std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optio
   return submit(name, broadcast_operation(root, priority), inputs, outputs);
 }
 
-std::unique_ptr<Buffer> reserve(size_t bytes) { return runtime()->reserve(bytes); }
+std::shared_ptr<Buffer> reserve(size_t bytes) { return runtime()->reserve(bytes); }
 
-std::unique_ptr<Buffer> allocate(size_t bytes) {
+std::shared_ptr<Buffer> allocate(size_t bytes) {
+  const std::shared_ptr<Buffer> buffer = runtime()->reserve(bytes);
   py::gil_scoped_release release;
-  std::unique_ptr<Buffer> buffer = runtime()->reserve(bytes);
   buffer->commit(bytes);
   return buffer;
 }
 
 // The elements [begin, begin + count) of a buffer, as a request in place.
-Request request_in_place(const std::string& name, const Buffer& buffer, size_t begin, const std::string& layout,
-                         Operation operation) {
-  if (&buffer.runtime() != runtime().get()) throw Error("the buffer is of a runtime that was shut down");
+Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
+                         const std::string& layout, Operation operation) {
+  if (&buffer->runtime() != runtime().get()) throw Error("the buffer is of a runtime that was shut down");
   const size_t width = item_size(operation.dtype);
-  if (begin + operation.count > buffer.bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
+  if (begin + operation.count > buffer->bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
   Request request;
   request.name = name;
   request.operation = operation;
   request.signature = mxnet::signature_of(operation, "(" + std::to_string(operation.count) + ",) in place " + layout);
-  request.in_place = buffer.offset() + begin * width;
+  request.in_place = buffer->offset() + begin * width;
+  request.owner = buffer;
   return request;
 }
 
-std::unique_ptr<Work> submit_bucket(const std::string& name, const Buffer& buffer, size_t begin, size_t count,
+std::unique_ptr<Work> submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin, size_t count,
                                     const std::string& dtype, const std::string& layout, const std::string& op,
                                     double scale, int priority) {
   Operation operation = allreduce_operation(op, scale, priority);
@@ -253,8 +266,9 @@ std::vector<mxnet::Handle> handles(const std::vector<uintptr_t>& numbers) {
 void push(const std::string& name, const Operation& operation, const std::vector<uintptr_t>& inputs,
           const std::vector<uintptr_t>& outputs) {
   if (!g_bridge) throw Error("mykv is not attached to MXNet");
+  const std::shared_ptr<Runtime> target = runtime();
   py::gil_scoped_release release;
-  g_bridge->push(runtime(), name, operation, handles(inputs), handles(outputs));
+  g_bridge->push(target, name, operation, handles(inputs), handles(outputs));
 }
 
 void push_allreduce(const std::string& name, const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
@@ -263,15 +277,17 @@ void push_allreduce(const std::string& name, const std::vector<uintptr_t>& input
   push(name, allreduce_operation(op, scale, priority), inputs, outputs);
 }
 
-void push_bucket(const std::string& name, const Buffer& buffer, size_t begin, size_t count, const std::string& dtype,
+void push_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin, size_t count, const std::string& dtype,
                  const std::string& layout, const std::vector<uintptr_t>& arrays, const std::string& op, double scale,
                  int priority) {
   if (!g_bridge) throw Error("mykv is not attached to MXNet");
   Operation operation = allreduce_operation(op, scale, priority);
   if (!dtype_from_name(dtype, &operation.dtype)) throw py::value_error("mykv does not know the dtype '" + dtype + "'");
   operation.count = count;
+  const std::shared_ptr<Runtime> target = runtime();
+  Request request = request_in_place(name, buffer, begin, layout, operation);
   py::gil_scoped_release release;
-  g_bridge->push_in_place(runtime(), request_in_place(name, buffer, begin, layout, operation), handles(arrays));
+  g_bridge->push_in_place(target, std::move(request), handles(arrays));
 }
 
 void push_broadcast(const std::string& name, uintptr_t input, const std::vector<uintptr_t>& outputs, int root, int priority) {
@@ -281,12 +297,13 @@ void push_broadcast(const std::string& name, uintptr_t input, const std::vector<
 void refuse(const std::string& name, const std::string& reason) {
   Request request;
   request.name = name;
-  request.turn = runtime()->take_turn(name);
+  const std::shared_ptr<Runtime> target = runtime();
+  request.turn = target->take_turn(name);
   request.signature = "a refusal";
   request.refusal = reason.empty() ? "no reason was given" : reason;
   request.done = [](const std::string*) {};
   py::gil_scoped_release release;
-  runtime()->post(std::move(request));
+  target->post(std::move(request));
 }
 
 py::dict build_info() {
@@ -346,7 +363,7 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("submit_broadcast", &submit_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,
         py::arg("priority") = 0);
 
-  py::class_<Buffer>(m, "Buffer", py::buffer_protocol(), "Memory in the host's shared segment, zeroed; keeps the core alive.")
+  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(), "Memory in the host's shared segment, zeroed; keeps the core alive.")
       .def_buffer([](const Buffer& b) {
         return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(), static_cast<py::ssize_t>(b.bytes()));
       })

@@ -31,6 +31,8 @@ class Segment {
   void commit(size_t offset, size_t bytes) const;
   // Gives the memory of whole pages back; they read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
+  // Never unmaps: somebody may still write to it.
+  void keep_forever() { base_ = nullptr; }
 
  private:
   Segment(FileDescriptor fd, size_t bytes);

@@ -33,7 +33,6 @@ Api::Api(void* library, int major) : major_(major) {
   find(library, "MXNDArrayGetStorageType", &get_storage_type_);
   find(library, "MXNDArrayGetContext", &get_context_);
   find(library, "MXGetLastError", &get_error_);
-  find(library, "_ZNK5mxnet7NDArray20Reorder2DefaultAsyncEv", &reorder_async_);
   find_optional(library, "_ZNK5mxnet7NDArray5Chunk8IsMKLDNNEv", &is_blocked_);
   find_optional(library, "_ZNK5mxnet7NDArray5Chunk6IsDNNLEv", &is_blocked_);
   find_optional(library, "_ZN5mxnet7NDArray5Chunk15Reorder2DefaultEv", &reorder_);
@@ -49,12 +48,11 @@ Handle Api::retain(Handle array) const {
 
 void Api::release(Handle array) const { free_(array); }
 
-void* Api::data(Handle array, bool may_change_layout) const {
+void* Api::data(Handle array) const {
   // MXNDArrayGetData itself would wait for the engine when the array lies in oneDNN's blocked layout, and an engine
-  // thread that waits for the engine hangs. So the layout is changed first, which only an operation that may write
-  // the array can do; arrays that are only read had it queued before the operation.
+  // thread that waits for the engine hangs. So the layout is changed first.
   void* chunk = const_cast<void*>(storage(array));
-  if (may_change_layout && is_blocked_ != nullptr && reorder_ != nullptr && is_blocked_(chunk)) reorder_(chunk);
+  if (is_blocked_ != nullptr && reorder_ != nullptr && is_blocked_(chunk)) reorder_(chunk);
   void* data = nullptr;
   if (get_data_(array, &data) != 0) fail("MXNDArrayGetData");
   return data;

@@ -34,9 +34,8 @@ class Api {
   Handle retain(Handle array) const;
   void release(Handle array) const;
   // The memory, in default layout; call it only inside an operation that the engine ordered.
-  void* data(Handle array, bool may_change_layout) const;
-  // Queues the change to MXNet's default layout, for arrays that are only read.
-  void queue_default_layout(Handle array) const { reorder_async_(array); }
+  // The operation must have the array among those that it writes: its layout may change.
+  void* data(Handle array) const;
   // Arrays with the same storage (views of one array) have the same value here.
   const void* storage(Handle array) const { return *static_cast<void* const*>(array); }
 
@@ -63,7 +62,7 @@ class Api {
   int (*get_storage_type_)(Handle, int*);
   int (*get_context_)(Handle, int*, int*);
   const char* (*get_error_)();
-  void (*reorder_async_)(const void* array);         // mxnet::NDArray::Reorder2DefaultAsync() const
+  // Absent from builds without oneDNN, whose arrays are never blocked.
   bool (*is_blocked_)(const void* chunk) = nullptr;  // mxnet::NDArray::Chunk::IsMKLDNN() / IsDNNL() const
   void (*reorder_)(void* chunk) = nullptr;           // mxnet::NDArray::Chunk::Reorder2Default()
 };

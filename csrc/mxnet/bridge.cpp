@@ -1,7 +1,7 @@
 #include "mxnet/bridge.h"
 
-#include <algorithm>
 #include <cstdio>
+#include <unordered_set>
 
 #include "runtime/error.h"
 
@@ -30,7 +30,6 @@ struct Pushed {
   std::shared_ptr<Runtime> runtime;
   Request request;
   std::vector<Handle> inputs;
-  std::vector<bool> input_is_output;
   std::vector<Handle> outputs;
   std::vector<Handle> kept;  // only ordered by the engine, not looked into
   bool called = false;
@@ -50,10 +49,8 @@ void run(Pushed* pushed, const EngineCallback& on_complete) {
   Request request = std::move(pushed->request);
   request.done = [on_complete](const std::string* error) { complete(on_complete, error); };
   try {
-    for (size_t i = 0; i < pushed->inputs.size(); ++i) {
-      request.inputs.push_back(pushed->api.data(pushed->inputs[i], pushed->input_is_output[i]));
-    }
-    for (Handle array : pushed->outputs) request.outputs.push_back(pushed->api.data(array, true));
+    for (Handle array : pushed->inputs) request.inputs.push_back(pushed->api.data(array));
+    for (Handle array : pushed->outputs) request.outputs.push_back(pushed->api.data(array));
   } catch (const std::exception& error) {
     request.refusal = error.what();
   }
@@ -82,14 +79,36 @@ void discard(void* parameter) {
   pushed->runtime->post(std::move(request));
 }
 
-void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed, std::vector<Handle> reads, std::vector<Handle> writes) {
+// The engine hangs on an operation that names one storage twice: each is named once, and as written even where it is
+// only read, since its layout may have to change.
+class Storages {
+ public:
+  explicit Storages(const Api& api) : api_(api) {}
+  void add(Handle array) {
+    if (seen_.insert(api_.storage(array)).second) arrays_.push_back(array);
+  }
+  std::vector<Handle>& arrays() { return arrays_; }
+
+ private:
+  const Api& api_;
+  std::unordered_set<const void*> seen_;
+  std::vector<Handle> arrays_;
+};
+
+void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed) {
+  Storages storages(pushed->api);
+  for (const std::vector<Handle>* arrays : {&pushed->outputs, &pushed->inputs, &pushed->kept}) {
+    for (Handle array : *arrays) storages.add(array);
+  }
   pushed->request.turn = pushed->runtime->take_turn(pushed->request.name);
   const std::string shown = "mykv " + pushed->request.name;
   const int priority = pushed->request.operation.priority;
   void* function = api.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
   Context context{kCpu, 0};
-  api.push(function, pushed.release(), &discard, &context, reads.data(), static_cast<int>(reads.size()), writes.data(),
-           static_cast<int>(writes.size()), priority, shown.c_str());
+  std::vector<Handle>& arrays = storages.arrays();
+  Pushed* parameter = pushed.release();
+  api.push(function, parameter, &discard, &context, nullptr, 0, arrays.data(), static_cast<int>(arrays.size()), priority,
+           shown.c_str());
 }
 
 DType known_dtype(int number) {
@@ -147,43 +166,23 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, std::string name, Ope
   operation.count = first.count;
 
   auto pushed = std::make_unique<Pushed>(api_, runtime);
-  // The engine hangs on an operation that both reads and writes one storage, or writes it twice: each is named once.
-  std::vector<Handle> writes;
-  std::vector<const void*> written;
-  for (Handle array : outputs) {
-    pushed->outputs.push_back(api_.retain(array));
-    const void* storage = api_.storage(array);
-    if (std::find(written.begin(), written.end(), storage) != written.end()) continue;
-    written.push_back(storage);
-    writes.push_back(pushed->outputs.back());
-  }
-  std::vector<Handle> reads;
-  std::vector<const void*> read;
+  for (Handle array : outputs) pushed->outputs.push_back(api_.retain(array));
   // Only the root's value travels in a broadcast; elsewhere it was looked at and is left alone.
-  const bool contributes = operation.kind != Kind::broadcast || operation.root == runtime->world().rank();
-  for (Handle array : contributes ? inputs : std::vector<Handle>()) {
-    pushed->inputs.push_back(api_.retain(array));
-    const void* storage = api_.storage(array);
-    const bool is_output = std::find(written.begin(), written.end(), storage) != written.end();
-    pushed->input_is_output.push_back(is_output);
-    if (is_output || std::find(read.begin(), read.end(), storage) != read.end()) continue;
-    api_.queue_default_layout(array);
-    read.push_back(storage);
-    reads.push_back(pushed->inputs.back());
+  if (operation.kind != Kind::broadcast || operation.root == runtime->world().rank()) {
+    for (Handle array : inputs) pushed->inputs.push_back(api_.retain(array));
   }
   pushed->request.name = std::move(name);
   pushed->request.signature = signature_of(operation, first.shape);
   pushed->request.operation = operation;
-  hand_to_engine(api_, std::move(pushed), reads, writes);
+  hand_to_engine(api_, std::move(pushed));
 }
 
 void Bridge::push_in_place(const std::shared_ptr<Runtime>& runtime, Request request,
                            const std::vector<Handle>& arrays) const {
   auto pushed = std::make_unique<Pushed>(api_, runtime);
   pushed->request = std::move(request);
-  std::vector<Handle> writes;
-  for (Handle array : arrays) writes.push_back(pushed->kept.emplace_back(api_.retain(array)));
-  hand_to_engine(api_, std::move(pushed), {}, writes);
+  for (Handle array : arrays) pushed->kept.push_back(api_.retain(array));
+  hand_to_engine(api_, std::move(pushed));
 }
 
 }  // namespace mykv::mxnet

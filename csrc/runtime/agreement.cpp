@@ -85,6 +85,7 @@ struct Agreement::Message {
 };
 
 void Agreement::announce(uint32_t index) {
+  if (closed_) return;
   Entry& entry = rendezvous_.entry(index);
   Message m;
   m.type = Message::Type::announce;
@@ -144,13 +145,18 @@ void Agreement::handle(const Message& m, int from) {
       rendezvous_.agree(m.key, m.number, m.error);
       return;
     case Message::Type::depart:
-      if (world_.rank() == 0 && departed_.empty()) {
+      // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same
+      // operations agreed on before it and none after it.
+      if (world_.rank() == 0) {
+        if (!departed_.empty()) return;
         departed_ = "rank " + std::to_string(m.number) + " has left: " + m.error;
         for (const std::vector<int>& ranks : world_.hosts()) {
-          if (ranks[0] != 0 && ranks[0] != from) send(m, ranks[0]);
+          if (ranks[0] != 0) send(m, ranks[0]);
         }
       }
-      rendezvous_.depart(static_cast<int>(m.number), m.error);
+      outstanding_ = 0;
+      closed_ = true;
+      rendezvous_.close(static_cast<int>(m.number), m.error);
       return;
   }
 }

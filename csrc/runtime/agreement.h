@@ -53,6 +53,7 @@ class Agreement {
   uint64_t next_sequence_ = 1;  // rank 0 only, as is pending_
   std::map<std::pair<uint64_t, uint64_t>, Pending> pending_;
   std::string departed_;
+  bool closed_ = false;  // nothing more is agreed on
   struct Sending {
     std::vector<char> bytes;
     MPI_Request request;

@@ -75,7 +75,15 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
   const uint32_t link = find(offer.key);
   if (link != kNone) {
     arrival.entry = link - 1;
+    if (entry(arrival.entry).records()[local_rank_].arrived) {
+      arrival.table_full = true;
+      return arrival;
+    }
   } else {
+    if (header_->departed[0] != '\0') {
+      arrival.departed = true;
+      return arrival;
+    }
     if (!take_entry(&arrival.entry)) {
       arrival.table_full = true;
       return arrival;
@@ -96,10 +104,6 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     set_text(e.name, kNameBytes, *offer.name);
     e.error[0] = '\0';
     for (int r = 0; r < local_size(); ++r) e.records()[r].arrived = 0;
-    if (header_->departed[0] != '\0') {
-      e.state = State::done;
-      set_text(e.error, kErrorBytes, "'" + *offer.name + "': " + header_->departed);
-    }
   }
   Entry& e = entry(arrival.entry);
   Record& mine = e.records()[local_rank_];
@@ -149,8 +153,11 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
     arrival.last = false;
     return;
   }
+  if (e.operation.bytes() <= inline_limit) {
+    e.state = State::taken;
+    return;
+  }
   e.state = State::ready;
-  if (e.operation.bytes() <= inline_limit) return;
   arrival.last = false;
   append(Event::Type::ready, arrival.entry);
   ring_others();
@@ -176,7 +183,7 @@ void Rendezvous::finish_chunks(uint32_t index, uint32_t chunks) {
   Entry& e = entry(index);
   if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
   LockGuard guard(header_->mutex);
-  if (e.state == State::ready) end_locked(index, {});
+  if (e.state == State::ready || e.state == State::taken) end_locked(index, {});
 }
 
 void Rendezvous::end_locked(uint32_t index, const std::string& error) {
@@ -205,18 +212,23 @@ void Rendezvous::fail(uint32_t index, const std::string& error) {
   if (entry(index).state != State::done) end_locked(index, error);
 }
 
-void Rendezvous::depart(int rank, const std::string& reason) {
+void Rendezvous::depart(int rank, const std::string& reason) { end_waiting(rank, reason, !several_hosts_); }
+
+void Rendezvous::close(int rank, const std::string& reason) { end_waiting(rank, reason, true); }
+
+void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced_too) {
   LockGuard guard(header_->mutex);
-  if (header_->departed[0] != '\0') return;
   const std::string text = rank_text(rank) + " has left: " + reason;
-  set_text(header_->departed, kErrorBytes, text);
-  set_text(header_->departed_reason, kErrorBytes, reason);
-  header_->departed_rank.store(rank + 1, std::memory_order_release);
+  if (header_->departed[0] == '\0') {
+    set_text(header_->departed, kErrorBytes, text);
+    set_text(header_->departed_reason, kErrorBytes, reason);
+    header_->departed_rank.store(rank + 1, std::memory_order_release);
+  }
   // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
   for (uint32_t b = 0; b < kBuckets; ++b) {
     for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
       Entry& e = entry(link - 1);
-      if (e.state == State::gathering || e.state == State::announced) {
+      if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
         end_locked(link - 1, "'" + std::string(e.name) + "': " + text);
       }
     }
@@ -229,6 +241,11 @@ std::string Rendezvous::departure() const {
   return header_->departed_reason;
 }
 
+std::string Rendezvous::departed_text() const {
+  LockGuard guard(header_->mutex);
+  return header_->departed;
+}
+
 State Rendezvous::state(uint32_t index) {
   LockGuard guard(header_->mutex);
   return entry(index).state;
@@ -236,6 +253,7 @@ State Rendezvous::state(uint32_t index) {
 
 void Rendezvous::append(Event::Type type, uint32_t index) {
   const uint64_t tail = header_->log_tail.load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // a reader of an overwritten place must see the tail move first
   log_[tail % kLogEvents] = {type, index, entry(index).generation};
   header_->log_tail.store(tail + 1, std::memory_order_seq_cst);
 }

@@ -31,6 +31,7 @@ struct alignas(64) Record {
 enum class State : uint8_t {
   gathering,  // some rank of this host has not arrived
   announced,  // all have; the other hosts have not agreed yet
+  taken,      // as ready, but the rank that arrived last does all of it at once
   ready,      // all ranks everywhere have arrived with the same operation
   done,       // the result, or `error`, is there
 };
@@ -63,7 +64,8 @@ struct Event {
 struct Arrival {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;
+  bool table_full = false;  // or this rank has not left the last operation of this key: try again later
+  bool departed = false;    // a rank that is needed has left: there is no entry
   bool last = false;    // this rank completed the host's set
   bool failed = false;  // done already, with an error
 };
@@ -91,7 +93,7 @@ class Rendezvous {
   Arrival arrive(const Offer& offer, size_t inline_limit, Claim&& claim) {
     LockGuard guard(header_->mutex);
     Arrival arrival = arrive_locked(offer);
-    if (arrival.table_full) return arrival;
+    if (arrival.table_full || arrival.departed) return arrival;
     claim(arrival);
     if (arrival.last) complete_set(arrival, inline_limit);
     return arrival;
@@ -107,11 +109,15 @@ class Rendezvous {
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
   void fail(uint32_t index, const std::string& error);
-  // `rank` goes away: what waits for it, and all that comes later, fails with `reason`.
+  // `rank` goes away: what waits for it on this host, and all that comes later, fails with `reason`. What was announced
+  // to other hosts may have been agreed on already; that ends with their verdict, or with close().
   void depart(int rank, const std::string& reason);
+  // All hosts know that `rank` has left, and agree on nothing more.
+  void close(int rank, const std::string& reason);
   // The rank that left first, or -1; and why.
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
   std::string departure() const;
+  std::string departed_text() const;  // both in one sentence
   State state(uint32_t index);
 
   // The next event that this rank has not seen.
@@ -150,6 +156,7 @@ class Rendezvous {
   bool take_entry(uint32_t* index);
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
+  void end_waiting(int rank, const std::string& reason, bool announced_too);
   void append(Event::Type type, uint32_t index);
 
   std::vector<int> ranks_;

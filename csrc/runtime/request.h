@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,7 @@ struct Request {
   std::vector<void*> outputs;
   // Instead of inputs and outputs: the share lies in the host's segment already, at this offset, and becomes the result.
   std::optional<uint64_t> in_place;
+  std::shared_ptr<const void> owner;  // keeps the memory, until done was called
   // Called once, from any thread, when outputs hold the result or with the sentence that says why they do not.
   std::function<void(const std::string* error)> done;
 };

@@ -21,6 +21,19 @@ constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that
 
 using Clock = std::chrono::steady_clock;
 
+// An output that begins inside an input: a later part would read what an earlier one wrote.
+bool overlap_partly(const Request& request) {
+  const size_t bytes = request.operation.bytes();
+  for (const void* input : request.inputs) {
+    for (const void* output : request.outputs) {
+      const auto a = reinterpret_cast<uintptr_t>(input);
+      const auto b = reinterpret_cast<uintptr_t>(output);
+      if (a != b && a < b + bytes && b < a + bytes) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 // A request under way. Its counters are guarded by Runtime::mutex_.
@@ -31,7 +44,7 @@ struct Runtime::Flight {
   size_t next = 0;         // the next part to send
   size_t under_way = 0;    // parts sent and not finished
   size_t finished = 0;
-  bool confirmed = false;  // all ranks brought the same operation: the parts after the first may go
+  bool agreed = false;     // all ranks brought the same operation, and so send all of its parts
   bool ended = false;      // done was called
   std::string error;
 };
@@ -56,15 +69,20 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
                   world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_)),
-      agreement_(world_, rendezvous_),
-      thread_([this] { run(); }) {}
+      agreement_(world_, rendezvous_) {
+  world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
+  thread_ = std::thread([this] { run(); });
+}
 
 Runtime::~Runtime() {
   leave("it shut down");
-  if (thread_.joinable()) thread_.join();
+  if (transport_->polling()) world_.keep_segment();
 }
 
-Buffer::~Buffer() { runtime_->region_.release_reserved(offset_, bytes_); }
+Buffer::~Buffer() {
+  // A forked child has the same segment: giving memory back would take it from its parent.
+  if (!runtime_->forked()) runtime_->region_.release_reserved(offset_, bytes_);
+}
 
 char* Buffer::data() const { return runtime_->world_.segment().base() + offset_; }
 
@@ -76,8 +94,8 @@ void Buffer::commit(size_t bytes) {
   committed_ = to;
 }
 
-std::unique_ptr<Buffer> Runtime::reserve(size_t bytes) {
-  return std::make_unique<Buffer>(shared_from_this(), region_.reserve(bytes), bytes);
+std::shared_ptr<Buffer> Runtime::reserve(size_t bytes) {
+  return std::make_shared<Buffer>(shared_from_this(), region_.reserve(bytes), bytes);
 }
 
 uint64_t Runtime::take_turn(const std::string& name) {
@@ -95,32 +113,44 @@ void Runtime::forget(const std::string& prefix) {
 void Runtime::post(Request request) {
   auto flight = std::make_shared<Flight>();
   flight->request = std::move(request);
-  const Operation& op = flight->request.operation;
+  try {
+    post_checked(flight);
+  } catch (const std::exception& error) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (std::exchange(flight->ended, true)) return;
+    }
+    const std::string text = "'" + flight->request.name + "': " + error.what();
+    flight->request.done(&text);
+  }
+}
+
+void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
+  if (forked()) throw Error("mykv works only in the process that initialized it, not in a fork of it");
+  Request& request = flight->request;
+  const Operation& op = request.operation;
   flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
-  if (flight->request.in_place) {
+  if (request.in_place) {
     flight->part_elements = std::max<size_t>(1, op.count);
-  } else if (flight->request.refusal.empty()) {
+  } else if (request.refusal.empty()) {
     flight->parts = std::max<size_t>(1, (op.count + flight->part_elements - 1) / flight->part_elements);
   }
+  if (flight->parts > 1 && overlap_partly(request)) request.refusal = "its input and its output overlap in part";
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
-  const bool direct = !flight->request.refusal.empty() || flight->request.in_place || op.bytes() <= kPostInlineBytes;
-  std::string stopped;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    stopped = stopped_;
-    if (stopped.empty() && !direct) posted_.push_back(flight);
-  }
-  if (!stopped.empty()) {
-    const std::string error = "'" + flight->request.name + "': " + stopped;
-    flight->request.done(&error);
-    return;
-  }
-  if (direct) {
-    flight->next = 1;
+  bool direct = !request.refusal.empty() || request.in_place || op.bytes() <= kPostInlineBytes;
+  for (;;) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!stopped_.empty()) throw Error(stopped_);
+      if (!direct) {
+        posted_.push_back(flight);
+        break;
+      }
+      flight->next = 1;
+    }
     if (send_part(flight, 0, true)) return;
-    std::lock_guard<std::mutex> lock(mutex_);
     flight->next = 0;
-    posted_.push_back(flight);
+    direct = false;
   }
   rendezvous_.bell(world_.local_rank()).ring();
 }
@@ -133,11 +163,18 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   part.begin = number * flight->part_elements;
   part.count = std::min(flight->part_elements, request.operation.count - part.begin);
   std::string refusal = request.refusal;
+  {
+    // The other ranks may have sent parts after one that failed here, and wait for all of them.
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refusal.empty()) refusal = flight->error;
+  }
   Operation operation = request.operation;
   operation.count = part.count;
-  if (request.in_place) {
+  if (!refusal.empty()) {
+    // Nothing to bring.
+  } else if (request.in_place) {
     part.slot = *request.in_place;
-  } else if (refusal.empty()) {
+  } else {
     try {
       part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
       part.slot = region_.allocate(part.slot_bytes);
@@ -163,9 +200,16 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     staged_bytes_ += part.slot_bytes;
     parts_[a.entry] = part;
   });
-  if (arrival.table_full) {
+  if (arrival.table_full || arrival.departed) {
     if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
-    return false;
+    if (arrival.table_full) return false;
+    part.slot_bytes = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++flight->under_way;
+    }
+    account(part, "'" + request.name + "': " + rendezvous_.departed_text());
+    return true;
   }
   if (arrival.last) transport_->run_whole(arrival.entry);
   if (arrival.last || arrival.failed) {
@@ -206,20 +250,31 @@ void Runtime::copy_out(const Flight& flight, const Part& part) const {
   }
 }
 
-void Runtime::finish_part(Part part, const std::string& error) {
-  Flight& flight = *part.flight;
-  if (error.empty() && !flight.request.in_place) copy_out(flight, part);
+void Runtime::finish_part(const Part& part, const std::string& error) {
+  if (error.empty() && !part.flight->request.in_place) copy_out(*part.flight, part);
   if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
-  rendezvous_.leave(part.entry);
+  try {
+    rendezvous_.leave(part.entry);
+  } catch (const Error&) {
+    account(part, error);
+    throw;
+  }
+  account(part, error);
+}
+
+// Counts a part as finished, and the flight with its last one.
+void Runtime::account(const Part& part, const std::string& error) {
+  Flight& flight = *part.flight;
   bool over;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     staged_bytes_ -= part.slot_bytes;
     --flight.under_way;
     ++flight.finished;
-    flight.confirmed = true;
+    if (error.empty()) flight.agreed = true;
     if (flight.error.empty()) flight.error = error;
-    over = !flight.ended && flight.under_way == 0 && (!flight.error.empty() || flight.finished == flight.parts);
+    const bool dropped = !flight.error.empty() && !flight.agreed;  // no rank sends more of it
+    over = !flight.ended && flight.under_way == 0 && (dropped || flight.finished == flight.parts);
     flight.ended = flight.ended || over;
   }
   if (over) flight.request.done(flight.error.empty() ? nullptr : &flight.error);
@@ -230,21 +285,51 @@ void Runtime::run() {
   prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
   try {
     Bell& bell = rendezvous_.bell(world_.local_rank());
-    Clock::time_point deadline = Clock::time_point::max();
+    Clock::time_point last_work = Clock::now();
     for (;;) {
       const uint32_t seen = bell.count();
-      if (work()) continue;
-      if (stopping_.load()) {
-        if (deadline == Clock::time_point::max()) deadline = Clock::now() + kLeavePatience;
+      const bool stopping = stopping_.load();  // before the work, which then includes telling the other hosts
+      if (work()) {
+        if (stopping) last_work = Clock::now();
+        continue;
+      }
+      if (stopping) {
         std::lock_guard<std::mutex> lock(mutex_);
-        if ((parts_.empty() && !transport_->polling() && !agreement_.sending()) || Clock::now() > deadline) break;
+        const bool nothing_left = parts_.empty() && !transport_->polling() && !agreement_.sending();
+        if (nothing_left || Clock::now() - last_work > kLeavePatience) break;
+      } else {
+        last_work = Clock::now();
       }
       sleep(seen);
     }
-    end_all("'%': this rank has shut mykv down");
+    end_all("this rank has shut mykv down");
   } catch (const std::exception& error) {
-    end_all(std::string("'%': ") + error.what());
+    break_down(error.what());
   }
+}
+
+// The thread cannot go on: nobody may wait for this rank any more.
+void Runtime::break_down(const std::string& reason) {
+  std::vector<uint32_t> entries;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopped_ = reason;
+    for (const auto& [entry, part] : parts_) entries.push_back(entry);
+  }
+  try {
+    rendezvous_.depart(world_.rank(), reason);
+    for (uint32_t entry : entries) rendezvous_.fail(entry, reason);
+    tell_departure();
+  } catch (const std::exception&) {
+    // Then the shared table or MPI is beyond use, which the others see themselves.
+  }
+  end_all(reason);
+}
+
+void Runtime::tell_departure() {
+  if (!agreement_.speaks() || departure_told_ || rendezvous_.departed_rank() < 0) return;
+  departure_told_ = true;
+  agreement_.depart(rendezvous_.departed_rank(), rendezvous_.departure());
 }
 
 bool Runtime::work() {
@@ -255,10 +340,7 @@ bool Runtime::work() {
   worked |= transport_->progress();
   if (agreement_.speaks()) {
     worked |= agreement_.progress();
-    if (!departure_told_ && rendezvous_.departed_rank() >= 0) {
-      departure_told_ = true;
-      agreement_.depart(rendezvous_.departed_rank(), rendezvous_.departure());
-    }
+    tell_departure();
   }
   return worked;
 }
@@ -309,7 +391,7 @@ void Runtime::handle_event(const Event& event) {
       agreement_.announce(event.entry);
       return;
     case Event::Type::ready:
-      part.flight->confirmed = true;
+      part.flight->agreed = true;
       if (std::exchange(part.started, true)) return;
       lock.unlock();
       transport_->start(event.entry);
@@ -332,7 +414,7 @@ void Runtime::rescan() {
   }
   for (Event& event : events) {
     const State state = rendezvous_.state(event.entry);
-    if (state == State::gathering) continue;
+    if (state == State::gathering || state == State::taken) continue;
     if (state == State::announced) event.type = Event::Type::announced;
     if (state == State::ready) event.type = Event::Type::ready;
     handle_event(event);
@@ -343,7 +425,7 @@ bool Runtime::take_finished() {
   if (finished_.empty()) return false;
   auto [part, error] = std::move(finished_.front());
   finished_.pop_front();
-  finish_part(std::move(part), error);
+  finish_part(part, error);
   return true;
 }
 
@@ -355,30 +437,38 @@ bool Runtime::start_parts() {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       number = flight->next;
-      if (!flight->error.empty() || number == flight->parts) {
+      if (number == flight->parts || (!flight->error.empty() && !flight->agreed)) {
         waiting_.erase(it);
         return true;
       }
       const bool room = flight->under_way == 0 || staged_bytes_ + options_.part_bytes <= options_.staging_bytes;
-      if (number > 0 && !(flight->confirmed && room)) continue;
+      if (number > 0 && !(flight->agreed && room)) continue;
       ++flight->next;
     }
     if (send_part(flight, number, false)) return true;
+    // The table is full; a later flight may still find its entry there.
     std::lock_guard<std::mutex> lock(mutex_);
     --flight->next;
-    return false;
   }
   return false;
 }
 
 void Runtime::leave(const std::string& reason) {
+  if (forked()) {
+    // The thread is the parent's: here is nothing to stop.
+    if (thread_.joinable()) thread_.detach();
+    return;
+  }
+  std::lock_guard<std::mutex> leaving(leave_mutex_);
+  if (!thread_.joinable()) return;
+  bool broken;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!stopped_.empty()) return;
-    stopped_ = "this rank has left: " + reason;
+    broken = !stopped_.empty();
+    if (!broken) stopped_ = "this rank has left: " + reason;
   }
   try {
-    if (world_.size() > 1) rendezvous_.depart(world_.rank(), reason);
+    if (world_.size() > 1 && !broken) rendezvous_.depart(world_.rank(), reason);
   } catch (const Error&) {
     // The table is unusable because a rank died; the others get that error themselves.
   }
@@ -387,25 +477,25 @@ void Runtime::leave(const std::string& reason) {
   thread_.join();
 }
 
-// Ends everything this rank still has, without the help of others. `error` holds '%' for the name.
-void Runtime::end_all(const std::string& error) {
+// Ends everything this rank still has, without the help of others.
+void Runtime::end_all(const std::string& reason) {
   std::vector<std::shared_ptr<Flight>> flights;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_.empty()) stopped_ = error.substr(error.find(": ") + 2);
+    if (stopped_.empty()) stopped_ = reason;
     for (auto& [entry, part] : parts_) flights.push_back(part.flight);
     for (auto& [part, text] : finished_) flights.push_back(part.flight);
     for (auto& flight : posted_) flights.push_back(flight);
     for (auto& [priority, flight] : waiting_) flights.push_back(flight);
+    flights.erase(std::remove_if(flights.begin(), flights.end(), [](auto& f) { return std::exchange(f->ended, true); }),
+                  flights.end());
     parts_.clear();
     posted_.clear();
   }
   finished_.clear();
   waiting_.clear();
   for (auto& flight : flights) {
-    if (std::exchange(flight->ended, true)) continue;
-    std::string text = error;
-    text.replace(text.find('%'), 1, flight->request.name);
+    const std::string text = "'" + flight->request.name + "': " + reason;
     flight->request.done(&text);
   }
 }

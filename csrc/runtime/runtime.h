@@ -3,6 +3,8 @@
 // runtime's own thread, the only one that ever waits for other ranks.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
 #include <deque>
 #include <map>
@@ -65,9 +67,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Returns at once. The request's buffers must stay until done was called.
   void post(Request request);
   // Addresses in the host's segment for requests in place; Buffer::commit() puts memory behind them.
-  std::unique_ptr<Buffer> reserve(size_t bytes);
+  std::shared_ptr<Buffer> reserve(size_t bytes);
   // Tells the other ranks that this one goes, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
+  // Whether this is another process than the one that made the runtime: a fork, which has no thread and no part in it.
+  bool forked() const { return getpid() != process_; }
 
   const World& world() const { return world_; }
 
@@ -84,15 +88,18 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool take_finished();
   bool start_parts();
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
+  void post_checked(const std::shared_ptr<Flight>& flight);
   void handle_event(const Event& event);
   void rescan();
-  void start_entry(uint32_t entry);
-  void confirm(Flight& flight);
-  void finish_part(Part part, const std::string& error);
+  void finish_part(const Part& part, const std::string& error);
+  void account(const Part& part, const std::string& error);
   void copy_in(const Flight& flight, const Part& part) const;
   void copy_out(const Flight& flight, const Part& part) const;
-  void end_all(const std::string& error);
+  void end_all(const std::string& reason);
+  void tell_departure();
+  void break_down(const std::string& reason);
 
+  const pid_t process_ = getpid();
   RuntimeOptions options_;
   World world_;
   Rendezvous rendezvous_;
@@ -115,6 +122,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool departure_told_ = false;
 
   std::atomic<bool> stopping_{false};
+  std::mutex leave_mutex_;
   std::thread thread_;
 };
 

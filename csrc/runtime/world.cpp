@@ -33,6 +33,8 @@ Communicator split(MPI_Comm comm, int color, int key) {
   return Communicator(part);
 }
 
+size_t table_bytes_for(int local_size) { return (Rendezvous::bytes(local_size) + 4095) / 4096 * 4096; }
+
 // Address space for the slots of one rank: as much as the machine has memory, within what a process can map.
 size_t region_bytes_for(int local_size) {
   constexpr size_t kMostAddressSpace = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
@@ -73,7 +75,12 @@ int Communicator::size() const {
 World::World(MPI_Comm parent, const WorldOptions& options) : control_(duplicate(parent)), data_(duplicate(parent)) {
   rank_ = control_.rank();
   size_ = control_.size();
-  meet_on_host(split_by_host(control_.get(), rank_, options.virtual_hosts));
+  int* largest_tag = nullptr;
+  int known = 0;
+  MPI_Comm_get_attr(data_.get(), MPI_TAG_UB, &largest_tag, &known);
+  if (known) largest_tag_ = *largest_tag;
+  require_same("the number of virtual hosts (MYKV_VIRTUAL_HOSTS)", static_cast<uint64_t>(options.virtual_hosts));
+  throw_failures(meet_on_host(split_by_host(control_.get(), rank_, options.virtual_hosts)));
 
   // Everyone learns everyone's host, named by the global rank of its first rank.
   std::vector<int> leaders(static_cast<size_t>(size_));
@@ -93,6 +100,17 @@ World::World(MPI_Comm parent, const WorldOptions& options) : control_(duplicate(
   host_ = host_of_[rank_];
 }
 
+void World::require_same(const char* what, uint64_t value) const {
+  std::vector<uint64_t> values(static_cast<size_t>(size_));
+  check(MPI_Allgather(&value, 1, MPI_UINT64_T, values.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
+  for (int r = 1; r < size_; ++r) {
+    if (values[static_cast<size_t>(r)] == values[0]) continue;
+    throw Error(std::string("mykv needs the same settings on all ranks, but ") + what + " is " +
+                std::to_string(values[0]) + " on rank 0 and " + std::to_string(values[static_cast<size_t>(r)]) +
+                " on rank " + std::to_string(r));
+  }
+}
+
 int World::cross_rank() const {
   int rank = 0;
   for (int h = 0; h < host_; ++h) rank += static_cast<int>(hosts_[static_cast<size_t>(h)].size()) > local_rank_;
@@ -106,35 +124,53 @@ int World::cross_size() const {
 }
 
 // Ranks that MPI places on one machine may still be unable to share memory (two containers). So the first candidate
-// offers its segment, those who get it stay together, and the others meet anew among themselves.
-void World::meet_on_host(Communicator candidates) {
+// offers its segment, those who get it stay together, and the others meet anew among themselves. Returns what went
+// wrong on this rank; one that fails takes its group along, so that nobody waits for it.
+std::string World::meet_on_host(Communicator candidates) {
   for (;;) {
     const int local_size = candidates.size();
-    table_bytes_ = (Rendezvous::bytes(local_size) + 4095) / 4096 * 4096;
     region_bytes_ = region_bytes_for(local_size);
-    if (candidates.rank() == 0) {
-      segment_ = Segment::create(table_bytes_ + region_bytes_ * static_cast<size_t>(local_size));
-      segment_.commit(0, 4096);
-    }
-    const bool joined = hand_over(candidates.get(), &segment_);
-    std::vector<int> all(static_cast<size_t>(local_size));
-    const int mine = joined;
-    check(MPI_Allgather(&mine, 1, MPI_INT, all.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");
+    const size_t bytes = table_bytes_for(local_size) + region_bytes_ * static_cast<size_t>(local_size);
+    const Handover mine = hand_over(candidates.get(), bytes, &segment_);
+    std::vector<int> results(static_cast<size_t>(local_size));
+    const int result = static_cast<int>(mine.result);
+    check(MPI_Allgather(&result, 1, MPI_INT, results.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");
+    const int failed = static_cast<int>(Handover::Result::failed);
+    if (std::find(results.begin(), results.end(), failed) != results.end()) return mine.failure;
+    const bool joined = mine.result == Handover::Result::joined;
     Communicator group = split(candidates.get(), joined ? 0 : 1, candidates.rank());
-    if (!joined) {
-      candidates = std::move(group);
-      continue;
-    }
-    local_rank_ = group.rank();
-    std::vector<int> ranks(static_cast<size_t>(group.size()));
-    check(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
-    hosts_ = {ranks};
-    // The table's layout follows the number of ranks that really share it.
-    table_bytes_ = (Rendezvous::bytes(group.size()) + 4095) / 4096 * 4096;
-    // The first rank fills the table's head in before anybody uses it.
+    if (joined) return settle(group);
+    candidates = std::move(group);
+  }
+}
+
+std::string World::settle(const Communicator& group) {
+  local_rank_ = group.rank();
+  std::vector<int> ranks(static_cast<size_t>(group.size()));
+  check(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
+  hosts_ = {ranks};
+  table_bytes_ = table_bytes_for(group.size());
+  // The first rank fills the table's head in before anybody uses it.
+  std::string failure;
+  try {
     if (local_rank_ == 0) Rendezvous(segment_.base(), ranks, 0, true, false);
-    check(MPI_Barrier(group.get()), "MPI_Barrier");
-    return;
+  } catch (const Error& error) {
+    failure = error.what();
+  }
+  check(MPI_Barrier(group.get()), "MPI_Barrier");
+  return failure;
+}
+
+// Throws the first rank's failure on all ranks.
+void World::throw_failures(const std::string& mine) const {
+  constexpr size_t kBytes = 256;
+  char text[kBytes] = {};
+  mine.copy(text, kBytes - 1);
+  std::vector<char> texts(kBytes * static_cast<size_t>(size_));
+  check(MPI_Allgather(text, kBytes, MPI_CHAR, texts.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
+  for (int r = 0; r < size_; ++r) {
+    const char* failure = &texts[kBytes * static_cast<size_t>(r)];
+    if (failure[0] != '\0') throw Error("rank " + std::to_string(r) + ": " + failure);
   }
 }
 

@@ -55,6 +55,8 @@ class World {
   int host_of(int rank) const { return host_of_[rank]; }
 
   const Segment& segment() const { return segment_; }
+  // Leaves the segment mapped for good: MPI may still be writing to it.
+  void keep_segment() { segment_.keep_forever(); }
   size_t table_bytes() const { return table_bytes_; }
   // Where this rank's region of the segment begins, and its size.
   size_t region_begin() const { return table_bytes_ + region_bytes_ * static_cast<size_t>(local_rank_); }
@@ -62,12 +64,19 @@ class World {
 
   MPI_Comm control() const { return control_.get(); }  // small messages between the hosts' first ranks
   MPI_Comm data() const { return data_.get(); }        // slices
+  int largest_tag() const { return largest_tag_; }
+
+  // Throws Error on every rank unless all ranks pass the same value. Collective.
+  void require_same(const char* what, uint64_t value) const;
 
  private:
-  void meet_on_host(Communicator candidates);
+  std::string meet_on_host(Communicator candidates);
+  std::string settle(const Communicator& group);
+  void throw_failures(const std::string& mine) const;
 
   Communicator control_;
   Communicator data_;
+  int largest_tag_ = 32767;  // what MPI promises at least
   int rank_ = 0;
   int size_ = 1;
   int local_rank_ = 0;

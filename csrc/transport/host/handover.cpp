@@ -105,43 +105,78 @@ FileDescriptor call(const Token& name, const Token& secret) {
   return connection;
 }
 
+// What rank 0 tells the others: where to call, the job's secret, and whether there is anything to call for.
+struct Offer {
+  Token name{};
+  Token secret{};
+  int made = 0;
+};
+
+FileDescriptor listen_under(const Token& name, int callers) {
+  FileDescriptor listener = unix_socket();
+  sockaddr_un address;
+  const socklen_t length = address_of(name, &address);
+  if (!listener || bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(listener.get(), callers) != 0) {
+    throw system_error("mykv cannot open a Unix socket for the ranks of this host");
+  }
+  return listener;
+}
+
+Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
+  Offer offer;
+  Handover mine;
+  FileDescriptor listener;
+  try {
+    *segment = Segment::create(bytes);
+    segment->commit(0, 4096);
+    if (getrandom(&offer.name, sizeof offer.name, 0) < 0 || getrandom(&offer.secret, sizeof offer.secret, 0) < 0) {
+      throw system_error("mykv cannot get random bytes");
+    }
+    listener = listen_under(offer.name, size);
+    offer.made = 1;
+  } catch (const Error& error) {
+    mine = {Handover::Result::failed, error.what()};
+  }
+  if (size == 1) return mine;
+  MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm);
+  if (!offer.made) return mine;
+  int callers = 0;
+  const int self = 0;
+  MPI_Allreduce(&self, &callers, 1, MPI_INT, MPI_SUM, comm);
+  serve(listener.get(), offer.secret, segment->fd(), callers);
+  return mine;
+}
+
+Handover take(MPI_Comm comm, Segment* segment) {
+  Offer offer;
+  MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm);
+  if (!offer.made) return {Handover::Result::failed, ""};
+  // All connect before the first is served: the connections queue at the listener, so nobody waits for one that
+  // never comes.
+  const FileDescriptor connection = call(offer.name, offer.secret);
+  const int connected = connection ? 1 : 0;
+  int callers = 0;
+  MPI_Allreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm);
+  if (!connection) return {Handover::Result::separate, ""};
+  FileDescriptor fd = receive_descriptor(connection.get());
+  if (!fd) return {Handover::Result::separate, ""};
+  try {
+    *segment = Segment::map(std::move(fd));
+  } catch (const Error& error) {
+    return {Handover::Result::failed, error.what()};
+  }
+  return {};
+}
+
 }  // namespace
 
-bool hand_over(MPI_Comm comm, Segment* segment) {
+Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment) {
   int rank = 0;
   int size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
-  if (size == 1) return true;
-
-  Token tokens[2] = {};  // the socket's name and the job's secret
-  FileDescriptor listener;
-  if (rank == 0) {
-    if (getrandom(tokens, sizeof tokens, 0) != static_cast<ssize_t>(sizeof tokens)) throw system_error("mykv cannot get random bytes");
-    listener = unix_socket();
-    sockaddr_un address;
-    const socklen_t length = address_of(tokens[0], &address);
-    if (!listener || bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(listener.get(), size) != 0) {
-      throw system_error("mykv cannot open a Unix socket for the ranks of this host");
-    }
-  }
-  MPI_Bcast(tokens, sizeof tokens, MPI_BYTE, 0, comm);
-  // All connect before the first is served: the connections queue at the listener, so nobody waits for one that
-  // never comes.
-  FileDescriptor connection;
-  if (rank != 0) connection = call(tokens[0], tokens[1]);
-  const int connected = connection ? 1 : 0;
-  int callers = 0;
-  MPI_Allreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm);
-  if (rank == 0) {
-    serve(listener.get(), tokens[1], segment->fd(), callers);
-    return true;
-  }
-  if (!connection) return false;
-  FileDescriptor fd = receive_descriptor(connection.get());
-  if (!fd) return false;
-  *segment = Segment::map(std::move(fd));
-  return true;
+  return rank == 0 ? give(comm, size, bytes, segment) : take(comm, segment);
 }
 
 }  // namespace mykv

@@ -4,12 +4,24 @@
 
 #include <mpi.h>
 
+#include <string>
+
 #include "memory/segment.h"
 
 namespace mykv {
 
-// Collective over `comm`. Rank 0 brings *segment, the others get it mapped there. Returns whether this rank has it:
-// false where the ranks of `comm` turn out not to share a kernel, a network namespace or a user.
-bool hand_over(MPI_Comm comm, Segment* segment);
+struct Handover {
+  enum class Result : int {
+    joined,    // this rank has the segment mapped
+    separate,  // the ranks do not share a kernel, a network namespace or a user: this one must look elsewhere
+    failed,    // `failure` says why; empty on ranks that only learned that their first rank failed
+  };
+  Result result = Result::joined;
+  std::string failure;
+};
+
+// Collective over `comm`, and never throws, so that no rank waits for one that failed. Rank 0 makes a segment of
+// `bytes` bytes, the others get it mapped in *segment.
+Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

@@ -11,8 +11,6 @@ namespace mykv {
 namespace {
 
 constexpr size_t kStepBytes = 256 << 10;  // work done between two looks at the network
-// Tags tell operations in flight between two ranks apart: far fewer than this, and MPI promises tags up to 32767.
-constexpr uint64_t kTags = 8192;
 constexpr int kScatter = 0, kGather = 1, kBroadcast = 2, kPhases = 3;
 
 void check(int code, const char* what) {
@@ -41,11 +39,16 @@ char* SliceExchange::own(size_t element) const {
   return slots_.slot(entry_, world_.local_rank()) + element * item_size(entry_.operation.dtype);
 }
 
+// Tells operations in flight between two ranks apart; no MPI in use offers so few tags that they would meet again.
+int SliceExchange::tag(int phase) const {
+  const auto turns = static_cast<uint64_t>(world_.largest_tag() / kPhases);
+  return static_cast<int>(entry_.sequence % turns) * kPhases + phase;
+}
+
 void SliceExchange::send(const void* data, size_t elements, size_t host, int phase) {
   if (elements == 0) return;
   requests_.emplace_back();
-  const int tag = static_cast<int>(entry_.sequence % kTags) * kPhases + phase;
-  check(MPI_Isend(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag,
+  check(MPI_Isend(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag(phase),
                   world_.data(), &requests_.back()),
         "MPI_Isend");
 }
@@ -53,8 +56,7 @@ void SliceExchange::send(const void* data, size_t elements, size_t host, int pha
 void SliceExchange::receive(void* data, size_t elements, size_t host, int phase) {
   if (elements == 0) return;
   requests_.emplace_back();
-  const int tag = static_cast<int>(entry_.sequence % kTags) * kPhases + phase;
-  check(MPI_Irecv(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag,
+  check(MPI_Irecv(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag(phase),
                   world_.data(), &requests_.back()),
         "MPI_Irecv");
 }

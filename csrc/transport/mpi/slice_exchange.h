@@ -31,6 +31,7 @@ class SliceExchange {
   size_t segment_begin(size_t host) const;
   char* own(size_t element) const;
   int peer(size_t host) const { return world_.hosts()[host][static_cast<size_t>(world_.local_rank())]; }
+  int tag(int phase) const;
   void send(const void* data, size_t elements, size_t host, int phase);
   void receive(void* data, size_t elements, size_t host, int phase);
 
