@@ -35,11 +35,12 @@ def spread(numbers: List[float], setup: str = AS_INSTALLED) -> Spread:
 
 @dataclass
 class Results:
-    """All records of a run: {'peer', 'setup', 'ranks', 'case', 'series', 'round', 'numbers'}, and what failed."""
+    """All records of a run: {'peer', 'setup', 'ranks', 'case', 'series', 'round', 'numbers'}, and of the choice of settings; and what failed."""
 
     about: Dict[str, Any] = field(default_factory=dict)
     records: List[Dict[str, Any]] = field(default_factory=list)
     failures: List[Dict[str, Any]] = field(default_factory=list)
+    tuning: List[Dict[str, Any]] = field(default_factory=list)
 
     def add(self, about: Dict[str, Any], lines: List[List[Dict[str, Any]]]) -> None:
         """Take the lines of all ranks of a launch (peer, setup, ranks and round in `about`)."""
@@ -72,7 +73,7 @@ class Results:
     def save(self, path: Path) -> None:
         """Write everything as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        everything = {"about": self.about, "records": self.records, "failures": self.failures}
+        everything = vars(self)
         path.write_text(json.dumps(everything), encoding="utf-8")
 
     @classmethod

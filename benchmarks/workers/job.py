@@ -43,6 +43,7 @@ def timed(case: Dict[str, Any], meeting: Meeting, prepare: Callable[[], Any], wo
     """Seconds that `work` takes in each of case['iterations'], after `prepare`, all ranks starting at one moment."""
     times = []
     for iteration in range(case["warmup"] + case["iterations"]):
+        meeting.start()  # nobody prepares, and uses memory, while others still work
         prepare()
         begin = meeting.start()
         work()

@@ -71,7 +71,7 @@ class Measurements:
         array = mx.nd.zeros((case["nbytes"] // np.dtype(dtype).itemsize,), dtype=dtype)
 
         def prepare() -> None:
-            array[:] = self._peer.rank + 1
+            write(array, self._peer.rank + 1)
             mx.nd.waitall()
 
         def work() -> None:
@@ -90,7 +90,7 @@ class Measurements:
 
         def prepare() -> None:
             for gradient in gradients:
-                gradient[:] = self._peer.rank + 1
+                write(gradient, self._peer.rank + 1)
             if case.get("step"):
                 for parameter in params:
                     parameter.list_data()[0]._fresh_grad = True
@@ -187,7 +187,7 @@ class Measurements:
         times = []
         for iteration in range(case["warmup"] + case["iterations"]):
             for parameter in params:
-                parameter.list_grad()[0][:] = 1
+                write(parameter.list_grad()[0], 1)
                 parameter.list_data()[0]._fresh_grad = True
             mx.nd.waitall()
             begin = meeting.start()
@@ -204,7 +204,7 @@ class Measurements:
         most = 0
         for _ in range(case["iterations"]):
             for parameter in params:
-                parameter.list_grad()[0][:] = 1
+                write(parameter.list_grad()[0], 1)
             mx.nd.waitall()
             trainer.allreduce_grads()
             mx.nd.waitall()
@@ -260,6 +260,11 @@ def parameters(case: Dict[str, Any]) -> List[gluon.Parameter]:
         made.append(gluon.Parameter(name, shape=shape, dtype=case.get("dtype", "float32"), init=mx.init.Zero()))
         made[-1].initialize()
     return made
+
+
+def write(array: Any, value: float) -> None:
+    """Set all elements, as `array[:] = value` does with seven times the Python, which counts for 10,000 arrays."""
+    mx.nd._internal._set_value(src=float(value), out=array)
 
 
 def proportional_bytes() -> int:

@@ -1,0 +1,108 @@
+"""Everything that docs/benchmarks.md shows, in one go: ``python -m benchmarks.all``, which is what `make bench` runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Dict, List
+
+from . import about, cases, environments, footprint, limit, peers, report, scaling, tuning
+from .allreduce import SIZES
+from .cases import KB, MB, Case
+from .command_line import numbers
+from .results import Results
+from .runner import Item, run
+
+RESULTS = environments.HOME / "results.json"
+_MINUTES = 12.0
+
+
+def main() -> None:
+    """Measure, keep the results, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers", default="all", help="all, none, or some of " + ",".join(peers.PEERS))
+    parser.add_argument("--rounds", type=int, default=5, help="at most so many")
+    parser.add_argument("--minutes", type=float, default=_MINUTES, help="begin no round that would end later")
+    parser.add_argument("--output", type=Path, default=report.PAGE, help="the page to write (default: %(default)s)")
+    given = parser.parse_args()
+    wanted = peers.chosen(given.peers)
+    if "horovod" in wanted:
+        environments.horovod_python()  # the time that building it takes is not counted
+    begin = time.monotonic()
+    results = Results(about=about.collect(wanted))
+    tuned = Results()
+    chosen = tuning.choose({peer: _tuned_cases(peer) for peer in wanted if peer != "mykv"}, tuned)
+    results.tuning, results.failures = tuned.records, tuned.failures
+    plan = _plan(wanted, chosen)
+    results.about["rounds"] = run(plan, results, given.rounds, begin + 60 * given.minutes)
+    results.about["minutes"] = (time.monotonic() - begin) / 60
+    results.about["commands"] = about.commands(plan)
+    results.save(RESULTS)
+    report.write(results, given.output)
+
+
+def _plan(wanted: List[str], chosen: List[Item]) -> List[Item]:
+    """What each round runs, peers in turn."""
+    plan = [*_two_ranks(wanted, chosen), *_four_ranks(wanted), *_training(wanted)]
+    arrays = {"mykv": scaling.array_cases("own") + scaling.array_cases("stock")}
+    for peer in ("horovod", "dist_sync"):
+        arrays[peer] = scaling.array_cases("own")
+    plan += [Item(peers.SETUPS[peer][0], 2, arrays[peer], rounds=1) for peer in wanted if peer in arrays]
+    return [*plan, *scaling.ranks_plan(), *footprint.memory_plan()]
+
+
+def _sizes() -> List[Case]:
+    return [cases.pushpull(nbytes) for nbytes in numbers(SIZES)]
+
+
+def _trainer_cases(flavour: str) -> List[Case]:
+    large = cases.gradients(f"1x{64 * MB}", flavour)
+    return [cases.gradients("resnet50", flavour), cases.gradients("bert", flavour, iterations=4), large]
+
+
+def _tuned_cases(peer: str) -> List[Case]:
+    return _sizes() if peer == "mpi" else [*_sizes(), *_trainer_cases("own")]
+
+
+def _two_ranks(wanted: List[str], chosen: List[Item]) -> List[Item]:
+    float16 = [cases.gradients("resnet50", flavour, "float16") for flavour in ("own", "stock")]
+    ours = [*_sizes(), *_trainer_cases("own"), *_trainer_cases("stock")[:2], *float16, *footprint.cpu_and_python()]
+    ours.append(cases.step("resnet18", "own"))
+    installed: Dict[str, List[Case]] = {"mykv": ours}
+    for peer in ("horovod", "dist_sync"):
+        waiting = [cases.late(), cases.idle()]
+        installed[peer] = [*_sizes(), *_trainer_cases("own"), cases.step("resnet18", "own"), *waiting]
+    installed["mpi"] = [*_sizes(), cases.late()]
+    plan = [Item(peers.SETUPS[peer][0], 2, installed[peer]) for peer in wanted]
+    fixed = [Item(peers.HOROVOD_NO_CYCLE, 2, [cases.pushpull(4 * KB)])] if "horovod" in wanted else []
+    known = {(item.setup.name, case["id"]) for item in chosen for case in item.cases}
+    fixed = [item for item in fixed if (item.setup.name, item.cases[0]["id"]) not in known]
+    plan += [*chosen, *fixed]
+    return [*plan, *limit.plan()[:2]]
+
+
+def _four_ranks(wanted: List[str]) -> List[Item]:
+    small, network = cases.pushpull(4 * KB), cases.gradients("resnet50", "own", iterations=6)
+    items = {
+        "mykv": [Item(peers.MYKV, 4, [small, network, cases.gradients("resnet50", "stock", iterations=6)])],
+        "horovod": [Item(setup, 4, [small, network]) for setup in (peers.SETUPS["horovod"][0], peers.HOROVOD_NO_CYCLE)],
+        "dist_sync": [Item(peers.SETUPS["dist_sync"][0], 4, [small, network])],
+        "mpi": [Item(setup, 4, [small]) for setup in (peers.SETUPS["mpi"][0], peers.MPI_YIELD)],
+    }
+    return [item for peer in wanted for item in items[peer]]
+
+
+def _training(wanted: List[str]) -> List[Item]:
+    own, stock = [cases.training("own"), cases.breakdown("own")], [cases.breakdown("stock")]
+    items = [Item(peers.MYKV, 2, own + stock), Item(peers.ALONE, 2, own)]
+    items += [Item(setup, 2, own[:1], rounds=2) for setup in (peers.TWO_THREADS, peers.ONE_BUCKET)]
+    if "horovod" in wanted:
+        items += [Item(setup, 2, own, rounds=2) for setup in (peers.SETUPS["horovod"][0], peers.HOROVOD_NO_CYCLE)]
+    if "dist_sync" in wanted:
+        items.append(Item(peers.SETUPS["dist_sync"][0], 2, own, rounds=2))
+    return items
+
+
+if __name__ == "__main__":
+    main()

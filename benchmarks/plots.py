@@ -1,0 +1,201 @@
+"""The plots of docs/benchmarks.md, with the sentence that belongs under each.
+
+A peer has the same colour everywhere. What was measured as installed is a thin line, the better of a peer's settings
+a thick one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Tuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+from . import scaling  # noqa: E402
+from .allreduce import SIZES  # noqa: E402
+from .cases import KB, MB  # noqa: E402
+from .command_line import numbers  # noqa: E402
+from .results import Results, Spread  # noqa: E402
+
+COLOURS = {"mykv": "#0b6e4f", "horovod": "#c8553d", "dist_sync": "#5b5ea6", "mpi": "#8a8d91", "alone": "#444444"}
+Drawn = Tuple[str, str, str]
+
+
+def draw(results: Results, folder: Path) -> List[Drawn]:
+    """Draw what the results have numbers for; (title, file name, sentence) of each plot."""
+    plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "mykv"})
+    drawn = []
+    for name, draw_one in (("size", _size), ("step", _step), ("ranks", _ranks), ("arrays", _arrays)):
+        figure, axes = plt.subplots(figsize=(7.5, 4.5))
+        described = draw_one(results, axes)
+        if described:
+            axes.set_title(described[0])
+            figure.tight_layout()
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            drawn.append((described[0], f"{name}.svg", described[1]))
+        plt.close(figure)
+    return drawn
+
+
+def _size(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+    sizes = numbers(SIZES)
+    for peer in ("mykv", "horovod", "dist_sync", "mpi"):
+        for label, width, find in _two_ways(results, peer):
+            _line(axes, sizes, [find(f"pushpull/{size}") for size in sizes], label, COLOURS[peer], width)
+    if not axes.lines:
+        return None
+    _logarithmic(axes, "size of the array", sizes, [f"{s // MB} MB" if s >= MB else f"{s // KB} KB" for s in sizes])
+    axes.set_ylabel("time (ms)")
+    axes.legend(fontsize=8)
+    return (
+        "Time of an allreduce against its size, 2 ranks",
+        "One float32 array of any memory, in place, from the call until the result can be read: pushpull of mykv and "
+        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays.",
+    )
+
+
+def _two_ways(results: Results, peer: str) -> List[Tuple[str, float, Callable[[str], Optional[Spread]]]]:
+    if peer == "mykv":
+        return [(peer, 2.5, lambda case: results.get(peer, case))]
+    return [
+        (f"{peer}, as installed", 1.0, lambda case: results.get(peer, case)),
+        (f"{peer}, best settings", 2.0, lambda case: results.best(peer, case)),
+    ]
+
+
+def _step(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+    rows = [
+        ("alone", "alone", "own"),
+        ("mykv, DistributedTrainer", "mykv", "own"),
+        ("mykv, stock Trainer", "mykv", "stock"),
+        ("Horovod", "horovod", "own"),
+        ("dist_sync", "dist_sync", "own"),
+    ]
+    parts = ("forward and backward", "allreduce", "update")
+    shades = {"forward and backward": "#9db4c0", "allreduce": "#c8553d", "update": "#e0c879"}
+    shown = []
+    for label, peer, flavour in rows:
+        found = {part: results.best(peer, f"breakdown/{flavour}", part) for part in parts}
+        if any(one is None for one in found.values()):
+            continue
+        left = 0.0
+        for part in parts:
+            axes.barh(len(shown), found[part].median * 1e3, left=left, color=shades[part], label=_once(part, shown))
+            left += found[part].median * 1e3
+        whole = results.best(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
+        if whole:
+            axes.plot(whole.median * 1e3, len(shown), "D", color="black", label=_once("whole step", shown))
+        shown.append(label)
+    if not shown:
+        return None
+    axes.set_yticks(range(len(shown)), shown)
+    axes.invert_yaxis()
+    axes.set_xlabel("time (ms)")
+    axes.legend(fontsize=8)
+    return (
+        "A training step and its parts, 2 ranks",
+        "ResNet-18, 64 pixels, 8 images per worker, SGD with momentum. The bars are parts that were waited for one by "
+        f"one; the diamond is the whole step, in which they may overlap.{_bucket_sentence(results)}",
+    )
+
+
+def _once(label: str, shown: List[str]) -> Optional[str]:
+    return None if shown else label
+
+
+def _bucket_sentence(results: Results) -> str:
+    many = results.get("mykv", "training/own", "step")
+    one = results.get("mykv", "training/own", "step", setup="one bucket")
+    if not many or not one:
+        return ""
+    alone = [results.get("mykv", "training/own", "alone", setup=setup) for setup in ("as installed", "one bucket")]
+    return (
+        f" With buckets of the default size a step takes {many.median / alone[0].median - 1:+.1%} against compute alone, "
+        f"with one bucket for all gradients, which must wait for the end of backward, "
+        f"{one.median / alone[1].median - 1:+.1%}."
+    )
+
+
+def _ranks(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+    texts = []
+    for nbytes, label, colour in ((scaling.SMALL, "4 KB", "#0b6e4f"), (scaling.LARGE, "4 MB", "#c8553d")):
+        found = {size: results.get("mykv core", f"in place/{nbytes}", ranks=size) for size in scaling.RANKS}
+        known = {size: one for size, one in found.items() if one}
+        if len(known) < 2:
+            continue
+        _line(axes, list(known), list(known.values()), label, colour, 2.0)
+        first, last = (2 if 2 in known else min(known)), max(known)
+        factor = known[last].median / known[first].median
+        _line_of_law(axes, list(known), known[first].median / first, colour)
+        texts.append(f"{label} takes {factor:.1f} times as long with {last} ranks as with {first} ({last // first} in line)")
+    if not texts:
+        return None
+    _logarithmic(axes, "ranks on this machine", list(scaling.RANKS), [str(size) for size in scaling.RANKS])
+    axes.set_ylabel("time (ms)")
+    axes.legend(fontsize=8)
+    cores = results.about["machine"]["cores"]
+    return (
+        "Time against the number of ranks, core only",
+        "Memory must be read and written once for each rank, and a small allreduce must wake each of them, so the time "
+        f"should grow in line with the ranks (dotted) once they outnumber the {cores} cores: {'; '.join(texts)}.",
+    )
+
+
+def _arrays(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+    text = ""
+    rows = [
+        ("mykv, DistributedTrainer", "mykv", "own", "-"),
+        ("mykv, stock Trainer", "mykv", "stock", "--"),
+        ("Horovod, as installed", "horovod", "own", "-"),
+        ("dist_sync, as installed", "dist_sync", "own", "-"),
+    ]
+    for label, peer, flavour, style in rows:
+        found = {n: results.get(peer, f"gradients/{n}x{scaling.SMALL}/{flavour}") for n in scaling.ARRAYS}
+        known = {count: one for count, one in found.items() if one}
+        if len(known) < 2:
+            continue
+        _line(axes, list(known), list(known.values()), label, COLOURS[peer], 2.0, style)
+        least, most = min(known), max(known)
+        each = (known[most].median - known[least].median) / (most - least) * 1e6
+        text += f" {label}: {each:.1f} microseconds for each further array."
+    if not text:
+        return None
+    _logarithmic(axes, "arrays of 4 KB", list(scaling.ARRAYS), [f"{count:,}" for count in scaling.ARRAYS])
+    axes.set_ylabel("time (ms)")
+    axes.legend(fontsize=8)
+    return (
+        "Time of allreduce_grads against the number of arrays, 2 ranks",
+        "It should be flat while the cost of one operation counts, then grow in line with the arrays: with their memory "
+        "for DistributedTrainer, which has few operations, with their number for the others." + text,
+    )
+
+
+def _line(
+    axes: plt.Axes, x: List[int], found: List[Optional[Spread]], label: str, colour: str, width: float, style: str = "-"
+) -> None:
+    """A line of medians, with the quartiles as bars."""
+    points = [(position, one) for position, one in zip(x, found) if one]
+    if not points:
+        return
+    middle = [one.median * 1e3 for _, one in points]
+    spread = [
+        [(one.median - one.lower) * 1e3 for _, one in points],
+        [(one.upper - one.median) * 1e3 for _, one in points],
+    ]
+    shape: Dict[str, object] = {"marker": "o", "markersize": 4, "capsize": 2, "linestyle": style}
+    axes.errorbar([position for position, _ in points], middle, spread, label=label, color=colour, lw=width, **shape)
+
+
+def _line_of_law(axes: plt.Axes, x: List[int], per_rank: float, colour: str) -> None:
+    axes.plot(x, [per_rank * size * 1e3 for size in x], ":", color=colour, lw=1)
+
+
+def _logarithmic(axes: plt.Axes, name: str, ticks: List[int], labels: List[str]) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xticks(ticks, labels)
+    axes.minorticks_off()
+    axes.set_xlabel(name)

@@ -1,0 +1,282 @@
+"""The targets, line by line, and what a run says about each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, List, Optional
+
+from .cases import KB, MB
+from .peers import AS_INSTALLED, HOROVOD_NO_CYCLE, MPI_YIELD, TWO_THREADS
+from .results import Results, Spread
+
+_SMALL, _LARGE = f"pushpull/{4 * KB}", f"pushpull/{64 * MB}"
+# Two ranks on two cores run at once, four cannot: the last of them waits for a core while others leave it. Beyond that
+# factor, ranks must have waited for each other's time slices.
+_NO_COLLAPSE = 10.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """One number of a line.
+
+    Attributes
+    ----------
+    text : str
+        What it says, in words and numbers.
+    reached : bool or None
+        None where nothing is asked for.
+    """
+
+    text: str
+    reached: Optional[bool] = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table; `parts` finds its numbers in results."""
+
+    key: str
+    work: str
+    target: str
+    parts: Callable[[Results], List[Part]]
+
+
+def milliseconds(found: Spread) -> str:
+    """A median in ms with as many digits as it deserves."""
+    value = found.median * 1e3
+    return f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
+
+
+def verdict(parts: List[Part]) -> str:
+    """'reached' if all that is asked for is; where something was not measured, the verdict says so."""
+    gaps = any("not measured" in part.text for part in parts)
+    if any(part.reached is False for part in parts):
+        return "**missed**"
+    if not any(part.reached for part in parts):
+        return "not measured"
+    return "reached, as far as measured" if gaps else "reached"
+
+
+def _faster(ours: Optional[Spread], theirs: Optional[Spread], name: str, least: Optional[float]) -> Part:
+    """How many times faster we are."""
+    if ours is None or theirs is None:
+        return Part(f"{name}: not measured")
+    ratio = theirs.median / ours.median
+    text = f"{ratio:.2f} times faster than {name} ({milliseconds(ours)} and {milliseconds(theirs)}; {theirs.setup})"
+    return Part(text, None if least is None else ratio >= least)
+
+
+def _against(results: Results, case: str, theirs: str, peer: str, least: float, name: str = "") -> Part:
+    return _faster(results.get("mykv", case), results.best(peer, theirs), name or peer, least)
+
+
+def _small(results: Results) -> List[Part]:
+    ours = results.get("mykv", _SMALL)
+    return [
+        _faster(ours, results.get("horovod", _SMALL), "Horovod", 20),
+        _faster(ours, results.best("dist_sync", _SMALL), "dist_sync", 5),
+        _faster(ours, results.get("horovod", _SMALL, setup=HOROVOD_NO_CYCLE.name), "Horovod", 1),
+    ]
+
+
+def _large(results: Results) -> List[Part]:
+    against = [("horovod", "Horovod", 3), ("mpi", "MPI_Allreduce", 3), ("dist_sync", "dist_sync", None)]
+    return [_against(results, _LARGE, _LARGE, peer, least, name) for peer, name, least in against]
+
+
+def _adopted(results: Results) -> List[Part]:
+    case = f"gradients/1x{64 * MB}/own"
+    found = [results.best("horovod", one) for one in (case, _LARGE)]
+    horovod = min((one for one in found if one), key=lambda one: one.median, default=None)
+    ours = results.get("mykv", case)
+    parts = [_faster(ours, horovod, "Horovod", 8)]
+    limits = {}
+    for record in results.records:
+        if record["peer"] == "limit":
+            limits[record["series"]] = results.get("limit", record["case"], record["series"])
+    if not limits or ours is None:
+        return [*parts, Part("limit: not measured")]
+    kernel, limit = min(limits.items(), key=lambda item: item[1].median)
+    share = limit.median / ours.median
+    text = f"{share:.0%} of the speed of the fastest of {len(limits)} plain loops ({milliseconds(limit)}; {kernel})"
+    parts.append(Part(text, share >= 0.8))
+    core = results.get("mykv core", f"in place/{64 * MB}")
+    if core:
+        parts.append(Part(f"the core alone, without MXNet: {milliseconds(core)}, {limit.median / core.median:.0%}"))
+    return parts
+
+
+def _model(model: str, flavour: str, horovod: float, dist_sync: float) -> Callable[[Results], List[Part]]:
+    def parts(results: Results) -> List[Part]:
+        ours, theirs = f"gradients/{model}/{flavour}", f"gradients/{model}/own"
+        label = "stock Trainer: " if flavour == "stock" else "DistributedTrainer: "
+        found = [
+            _against(results, ours, theirs, "horovod", horovod, "Horovod"),
+            _against(results, ours, theirs, "dist_sync", dist_sync),
+        ]
+        return [Part(label + part.text, part.reached) for part in found]
+
+    return parts
+
+
+def _bert(results: Results) -> List[Part]:
+    return [*_model("bert", "stock", 3, 6)(results), *_model("bert", "own", 10, 25)(results)]
+
+
+def _four(results: Results) -> List[Part]:
+    model = "gradients/resnet50"
+    own, stock = (results.get("mykv", f"{model}/{flavour}", ranks=4) for flavour in ("own", "stock"))
+    small, horovod = (results.get(peer, _SMALL, ranks=4) for peer in ("mykv", "horovod"))
+    theirs = results.get("horovod", f"{model}/own", ranks=4)
+    parts = [
+        _faster(own, theirs, "Horovod, ResNet-50, DistributedTrainer", 4),
+        _faster(stock, theirs, "Horovod, ResNet-50, stock Trainer", None),
+        _faster(small, horovod, "Horovod, 4 KB", 4),
+    ]
+    two = results.get("mykv", _SMALL)
+    if two and small:
+        growth = small.median / two.median
+        text = f"4 KB takes {growth:.1f} times as long as with 2 ranks (collapse: over {_NO_COLLAPSE:.0f} times)"
+        parts.append(Part(text, growth <= _NO_COLLAPSE))
+    for setup in (AS_INSTALLED, MPI_YIELD.name):
+        before, after = (results.get("mpi", _SMALL, ranks=ranks, setup=setup) for ranks in (2, 4))
+        if before and after:
+            growth = after.median / before.median
+            parts.append(Part(f"MPI_Allreduce ({setup}): {growth:.1f} times, {milliseconds(after)}"))
+    return parts
+
+
+def _float16(results: Results) -> List[Part]:
+    parts = []
+    for flavour, label in (("own", "DistributedTrainer"), ("stock", "stock Trainer")):
+        case = f"gradients/resnet50/{flavour}"
+        half, full = results.get("mykv", f"{case}/float16"), results.get("mykv", case)
+        if half is None or full is None:
+            parts.append(Part(f"{label}: not measured"))
+            continue
+        ratio = full.median / half.median
+        text = f"{label}: {ratio:.2f} times faster ({milliseconds(half)} and {milliseconds(full)})"
+        parts.append(Part(text, ratio >= 1.6))
+    return parts
+
+
+def _training(results: Results) -> List[Part]:
+    parts = []
+    for setup, asked in ((AS_INSTALLED, True), (TWO_THREADS.name, False)):
+        step, alone = (results.get("mykv", "training/own", series, setup=setup) for series in ("step", "alone"))
+        if step is None or alone is None:
+            continue
+        more = step.median / alone.median - 1
+        threads = "1 OpenMP thread" if asked else setup
+        text = f"{more:+.1%} with {threads} ({milliseconds(step)} and {milliseconds(alone)} alone)"
+        parts.append(Part(text, more <= 0.10 if asked else None))
+    for peer in ("horovod", "dist_sync"):
+        theirs, control = results.best(peer, "training/own", "step"), results.get("alone", "training/own", "alone")
+        if theirs and control:
+            more = theirs.median / control.median - 1
+            parts.append(Part(f"{peer}: {more:+.1%} ({milliseconds(theirs)}; {theirs.setup})"))
+    return parts or [Part("not measured")]
+
+
+def _waiting(results: Results) -> List[Part]:
+    parts = []
+    for case, label, most in (("late", "waiting", 0.05), ("idle", "idle", 0.01)):
+        found = results.get("mykv", case, "share")
+        if found is None:
+            parts.append(Part(f"{label}: not measured"))
+            continue
+        others = [(peer, results.get(peer, case, "share")) for peer in ("horovod", "dist_sync", "mpi")]
+        rest = "; ".join(f"{peer} {other.median:.1%}" for peer, other in others if other)
+        text = f"{label}: {found.median:.2%} of a core" + (f" ({rest})" if rest else "")
+        parts.append(Part(text, found.median < most))
+    return parts
+
+
+def _python(results: Results) -> List[Part]:
+    found = results.get("mykv", "python/resnet50/own")
+    return [Part(milliseconds(found), found.median < 1e-3)] if found else [Part("not measured")]
+
+
+def _memory(results: Results) -> List[Part]:
+    parts = []
+    for model, label, elements in (("resnet50", "ResNet-50", 25575912), ("bert", "BERT-base", 109482240)):
+        with_us, without = (results.get(peer, f"memory/{model}", "bytes") for peer in ("mykv", "alone"))
+        if with_us is None or without is None:
+            parts.append(Part(f"{label}: not measured"))
+            continue
+        more, most = with_us.median - without.median, 0.05 * 2 * 4 * elements + 64 * MB
+        text = f"{label}: {more / MB:.0f} MB beyond two processes with the same gradients (at most {most / MB:.0f} MB)"
+        parts.append(Part(text, more < most))
+    return parts
+
+
+LINES = [
+    Line(
+        "pushpull-4KB",
+        "pushpull of a 4 KB NDArray, call to wait_to_read",
+        "20 times faster than Horovod as installed, 5 times faster than dist_sync, not slower than Horovod with "
+        "HOROVOD_CYCLE_TIME=0 and mpi_yield_when_idle=1",
+        _small,
+    ),
+    Line(
+        "pushpull-64MB",
+        "pushpull of 64 MB, stock path (any NDArray)",
+        "3 times faster than Horovod and than MPI_Allreduce of Open MPI",
+        _large,
+    ),
+    Line(
+        "adopted-64MB",
+        "64 MB of adopted gradients, DistributedTrainer",
+        "8 times faster than Horovod; at least 80% of the speed of the same loads and stores without synchronization",
+        _adopted,
+    ),
+    Line(
+        "resnet50-stock",
+        "ResNet-50's gradients, stock gluon.Trainer(update_on_kvstore=False).allreduce_grads",
+        "3 times faster than Horovod's DistributedTrainer, 6 times faster than dist_sync",
+        _model("resnet50", "stock", 3, 6),
+    ),
+    Line(
+        "resnet50-own",
+        "ResNet-50's gradients, DistributedTrainer.allreduce_grads",
+        "10 times faster than Horovod's, 25 times faster than dist_sync",
+        _model("resnet50", "own", 10, 25),
+    ),
+    Line("bert", "BERT-base-sized gradients (199 arrays, 109.5 M float32)", "the same ratios", _bert),
+    Line(
+        "four-ranks",
+        "4 ranks on 2 cores, ResNet-50's gradients and 4 KB",
+        "4 times faster than Horovod as installed; no collapse",
+        _four,
+    ),
+    Line(
+        "float16",
+        "float16 gradients of ResNet-50, the same number of elements",
+        "at least 1.6 times faster than float32",
+        _float16,
+    ),
+    Line(
+        "training-step",
+        "one full training step of ResNet-18, 64 pixels, 8 images per worker",
+        "within 10% of compute alone with the same two processes running",
+        _training,
+    ),
+    Line(
+        "waiting",
+        "a rank that waits for a late one; an idle initialized process",
+        "under 5% of a core; under 1%",
+        _waiting,
+    ),
+    Line(
+        "python-time",
+        "Python time in step() for 193 parameters, excluding MXNet's own optimizer call",
+        "under 1 ms",
+        _python,
+    ),
+    Line(
+        "memory",
+        "memory beyond the gradients themselves, DistributedTrainer, 2 ranks",
+        "under 5% plus 64 MB a host",
+        _memory,
+    ),
+]

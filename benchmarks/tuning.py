@@ -1,0 +1,43 @@
+"""Finds the best of each peer's documented settings, for each piece of work by itself.
+
+A short run of all settings chooses; the measurement proper then runs the peer as installed and with what was chosen.
+Where the choice is close, it does not matter; where the table says 'best', it is the better of the two.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, List
+
+from . import peers
+from .cases import Case, shortened
+from .peers import Setup
+from .results import Results
+from .runner import Item, run
+
+_ITERATIONS = 5
+
+
+def choose(cases_of: Dict[str, List[Case]], results: Results) -> "List[Item]":
+    """Measure every setting of every peer but mykv on 2 ranks, into `results`; launches of the chosen ones.
+
+    Parameters
+    ----------
+    cases_of : dict
+        The cases of each peer.
+    """
+    plan = []
+    for peer, cases in cases_of.items():
+        for setup in peers.SETUPS[peer]:
+            fitting = [case for case in cases if case["id"].startswith(setup.suits)]
+            plan.append(Item(setup, 2, shortened(fitting, _ITERATIONS)))
+    run(plan, results, 1)
+    chosen: List[Item] = []
+    for peer, cases in cases_of.items():
+        won: Dict[str, List[Case]] = {}
+        for case in cases:
+            best = results.best(peer, case["id"])
+            if best is not None:
+                won.setdefault(best.setup, []).append(case)
+        by_name: Dict[str, Setup] = {setup.name: setup for setup in peers.SETUPS[peer]}
+        chosen += [Item(by_name[name], 2, mine) for name, mine in won.items() if name != peers.AS_INSTALLED]
+    return chosen
