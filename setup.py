@@ -57,7 +57,7 @@ setup(
     zip_safe=False,
     install_requires=[*NUMPY, "mpi4py>=4", *ALWAYS],
     extras_require={
-        "cpu": ["mxnet==1.9.1", *CPU],
+        "cpu": ["mxnet==1.9.1", "setuptools; python_version >= '3.12'", *CPU],  # MXNet needs distutils
         "demo": DEMO,
         "test": ["pytest>=7", "pytest-timeout", "hypothesis", *DEMO],
         "bench": ["matplotlib", "tqdm"],

@@ -24,6 +24,8 @@ namespace {
 std::shared_ptr<Runtime>& g_runtime = *new std::shared_ptr<Runtime>;
 std::unique_ptr<mxnet::Bridge>& g_bridge = *new std::unique_ptr<mxnet::Bridge>;
 
+py::object* g_failure_type = new py::object;  // MXNetError, for operations that fail inside a push
+
 std::shared_ptr<Runtime> runtime() {
   if (!g_runtime) throw Error("mykv is not initialized: call kvstore_plugin.init() first");
   return g_runtime;
@@ -338,6 +340,14 @@ PYBIND11_MODULE(mykv_core, m) {
   using namespace mykv;
   m.doc() = "The compiled core of mykv: collective operations over shared memory and MPI.";
   py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const mxnet::FailedOperation& error) {
+      PyObject* type = *g_failure_type && !g_failure_type->is_none() ? g_failure_type->ptr() : PyExc_RuntimeError;
+      PyErr_SetString(type, error.what());
+    }
+  });
 
   m.def("init", &init, py::arg("comm"), py::arg("options") = py::dict(),
         "Start the runtime over a communicator (its Fortran handle). Collective.");
@@ -382,8 +392,13 @@ PYBIND11_MODULE(mykv_core, m) {
         py::arg("priority") = 0, "The same as one operation of MXNet's engine that writes `arrays`, which lie in the bucket.");
 
   m.def("attach_mxnet",
-        [](uintptr_t library, int major) { g_bridge = std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major)); },
-        py::arg("dl_handle"), py::arg("major"), "Use the MXNet library behind this dlopen handle.");
+        [](uintptr_t library, int major, bool blocking, const py::object& error_type) {
+          *g_failure_type = error_type;
+          g_bridge = std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major), blocking);
+        },
+        py::arg("dl_handle"), py::arg("major"), py::arg("blocking") = false, py::arg("error_type") = py::none(),
+        "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
+        "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
   m.def("push_allreduce", &push_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
         py::arg("scale") = 1.0, py::arg("priority") = 0);
   m.def("push_broadcast", &push_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,

@@ -10,7 +10,7 @@ import itertools
 from typing import Any, Sequence, Tuple
 
 from . import arrays, process
-from .mxnet_compat import KVStoreBase, NDArray, create_stores_by_name
+from .mxnet_compat import KVStoreBase, MXNetError, NDArray, create_stores_by_name
 
 _numbers = itertools.count()
 
@@ -95,6 +95,8 @@ class MyKV(KVStoreBase):
         for number, (name, inputs, outputs) in enumerate(calls):
             try:
                 process.core.push_broadcast(name, inputs[0].handle.value, arrays.handles(outputs), 0, priority)
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
                 raise _refused(calls[number:], error) from error
 
@@ -124,6 +126,8 @@ class MyKV(KVStoreBase):
             target = source if outputs is inputs else arrays.handles(outputs)
             try:
                 process.core.push_allreduce(name, source, target, "sum", 1.0, priority)
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
                 raise _refused(calls[number:], error) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from typing import Any, Callable
@@ -86,6 +87,7 @@ __all__ = [
     "autograd",
     "contexts",
     "create_stores_by_name",
+    "engine_blocks",
     "fill_with_zeros",
     "gluon",
     "library_handle",
@@ -101,6 +103,11 @@ __all__ = [
 def library_handle() -> int:
     """Handle (of dlopen) of the library that Python's MXNet calls."""
     return _LIB._handle
+
+
+def engine_blocks() -> bool:
+    """Whether MXNet runs each operation when it is pushed, as its NaiveEngine does."""
+    return os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
 def wait_for_all() -> None:

@@ -221,7 +221,7 @@ def _attach_mxnet() -> None:
     # Absent only in the self-test of an installation without MXNet.
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
     if compat is not None:
-        core.attach_mxnet(compat.library_handle(), compat.MAJOR)
+        core.attach_mxnet(compat.library_handle(), compat.MAJOR, compat.engine_blocks(), compat.MXNetError)
 
 
 def _install_hooks() -> None:

@@ -33,6 +33,7 @@ struct Pushed {
   std::vector<Handle> outputs;
   std::vector<Handle> kept;  // only ordered by the engine, not looked into
   bool called = false;
+  std::shared_ptr<std::string> failure;  // of a blocking engine's operation: where its error goes
 };
 
 void complete(const EngineCallback& callback, const std::string* error) {
@@ -47,7 +48,10 @@ void complete(const EngineCallback& callback, const std::string* error) {
 void run(Pushed* pushed, const EngineCallback& on_complete) {
   pushed->called = true;
   Request request = std::move(pushed->request);
-  request.done = [on_complete](const std::string* error) { complete(on_complete, error); };
+  request.done = [on_complete, failure = pushed->failure](const std::string* error) {
+    if (error != nullptr && failure) *failure = *error;
+    complete(on_complete, error);
+  };
   try {
     for (Handle array : pushed->inputs) request.inputs.push_back(pushed->api.data(array));
     for (Handle array : pushed->outputs) request.outputs.push_back(pushed->api.data(array));
@@ -95,7 +99,9 @@ class Storages {
   std::vector<Handle> arrays_;
 };
 
-void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed) {
+void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed, bool blocking) {
+  const auto failure = blocking ? std::make_shared<std::string>() : nullptr;
+  pushed->failure = failure;
   Storages storages(pushed->api);
   for (const std::vector<Handle>* arrays : {&pushed->outputs, &pushed->inputs, &pushed->kept}) {
     for (Handle array : *arrays) storages.add(array);
@@ -109,6 +115,7 @@ void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed) {
   Pushed* parameter = pushed.release();
   api.push(function, parameter, &discard, &context, nullptr, 0, arrays.data(), static_cast<int>(arrays.size()), priority,
            shown.c_str());
+  if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }
 
 DType known_dtype(int number) {
@@ -174,7 +181,7 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, std::string name, Ope
   pushed->request.name = std::move(name);
   pushed->request.signature = signature_of(operation, first.shape);
   pushed->request.operation = operation;
-  hand_to_engine(api_, std::move(pushed));
+  hand_to_engine(api_, std::move(pushed), blocking_);
 }
 
 void Bridge::push_in_place(const std::shared_ptr<Runtime>& runtime, Request request,
@@ -182,7 +189,7 @@ void Bridge::push_in_place(const std::shared_ptr<Runtime>& runtime, Request requ
   auto pushed = std::make_unique<Pushed>(api_, runtime);
   pushed->request = std::move(request);
   for (Handle array : arrays) pushed->kept.push_back(api_.retain(array));
-  hand_to_engine(api_, std::move(pushed));
+  hand_to_engine(api_, std::move(pushed), blocking_);
 }
 
 }  // namespace mykv::mxnet

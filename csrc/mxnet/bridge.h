@@ -7,13 +7,16 @@
 #include <vector>
 
 #include "mxnet/api.h"
+#include "runtime/error.h"
 #include "runtime/runtime.h"
 
 namespace mykv::mxnet {
 
 class Bridge {
  public:
-  explicit Bridge(Api api) : api_(api) {}
+  // `blocking`: the engine runs each operation inside the push (NaiveEngine). It loses the errors of operations, so
+  // that push() itself must throw them.
+  Bridge(Api api, bool blocking) : api_(api), blocking_(blocking) {}
 
   // inputs, outputs: NDArray handles of the caller's; an array may be in both. The operation's dtype and count are
   // filled in from the arrays. Throws Error when this rank can see that the arrays do not fit; nothing was posted then.
@@ -25,6 +28,13 @@ class Bridge {
 
  private:
   Api api_;
+  bool blocking_;
+};
+
+// What went wrong with an operation that a blocking engine has run.
+class FailedOperation : public Error {
+ public:
+  using Error::Error;
 };
 
 // The text by which ranks compare an operation: kind, operator or root, scale, dtype, shape.
