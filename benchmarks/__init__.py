@@ -1,1 +1,1 @@
-"""Benchmarks of mykv against its peers; each module named in docs/benchmarks.md runs as ``python -m benchmarks.NAME``."""
+"""Benchmarks of mykv against its peers; those named in docs/benchmarks.md run as ``python -m benchmarks.NAME``."""

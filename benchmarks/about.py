@@ -7,13 +7,13 @@ import os
 import platform
 import re
 import subprocess
-from typing import Any, Dict, List
+from typing import Any
 
 from . import environments, launch
 from .runner import Item
 
 
-def collect(wanted: List[str]) -> Dict[str, Any]:
+def collect(wanted: list[str]) -> dict[str, Any]:
     """The machine and the versions, ours and, if 'horovod' is wanted, those of its environment."""
     versions = {"ours": _versions(environments.our_python())}
     if "horovod" in wanted:
@@ -21,7 +21,7 @@ def collect(wanted: List[str]) -> Dict[str, Any]:
     return {"machine": _machine(), "versions": versions, "peers": wanted, "commit": _commit()}
 
 
-def commands(plan: List[Item]) -> List[str]:
+def commands(plan: list[Item]) -> list[str]:
     """What starts each different setup, without paths; JOB.json holds the cases."""
     shown = {}
     for item in plan:
@@ -30,7 +30,7 @@ def commands(plan: List[Item]) -> List[str]:
     return [f"{title}: {command}" for title, command in shown.items()]
 
 
-def _versions(python: str) -> Dict[str, str]:
+def _versions(python: str) -> dict[str, str]:
     done = subprocess.run(
         [python, launch.WORKER, "versions"], capture_output=True, text=True, check=False, timeout=60, cwd=os.sep
     )
@@ -39,7 +39,7 @@ def _versions(python: str) -> Dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _machine() -> Dict[str, str]:
+def _machine() -> dict[str, str]:
     with open("/proc/cpuinfo", encoding="utf-8") as file:
         model = re.search(r"model name\s*: (.*)", file.read())
     with open("/proc/meminfo", encoding="utf-8") as file:

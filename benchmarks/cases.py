@@ -5,7 +5,7 @@ The id of a case is its name in results; the same id stands for the same work wi
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any, Dict
 
 Case = Dict[str, Any]
 
@@ -76,6 +76,6 @@ def limit(nbytes: int) -> Case:
     return {"id": f"limit/{nbytes}", "kind": "limit", "nbytes": nbytes, "iterations": 8, "warmup": 2}
 
 
-def shortened(cases: List[Case], iterations: int) -> List[Case]:
+def shortened(cases: list[Case], iterations: int) -> list[Case]:
     """The same cases with at most so many iterations."""
     return [{**case, "iterations": min(case["iterations"], iterations)} for case in cases]

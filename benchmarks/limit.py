@@ -13,7 +13,7 @@ from .runner import Item, run
 NBYTES = 64 * cases.MB
 
 
-def plan(nbytes: int = NBYTES) -> "list[Item]":
+def plan(nbytes: int = NBYTES) -> list[Item]:
     """The limit, the core on its own memory, and DistributedTrainer with one gradient of that size."""
     return [
         Item(peers.LIMIT, 2, [cases.limit(nbytes)]),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from . import environments
 
 # Open MPI binds ranks to cores unless told otherwise, MXNet's threads with them. Horovod's documentation and ours say
-# `--bind-to none`; ranks that outnumber the cores need `--oversubscribe`. MXNet's tools/launch.py starts as many servers
-# as workers.
+# `--bind-to none`; ranks that outnumber the cores need `--oversubscribe`. MXNet's tools/launch.py starts as many
+# servers as workers.
 UNBOUND = ("--oversubscribe", "--bind-to", "none")
 BOUND = ("--bind-to", "core")
 DEFAULT = ()
@@ -49,13 +49,13 @@ class Setup:
     peer: str
     name: str
     backend: str
-    mpirun: Tuple[str, ...] = UNBOUND
-    env: Dict[str, str] = field(default_factory=dict)
-    options: Dict[str, Any] = field(default_factory=dict)
+    mpirun: tuple[str, ...] = UNBOUND
+    env: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     servers: int = 0
     suits: str = ""
 
-    def launcher_options(self, ranks: int) -> Tuple[str, ...]:
+    def launcher_options(self, ranks: int) -> tuple[str, ...]:
         """Options of mpirun; it refuses defaults and binding where the ranks outnumber the cores."""
         return self.mpirun if ranks <= len(os.sched_getaffinity(0)) else UNBOUND
 
@@ -83,13 +83,12 @@ HOROVOD_NO_CYCLE = Setup("horovod", "cycle time 0, yield", "horovod_peer", env=_
 MPI_YIELD = Setup("mpi", "not bound, yield", "mpi", env=_YIELD)
 
 
-
 def _grouped(groups: int) -> Setup:
     name = f"cycle time 0, yield, {groups} group{'s' * (groups > 1)}"
     return Setup("horovod", name, "horovod_peer", env=_NO_CYCLE, options={"num_groups": groups}, suits="gradients")
 
 
-SETUPS: Dict[str, List[Setup]] = {
+SETUPS: dict[str, list[Setup]] = {
     "mykv": [MYKV],
     "horovod": [
         Setup("horovod", AS_INSTALLED, "horovod_peer"),
@@ -113,7 +112,7 @@ SETUPS: Dict[str, List[Setup]] = {
 PEERS = ("horovod", "dist_sync", "mpi")
 
 
-def chosen(names: str) -> List[str]:
+def chosen(names: str) -> list[str]:
     """Peers from a comma-separated list: 'all', 'none', or names; mykv itself is always first.
 
     Raises

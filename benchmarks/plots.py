@@ -7,24 +7,24 @@ a thick one.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Tuple
 
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
-from . import scaling  # noqa: E402
-from .allreduce import SIZES  # noqa: E402
-from .cases import KB, MB  # noqa: E402
-from .command_line import numbers  # noqa: E402
-from .results import Results, Spread  # noqa: E402
+from . import scaling
+from .allreduce import SIZES
+from .cases import KB, MB
+from .command_line import numbers
+from .results import Results, Spread
 
 COLOURS = {"mykv": "#0b6e4f", "horovod": "#c8553d", "dist_sync": "#5b5ea6", "mpi": "#8a8d91", "alone": "#444444"}
 Drawn = Tuple[str, str, str]
 
 
-def draw(results: Results, folder: Path) -> List[Drawn]:
+def draw(results: Results, folder: Path) -> list[Drawn]:
     """Draw what the results have numbers for; (title, file name, sentence) of each plot."""
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "mykv"})
     drawn = []
@@ -40,7 +40,7 @@ def draw(results: Results, folder: Path) -> List[Drawn]:
     return drawn
 
 
-def _size(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     sizes = numbers(SIZES)
     for peer in ("mykv", "horovod", "dist_sync", "mpi"):
         for label, width, find in _two_ways(results, peer):
@@ -57,7 +57,7 @@ def _size(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
     )
 
 
-def _two_ways(results: Results, peer: str) -> List[Tuple[str, float, Callable[[str], Optional[Spread]]]]:
+def _two_ways(results: Results, peer: str) -> list[tuple[str, float, Callable[[str], Spread | None]]]:
     if peer == "mykv":
         return [(peer, 2.5, lambda case: results.get(peer, case))]
     return [
@@ -66,7 +66,7 @@ def _two_ways(results: Results, peer: str) -> List[Tuple[str, float, Callable[[s
     ]
 
 
-def _step(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     rows = [
         ("alone", "alone", "own"),
         ("mykv, DistributedTrainer", "mykv", "own"),
@@ -102,7 +102,7 @@ def _step(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
     )
 
 
-def _once(label: str, shown: List[str]) -> Optional[str]:
+def _once(label: str, shown: list[str]) -> str | None:
     return None if shown else label
 
 
@@ -113,14 +113,14 @@ def _bucket_sentence(results: Results) -> str:
         return ""
     alone = [results.get("mykv", "training/own", "alone", setup=setup) for setup in ("as installed", "one bucket")]
     return (
-        f" With buckets of the default size a step takes {many.median / alone[0].median - 1:+.1%} against compute alone, "
+        f" With buckets of the default size a step takes {many.median / alone[0].median - 1:+.1%} beside compute alone, "
         f"with one bucket for all gradients, which must wait for the end of backward, "
         f"{one.median / alone[1].median - 1:+.1%}."
     )
 
 
-def _ranks(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
-    texts = []
+def _ranks(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
+    texts: list[str] = []
     for nbytes, label, colour in ((scaling.SMALL, "4 KB", "#0b6e4f"), (scaling.LARGE, "4 MB", "#c8553d")):
         found = {size: results.get("mykv core", f"in place/{nbytes}", ranks=size) for size in scaling.RANKS}
         known = {size: one for size, one in found.items() if one}
@@ -130,7 +130,9 @@ def _ranks(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
         first, last = (2 if 2 in known else min(known)), max(known)
         factor = known[last].median / known[first].median
         _line_of_law(axes, list(known), known[first].median / first, colour)
-        texts.append(f"{label} takes {factor:.1f} times as long with {last} ranks as with {first} ({last // first} in line)")
+        texts.append(
+            f"{label} takes {factor:.1f} times as long with {last} ranks as with {first} ({last // first} in line)"
+        )
     if not texts:
         return None
     _logarithmic(axes, "ranks on this machine", list(scaling.RANKS), [str(size) for size in scaling.RANKS])
@@ -140,11 +142,12 @@ def _ranks(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
     return (
         "Time against the number of ranks, core only",
         "Memory must be read and written once for each rank, and a small allreduce must wake each of them, so the time "
-        f"should grow in line with the ranks (dotted) once they outnumber the {cores} cores: {'; '.join(texts)}.",
+        f"should grow in line with the ranks (dotted) once they outnumber the {cores} cores, and faster where the "
+        f"arrays of all ranks together leave the last cache: {'; '.join(texts)}.",
     )
 
 
-def _arrays(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
+def _arrays(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     text = ""
     rows = [
         ("mykv, DistributedTrainer", "mykv", "own", "-"),
@@ -168,13 +171,13 @@ def _arrays(results: Results, axes: plt.Axes) -> Optional[Tuple[str, str]]:
     axes.legend(fontsize=8)
     return (
         "Time of allreduce_grads against the number of arrays, 2 ranks",
-        "It should be flat while the cost of one operation counts, then grow in line with the arrays: with their memory "
-        "for DistributedTrainer, which has few operations, with their number for the others." + text,
+        "It should be flat while the cost of one operation counts, then grow in line with the arrays: with their "
+        "memory for DistributedTrainer, which has few operations, with their number for the others." + text,
     )
 
 
 def _line(
-    axes: plt.Axes, x: List[int], found: List[Optional[Spread]], label: str, colour: str, width: float, style: str = "-"
+    axes: plt.Axes, x: list[int], found: list[Spread | None], label: str, colour: str, width: float, style: str = "-"
 ) -> None:
     """A line of medians, with the quartiles as bars."""
     points = [(position, one) for position, one in zip(x, found) if one]
@@ -185,15 +188,15 @@ def _line(
         [(one.median - one.lower) * 1e3 for _, one in points],
         [(one.upper - one.median) * 1e3 for _, one in points],
     ]
-    shape: Dict[str, object] = {"marker": "o", "markersize": 4, "capsize": 2, "linestyle": style}
+    shape: dict[str, object] = {"marker": "o", "markersize": 4, "capsize": 2, "linestyle": style}
     axes.errorbar([position for position, _ in points], middle, spread, label=label, color=colour, lw=width, **shape)
 
 
-def _line_of_law(axes: plt.Axes, x: List[int], per_rank: float, colour: str) -> None:
+def _line_of_law(axes: plt.Axes, x: list[int], per_rank: float, colour: str) -> None:
     axes.plot(x, [per_rank * size * 1e3 for size in x], ":", color=colour, lw=1)
 
 
-def _logarithmic(axes: plt.Axes, name: str, ticks: List[int], labels: List[str]) -> None:
+def _logarithmic(axes: plt.Axes, name: str, ticks: list[int], labels: list[str]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xticks(ticks, labels)

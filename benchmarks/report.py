@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
-from typing import Dict, List
 
 from . import plots, scaling
 from .command_line import formatted
@@ -36,7 +35,7 @@ def write(results: Results, page: Path = PAGE) -> None:
     drawn = plots.draw(results, folder)
     judged = {line.key: line.parts(results) for line in LINES}
     sections = [
-        "# Benchmarks\n\nWritten by `make bench`; do not edit. Paragraphs on missed targets stand in benchmarks/notes.md.",
+        "# Benchmarks\n\nWritten by `make bench`; paragraphs on missed targets stand in benchmarks/notes.md.",
         _summary(judged),
         _table(judged),
         _missed(judged),
@@ -52,20 +51,20 @@ def write(results: Results, page: Path = PAGE) -> None:
     print(f"wrote {page}")
 
 
-def notes() -> Dict[str, str]:
+def notes() -> dict[str, str]:
     """The hand-written paragraphs, by the keys of the lines."""
     parts = re.split(r"^## +(.+)$", NOTES.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {key.strip(): text.strip() for key, text in zip(parts[1::2], parts[2::2])}
 
 
-def _summary(judged: Dict[str, List[Part]]) -> str:
+def _summary(judged: dict[str, list[Part]]) -> str:
     verdicts = [verdict(parts) for parts in judged.values()]
     reached = sum(one.startswith("reached") for one in verdicts)
     missed = sum("missed" in one for one in verdicts)
     return f"Of {len(verdicts)} targets {reached} are reached and {missed} missed."
 
 
-def _table(judged: Dict[str, List[Part]]) -> str:
+def _table(judged: dict[str, list[Part]]) -> str:
     rows = ["| work | target | | measured |", "| --- | --- | --- | --- |"]
     for line in LINES:
         texts = []
@@ -76,7 +75,7 @@ def _table(judged: Dict[str, List[Part]]) -> str:
     return "## Targets\n\n" + "\n".join(rows)
 
 
-def _missed(judged: Dict[str, List[Part]]) -> str:
+def _missed(judged: dict[str, list[Part]]) -> str:
     written = notes()
     texts = []
     for line in LINES:
@@ -105,7 +104,7 @@ def _numbers(title: str, results: Results) -> str:
     return f"## {title}\n\n" + "\n".join(rows)
 
 
-def _keys(results: Results) -> List[tuple]:
+def _keys(results: Results) -> list[tuple]:
     """What was measured, in the order in which cases came up first."""
     keys = list(dict.fromkeys((r["case"], r["series"], r["ranks"], r["peer"], r["setup"]) for r in results.records))
     order = {case: number for number, case in enumerate(dict.fromkeys(key[0] for key in keys))}
@@ -131,11 +130,11 @@ def _choice_of(peer: str, tuned: Results) -> str:
     return "\n".join(rows)
 
 
-def _peers(results: Results) -> List[str]:
+def _peers(results: Results) -> list[str]:
     return list(dict.fromkeys(record["peer"] for record in results.records))
 
 
-def _cell(found: "Spread | None", best: "Spread | None") -> str:
+def _cell(found: Spread | None, best: Spread | None) -> str:
     if found is None:
         return ""
     text = f"{found.median * 1e3:.4g} ms"

@@ -6,7 +6,7 @@ import json
 import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from .peers import AS_INSTALLED
 
@@ -25,7 +25,7 @@ class Spread:
     setup: str = AS_INSTALLED
 
 
-def spread(numbers: List[float], setup: str = AS_INSTALLED) -> Spread:
+def spread(numbers: list[float], setup: str = AS_INSTALLED) -> Spread:
     """Median and quartiles of at least one number."""
     if len(numbers) == 1:
         return Spread(numbers[0], numbers[0], numbers[0], 1, setup)
@@ -35,14 +35,24 @@ def spread(numbers: List[float], setup: str = AS_INSTALLED) -> Spread:
 
 @dataclass
 class Results:
-    """All records of a run: {'peer', 'setup', 'ranks', 'case', 'series', 'round', 'numbers'}, and of the choice of settings; and what failed."""
+    """All records of a run: {'peer', 'setup', 'ranks', 'case', 'series', 'round', 'numbers'}.
 
-    about: Dict[str, Any] = field(default_factory=dict)
-    records: List[Dict[str, Any]] = field(default_factory=list)
-    failures: List[Dict[str, Any]] = field(default_factory=list)
-    tuning: List[Dict[str, Any]] = field(default_factory=list)
+    Attributes
+    ----------
+    about : dict
+        Machine, versions, commands, rounds and minutes.
+    failures : list of dict
+        Launches that gave no results, with the error.
+    tuning : list of dict
+        Records of the choice of settings, which count for nothing else.
+    """
 
-    def add(self, about: Dict[str, Any], lines: List[List[Dict[str, Any]]]) -> None:
+    about: dict[str, Any] = field(default_factory=dict)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    tuning: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, about: dict[str, Any], lines: list[list[dict[str, Any]]]) -> None:
         """Take the lines of all ranks of a launch (peer, setup, ranks and round in `about`)."""
         for per_rank in zip(*lines):
             first = per_rank[0]
@@ -50,9 +60,9 @@ class Results:
             numbers = [combine(numbers) for numbers in zip(*(line["numbers"] for line in per_rank))]
             self.records.append({**about, "case": first["case"], "series": first["series"], "numbers": numbers})
 
-    def numbers(self, peer: str, case: str, series: str, ranks: int) -> Dict[str, List[float]]:
+    def numbers(self, peer: str, case: str, series: str, ranks: int) -> dict[str, list[float]]:
         """The numbers of all rounds, by the name of the setup."""
-        found: Dict[str, List[float]] = {}
+        found: dict[str, list[float]] = {}
         for record in self.records:
             if (record["peer"], record["case"], record["series"], record["ranks"]) == (peer, case, series, ranks):
                 found.setdefault(record["setup"], []).extend(record["numbers"])
@@ -60,12 +70,12 @@ class Results:
 
     def get(
         self, peer: str, case: str, series: str = "time", ranks: int = 2, setup: str = AS_INSTALLED
-    ) -> Optional[Spread]:
+    ) -> Spread | None:
         """What was measured with one setup; None if it was not."""
         numbers = self.numbers(peer, case, series, ranks).get(setup)
         return spread(numbers, setup) if numbers else None
 
-    def best(self, peer: str, case: str, series: str = "time", ranks: int = 2) -> Optional[Spread]:
+    def best(self, peer: str, case: str, series: str = "time", ranks: int = 2) -> Spread | None:
         """The setup with the smallest median; None if nothing was measured."""
         found = [spread(n, setup) for setup, n in self.numbers(peer, case, series, ranks).items() if n]
         return min(found, key=lambda one: one.median, default=None)
@@ -77,6 +87,6 @@ class Results:
         path.write_text(json.dumps(everything), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> "Results":
+    def load(cls, path: Path) -> Results:
         """Read what save() has written."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import List, Optional
 
 from .cases import Case
 from .launch import LaunchError, launch
@@ -21,11 +20,11 @@ class Item:
 
     setup: Setup
     ranks: int
-    cases: List[Case]
-    rounds: Optional[int] = None  # at most so many; None is all of the run's
+    cases: list[Case]
+    rounds: int | None = None  # at most so many; None is all of the run's
 
 
-def run(plan: List[Item], results: Results, rounds: int, deadline: Optional[float] = None) -> int:
+def run(plan: list[Item], results: Results, rounds: int, deadline: float | None = None) -> int:
     """Run the plan for some rounds, beginning each with another item; returns the number of rounds.
 
     Parameters
@@ -55,4 +54,8 @@ def _run_item(item: Item, number: int, results: Results) -> None:
         results.failures.append({**about, "cases": [case["id"] for case in item.cases], "error": str(error)})
         outcome = f"  FAILED: {error}"
     took = time.monotonic() - begin
-    print(f"round {number + 1}: {item.setup.title}, {item.ranks} ranks: {took:.1f} s{outcome}", file=sys.stderr, flush=True)
+    print(
+        f"round {number + 1}: {item.setup.title}, {item.ranks} ranks: {took:.1f} s{outcome}",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -15,13 +15,13 @@ ARRAYS = (10, 100, 1000, 10000)
 SMALL, LARGE = 4 * cases.KB, 4 * cases.MB
 
 
-def ranks_plan(ranks: "tuple[int, ...] | list[int]" = RANKS) -> "list[Item]":
+def ranks_plan(ranks: tuple[int, ...] | list[int] = RANKS) -> list[Item]:
     """A small and a large allreduce in place over each number of ranks."""
     each = [{**cases.in_place(nbytes), "iterations": 15} for nbytes in (SMALL, LARGE)]
     return [Item(peers.CORE, size, each, rounds=2) for size in ranks]
 
 
-def array_cases(flavour: str) -> "list[cases.Case]":
+def array_cases(flavour: str) -> list[cases.Case]:
     """allreduce_grads() of each number of arrays."""
     return [cases.gradients(f"{count}x{SMALL}", flavour, iterations=4) for count in ARRAYS]
 

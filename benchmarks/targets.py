@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, List, Optional
+from typing import Callable
 
 from .cases import KB, MB
 from .peers import AS_INSTALLED, HOROVOD_NO_CYCLE, MPI_YIELD, TWO_THREADS
@@ -28,7 +28,7 @@ class Part:
     """
 
     text: str
-    reached: Optional[bool] = None
+    reached: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Line:
     key: str
     work: str
     target: str
-    parts: Callable[[Results], List[Part]]
+    parts: Callable[[Results], list[Part]]
 
 
 def milliseconds(found: Spread) -> str:
@@ -47,7 +47,7 @@ def milliseconds(found: Spread) -> str:
     return f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
 
 
-def verdict(parts: List[Part]) -> str:
+def verdict(parts: list[Part]) -> str:
     """'reached' if all that is asked for is; where something was not measured, the verdict says so."""
     gaps = any("not measured" in part.text for part in parts)
     if any(part.reached is False for part in parts):
@@ -57,10 +57,10 @@ def verdict(parts: List[Part]) -> str:
     return "reached, as far as measured" if gaps else "reached"
 
 
-def _faster(ours: Optional[Spread], theirs: Optional[Spread], name: str, least: Optional[float]) -> Part:
+def _faster(ours: Spread | None, theirs: Spread | None, name: str, least: float | None) -> Part:
     """How many times faster we are."""
     if ours is None or theirs is None:
-        return Part(f"{name}: not measured")
+        return Part(f"{name}: not measured" + (f" (mykv: {milliseconds(ours)})" if ours else ""))
     ratio = theirs.median / ours.median
     text = f"{ratio:.2f} times faster than {name} ({milliseconds(ours)} and {milliseconds(theirs)}; {theirs.setup})"
     return Part(text, None if least is None else ratio >= least)
@@ -70,7 +70,7 @@ def _against(results: Results, case: str, theirs: str, peer: str, least: float, 
     return _faster(results.get("mykv", case), results.best(peer, theirs), name or peer, least)
 
 
-def _small(results: Results) -> List[Part]:
+def _small(results: Results) -> list[Part]:
     ours = results.get("mykv", _SMALL)
     return [
         _faster(ours, results.get("horovod", _SMALL), "Horovod", 20),
@@ -79,12 +79,12 @@ def _small(results: Results) -> List[Part]:
     ]
 
 
-def _large(results: Results) -> List[Part]:
+def _large(results: Results) -> list[Part]:
     against = [("horovod", "Horovod", 3), ("mpi", "MPI_Allreduce", 3), ("dist_sync", "dist_sync", None)]
     return [_against(results, _LARGE, _LARGE, peer, least, name) for peer, name, least in against]
 
 
-def _adopted(results: Results) -> List[Part]:
+def _adopted(results: Results) -> list[Part]:
     case = f"gradients/1x{64 * MB}/own"
     found = [results.best("horovod", one) for one in (case, _LARGE)]
     horovod = min((one for one in found if one), key=lambda one: one.median, default=None)
@@ -106,8 +106,8 @@ def _adopted(results: Results) -> List[Part]:
     return parts
 
 
-def _model(model: str, flavour: str, horovod: float, dist_sync: float) -> Callable[[Results], List[Part]]:
-    def parts(results: Results) -> List[Part]:
+def _model(model: str, flavour: str, horovod: float, dist_sync: float) -> Callable[[Results], list[Part]]:
+    def parts(results: Results) -> list[Part]:
         ours, theirs = f"gradients/{model}/{flavour}", f"gradients/{model}/own"
         label = "stock Trainer: " if flavour == "stock" else "DistributedTrainer: "
         found = [
@@ -119,11 +119,11 @@ def _model(model: str, flavour: str, horovod: float, dist_sync: float) -> Callab
     return parts
 
 
-def _bert(results: Results) -> List[Part]:
+def _bert(results: Results) -> list[Part]:
     return [*_model("bert", "stock", 3, 6)(results), *_model("bert", "own", 10, 25)(results)]
 
 
-def _four(results: Results) -> List[Part]:
+def _four(results: Results) -> list[Part]:
     model = "gradients/resnet50"
     own, stock = (results.get("mykv", f"{model}/{flavour}", ranks=4) for flavour in ("own", "stock"))
     small, horovod = (results.get(peer, _SMALL, ranks=4) for peer in ("mykv", "horovod"))
@@ -146,7 +146,7 @@ def _four(results: Results) -> List[Part]:
     return parts
 
 
-def _float16(results: Results) -> List[Part]:
+def _float16(results: Results) -> list[Part]:
     parts = []
     for flavour, label in (("own", "DistributedTrainer"), ("stock", "stock Trainer")):
         case = f"gradients/resnet50/{flavour}"
@@ -160,7 +160,7 @@ def _float16(results: Results) -> List[Part]:
     return parts
 
 
-def _training(results: Results) -> List[Part]:
+def _training(results: Results) -> list[Part]:
     parts = []
     for setup, asked in ((AS_INSTALLED, True), (TWO_THREADS.name, False)):
         step, alone = (results.get("mykv", "training/own", series, setup=setup) for series in ("step", "alone"))
@@ -178,7 +178,7 @@ def _training(results: Results) -> List[Part]:
     return parts or [Part("not measured")]
 
 
-def _waiting(results: Results) -> List[Part]:
+def _waiting(results: Results) -> list[Part]:
     parts = []
     for case, label, most in (("late", "waiting", 0.05), ("idle", "idle", 0.01)):
         found = results.get("mykv", case, "share")
@@ -192,12 +192,12 @@ def _waiting(results: Results) -> List[Part]:
     return parts
 
 
-def _python(results: Results) -> List[Part]:
+def _python(results: Results) -> list[Part]:
     found = results.get("mykv", "python/resnet50/own")
     return [Part(milliseconds(found), found.median < 1e-3)] if found else [Part("not measured")]
 
 
-def _memory(results: Results) -> List[Part]:
+def _memory(results: Results) -> list[Part]:
     parts = []
     for model, label, elements in (("resnet50", "ResNet-50", 25575912), ("bert", "BERT-base", 109482240)):
         with_us, without = (results.get(peer, f"memory/{model}", "bytes") for peer in ("mykv", "alone"))

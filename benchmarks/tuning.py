@@ -6,8 +6,6 @@ Where the choice is close, it does not matter; where the table says 'best', it i
 
 from __future__ import annotations
 
-from typing import Dict, List
-
 from . import peers
 from .cases import Case, shortened
 from .peers import Setup
@@ -17,7 +15,7 @@ from .runner import Item, run
 _ITERATIONS = 5
 
 
-def choose(cases_of: Dict[str, List[Case]], results: Results) -> "List[Item]":
+def choose(cases_of: dict[str, list[Case]], results: Results) -> list[Item]:
     """Measure every setting of every peer but mykv on 2 ranks, into `results`; launches of the chosen ones.
 
     Parameters
@@ -31,13 +29,13 @@ def choose(cases_of: Dict[str, List[Case]], results: Results) -> "List[Item]":
             fitting = [case for case in cases if case["id"].startswith(setup.suits)]
             plan.append(Item(setup, 2, shortened(fitting, _ITERATIONS)))
     run(plan, results, 1)
-    chosen: List[Item] = []
+    chosen: list[Item] = []
     for peer, cases in cases_of.items():
-        won: Dict[str, List[Case]] = {}
+        won: dict[str, list[Case]] = {}
         for case in cases:
             best = results.best(peer, case["id"])
             if best is not None:
                 won.setdefault(best.setup, []).append(case)
-        by_name: Dict[str, Setup] = {setup.name: setup for setup in peers.SETUPS[peer]}
+        by_name: dict[str, Setup] = {setup.name: setup for setup in peers.SETUPS[peer]}
         chosen += [Item(by_name[name], 2, mine) for name, mine in won.items() if name != peers.AS_INSTALLED]
     return chosen

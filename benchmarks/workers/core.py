@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import mykv_core
 import numpy as np
@@ -14,7 +14,7 @@ from .meeting import Meeting
 COMM = MPI.COMM_WORLD
 
 
-def pushpull(case: Dict[str, Any], meeting: Meeting) -> Series:
+def pushpull(case: dict[str, Any], meeting: Meeting) -> Series:
     """Seconds of one allreduce of 'nbytes' bytes of any numpy array, copied in and out."""
     array = np.zeros(case["nbytes"] // 4, np.float32)
 
@@ -26,7 +26,7 @@ def pushpull(case: Dict[str, Any], meeting: Meeting) -> Series:
     yield "time", times
 
 
-def in_place(case: Dict[str, Any], meeting: Meeting) -> Series:
+def in_place(case: dict[str, Any], meeting: Meeting) -> Series:
     """Seconds of one allreduce of 'nbytes' bytes in shared memory, where they lie."""
     buffer = mykv_core.allocate(case["nbytes"])
     array = np.frombuffer(buffer, np.float32)
@@ -39,7 +39,7 @@ def in_place(case: Dict[str, Any], meeting: Meeting) -> Series:
     yield "time", times
 
 
-def _check(array: Any, case: Dict[str, Any]) -> None:
+def _check(array: Any, case: dict[str, Any]) -> None:
     expected = COMM.size * (COMM.size + 1) / 2
     if array[0] != expected or array[-1] != expected:
         raise ArithmeticError(f"{case['id']}: the result holds {array[0]} and {array[-1]}, not {expected}.")

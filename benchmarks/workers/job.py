@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Iterable, List, Tuple
 
 from .meeting import Meeting
 
@@ -26,10 +26,10 @@ class Job:
     def __init__(self) -> None:
         with open(sys.argv[2], encoding="utf-8") as file:
             self._job = json.load(file)
-        self.options: Dict[str, Any] = self._job["options"]
+        self.options: dict[str, Any] = self._job["options"]
         self.size: int = self._job["size"]
 
-    def run(self, rank: int, kinds: Dict[str, Callable[[Dict[str, Any], Meeting], Series]]) -> None:
+    def run(self, rank: int, kinds: dict[str, Callable[[dict[str, Any], Meeting], Series]]) -> None:
         """Measure every case, as `rank`."""
         meeting = Meeting(self._job["meeting"], rank, self.size)
         with open(Path(self._job["results"], f"{rank}.jsonl"), "w", encoding="utf-8") as out:
@@ -39,7 +39,7 @@ class Job:
                     print(json.dumps({"case": case["id"], "series": series, "numbers": numbers}), file=out, flush=True)
 
 
-def timed(case: Dict[str, Any], meeting: Meeting, prepare: Callable[[], Any], work: Callable[[], Any]) -> List[float]:
+def timed(case: dict[str, Any], meeting: Meeting, prepare: Callable[[], Any], work: Callable[[], Any]) -> list[float]:
     """Seconds that `work` takes in each of case['iterations'], after `prepare`, all ranks starting at one moment."""
     times = []
     for iteration in range(case["warmup"] + case["iterations"]):

@@ -11,7 +11,7 @@ import ctypes
 import mmap
 import os
 import sys
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +27,13 @@ _ALIGNMENT = 2 << 20  # of huge pages
 class Limit:
     """One rank."""
 
-    def __init__(self, rank: int, library: str, memory: Dict[str, mmap.mmap]) -> None:
+    def __init__(self, rank: int, library: str, memory: dict[str, mmap.mmap]) -> None:
         self._rank = rank
         self._function = ctypes.CDLL(library).limit
         self._function.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
         self._memory = memory
 
-    def limit(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def limit(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of each kernel on each kind of pages, for arrays of 'nbytes' bytes."""
         half = case["nbytes"] // 2
         for pages, memory in self._memory.items():
@@ -57,7 +57,7 @@ class Limit:
                 yield f"{kernel}, {pages}", times
 
 
-def allocate(nbytes: int) -> Dict[str, mmap.mmap]:
+def allocate(nbytes: int) -> dict[str, mmap.mmap]:
     """Shared anonymous memory for one array per rank, once with and once without the wish for huge pages."""
     memory = {pages: mmap.mmap(-1, RANKS * nbytes + _ALIGNMENT) for pages in PAGES}
     with contextlib.suppress(AttributeError, OSError):  # Python 3.8 and later; a kernel without huge pages

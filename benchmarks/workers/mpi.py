@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -14,7 +14,7 @@ from .meeting import Meeting
 COMM = MPI.COMM_WORLD
 
 
-def pushpull(case: Dict[str, Any], meeting: Meeting) -> Series:
+def pushpull(case: dict[str, Any], meeting: Meeting) -> Series:
     """Seconds of one MPI_Allreduce of 'nbytes' bytes."""
     array = np.zeros(case["nbytes"] // 4, np.float32)
     times = timed(case, meeting, lambda: array.fill(COMM.rank + 1), lambda: COMM.Allreduce(MPI.IN_PLACE, array))
@@ -24,7 +24,7 @@ def pushpull(case: Dict[str, Any], meeting: Meeting) -> Series:
     yield "time", times
 
 
-def late(case: Dict[str, Any], meeting: Meeting) -> Series:
+def late(case: dict[str, Any], meeting: Meeting) -> Series:
     """Share of a core that rank 0 uses while it waits 'seconds' for the others."""
     array = np.ones(1024, np.float32)
     shares = []

@@ -1,9 +1,9 @@
-"""The measurements that need MXNet, for any peer; a peer's own file says how it reduces an array and makes a trainer."""
+"""The measurements that need MXNet, for any peer; a peer's own file reduces an array and makes a trainer."""
 
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -37,7 +37,7 @@ class Peer:
         """Start to sum `array` over all ranks, in place."""
         raise NotImplementedError
 
-    def trainer(self, params: List[Any], flavour: str) -> gluon.Trainer:
+    def trainer(self, params: list[Any], flavour: str) -> gluon.Trainer:
         """A trainer with SGD and momentum; `flavour` is 'stock' or 'own' (the peer's own class)."""
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class Measurements:
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
 
-    def pushpull(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def pushpull(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of one pushpull of 'nbytes' bytes in place, from the call to wait_to_read()."""
         dtype = case.get("dtype", "float32")
         array = mx.nd.zeros((case["nbytes"] // np.dtype(dtype).itemsize,), dtype=dtype)
@@ -82,7 +82,7 @@ class Measurements:
         self._check(array, case, averaged=False)
         yield "time", times
 
-    def gradients(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def gradients(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of allreduce_grads() for the gradients of 'model'; with 'step', of step()."""
         params = parameters(case)
         trainer = self._peer.trainer(params, case["flavour"])
@@ -108,7 +108,7 @@ class Measurements:
             self._check(gradient, case, averaged=self._peer.averages and case["flavour"] == "own")
         yield "time", times
 
-    def training(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def training(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of whole training steps with this peer, and with a second network alone, step by step in turn."""
         distributed = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
         alone = Network(case, lambda params: gluon.Trainer(params, "sgd", SGD, kvstore=None))
@@ -122,7 +122,7 @@ class Measurements:
                     both[series].append(time.perf_counter() - begin)
         yield from both.items()
 
-    def breakdown(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def breakdown(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of the parts of a training step, each waited for by itself, so that nothing overlaps."""
         network = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
         parts = {
@@ -130,7 +130,7 @@ class Measurements:
             "allreduce": network.trainer.allreduce_grads,
             "update": lambda: network.trainer.update(case["batch"]),
         }
-        times: Dict[str, List[float]] = {name: [] for name in parts}
+        times: dict[str, list[float]] = {name: [] for name in parts}
         for iteration in range(case["warmup"] + case["iterations"]):
             for name, part in parts.items():
                 begin = meeting.start()
@@ -140,7 +140,7 @@ class Measurements:
                     times[name].append(time.perf_counter() - begin)
         yield from times.items()
 
-    def late(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def late(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Share of a core that rank 0 uses while it waits 'seconds' for the others, which are late with a pushpull."""
         array = mx.nd.ones((1024,))
         self._peer.pushpull(case["id"], array)
@@ -159,7 +159,7 @@ class Measurements:
                 shares.append(0.0)
         yield "share", shares
 
-    def idle(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def idle(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Share of a core that an initialized process uses in 'seconds' without work."""
         array = mx.nd.ones((1024,))
         self._peer.pushpull(case["id"], array)
@@ -171,7 +171,7 @@ class Measurements:
             shares.append((time.process_time() - cpu) / (time.perf_counter() - begin))
         yield "share", shares
 
-    def python(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def python(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds that Python is in step(), without those in MXNet's own update of the parameters."""
         params = parameters(case)
         trainer = self._peer.trainer(params, case["flavour"])
@@ -197,7 +197,7 @@ class Measurements:
             mx.nd.waitall()
         yield "time", times
 
-    def memory(self, case: Dict[str, Any], meeting: Meeting) -> Series:
+    def memory(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Bytes of this process after some allreduces, each page divided by the number of processes that share it."""
         params = parameters(case)
         trainer = self._peer.trainer(params, case["flavour"])
@@ -213,7 +213,7 @@ class Measurements:
             meeting.start()
         yield "bytes", [float(most)]
 
-    def _check(self, array: Any, case: Dict[str, Any], averaged: bool) -> None:
+    def _check(self, array: Any, case: dict[str, Any], averaged: bool) -> None:
         """Rank r has contributed r + 1 everywhere."""
         if not self._peer.reduces:
             return
@@ -226,7 +226,7 @@ class Measurements:
 class Network:
     """A network of the model zoo on random images, all ranks with the same initial weights."""
 
-    def __init__(self, case: Dict[str, Any], make_trainer: Any) -> None:
+    def __init__(self, case: dict[str, Any], make_trainer: Any) -> None:
         self._net = getattr(gluon.model_zoo.vision, case["network"])()
         shape = (case["batch"], 3, case["pixels"], case["pixels"])
         self._images = mx.nd.random.uniform(shape=shape)
@@ -252,7 +252,7 @@ class Network:
         self.trainer.step(self._batch)
 
 
-def parameters(case: Dict[str, Any]) -> List[gluon.Parameter]:
+def parameters(case: dict[str, Any]) -> list[gluon.Parameter]:
     """Initialized Parameters of zeros with the shapes of case['model']."""
     made = []
     for number, shape in enumerate(models.shapes_of(case["model"])):
