@@ -113,8 +113,8 @@ def _bucket_sentence(results: Results) -> str:
         return ""
     alone = [results.get("mykv", "training/own", "alone", setup=setup) for setup in ("as installed", "one bucket")]
     return (
-        f" With buckets of the default size a step takes {many.median / alone[0].median - 1:+.1%} beside compute alone, "
-        f"with one bucket for all gradients, which must wait for the end of backward, "
+        f" With buckets of the default size a step takes {many.median / alone[0].median - 1:+.1%} beside compute alone,"
+        f" with one bucket for all gradients, which must wait for the end of backward, "
         f"{one.median / alone[1].median - 1:+.1%}."
     )
 
