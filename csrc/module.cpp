@@ -165,7 +165,8 @@ DType dtype_of(const py::array& array) {
 
 void require_contiguous(const py::array& array, bool writeable) {
   if (!(array.flags() & py::array::c_style)) throw py::value_error("mykv takes C-contiguous arrays only");
-  if (!(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) throw py::value_error("an array is not aligned to its items");
+  if (!(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_))
+    throw py::value_error("an array is not aligned to its items");
   if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
 }
 
@@ -221,7 +222,8 @@ std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optio
                                        const std::vector<py::array>& outputs, int root, int priority) {
   std::vector<py::array> inputs;
   if (input) inputs.push_back(*input);
-  if (!input && root == runtime()->world().rank()) throw py::value_error("the root of a broadcast needs an input array");
+  if (!input && root == runtime()->world().rank())
+    throw py::value_error("the root of a broadcast needs an input array");
   return submit(name, broadcast_operation(root, priority), inputs, outputs);
 }
 
@@ -249,9 +251,9 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
   return request;
 }
 
-std::unique_ptr<Work> submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin, size_t count,
-                                    const std::string& dtype, const std::string& layout, const std::string& op,
-                                    double scale, int priority) {
+std::unique_ptr<Work> submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
+                                    size_t count, const std::string& dtype, const std::string& layout,
+                                    const std::string& op, double scale, int priority) {
   Operation operation = allreduce_operation(op, scale, priority);
   if (!dtype_from_name(dtype, &operation.dtype)) throw py::value_error("mykv does not know the dtype '" + dtype + "'");
   operation.count = count;
@@ -273,15 +275,15 @@ void push(const std::string& name, const Operation& operation, const std::vector
   g_bridge->push(target, name, operation, handles(inputs), handles(outputs));
 }
 
-void push_allreduce(const std::string& name, const std::vector<uintptr_t>& inputs, const std::vector<uintptr_t>& outputs,
-                    const std::string& op, double scale, int priority) {
+void push_allreduce(const std::string& name, const std::vector<uintptr_t>& inputs,
+                    const std::vector<uintptr_t>& outputs, const std::string& op, double scale, int priority) {
   if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
   push(name, allreduce_operation(op, scale, priority), inputs, outputs);
 }
 
-void push_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin, size_t count, const std::string& dtype,
-                 const std::string& layout, const std::vector<uintptr_t>& arrays, const std::string& op, double scale,
-                 int priority) {
+void push_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin, size_t count,
+                 const std::string& dtype, const std::string& layout, const std::vector<uintptr_t>& arrays,
+                 const std::string& op, double scale, int priority) {
   if (!g_bridge) throw Error("mykv is not attached to MXNet");
   Operation operation = allreduce_operation(op, scale, priority);
   if (!dtype_from_name(dtype, &operation.dtype)) throw py::value_error("mykv does not know the dtype '" + dtype + "'");
@@ -292,7 +294,8 @@ void push_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer,
   g_bridge->push_in_place(target, std::move(request), handles(arrays));
 }
 
-void push_broadcast(const std::string& name, uintptr_t input, const std::vector<uintptr_t>& outputs, int root, int priority) {
+void push_broadcast(const std::string& name, uintptr_t input, const std::vector<uintptr_t>& outputs, int root,
+                    int priority) {
   push(name, broadcast_operation(root, priority), {input}, outputs);
 }
 
@@ -329,7 +332,8 @@ std::string mpi_library_version() {
 
 py::dict transports() {
   py::dict result;
-  for (const auto& [name, reason] : transport_report(g_runtime ? &g_runtime->world() : nullptr)) result[name.c_str()] = reason;
+  for (const auto& [name, reason] : transport_report(g_runtime ? &g_runtime->world() : nullptr))
+    result[name.c_str()] = reason;
   return result;
 }
 
@@ -366,45 +370,58 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("mpi_library_version", &mpi_library_version, "Version text of the MPI library that is loaded.");
 
   py::class_<Work>(m, "Work", "A request on numpy buffers under way.")
-      .def("wait", &Work::wait, py::arg("timeout") = -1.0, "True when done, False when `timeout` seconds are over; raises Error.")
+      .def("wait", &Work::wait, py::arg("timeout") = -1.0,
+           "True when done, False when `timeout` seconds are over; raises Error.")
       .def("done", &Work::done);
-  m.def("submit_allreduce", &submit_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
-        py::arg("scale") = 1.0, py::arg("priority") = 0);
-  m.def("submit_broadcast", &submit_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,
-        py::arg("priority") = 0);
+  m.def("submit_allreduce", &submit_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"),
+        py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0);
+  m.def("submit_broadcast", &submit_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"),
+        py::arg("root") = 0, py::arg("priority") = 0);
 
-  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(), "Memory in the host's shared segment, zeroed; keeps the core alive.")
+  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
+                                              "Memory in the host's shared segment, zeroed; keeps the core alive.")
       .def_buffer([](const Buffer& b) {
-        return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(), static_cast<py::ssize_t>(b.bytes()));
+        return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(b.bytes()));
       })
       .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<py::gil_scoped_release>(),
            "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
-      .def_property_readonly("attached", [](const Buffer& b) { return &b.runtime() == g_runtime.get(); },
-                             "Whether the core that it was made by is the one that runs.")
+      .def_property_readonly(
+          "attached", [](const Buffer& b) { return &b.runtime() == g_runtime.get(); },
+          "Whether the core that it was made by is the one that runs.")
       .def_property_readonly("nbytes", &Buffer::bytes);
-  m.def("reserve", &reserve, py::arg("nbytes"), "A Buffer of so many bytes of addresses, without memory before commit().");
+  m.def("reserve", &reserve, py::arg("nbytes"),
+        "A Buffer of so many bytes of addresses, without memory before commit().");
   m.def("allocate", &allocate, py::arg("nbytes"), "A Buffer of so many bytes, 64-byte aligned.");
   m.def("submit_bucket", &submit_bucket, py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"),
-        py::arg("dtype"), py::arg("layout") = "", py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+        py::arg("dtype"), py::arg("layout") = "", py::arg("op") = "sum", py::arg("scale") = 1.0,
+        py::arg("priority") = 0,
         "Allreduce elements [begin, begin + count) of a Buffer in place. `layout` must be equal on all ranks.");
   m.def("push_bucket", &push_bucket, py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"),
         py::arg("dtype"), py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0,
-        py::arg("priority") = 0, "The same as one operation of MXNet's engine that writes `arrays`, which lie in the bucket.");
+        py::arg("priority") = 0,
+        "The same as one operation of MXNet's engine that writes `arrays`, which lie in the bucket.");
 
-  m.def("attach_mxnet",
-        [](uintptr_t library, int major, bool blocking, const py::object& error_type) {
-          *g_failure_type = error_type;
-          g_bridge = std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major), blocking);
-        },
-        py::arg("dl_handle"), py::arg("major"), py::arg("blocking") = false, py::arg("error_type") = py::none(),
-        "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
-        "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
-  m.def("push_allreduce", &push_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"), py::arg("op") = "sum",
-        py::arg("scale") = 1.0, py::arg("priority") = 0);
+  m.def(
+      "attach_mxnet",
+      [](uintptr_t library, int major, bool blocking, const py::object& error_type) {
+        *g_failure_type = error_type;
+        g_bridge = std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major), blocking);
+      },
+      py::arg("dl_handle"), py::arg("major"), py::arg("blocking") = false, py::arg("error_type") = py::none(),
+      "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
+      "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
+  m.def("push_allreduce", &push_allreduce, py::arg("name"), py::arg("inputs"), py::arg("outputs"),
+        py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0);
   m.def("push_broadcast", &push_broadcast, py::arg("name"), py::arg("input"), py::arg("outputs"), py::arg("root") = 0,
         py::arg("priority") = 0);
   m.def("refuse", &refuse, py::arg("name"), py::arg("reason"), "Take this rank's turn under `name` with a refusal.");
-  m.def("forget", [](const std::string& prefix) { if (g_runtime) g_runtime->forget(prefix); }, py::arg("prefix"));
+  m.def(
+      "forget",
+      [](const std::string& prefix) {
+        if (g_runtime) g_runtime->forget(prefix);
+      },
+      py::arg("prefix"));
   m.def("kernel_path", &kernel_path);
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }

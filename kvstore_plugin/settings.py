@@ -3,8 +3,8 @@
 =====================  =========  ===============================================================================
 variable               default    meaning
 =====================  =========  ===============================================================================
-MYKV_PART_BYTES        2097152    arrays larger than this (bytes) travel in parts of this size
-MYKV_STAGING_BYTES     67108864   memory (bytes) for parts under way, per rank
+MYKV_PART_BYTES        1048576    arrays larger than this (bytes) travel in parts of this size
+MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own unfinished operations
 =====================  =========  ===============================================================================

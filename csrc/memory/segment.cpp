@@ -33,7 +33,7 @@ Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(b
 Segment Segment::create(size_t bytes) { return Segment(make_memfd(bytes), bytes); }
 
 Segment Segment::map(FileDescriptor fd) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(fd.get(), &status) != 0) throw system_error("mykv cannot read the size of the shared memory segment");
   return Segment(std::move(fd), static_cast<size_t>(status.st_size));
 }

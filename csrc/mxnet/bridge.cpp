@@ -113,13 +113,14 @@ void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed, bool blockin
   Context context{kCpu, 0};
   std::vector<Handle>& arrays = storages.arrays();
   Pushed* parameter = pushed.release();
-  api.push(function, parameter, &discard, &context, nullptr, 0, arrays.data(), static_cast<int>(arrays.size()), priority,
-           shown.c_str());
+  api.push(function, parameter, &discard, &context, nullptr, 0, arrays.data(), static_cast<int>(arrays.size()),
+           priority, shown.c_str());
   if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }
 
 DType known_dtype(int number) {
-  if (number < 0 || number >= kDTypeCount) throw Error("mykv does not know MXNet's type number " + std::to_string(number));
+  if (number < 0 || number >= kDTypeCount)
+    throw Error("mykv does not know MXNet's type number " + std::to_string(number));
   return static_cast<DType>(number);
 }
 
@@ -133,7 +134,8 @@ Description describe(const Api& api, Handle array) {
   Description d;
   if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
   const int device = api.context(array).device_type;
-  if (device != kCpu && device != kCpuPinned && device != kCpuShared) throw Error("mykv takes arrays in CPU memory only");
+  if (device != kCpu && device != kCpuPinned && device != kCpuShared)
+    throw Error("mykv takes arrays in CPU memory only");
   d.dtype = known_dtype(api.dtype(array));
   d.shape = api.shape(array, &d.count);
   return d;

@@ -113,7 +113,8 @@ void Agreement::send(const Message& message, int to) {
   }
   sending_.push_back({message.encode(), MPI_REQUEST_NULL});
   Sending& s = sending_.back();
-  check(MPI_Isend(s.bytes.data(), static_cast<int>(s.bytes.size()), MPI_BYTE, to, kTag, world_.control(), &s.request), "MPI_Isend");
+  check(MPI_Isend(s.bytes.data(), static_cast<int>(s.bytes.size()), MPI_BYTE, to, kTag, world_.control(), &s.request),
+        "MPI_Isend");
 }
 
 bool Agreement::progress() {
@@ -171,8 +172,8 @@ void Agreement::collect(const Message& m, int from) {
   }
   if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
   if (p.error.empty() && p.signature_hash != m.number) {
-    p.error = "'" + p.name + "' differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature + ", rank " +
-              std::to_string(from) + " has " + m.signature;
+    p.error = "'" + p.name + "' differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature +
+              ", rank " + std::to_string(from) + " has " + m.signature;
   }
   if (++p.hosts < world_.hosts().size()) return;
   Message verdict;

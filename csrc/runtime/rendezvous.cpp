@@ -10,10 +10,10 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kEntries = 1 << 16;     // operations in flight on a host; more wait in their own rank
-constexpr uint32_t kBuckets = 1 << 16;     // hash chains
-constexpr uint32_t kLogEvents = 1 << 18;   // a rank that lags further behind looks at all its entries instead
-constexpr uint32_t kNone = 0;              // chains hold index + 1, so that zeroed memory is an empty table
+constexpr uint32_t kEntries = 1 << 16;    // operations in flight on a host; more wait in their own rank
+constexpr uint32_t kBuckets = 1 << 16;    // hash chains
+constexpr uint32_t kLogEvents = 1 << 18;  // a rank that lags further behind looks at all its entries instead
+constexpr uint32_t kNone = 0;             // chains hold index + 1, so that zeroed memory is an empty table
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -66,8 +66,8 @@ struct Arrival {
   uint32_t generation = 0;
   bool table_full = false;  // or this rank has not left the last operation of this key: try again later
   bool departed = false;    // a rank that is needed has left: there is no entry
-  bool last = false;    // this rank completed the host's set
-  bool failed = false;  // done already, with an error
+  bool last = false;        // this rank completed the host's set
+  bool failed = false;      // done already, with an error
 };
 
 class Rendezvous {
@@ -134,8 +134,8 @@ class Rendezvous {
   struct alignas(64) PaddedBell : Bell {};
   struct alignas(64) Header {
     SharedMutex mutex;
-    uint32_t used;       // entries ever used
-    uint32_t free_head;  // list of entries to use again
+    uint32_t used;                   // entries ever used
+    uint32_t free_head;              // list of entries to use again
     std::atomic<int> departed_rank;  // plus one; 0: nobody
     char departed[kErrorBytes];      // who and why, for messages
     char departed_reason[kErrorBytes];

@@ -20,7 +20,8 @@ struct Request {
   // Replicas on this rank's devices. allreduce: all are summed. broadcast: only the first one, of the root, counts.
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  // Instead of inputs and outputs: the share lies in the host's segment already, at this offset, and becomes the result.
+  // Instead of inputs and outputs: the share lies in the host's segment already, at this offset, and becomes the
+  // result.
   std::optional<uint64_t> in_place;
   std::shared_ptr<const void> owner;  // keeps the memory, until done was called
   // Called once, from any thread, when outputs hold the result or with the sentence that says why they do not.

@@ -41,11 +41,11 @@ struct Runtime::Flight {
   Request request;
   size_t part_elements = 0;
   size_t parts = 1;
-  size_t next = 0;         // the next part to send
-  size_t under_way = 0;    // parts sent and not finished
+  size_t next = 0;       // the next part to send
+  size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool agreed = false;     // all ranks brought the same operation, and so send all of its parts
-  bool ended = false;      // done was called
+  bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
+  bool ended = false;   // done was called
   std::string error;
 };
 
@@ -65,8 +65,8 @@ struct Runtime::Part {
 Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
     : options_(options),
       world_(comm, options.world),
-      rendezvous_(world_.segment().base(), world_.hosts()[static_cast<size_t>(world_.host())], world_.local_rank(), false,
-                  world_.hosts().size() > 1),
+      rendezvous_(world_.segment().base(), world_.hosts()[static_cast<size_t>(world_.host())], world_.local_rank(),
+                  false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_)),
       agreement_(world_, rendezvous_) {
@@ -192,14 +192,15 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   offer.operation = operation;
   offer.slot = part.slot;
   offer.chunks = transport_->pieces(operation);
-  const Arrival arrival = rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
-    part.entry = a.entry;
-    part.generation = a.generation;
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++flight->under_way;
-    staged_bytes_ += part.slot_bytes;
-    parts_[a.entry] = part;
-  });
+  const Arrival arrival =
+      rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
+        part.entry = a.entry;
+        part.generation = a.generation;
+        std::lock_guard<std::mutex> lock(mutex_);
+        ++flight->under_way;
+        staged_bytes_ += part.slot_bytes;
+        parts_[a.entry] = part;
+      });
   if (arrival.table_full || arrival.departed) {
     if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
     if (arrival.table_full) return false;

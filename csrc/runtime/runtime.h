@@ -24,9 +24,10 @@ struct RuntimeOptions {
   WorldOptions world;
   // Requests larger than this travel in parts of this size, so that copying in, reducing and copying out overlap and
   // stay in cache. The same on all ranks.
-  size_t part_bytes = 2 << 20;
-  // Memory for the slots of parts under way; each request may have one part beyond it, so that all move on.
-  size_t staging_bytes = 64 << 20;
+  size_t part_bytes = 1 << 20;
+  // Memory for the slots of parts under way: little enough to stay in cache. Each request may have one part beyond it,
+  // so that all move on.
+  size_t staging_bytes = 4 << 20;
   int64_t spin_us = 20;
 };
 

@@ -89,7 +89,8 @@ World::World(MPI_Comm parent, const WorldOptions& options) : control_(duplicate(
   hosts_.clear();
   host_of_.resize(static_cast<size_t>(size_));
   for (int r = 0; r < size_; ++r) {
-    const auto same = std::find_if(hosts_.begin(), hosts_.end(), [&](const std::vector<int>& ranks) { return ranks[0] == leaders[r]; });
+    const auto same = std::find_if(hosts_.begin(), hosts_.end(),
+                                   [&](const std::vector<int>& ranks) { return ranks[0] == leaders[r]; });
     host_of_[r] = static_cast<int>(same - hosts_.begin());
     if (same == hosts_.end()) {
       hosts_.push_back({r});

@@ -14,7 +14,9 @@ std::vector<std::pair<std::string, std::string>> transport_report(const World* w
   const bool one_host = world != nullptr && world->hosts().size() == 1;
   return {
       {"host", world == nullptr ? uninitialized : ""},
-      {"mpi", world == nullptr ? uninitialized : one_host ? "all ranks share one host's memory" : ""},
+      {"mpi", world == nullptr ? uninitialized
+              : one_host       ? "all ranks share one host's memory"
+                               : ""},
       {"nccl", "not part of this build"},
   };
 }

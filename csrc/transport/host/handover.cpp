@@ -29,7 +29,8 @@ socklen_t address_of(const Token& name, sockaddr_un* address) {
   address->sun_family = AF_UNIX;
   char* text = address->sun_path + 1;
   int n = std::snprintf(text, sizeof address->sun_path - 1, "mykv-");
-  for (unsigned char byte : name.bytes) n += std::snprintf(text + n, sizeof address->sun_path - 1 - static_cast<size_t>(n), "%02x", byte);
+  for (unsigned char byte : name.bytes)
+    n += std::snprintf(text + n, sizeof address->sun_path - 1 - static_cast<size_t>(n), "%02x", byte);
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(n));
 }
 

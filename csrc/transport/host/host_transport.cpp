@@ -5,8 +5,8 @@
 namespace mykv {
 
 namespace {
-constexpr size_t kChunkBytes = 256 << 10;   // two slots' chunks, read and written, stay within a core's L2 cache
-constexpr size_t kInlineBytes = 32 << 10;   // below it a wake-up of the runtime thread costs more than the work
+constexpr size_t kChunkBytes = 256 << 10;  // two slots' chunks, read and written, stay within a core's L2 cache
+constexpr size_t kInlineBytes = 32 << 10;  // below it a wake-up of the runtime thread costs more than the work
 }  // namespace
 
 HostTransport::HostTransport(const World& world, Rendezvous& rendezvous)

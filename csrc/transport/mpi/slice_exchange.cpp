@@ -48,16 +48,16 @@ int SliceExchange::tag(int phase) const {
 void SliceExchange::send(const void* data, size_t elements, size_t host, int phase) {
   if (elements == 0) return;
   requests_.emplace_back();
-  check(MPI_Isend(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag(phase),
-                  world_.data(), &requests_.back()),
+  check(MPI_Isend(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host),
+                  tag(phase), world_.data(), &requests_.back()),
         "MPI_Isend");
 }
 
 void SliceExchange::receive(void* data, size_t elements, size_t host, int phase) {
   if (elements == 0) return;
   requests_.emplace_back();
-  check(MPI_Irecv(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host), tag(phase),
-                  world_.data(), &requests_.back()),
+  check(MPI_Irecv(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host),
+                  tag(phase), world_.data(), &requests_.back()),
         "MPI_Irecv");
 }
 
