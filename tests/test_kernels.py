@@ -1,4 +1,4 @@
-"""Every instruction set that this CPU has gives the bits that numpy gives, whatever the count, the place and the values."""
+"""Every instruction set of this CPU gives the bits that numpy gives, whatever the count, the place and the values."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _moderate(rng: np.random.RandomState, dtype: str, count: int) -> np.ndarray:
     values = rng.standard_normal(count).astype("float32")
     if dtype == "bfloat16":
         return (values.view("uint32") >> 16).astype("uint16")
-    return (values * 100).astype(_item(dtype)) if dtype not in _INTEGERS else (values * 100).astype("int64").astype(dtype)
+    return (values * 100).astype("int64" if dtype in _INTEGERS else dtype).astype(dtype)
 
 
 def _special(rng: np.random.RandomState, dtype: str, count: int) -> np.ndarray:
@@ -199,7 +199,9 @@ def test_scaled_reductions_have_the_bits_of_numpy_on_every_path(core, buffer, pa
                 inputs = [_values(kind, other, dtype, count) for other in range(size)]
                 for op in ("sum", "max"):
                     result = _reduce_in_place(core, buffer, name, inputs, rank, dtype, op, 3, scale)
-                    _assert_same_bits(result, _expected(dtype, op, inputs, scale), f"{path} {dtype} {op} {kind} {count}")
+                    _assert_same_bits(
+                        result, _expected(dtype, op, inputs, scale), f"{path} {dtype} {op} {kind} {count}"
+                    )
 
 
 @pytest.mark.ranks(1, env=_ENV)
