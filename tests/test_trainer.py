@@ -10,7 +10,7 @@ import pytest
 from kvstore_plugin import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from support import IS_2, MXNetError, array, checksum, dense_network, fill, mx, parameters, structure
+from support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, fill, mx, parameters, structure
 
 _SGD = ("sgd", {"learning_rate": 0.1})
 
@@ -503,6 +503,7 @@ def test_parameter_still_deferred_on_one_rank_is_an_error_naming_both(rank, late
         for parameter in net.collect_params().values():
             parameter.grad().asnumpy()
     assert "weight" in str(failure.value) and f"rank {late}" in str(failure.value)
+    clear_errors()
     gather("both have seen it")
 
 
