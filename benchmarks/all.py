@@ -33,21 +33,22 @@ def main() -> None:
     tuned = Results()
     chosen = tuning.choose({peer: _tuned_cases(peer) for peer in wanted if peer != "mykv"}, tuned)
     results.tuning, results.failures = tuned.records, tuned.failures
-    plan = _plan(wanted, chosen)
+    once = _once(wanted)
+    run(once, results, 1)
+    plan = [*_two_ranks(wanted, chosen), *_four_ranks(wanted), *_training(wanted)]
     results.about["rounds"] = run(plan, results, given.rounds, begin + 60 * given.minutes)
     results.about["minutes"] = (time.monotonic() - begin) / 60
-    results.about["commands"] = about.commands(plan)
+    results.about["commands"] = about.commands(plan + once)
     results.save(RESULTS)
     report.write(results, given.output)
 
 
-def _plan(wanted: list[str], chosen: list[Item]) -> list[Item]:
-    """What each round runs, peers in turn."""
-    plan = [*_two_ranks(wanted, chosen), *_four_ranks(wanted), *_training(wanted)]
+def _once(wanted: list[str]) -> list[Item]:
+    """What no target stands on, and memory, which does not vary."""
     arrays = {"mykv": scaling.array_cases("own") + scaling.array_cases("stock")}
     for peer in ("horovod", "dist_sync"):
         arrays[peer] = scaling.array_cases("own")
-    plan += [Item(peers.SETUPS[peer][0], 2, arrays[peer], rounds=1) for peer in wanted if peer in arrays]
+    plan = [Item(peers.SETUPS[peer][0], 2, arrays[peer]) for peer in wanted if peer in arrays]
     return [*plan, *scaling.ranks_plan(), *footprint.memory_plan()]
 
 
@@ -74,11 +75,18 @@ def _two_ranks(wanted: list[str], chosen: list[Item]) -> list[Item]:
         installed[peer] = [*_sizes(), *_trainer_cases("own"), cases.step("resnet18", "own"), *waiting]
     installed["mpi"] = [*_sizes(), cases.late()]
     plan = [Item(peers.SETUPS[peer][0], 2, installed[peer]) for peer in wanted]
-    fixed = [Item(peers.HOROVOD_NO_CYCLE, 2, [cases.pushpull(4 * KB)])] if "horovod" in wanted else []
-    known = {(item.setup.name, case["id"]) for item in chosen for case in item.cases}
-    fixed = [item for item in fixed if (item.setup.name, item.cases[0]["id"]) not in known]
-    plan += [*chosen, *fixed]
-    return [*plan, *limit.plan()[:2]]
+    if "horovod" in wanted:
+        _require(chosen, peers.HOROVOD_NO_CYCLE, cases.pushpull(4 * KB))
+    return [*plan, *chosen, *limit.plan()[:2]]
+
+
+def _require(chosen: list[Item], setup: peers.Setup, case: Case) -> None:
+    """Add a case of one setting that a target names, if it was not chosen anyway."""
+    item = next((item for item in chosen if item.setup == setup), None)
+    if item is None:
+        chosen.append(Item(setup, 2, [case]))
+    elif case not in item.cases:
+        item.cases.append(case)
 
 
 def _four_ranks(wanted: list[str]) -> list[Item]:

@@ -21,11 +21,7 @@ def cpu_and_python() -> list[cases.Case]:
 
 def memory_plan() -> list[Item]:
     """Each model in processes of its own, with mykv and without; memory does not vary, so that one round is enough."""
-    return [
-        Item(setup, 2, [cases.memory(model, "own")], rounds=1)
-        for model in MODELS
-        for setup in (peers.MYKV, peers.ALONE)
-    ]
+    return [Item(setup, 2, [cases.memory(model, "own")]) for model in MODELS for setup in (peers.MYKV, peers.ALONE)]
 
 
 def main() -> None:

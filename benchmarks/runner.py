@@ -14,7 +14,7 @@ from .results import Results
 LIMIT_S = 120.0  # for one launch; none should need half of it
 
 
-@dataclass(frozen=True)
+@dataclass
 class Item:
     """One launch of each round."""
 

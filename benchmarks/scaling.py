@@ -17,8 +17,8 @@ SMALL, LARGE = 4 * cases.KB, 4 * cases.MB
 
 def ranks_plan(ranks: tuple[int, ...] | list[int] = RANKS) -> list[Item]:
     """A small and a large allreduce in place over each number of ranks."""
-    each = [{**cases.in_place(nbytes), "iterations": 15} for nbytes in (SMALL, LARGE)]
-    return [Item(peers.CORE, size, each, rounds=2) for size in ranks]
+    each = [{**cases.in_place(nbytes), "iterations": 30} for nbytes in (SMALL, LARGE)]
+    return [Item(peers.CORE, size, each) for size in ranks]
 
 
 def array_cases(flavour: str) -> list[cases.Case]:

@@ -168,13 +168,17 @@ def _training(results: Results) -> list[Part]:
             continue
         more = step.median / alone.median - 1
         threads = "1 OpenMP thread" if asked else setup
-        text = f"{more:+.1%} with {threads} ({milliseconds(step)} and {milliseconds(alone)} alone)"
+        text = (
+            f"{more:+.1%} with {threads} ({milliseconds(step)} and {milliseconds(alone)} alone, in the same processes)"
+        )
         parts.append(Part(text, more <= 0.10 if asked else None))
-    for peer in ("horovod", "dist_sync"):
-        theirs, control = results.best(peer, "training/own", "step"), results.get("alone", "training/own", "alone")
+    control = results.get("alone", "training/own", "alone")
+    for peer in ("mykv", "horovod", "dist_sync"):
+        theirs = results.best(peer, "training/own", "step")
         if theirs and control:
             more = theirs.median / control.median - 1
-            parts.append(Part(f"{peer}: {more:+.1%} ({milliseconds(theirs)}; {theirs.setup})"))
+            text = f"{peer}, beside processes with compute alone ({milliseconds(control)}): {more:+.1%}"
+            parts.append(Part(f"{text} ({milliseconds(theirs)}; {theirs.setup})"))
     return parts or [Part("not measured")]
 
 
