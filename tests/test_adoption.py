@@ -82,7 +82,8 @@ def _set_grad_req(net, req):
 
 
 def _move(net, device):
-    _all_parameters(net, "reset_device" if IS_2 else "reset_ctx", device)
+    for parameter in structure(net).values():
+        (parameter.reset_device if IS_2 else parameter.reset_ctx)(device)
 
 
 def _assert_equal(net, expected, tolerance=1e-5):
@@ -97,6 +98,15 @@ def _deferred_network(seed):
     net = nn.HybridSequential()
     net.add(nn.Conv2D(4, 3, activation="tanh"), nn.AvgPool2D(), nn.Dense(5, activation="tanh"), nn.Dense(2))
     net.initialize(mx.init.Xavier())
+    return net
+
+
+def _norm_network(seed):
+    """Layers that MXNet has for float16 on CPUs too."""
+    net = nn.HybridSequential()
+    net.add(nn.LayerNorm(in_channels=6), nn.PReLU(), nn.LayerNorm(in_channels=6))
+    net.initialize()
+    fill(net, seed)
     return net
 
 
@@ -163,7 +173,7 @@ def test_gradients_of_several_dtypes_lie_in_buckets_of_their_own(rank, gather):
         return net
 
     def train(net, trainer):
-        first, second, third = net._children.values()
+        first, second, third = net
         cast = (lambda x, dtype: x.astype(dtype)) if IS_2 else mx.nd.cast
         for step in range(_STEPS):
             with autograd.record():
@@ -172,8 +182,6 @@ def test_gradients_of_several_dtypes_lie_in_buckets_of_their_own(rank, gather):
             loss.backward()
             trainer.step(_BATCH)
 
-    if IS_2:  # a child in HybridSequential is wrapped
-        pytest.importorskip("mxnet")
     (adopted, a), (copied, c) = _twins(build, rank, None, _ALL_IN_ONE)
     train(adopted, a)
     train(copied, c)
@@ -248,7 +256,7 @@ def test_either_way_to_run_a_backward_counts(rank, caplog, run):
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 @pytest.mark.parametrize("other", ["float64", "float16"])
 def test_cast_and_back_between_steps(rank, gather, form, other):
-    (adopted, a), (copied, c) = _twins(dense_network, rank, form, _ALL_IN_ONE)
+    (adopted, a), (copied, c) = _twins(_norm_network, rank, form, _ALL_IN_ONE)
     places = {}
     for turn, dtype in enumerate(["float32", other, "float32", other]):
         for net, trainer in ((adopted, a), (copied, c)):
@@ -398,8 +406,6 @@ class _Branches(gluon.Block):
         super().__init__()
         self.left = nn.Dense(2, in_units=3)
         self.right = nn.Dense(2, in_units=3)
-        self.register_child(self.left)
-        self.register_child(self.right)
         self.initialize()
         fill(self, 0)
 
@@ -480,7 +486,13 @@ _DUPLICATES = [
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("duplicate", _DUPLICATES)
 def test_a_copy_of_a_network_has_gradients_of_its_own(rank, gather, duplicate):
-    net, reference = dense_network(seed=rank), dense_network(seed=rank)
+    def build():
+        layer = nn.Dense(3, in_units=6, activation="tanh")  # MXNet 2.0's copy of a Sequential shares its layers
+        layer.initialize()
+        fill(layer, rank)
+        return layer
+
+    net, reference = build(), build()
     trainer = _trainer(net)
     _train(net, trainer, rank, range(2))
     twin = duplicate(net)
@@ -494,9 +506,13 @@ def test_a_copy_of_a_network_has_gradients_of_its_own(rank, gather, duplicate):
     _train(reference, _trainer(reference, 0), rank, range(4))
     assert checksum(net) == checksum(reference)
 
-    twin.initialize(force_reinit=True)  # MXNet does not attach the gradients of a copy
+    # MXNet neither attaches the gradients of a copy nor gives it up to another trainer.
+    for parameter in structure(twin).values():
+        parameter._trainer = None
+    twin.initialize(force_reinit=True)
     fill(twin, rank)
     _train(twin, _trainer(twin), rank, range(4))
+    assert all(_shared(net) + _shared(twin)) and not set(_addresses(net)) & set(_addresses(twin))
     assert checksum(twin) == checksum(reference)
     assert len(set(gather(checksum(net)))) == 1
 
@@ -513,8 +529,7 @@ def test_a_copy_of_a_trainer_reduces_its_own_gradients(rank, gather, duplicate):
     assert len(twin._params) == 6 and not any(id(parameter) in own for parameter in twin._params)
     for number, parameter in enumerate(twin._params):
         parameter.grad()[:] = number + 2 * rank
-        parameter.data()._fresh_grad = True
-    twin.step(1)
+    twin.allreduce_grads()  # no step(): MXNet attaches no gradients to the values of a copy
     for number, parameter in enumerate(twin._params):
         assert (parameter.grad().asnumpy() == number + 1).all()
     for name, values in parameters(net).items():
@@ -586,15 +601,16 @@ def test_memory_is_given_back_with_the_trainer(rank, gather):
     def leftover():
         gc.collect()
         mx.nd.waitall()
-        return max(gather(_resident()))  # pages of the other rank's region count once they are read here
+        gather("all ranks have given theirs back")  # this one has read the other's buckets, which count here too
+        return max(gather(_resident()))
 
     one_round()
     before = leftover()
-    within = one_round()
-    assert within >= before + width * width * 4
+    assert one_round() >= before + 4 * width * width
     for _ in range(20):
         one_round()
-    assert leftover() <= before + (64 << 10)
+    # The table of operations, in the same segment, comes into use little by little.
+    assert leftover() < before + 4 * width * width, "20 rounds have left behind more than one of them takes"
 
 
 @pytest.mark.ranks(2)
