@@ -101,7 +101,8 @@ def _four_ranks(wanted: list[str]) -> list[Item]:
 
 
 def _training(wanted: list[str]) -> list[Item]:
-    own, stock = [cases.training("own"), cases.breakdown("own")], [cases.breakdown("stock")]
+    own = [cases.training("own"), cases.breakdown("own")]
+    stock = [cases.training("stock", iterations=6), cases.breakdown("stock")]
     items = [Item(peers.MYKV, 2, own + stock), Item(peers.ALONE, 2, own)]
     items.append(Item(peers.ONE_BUCKET, 2, own[:1]))
     # Threads that wait for each other by spinning, on cores that they do not have, make each step take seconds.

@@ -18,6 +18,7 @@ from . import scaling
 from .allreduce import SIZES
 from .cases import KB, MB
 from .command_line import numbers
+from .peers import AS_INSTALLED
 from .results import Results, Spread
 
 COLOURS = {"mykv": "#0b6e4f", "horovod": "#c8553d", "dist_sync": "#5b5ea6", "mpi": "#8a8d91", "alone": "#444444"}
@@ -78,14 +79,15 @@ def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     shades = {"forward and backward": "#9db4c0", "allreduce": "#c8553d", "update": "#e0c879"}
     shown = []
     for label, peer, flavour in rows:
-        found = {part: results.best(peer, f"breakdown/{flavour}", part) for part in parts}
+        whole = results.best(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
+        setup = whole.setup if whole else AS_INSTALLED
+        found = {part: results.get(peer, f"breakdown/{flavour}", part, setup=setup) for part in parts}
         if any(one is None for one in found.values()):
             continue
         left = 0.0
         for part in parts:
             axes.barh(len(shown), found[part].median * 1e3, left=left, color=shades[part], label=_once(part, shown))
             left += found[part].median * 1e3
-        whole = results.best(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
         if whole:
             axes.plot(whole.median * 1e3, len(shown), "D", color="black", label=_once("whole step", shown))
         shown.append(label)
