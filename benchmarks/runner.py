@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ def run(plan: list[Item], results: Results, rounds: int, deadline: float | None 
     deadline : float, optional
         time.monotonic() after which no round begins that would not end in time, if it took as long as the last.
     """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that launch() ends its processes on the way out
     for number in range(rounds):
         begin = time.monotonic()
         todo = [item for item in plan if item.rounds is None or number < item.rounds]
