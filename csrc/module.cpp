@@ -240,6 +240,7 @@ std::shared_ptr<Buffer> allocate(size_t bytes) {
 Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                          const std::string& layout, Operation operation) {
   if (&buffer->runtime() != runtime().get()) throw Error("the buffer is of a runtime that was shut down");
+  operation.in_place = true;
   const size_t width = item_size(operation.dtype);
   if (begin + operation.count > buffer->bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
   Request request;

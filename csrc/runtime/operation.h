@@ -15,10 +15,11 @@ struct Operation {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
-  int32_t root = 0;      // broadcast: the rank whose bits everyone gets
-  double scale = 1.0;    // allreduce: applied once to the reduced value
-  size_t count = 0;      // elements
-  int32_t priority = 0;  // higher runs first
+  int32_t root = 0;       // broadcast: the rank whose bits everyone gets
+  double scale = 1.0;     // allreduce: applied once to the reduced value
+  size_t count = 0;       // elements
+  int32_t priority = 0;   // higher runs first
+  bool in_place = false;  // all shares lie in the segment already
 
   size_t bytes() const { return count * item_size(dtype); }
 };

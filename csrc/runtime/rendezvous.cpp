@@ -101,6 +101,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     e.next_chunk.store(0, std::memory_order_relaxed);
     e.done_chunks.store(0, std::memory_order_relaxed);
     e.chunks = offer.chunks;
+    e.owner = offer.owner;
     set_text(e.name, kNameBytes, *offer.name);
     e.error[0] = '\0';
     for (int r = 0; r < local_size(); ++r) e.records()[r].arrived = 0;
@@ -160,6 +161,10 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
   e.state = State::ready;
   arrival.last = false;
   append(Event::Type::ready, arrival.entry);
+  if (e.owner != kAnybody) {
+    bells_[e.owner].ring();
+    return;
+  }
   ring_others();
   bells_[local_rank_].ring();
 }

@@ -44,6 +44,7 @@ struct alignas(64) Entry {
   uint32_t arrived;
   uint32_t left;
   uint64_t sequence;  // position in the order that all hosts agreed on
+  int32_t owner;      // the local rank that does all of it, or kAnybody
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
@@ -53,6 +54,8 @@ struct alignas(64) Entry {
   // Followed by one Record for each rank of the host.
   Record* records() { return reinterpret_cast<Record*>(this + 1); }
 };
+
+constexpr int32_t kAnybody = -1;
 
 struct Event {
   enum class Type : uint32_t { announced, ready, done };
@@ -85,6 +88,7 @@ class Rendezvous {
     Operation operation;
     uint64_t slot;
     uint32_t chunks;
+    int32_t owner;
   };
   // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
   // becomes ready: the rank that came last (Arrival::last) must do all of it and call finish_chunks().

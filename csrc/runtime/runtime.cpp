@@ -56,6 +56,7 @@ struct Runtime::Part {
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
+  Share share;  // instead of a slot
   uint32_t entry = 0;
   uint32_t generation = 0;
   bool started = false;
@@ -170,8 +171,16 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   }
   Operation operation = request.operation;
   operation.count = part.count;
+  Rendezvous::Offer offer;
+  offer.key = make_key(request.name, request.turn, number);
+  offer.owner = transport_->owner(operation, offer.key);
+  const bool alone = request.inputs.size() == 1 && request.outputs.size() == 1;
+  const size_t offset = part.begin * item_size(operation.dtype);
   if (!refusal.empty()) {
     // Nothing to bring.
+  } else if (offer.owner == world_.local_rank() && alone) {
+    part.share = {static_cast<const char*>(request.inputs[0]) + offset,
+                  static_cast<char*>(request.outputs[0]) + offset};
   } else if (request.in_place) {
     part.slot = *request.in_place;
   } else {
@@ -184,8 +193,6 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       refusal = error.what();
     }
   }
-  Rendezvous::Offer offer;
-  offer.key = make_key(request.name, request.turn, number);
   offer.name = &request.name;
   offer.signature = &request.signature;
   offer.refusal = refusal.empty() ? nullptr : &refusal;
@@ -252,7 +259,8 @@ void Runtime::copy_out(const Flight& flight, const Part& part) const {
 }
 
 void Runtime::finish_part(const Part& part, const std::string& error) {
-  if (error.empty() && !part.flight->request.in_place) copy_out(*part.flight, part);
+  const bool in_slot = !part.flight->request.in_place && part.share.output == nullptr;
+  if (error.empty() && in_slot) copy_out(*part.flight, part);
   if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
   try {
     rendezvous_.leave(part.entry);
@@ -394,8 +402,11 @@ void Runtime::handle_event(const Event& event) {
     case Event::Type::ready:
       part.flight->agreed = true;
       if (std::exchange(part.started, true)) return;
-      lock.unlock();
-      transport_->start(event.entry);
+      {
+        const Share share = part.share;
+        lock.unlock();
+        transport_->start(event.entry, share);
+      }
       return;
     case Event::Type::done:
       finished_.emplace_back(part, rendezvous_.entry(event.entry).error);

@@ -15,10 +15,18 @@
 
 namespace mykv {
 
+// Memory of this process that takes the place of its slot.
+struct Share {
+  const char* input = nullptr;
+  char* output = nullptr;
+};
+
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual const char* name() const = 0;
+  // The local rank that does all the work of an operation, or kAnybody. Its share need not lie in a slot.
+  virtual int32_t owner(const Operation& operation, const Key& key) const = 0;
   // Into how many pieces this transport cuts an operation; the same on every rank of a host. The operation is done
   // when Rendezvous::finish_chunks() was told of that many.
   virtual uint32_t pieces(const Operation& operation) const = 0;
@@ -26,8 +34,9 @@ class Transport {
   virtual size_t inline_limit() const = 0;
   // Does the whole of such an operation, on any thread of that rank.
   virtual void run_whole(uint32_t entry) const = 0;
-  // Every rank is ready for the operation behind this entry, of which this rank brought its share.
-  virtual void start(uint32_t entry) = 0;
+  // Every rank is ready for the operation behind this entry. `share`: where this rank's share lies if it is the owner
+  // and has no slot.
+  virtual void start(uint32_t entry, const Share& share) = 0;
   // The operation ended, or this rank leaves it: the entry must not be touched any more.
   virtual void stop(uint32_t entry) = 0;
   // Does one piece of work; false when there is nothing to do now.

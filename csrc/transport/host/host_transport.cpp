@@ -12,16 +12,23 @@ constexpr size_t kInlineBytes = 32 << 10;  // below it a wake-up of the runtime 
 HostTransport::HostTransport(const World& world, Rendezvous& rendezvous)
     : rendezvous_(rendezvous), slots_(world.segment().base(), rendezvous) {}
 
+int32_t HostTransport::owner(const Operation& operation, const Key& key) const {
+  const bool copied = operation.kind == Kind::allreduce && !operation.in_place && operation.bytes() > kInlineBytes;
+  return copied ? static_cast<int32_t>(key.low % static_cast<uint64_t>(rendezvous_.local_size())) : kAnybody;
+}
+
 uint32_t HostTransport::pieces(const Operation& operation) const {
   return static_cast<uint32_t>(std::max<size_t>(1, (operation.bytes() + kChunkBytes - 1) / kChunkBytes));
 }
 
 size_t HostTransport::inline_limit() const { return kInlineBytes; }
 
-void HostTransport::start(uint32_t entry) {
+void HostTransport::start(uint32_t entry, const Share& share) {
+  const int32_t owner = rendezvous_.entry(entry).owner;
+  if (owner != kAnybody && owner != rendezvous_.local_rank()) return;
   if (running_.size() <= entry) running_.resize(entry + 1);
   running_[entry] = ++order_;
-  ready_.push({rendezvous_.entry(entry).operation.priority, order_, entry});
+  ready_.push({rendezvous_.entry(entry).operation.priority, order_, entry, share});
 }
 
 bool HostTransport::progress() {
@@ -29,6 +36,12 @@ bool HostTransport::progress() {
     const Item item = ready_.top();
     if (running_[item.entry] == item.order) {
       Entry& entry = rendezvous_.entry(item.entry);
+      if (entry.owner != kAnybody) {
+        ready_.pop();
+        run_owned(entry, item.share);
+        rendezvous_.finish_chunks(item.entry, entry.chunks);
+        return true;
+      }
       const uint32_t chunk = entry.next_chunk.fetch_add(1, std::memory_order_relaxed);
       if (chunk < entry.chunks) {
         run_chunk(entry, chunk);
@@ -45,6 +58,19 @@ void HostTransport::run_chunk(Entry& entry, uint32_t chunk) const {
   const size_t step = kChunkBytes / item_size(entry.operation.dtype);
   const size_t begin = chunk * step;
   slots_.combine(entry, begin, std::min(entry.operation.count, begin + step), entry.operation.root);
+}
+
+void HostTransport::run_owned(Entry& entry, const Share& share) const {
+  const size_t step = kChunkBytes / item_size(entry.operation.dtype);
+  const size_t count = entry.operation.count;
+  for (size_t begin = 0; begin < count; begin += step) {
+    const size_t end = std::min(count, begin + step);
+    if (share.input == nullptr) {
+      slots_.combine(entry, begin, end, entry.operation.root);
+    } else {
+      slots_.combine_owned(entry, begin, end, share);
+    }
+  }
 }
 
 void HostTransport::run_whole(uint32_t index) const {

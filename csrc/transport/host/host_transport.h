@@ -1,7 +1,11 @@
-// All ranks share one host's memory. An operation is cut into chunks, and whichever rank is awake takes the next one:
-// it reads that chunk of every rank's slot and writes the result into every slot. No rank waits for a certain other
-// one, so ranks that outnumber the cores, or are late to wake, slow nothing down; and since a chunk is summed in rank
-// order whoever does it, the bits do not depend on who did.
+// All ranks share one host's memory. What lies in it already is cut into chunks, and whichever rank is awake takes the
+// next one: it reads that chunk of every rank's slot and writes the result into every slot. No rank waits for a certain
+// other one, so ranks that outnumber the cores, or are late to wake, slow nothing down.
+//
+// What must be copied in and out has an owner instead, another one for each part: it need not copy its own share, but
+// reads and writes that where it lies. All ranks have to copy their shares of other parts anyway.
+//
+// Elements are summed in the order of ranks whoever does it, so the bits do not depend on who did.
 #pragma once
 
 #include <queue>
@@ -15,9 +19,10 @@ class HostTransport : public Transport {
  public:
   HostTransport(const World& world, Rendezvous& rendezvous);
   const char* name() const override { return "host"; }
+  int32_t owner(const Operation& operation, const Key& key) const override;
   uint32_t pieces(const Operation& operation) const override;
   size_t inline_limit() const override;
-  void start(uint32_t entry) override;
+  void start(uint32_t entry, const Share& share) override;
   void stop(uint32_t entry) override {
     if (entry < running_.size()) running_[entry] = 0;
   }
@@ -30,11 +35,13 @@ class HostTransport : public Transport {
     int32_t priority;
     uint64_t order;
     uint32_t entry;
+    Share share;
     bool operator<(const Item& other) const {
       return priority != other.priority ? priority < other.priority : order > other.order;
     }
   };
   void run_chunk(Entry& entry, uint32_t chunk) const;
+  void run_owned(Entry& entry, const Share& share) const;
 
   Rendezvous& rendezvous_;
   Slots slots_;

@@ -22,6 +22,21 @@ void Slots::combine(Entry& entry, size_t begin, size_t end, int source) const {
          end - begin, op.scale, false);
 }
 
+void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const Share& share) const {
+  static thread_local std::vector<void*> inputs;
+  static thread_local std::vector<void*> outputs;
+  gather_pointers(entry, begin, inputs);
+  gather_pointers(entry, begin, outputs);
+  const Operation& op = entry.operation;
+  const auto me = static_cast<size_t>(entry.owner);
+  const size_t offset = begin * item_size(op.dtype);
+  // The kernels take one type of pointer for what they read and for what they write in place.
+  inputs[me] = const_cast<char*>(share.input) + offset;
+  outputs[me] = share.output + offset;
+  reduce(op.dtype, op.reduce_op, inputs.data(), rendezvous_.local_size(), outputs.data(), rendezvous_.local_size(),
+         end - begin, op.scale, false);
+}
+
 void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const {
   static thread_local std::vector<void*> pointers;
   gather_pointers(entry, begin, pointers);

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "runtime/rendezvous.h"
+#include "transport/transport.h"
 
 namespace mykv {
 
@@ -16,6 +16,8 @@ class Slots {
   // Elements [begin, end): all local ranks' shares reduced (allreduce) or the source's (broadcast, `source` local
   // rank), written into every slot.
   void combine(Entry& entry, size_t begin, size_t end, int source) const;
+  // The same of an allreduce whose owner's share is not in its slot.
+  void combine_owned(Entry& entry, size_t begin, size_t end, const Share& share) const;
   // Elements [begin, end): all shares reduced without scaling into the slot of `into` alone.
   void reduce_into(Entry& entry, size_t begin, size_t end, int into) const;
   // Elements [begin, end): the bits in the slot of `source` into every other slot.

@@ -18,7 +18,7 @@ MpiTransport::~MpiTransport() {
   for (auto& exchange : exchanges_) (void)exchange.release();
 }
 
-void MpiTransport::start(uint32_t entry) {
+void MpiTransport::start(uint32_t entry, const Share&) {
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;
   exchanges_.push_back(std::make_unique<SliceExchange>(world_, slots_, rendezvous_.entry(entry), entry, slices_));
 }
