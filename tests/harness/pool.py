@@ -25,6 +25,7 @@ _EXIT_LIMIT = 15.0  # seconds for all ranks to leave when asked, MPI_Finalize in
 _GRACE = 5.0  # seconds for the other ranks to finish a test once one rank has failed it
 _DUMP_LIMIT = 1.0  # seconds for a hung rank to write its stacks and hand over its output
 _LOG_TAIL = 8000  # characters of mpirun's own output that a failure shows
+_FRAMES_OF_PYTEST = ("/_pytest/", "/pluggy/", "harness/rank.py")
 
 
 @dataclasses.dataclass
@@ -192,9 +193,12 @@ class Pool:
             outcome.output[rank] = captured.get(rank, "") + "\n" + self._stacks(rank)
 
     def _stacks(self, rank: int) -> str:
-        with contextlib.suppress(OSError):
-            return (self._directory / f"stacks.{rank}").read_text(errors="replace")
-        return ""
+        """The Python stacks that a rank has written, without the frames of pytest below the test."""
+        try:
+            lines = (self._directory / f"stacks.{rank}").read_text(errors="replace").splitlines(keepends=True)
+        except OSError:
+            return ""
+        return "".join(line for line in lines if not any(place in line for place in _FRAMES_OF_PYTEST))
 
     def _await_exit(self) -> None:
         with contextlib.suppress(Exception):
