@@ -110,7 +110,7 @@ class MpiRun:
         ranks : int
             Number of processes; 0 runs Python without mpirun.
         script : str or Path
-            Source text (it is dedented), or the path of a file.
+            Source text (it is dedented), the path of a file, or ``'-m module'``.
         *arguments : str
             The script's own arguments.
         timeout : float
@@ -141,10 +141,13 @@ class MpiRun:
         """
         directory = self._directory / f"run{len(self._all)}"
         directory.mkdir()
-        if not isinstance(script, Path):
-            text, script = script, directory / "script.py"
-            script.write_text(textwrap.dedent(text))
-        program = [sys.executable, *python, str(script), *arguments]
+        if isinstance(script, str) and script.startswith("-m "):
+            program = [sys.executable, *python, *script.split(), *arguments]
+        else:
+            if not isinstance(script, Path):
+                text, script = script, directory / "script.py"
+                script.write_text(textwrap.dedent(text))
+            program = [sys.executable, *python, str(script), *arguments]
         if command is not None:
             program = [*command, *program]
         elif ranks > 0:
@@ -155,7 +158,8 @@ class MpiRun:
                 variables.pop(name, None)
         path = variables.get("PYTHONPATH")
         variables["PYTHONPATH"] = _STACKS + (":" + path if path else "")
-        running = Running(program, variables, directory, cwd)
+        # An empty folder, so that python -m finds the installed package and not the source tree.
+        running = Running(program, variables, directory, cwd or str(directory))
         self._all.append(running)
         return running
 

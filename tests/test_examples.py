@@ -1,0 +1,64 @@
+"""The examples, as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+_EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def _check(result, ranks):
+    assert result.code == 0, result.text
+    assert result.stdout.rstrip().endswith("PASSED"), result.text
+    assert "weights of all workers: the same" in result.stdout
+    shares = re.findall(r"^ +(\d+) +(\d+)  ([0-9a-f]{8})$", result.stdout, re.MULTILINE)
+    assert [int(rank) for rank, _, _ in shares] == list(range(ranks)), result.text
+    assert len({checksum for _, _, checksum in shares}) == 1
+    assert sum(int(images) for _, images, _ in shares) > 1430
+    difference = float(re.search(r"largest difference of the loss curves: (\S+)", result.stdout).group(1))
+    assert 0 <= difference <= 1e-4 and (ranks == 1 or difference > 0), "the curves are of the same run"
+    accuracy = float(re.search(r"accuracy on 360 held-out digits: ([\d.]+)%", result.stdout).group(1))
+    assert accuracy >= 97
+    assert result.stderr.count("epochs:   0%") == 1, "the progress bar is rank 0's only"
+    assert result.seconds < 60
+
+
+@pytest.mark.parametrize("name", ["digits.py", "digits_trainer.py"])
+def test_digits_on_two_workers(mpirun, name):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    _check(mpirun(2, _EXAMPLES / name, timeout=120), 2)
+
+
+def test_digits_alone(mpirun):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    _check(mpirun(0, _EXAMPLES / "digits.py", timeout=120), 1)
+
+
+@pytest.mark.parametrize("broken", ["pushpull", "accuracy"])
+def test_digits_notice_what_is_wrong(mpirun, broken):
+    """The proof fails where workers train alone, and where the network has learned nothing."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    sabotage = {
+        "pushpull": """
+            from kvstore_plugin.gradients import Gradients
+            Gradients.allreduce = lambda self, ignore_stale=False: None
+            """,
+        "accuracy": "digits_common.SGD['learning_rate'] = 0.0",
+    }
+    script = f"""
+    import sys
+    sys.path.insert(0, {str(_EXAMPLES)!r})
+    import kvstore_plugin, digits_common
+    digits_common.EPOCHS = 2
+    """
+    script = textwrap.dedent(script) + textwrap.dedent(sabotage[broken]) + "\nimport digits\nsys.exit(digits.main())\n"
+    result = mpirun(2, script, timeout=120)
+    assert result.code == 1 and "FAILED" in result.stdout, result.text
+    assert ("NOT THE SAME" in result.stdout) == (broken == "pushpull"), result.text

