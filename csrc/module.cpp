@@ -11,6 +11,7 @@
 
 #include "kernels/kernels.h"
 #include "mxnet/bridge.h"
+#include "runtime/buffer.h"
 #include "runtime/error.h"
 #include "runtime/runtime.h"
 

@@ -14,7 +14,7 @@
 #include <unordered_map>
 
 #include "runtime/agreement.h"
-#include "runtime/request.h"
+#include "runtime/flight.h"
 #include "runtime/world.h"
 #include "transport/transport.h"
 
@@ -31,30 +31,7 @@ struct RuntimeOptions {
   int64_t spin_us = 20;
 };
 
-class Runtime;
-
-// Memory in the host's segment that belongs to this rank. It keeps the segment mapped.
-class Buffer {
- public:
-  Buffer(std::shared_ptr<Runtime> runtime, uint64_t offset, size_t bytes)
-      : runtime_(std::move(runtime)), offset_(offset), bytes_(bytes) {}
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
-  ~Buffer();
-
-  const Runtime& runtime() const { return *runtime_; }
-  char* data() const;
-  // Takes memory for the first `bytes` bytes, zeroed; throws Error when there is none left.
-  void commit(size_t bytes);
-  uint64_t offset() const { return offset_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  std::shared_ptr<Runtime> runtime_;
-  uint64_t offset_;
-  size_t bytes_;
-  size_t committed_ = 0;
-};
+class Buffer;
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
@@ -78,8 +55,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   friend class Buffer;
-  struct Flight;
-  struct Part;
 
   void run();
   bool work();

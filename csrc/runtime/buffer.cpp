@@ -1,0 +1,24 @@
+#include "runtime/buffer.h"
+
+#include <algorithm>
+
+#include "runtime/runtime.h"
+
+namespace mykv {
+
+Buffer::~Buffer() {
+  // A forked child has the same segment: giving memory back would take it from its parent.
+  if (!runtime_->forked()) runtime_->region_.release_reserved(offset_, bytes_);
+}
+
+char* Buffer::data() const { return runtime_->world_.segment().base() + offset_; }
+
+void Buffer::commit(size_t bytes) {
+  constexpr size_t kStep = size_t{64} << 10;  // fewer calls when a bucket fills up one small array at a time
+  if (bytes <= committed_) return;
+  const size_t to = std::max(bytes, std::min(bytes_, (bytes + kStep - 1) / kStep * kStep));
+  runtime_->world_.segment().commit(offset_ + committed_, to - committed_);
+  committed_ = to;
+}
+
+}  // namespace mykv

@@ -1,0 +1,39 @@
+// A request on its way: it flies as one part or as several, each of which meets the other ranks on its own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "runtime/request.h"
+#include "transport/transport.h"
+
+namespace mykv {
+
+// A request under way. Its counters are guarded by Runtime::mutex_.
+struct Flight {
+  Request request;
+  size_t part_elements = 0;
+  size_t parts = 1;
+  size_t next = 0;       // the next part to send
+  size_t under_way = 0;  // parts sent and not finished
+  size_t finished = 0;
+  bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
+  bool ended = false;   // done was called
+  std::string error;
+};
+
+// One part of a flight, at the rendezvous under one entry.
+struct Part {
+  std::shared_ptr<Flight> flight;
+  size_t begin = 0;  // elements
+  size_t count = 0;
+  uint64_t slot = 0;
+  size_t slot_bytes = 0;
+  Share share;  // instead of a slot
+  uint32_t entry = 0;
+  uint32_t generation = 0;
+  bool started = false;
+  bool announced = false;
+};
+
+}  // namespace mykv

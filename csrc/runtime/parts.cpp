@@ -1,0 +1,168 @@
+// The life of a part: sent to the rendezvous with this rank's share, finished with the result. (The thread and the rest
+// of Runtime are in runtime.cpp.)
+#include <algorithm>
+
+#include "kernels/kernels.h"
+#include "runtime/error.h"
+#include "runtime/runtime.h"
+
+namespace mykv {
+
+// Sends the first part that may go, in the order of priorities.
+bool Runtime::start_parts() {
+  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
+    const std::shared_ptr<Flight> flight = it->second;
+    size_t number;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      number = flight->next;
+      if (number == flight->parts || (!flight->error.empty() && !flight->agreed)) {
+        waiting_.erase(it);
+        return true;
+      }
+      const bool room = flight->under_way == 0 || staged_bytes_ + options_.part_bytes <= options_.staging_bytes;
+      if (number > 0 && !(flight->agreed && room)) continue;
+      ++flight->next;
+    }
+    if (send_part(flight, number, false)) return true;
+    // The table is full; a later flight may still find its entry there.
+    std::lock_guard<std::mutex> lock(mutex_);
+    --flight->next;
+  }
+  return false;
+}
+
+// Brings one part to the rendezvous; false when the table is full.
+bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline) {
+  const Request& request = flight->request;
+  Part part;
+  part.flight = flight;
+  part.begin = number * flight->part_elements;
+  part.count = std::min(flight->part_elements, request.operation.count - part.begin);
+  std::string refusal = request.refusal;
+  {
+    // The other ranks may have sent parts after one that failed here, and wait for all of them.
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (refusal.empty()) refusal = flight->error;
+  }
+  Operation operation = request.operation;
+  operation.count = part.count;
+  Rendezvous::Offer offer;
+  offer.key = make_key(request.name, request.turn, number);
+  offer.owner = transport_->owner(operation, offer.key);
+  const bool alone = request.inputs.size() == 1 && request.outputs.size() == 1;
+  const size_t offset = part.begin * item_size(operation.dtype);
+  if (!refusal.empty()) {
+    // Nothing to bring.
+  } else if (offer.owner == world_.local_rank() && alone) {
+    part.share = {static_cast<const char*>(request.inputs[0]) + offset,
+                  static_cast<char*>(request.outputs[0]) + offset};
+  } else if (request.in_place) {
+    part.slot = *request.in_place;
+  } else {
+    try {
+      part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
+      part.slot = region_.allocate(part.slot_bytes);
+      copy_in(*flight, part);
+    } catch (const Error& error) {
+      part.slot_bytes = 0;
+      refusal = error.what();
+    }
+  }
+  offer.name = &request.name;
+  offer.signature = &request.signature;
+  offer.refusal = refusal.empty() ? nullptr : &refusal;
+  offer.operation = operation;
+  offer.slot = part.slot;
+  offer.chunks = transport_->pieces(operation);
+  const Arrival arrival =
+      rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
+        part.entry = a.entry;
+        part.generation = a.generation;
+        std::lock_guard<std::mutex> lock(mutex_);
+        ++flight->under_way;
+        staged_bytes_ += part.slot_bytes;
+        parts_[a.entry] = part;
+      });
+  if (arrival.table_full || arrival.departed) {
+    if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
+    if (arrival.table_full) return false;
+    part.slot_bytes = 0;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++flight->under_way;
+    }
+    account(part, "'" + request.name + "': " + rendezvous_.departed_text());
+    return true;
+  }
+  if (arrival.last) transport_->run_whole(arrival.entry);
+  if (arrival.last || arrival.failed) {
+    // Unless the thread has seen the news already.
+    Part mine;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto it = parts_.find(arrival.entry);
+      if (it == parts_.end() || it->second.generation != arrival.generation) return true;
+      mine = it->second;
+      parts_.erase(it);
+    }
+    finish_part(mine, rendezvous_.entry(arrival.entry).error);
+  }
+  return true;
+}
+
+void Runtime::copy_in(const Flight& flight, const Part& part) const {
+  const Request& request = flight.request;
+  const Operation& op = request.operation;
+  if (op.kind == Kind::broadcast && op.root != world_.rank()) return;
+  const size_t offset = part.begin * item_size(op.dtype);
+  void* slot = world_.segment().base() + part.slot;
+  if (op.kind == Kind::broadcast || request.inputs.size() == 1) {
+    copy(slot, static_cast<const char*>(request.inputs[0]) + offset, part.count * item_size(op.dtype), false);
+    return;
+  }
+  std::vector<const void*> inputs;
+  for (const void* input : request.inputs) inputs.push_back(static_cast<const char*>(input) + offset);
+  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &slot, 1, part.count, 1.0, false);
+}
+
+void Runtime::copy_out(const Flight& flight, const Part& part) const {
+  const size_t width = item_size(flight.request.operation.dtype);
+  const char* slot = world_.segment().base() + part.slot;
+  for (void* output : flight.request.outputs) {
+    copy(static_cast<char*>(output) + part.begin * width, slot, part.count * width, false);
+  }
+}
+
+void Runtime::finish_part(const Part& part, const std::string& error) {
+  const bool in_slot = !part.flight->request.in_place && part.share.output == nullptr;
+  if (error.empty() && in_slot) copy_out(*part.flight, part);
+  if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
+  try {
+    rendezvous_.leave(part.entry);
+  } catch (const Error&) {
+    account(part, error);
+    throw;
+  }
+  account(part, error);
+}
+
+// Counts a part as finished, and the flight with its last one.
+void Runtime::account(const Part& part, const std::string& error) {
+  Flight& flight = *part.flight;
+  bool over;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    staged_bytes_ -= part.slot_bytes;
+    --flight.under_way;
+    ++flight.finished;
+    if (error.empty()) flight.agreed = true;
+    if (flight.error.empty()) flight.error = error;
+    const bool dropped = !flight.error.empty() && !flight.agreed;  // no rank sends more of it
+    over = !flight.ended && flight.under_way == 0 && (dropped || flight.finished == flight.parts);
+    flight.ended = flight.ended || over;
+  }
+  if (over) flight.request.done(flight.error.empty() ? nullptr : &flight.error);
+}
+
+}  // namespace mykv
