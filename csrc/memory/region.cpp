@@ -12,6 +12,7 @@ constexpr size_t kPage = 4096;                   // slots of a page and more sta
 constexpr size_t kSmallest = 256;                // below that, cache lines and bookkeeping dominate
 constexpr size_t kCoarse = size_t{64} << 10;     // from here on sizes are rounded to this, to have few of them
 constexpr size_t kLarge = size_t{4} << 20;       // from here on memory goes back to the system: gradients, not staging
+constexpr size_t kMostWarm = size_t{16} << 20;   // free memory that is kept for the next operation
 constexpr size_t kCommitStep = size_t{1} << 20;  // small slots take memory from the system in steps of at least 1 MiB
 
 size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
@@ -33,11 +34,18 @@ size_t Region::reserve(size_t bytes) { return take(rounded(std::max(bytes, kLarg
 
 size_t Region::take(size_t size, bool commit) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<size_t>& kept = free_[size];
-  if (!kept.empty()) {
-    const size_t offset = kept.back();
-    if (commit && size > kLarge) segment_.commit(offset, size);
-    kept.pop_back();
+  std::vector<size_t>& warm = warm_[size];
+  if (!warm.empty()) {
+    const size_t offset = warm.back();
+    warm.pop_back();
+    warm_bytes_ -= size;
+    return offset;
+  }
+  std::vector<size_t>& cold = cold_[size];
+  if (!cold.empty()) {
+    const size_t offset = cold.back();
+    if (commit) segment_.commit(offset, size);
+    cold.pop_back();
     return offset;
   }
   const size_t begin = round_up(next_, std::min(size, kPage));
@@ -58,8 +66,15 @@ size_t Region::take(size_t size, bool commit) {
 void Region::release(size_t offset, size_t bytes) {
   const size_t size = rounded(bytes);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (size > kLarge) segment_.discard(offset, size);
-  free_[size].push_back(offset);
+  // Slots smaller than a page have no memory of their own.
+  const bool keep = size < kPage || (size <= kLarge && warm_bytes_ + size <= kMostWarm);
+  if (keep) {
+    warm_bytes_ += size;
+    warm_[size].push_back(offset);
+  } else {
+    segment_.discard(offset, size);
+    cold_[size].push_back(offset);
+  }
 }
 
 void Region::release_reserved(size_t offset, size_t bytes) { release(offset, std::max(bytes, kLarge + 1)); }

@@ -20,8 +20,8 @@ class Region {
   size_t allocate(size_t bytes);
   // As allocate(), but of whole pages, and no memory is taken before Segment::commit().
   size_t reserve(size_t bytes);
-  // Gives the slot back, `bytes` as it was asked for. Small slots stay as they are for the next operation, since a
-  // training step asks for the same sizes again and again; of large ones only the addresses are kept.
+  // Gives the slot back, `bytes` as it was asked for. Some memory is kept with its slots, since a training step asks for
+  // the same sizes again and again.
   void release(size_t offset, size_t bytes);
   void release_reserved(size_t offset, size_t bytes);
 
@@ -34,7 +34,10 @@ class Region {
   size_t next_;
   size_t end_;
   size_t committed_ = 0;
-  std::unordered_map<size_t, std::vector<size_t>> free_;  // by rounded size; large ones hold no memory
+  // Slots that are free, by rounded size: those that still hold their memory, and mere addresses.
+  std::unordered_map<size_t, std::vector<size_t>> warm_;
+  std::unordered_map<size_t, std::vector<size_t>> cold_;
+  size_t warm_bytes_ = 0;
 };
 
 }  // namespace mykv
