@@ -20,8 +20,8 @@ class Region {
   size_t allocate(size_t bytes);
   // As allocate(), but of whole pages, and no memory is taken before Segment::commit().
   size_t reserve(size_t bytes);
-  // Gives the slot back, `bytes` as it was asked for. Some memory is kept with its slots, since a training step asks for
-  // the same sizes again and again.
+  // Gives the slot back, `bytes` as it was asked for. Some memory is kept with its slots, since a training step asks
+  // for the same sizes again and again.
   void release(size_t offset, size_t bytes);
   void release_reserved(size_t offset, size_t bytes);
 

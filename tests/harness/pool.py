@@ -189,8 +189,20 @@ class Pool:
                     captured[rank] = "".join(payload)
                 elif kind in ("died", "done"):
                     captured[rank] = ""
+        self._await_stacks(outcome.hung)
         for rank in outcome.hung:
             outcome.output[rank] = captured.get(rank, "") + "\n" + self._stacks(rank)
+
+    def _await_stacks(self, ranks: list[int]) -> None:
+        """Wait until the stacks of all `ranks` are there and grow no more."""
+        deadline = time.monotonic() + _DUMP_LIMIT
+        before: list[int] = []
+        while time.monotonic() < deadline:
+            sizes = [(self._directory / f"stacks.{rank}").stat().st_size for rank in ranks]
+            if all(sizes) and sizes == before:
+                return
+            before = sizes
+            time.sleep(0.1)
 
     def _stacks(self, rank: int) -> str:
         """The Python stacks that a rank has written, without the frames of pytest below the test."""
