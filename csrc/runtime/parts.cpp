@@ -8,6 +8,18 @@
 
 namespace mykv {
 
+namespace {
+
+// Whether the kernels can work on the request's arrays themselves: one of each, on boundaries of their items.
+bool fits_kernels(const Request& request) {
+  if (request.inputs.size() != 1 || request.outputs.size() != 1) return false;
+  const size_t width = item_size(request.operation.dtype);
+  return reinterpret_cast<uintptr_t>(request.inputs[0]) % width == 0 &&
+         reinterpret_cast<uintptr_t>(request.outputs[0]) % width == 0;
+}
+
+}  // namespace
+
 // Sends the first part that may go, in the order of priorities.
 bool Runtime::start_parts() {
   for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
@@ -50,11 +62,11 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   Rendezvous::Offer offer;
   offer.key = make_key(request.name, request.turn, number);
   offer.owner = transport_->owner(operation, offer.key);
-  const bool alone = request.inputs.size() == 1 && request.outputs.size() == 1;
+  const bool fits = fits_kernels(request);
   const size_t offset = part.begin * item_size(operation.dtype);
   if (!refusal.empty()) {
     // Nothing to bring.
-  } else if (offer.owner == world_.local_rank() && alone) {
+  } else if (offer.owner == world_.local_rank() && fits) {
     part.share = {static_cast<const char*>(request.inputs[0]) + offset,
                   static_cast<char*>(request.outputs[0]) + offset};
   } else if (request.in_place) {
