@@ -373,8 +373,8 @@ def test_training_on_two_hosts_equals_one_process(rank, size, gather, trainer):
         l2 = gluon.loss.L2Loss()
         for x, y in batches:
             with autograd.record():
-                # MXNet gives 1 / batch_size to its optimizers as a float32, too coarse for float64.
-                loss = l2(net(array(x)), array(y)) / batch_size
+                # MXNet rounds rescale_grad, and 2.0 the gradient of a division by 12, to float32.
+                loss = l2(net(array(x)), array(y)) * array(np.full(len(x), 1 / batch_size))
             loss.backward()
             trainer.step(1)
 
