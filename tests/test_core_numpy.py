@@ -138,23 +138,14 @@ def test_replicas_of_several_devices_are_summed_and_all_written(core, rank, size
 
 
 @pytest.mark.ranks(2, env=_ENV)
-@pytest.mark.parametrize("offset", [8, 24, 40])
-def test_buffers_that_no_vector_is_aligned_to(core, rank, offset):
+@pytest.mark.parametrize("offset", [1, 4, 8, 40])
+def test_buffers_that_are_not_aligned(core, rank, offset):
     room = np.zeros(8 * 1000 + 64, dtype="uint8")
     room = room[-room.ctypes.data % 64 :]
     array = room[offset : offset + 8 * 900].view("float64")
     array[:] = rank + 1
     assert core.submit_allreduce("unaligned", [array], [array]).wait(30)
     assert (array == 3).all()
-
-
-@pytest.mark.ranks(2, env=_ENV)
-def test_buffers_that_are_not_aligned_to_their_items_are_refused_here(core):
-    array = np.zeros(8 * 10 + 4, dtype="uint8")[4:].view("float64")
-    if array.ctypes.data % 8 == 0:
-        array = np.zeros(8 * 10 + 1, dtype="uint8")[1:].view("float64")
-    with pytest.raises(ValueError, match="aligned"):
-        core.submit_allreduce("unaligned", [array], [array])
 
 
 @pytest.mark.ranks(3, env=_ENV)
