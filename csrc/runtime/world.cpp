@@ -112,6 +112,12 @@ void World::require_same(const char* what, uint64_t value) const {
   }
 }
 
+World::~World() {
+  if (hosts_.size() == 1) return;
+  control_.let_go();
+  data_.let_go();
+}
+
 int World::cross_rank() const {
   int rank = 0;
   for (int h = 0; h < host_; ++h) rank += static_cast<int>(hosts_[static_cast<size_t>(h)].size()) > local_rank_;

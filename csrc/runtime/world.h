@@ -11,7 +11,7 @@
 
 namespace mykv {
 
-// An MPI communicator of our own, freed with its owner unless MPI was finalized before.
+// An MPI communicator of our own, freed with its owner unless MPI was finalized before or it was let go.
 class Communicator {
  public:
   Communicator() = default;
@@ -25,6 +25,9 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
+  // Never frees it. A message that nobody received would be delivered to the next communicator of the same number, so
+  // what may carry one when a rank leaves must keep its number.
+  void let_go() { comm_ = MPI_COMM_NULL; }
   MPI_Comm get() const { return comm_; }
   int rank() const;
   int size() const;
@@ -41,6 +44,9 @@ struct WorldOptions {
 class World {
  public:
   World(MPI_Comm parent, const WorldOptions& options);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
 
   int rank() const { return rank_; }
   int size() const { return size_; }
