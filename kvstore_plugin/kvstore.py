@@ -138,7 +138,7 @@ class MyKV(KVStoreBase):
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV keeps no weights, so it cannot run an optimizer: use update_on_kvstore=False.")
+        raise NotImplementedError("MyKV keeps no weights, so it cannot run an optimizer: use update_on_kvstore=False in gluon.Trainer(...).")
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Not built: raises NotImplementedError."""
@@ -151,6 +151,14 @@ class MyKV(KVStoreBase):
     def set_gradient_compression(self, compression_params: dict) -> None:
         """Not built: raises NotImplementedError."""
         raise NotImplementedError("MyKV does not compress gradients yet: leave out compression_params.")
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Not built: raises NotImplementedError."""
+        raise NotImplementedError("MyKV keeps no values between calls: use pushpull.")
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Not built: raises NotImplementedError."""
+        raise NotImplementedError("MyKV keeps no values between calls: use pushpull or broadcast.")
 
     def init(self, key: Any, value: Any) -> None:
         """Not built: raises NotImplementedError. The Module API asks for it, which keeps weights in the store."""

@@ -36,9 +36,9 @@ def _import_mxnet() -> Any:
         import mxnet
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
-            raise ImportError(f"kvstore_plugin needs MXNet, which is missing: {_INSTALL}.", name="mxnet") from error
+            raise ImportError(f"kvstore_plugin needs MXNet, which is missing: {_INSTALL}.", name="mxnet") from None
         package = "setuptools" if error.name == "distutils" else error.name  # Python 3.12 has no distutils of its own
-        raise ImportError(f"MXNet needs the module {error.name}: pip install {package}.", name="mxnet") from error
+        raise ImportError(f"MXNet needs the module {error.name}: pip install {package}.", name="mxnet") from None
     except ImportError:
         raise
     except Exception as error:

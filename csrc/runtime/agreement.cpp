@@ -172,7 +172,7 @@ void Agreement::collect(const Message& m, int from) {
   }
   if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
   if (p.error.empty() && p.signature_hash != m.number) {
-    p.error = "'" + p.name + "' differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature +
+    p.error = p.name + " differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature +
               ", rank " + std::to_string(from) + " has " + m.signature;
   }
   if (++p.hosts < world_.hosts().size()) return;
@@ -180,7 +180,7 @@ void Agreement::collect(const Message& m, int from) {
   verdict.type = Message::Type::verdict;
   verdict.key = m.key;
   verdict.error = p.error;
-  if (p.error.empty() && !departed_.empty()) verdict.error = "'" + p.name + "': " + departed_;
+  if (p.error.empty() && !departed_.empty()) verdict.error = p.name + ": " + departed_;
   verdict.number = verdict.error.empty() ? next_sequence_++ : 0;
   pending_.erase({m.key.high, m.key.low});
   for (const std::vector<int>& ranks : world_.hosts()) send(verdict, ranks[0]);

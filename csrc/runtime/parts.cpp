@@ -104,7 +104,7 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       std::lock_guard<std::mutex> lock(mutex_);
       ++flight->under_way;
     }
-    account(part, "'" + request.name + "': " + rendezvous_.departed_text());
+    account(part, request.name + ": " + rendezvous_.departed_text());
     return true;
   }
   if (arrival.last) transport_->run_whole(arrival.entry);

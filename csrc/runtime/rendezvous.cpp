@@ -123,7 +123,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
 // A sentence on why the ranks of this host cannot run the operation together; empty when they can.
 std::string Rendezvous::disagreement(Entry& e) {
   Record* records = e.records();
-  const std::string name = "'" + std::string(e.name) + "'";
+  const std::string name = std::string(e.name);
   for (int r = 0; r < local_size(); ++r) {
     if (records[r].refused) return name + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
   }
@@ -234,7 +234,7 @@ void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced
     for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
       Entry& e = entry(link - 1);
       if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-        end_locked(link - 1, "'" + std::string(e.name) + "': " + text);
+        end_locked(link - 1, std::string(e.name) + ": " + text);
       }
     }
   }

@@ -79,7 +79,7 @@ void Runtime::post(Request request) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (std::exchange(flight->ended, true)) return;
     }
-    const std::string text = "'" + flight->request.name + "': " + error.what();
+    const std::string text = flight->request.name + ": " + error.what();
     flight->request.done(&text);
   }
 }
@@ -308,7 +308,7 @@ void Runtime::end_all(const std::string& reason) {
   finished_.clear();
   waiting_.clear();
   for (auto& flight : flights) {
-    const std::string text = "'" + flight->request.name + "': " + reason;
+    const std::string text = flight->request.name + ": " + reason;
     flight->request.done(&text);
   }
 }
