@@ -138,7 +138,9 @@ class MyKV(KVStoreBase):
 
     def set_optimizer(self, optimizer: Any) -> None:
         """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV keeps no weights, so it cannot run an optimizer: use update_on_kvstore=False in gluon.Trainer(...).")
+        raise NotImplementedError(
+            "MyKV keeps no weights, so it cannot run an optimizer: use update_on_kvstore=False in gluon.Trainer(...)."
+        )
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Not built: raises NotImplementedError."""

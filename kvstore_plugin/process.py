@@ -284,7 +284,10 @@ def _at_exit() -> None:
     if is_initialized():
         if _failed:
             _abort()
-        _leave("its script has ended; do all workers make the same number of steps?", "kvstore_plugin was shut down: Python is exiting.")
+        _leave(
+            "its script has ended; do all workers make the same number of steps?",
+            "kvstore_plugin was shut down: Python is exiting.",
+        )
 
 
 def _leave(reason: str, afterwards: str) -> None:
