@@ -9,8 +9,8 @@ MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own unfinished operations
 =====================  =========  ===============================================================================
 
-MYKV_PART_BYTES and MYKV_VIRTUAL_HOSTS must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are
-not settings; launch.py reads them.
+MYKV_PART_BYTES and MYKV_VIRTUAL_HOSTS must be the same on all ranks, which is checked. Variables of launchers
+(``OMPI_COMM_WORLD_SIZE`` and the like) are not settings; launch.py reads them.
 """
 
 from __future__ import annotations

@@ -605,7 +605,7 @@ def test_memory_is_given_back_with_the_trainer(rank, gather):
     def leftover():
         gc.collect()
         mx.nd.waitall()
-        # The engine frees arrays when it comes to it, and the buckets of the other rank, which this one has read, count too.
+        # The engine frees arrays when it comes to it; the other rank's buckets, which this one has read, count too.
         smallest = time.monotonic()
         least = _resident()
         while time.monotonic() < smallest + 0.5:
