@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -309,9 +311,11 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number):
             time.sleep(600)
         """
     )
+    folder = Path(tempfile.mkdtemp(prefix="t-"))  # not tmp_path, too long for the address of a Unix socket
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
         cwd=str(pytester.path),
+        env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -320,9 +324,11 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number):
         process.send_signal(number)
         process.wait(20)
         _await(lambda: not any(_alive(int(pid)) for pid in pids))
+        _await(lambda: not list(folder.glob("ranks-*")))
     finally:
         process.kill()
         process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _await(condition, timeout: float = 30.0):

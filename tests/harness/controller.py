@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import OrderedDict
 
 import pytest
@@ -29,6 +30,11 @@ class Controller:
         runner = MpiRun(tmp_path)
         yield runner
         runner.close()
+
+    def pytest_sessionstart(self) -> None:
+        """Let SIGTERM end pytest as Ctrl-C does, which closes the pools and removes their folders."""
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         parametrize_size(metafunc)
