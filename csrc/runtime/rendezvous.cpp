@@ -112,7 +112,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
   mine.refused = offer.refusal != nullptr;
   mine.slot = offer.slot;
   mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
-  set_text(mine.text, kNameBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
+  set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
   ++e.arrived;
   arrival.generation = e.generation;
   arrival.failed = e.state == State::done;

@@ -16,8 +16,10 @@
 
 namespace mykv {
 
-constexpr size_t kNameBytes = 160;   // names and signatures longer than this are cut in messages, never in matching
-constexpr size_t kErrorBytes = 768;  // a sentence with both values
+// Longer texts are cut in messages, never in matching.
+constexpr size_t kNameBytes = 160;
+constexpr size_t kTextBytes = 400;    // a signature, or why a rank refused
+constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two of those
 
 // What one rank brought.
 struct alignas(64) Record {
@@ -25,7 +27,7 @@ struct alignas(64) Record {
   uint64_t slot;  // offset into the segment
   uint8_t arrived;
   uint8_t refused;  // `text` says why
-  char text[kNameBytes];
+  char text[kTextBytes];
 };
 
 enum class State : uint8_t {
