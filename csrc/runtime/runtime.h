@@ -28,7 +28,6 @@ struct RuntimeOptions {
   // Memory for the slots of parts under way: little enough to stay in cache. Each request may have one part beyond it,
   // so that all move on.
   size_t staging_bytes = 4 << 20;
-  int64_t spin_us = 20;
 };
 
 class Buffer;

@@ -49,34 +49,37 @@ bool readable(int fd) {
   return n == 1;
 }
 
-bool send_descriptor(int connection, int fd) {
+// A message of one byte with room for one descriptor beside it.
+struct DescriptorMessage {
+  DescriptorMessage() {
+    message.msg_iov = &data;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof control;
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+  DescriptorMessage& operator=(const DescriptorMessage&) = delete;
+
   char byte = 'm';
   iovec data{&byte, 1};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+};
+
+bool send_descriptor(int connection, int fd) {
+  DescriptorMessage out;
+  cmsghdr* header = CMSG_FIRSTHDR(&out.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof fd);
-  return sendmsg(connection, &message, MSG_NOSIGNAL) == 1;
+  return sendmsg(connection, &out.message, MSG_NOSIGNAL) == 1;
 }
 
 FileDescriptor receive_descriptor(int connection) {
-  char byte = 0;
-  iovec data{&byte, 1};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  if (!readable(connection) || recvmsg(connection, &message, MSG_CMSG_CLOEXEC) != 1) return {};
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  DescriptorMessage in;
+  if (!readable(connection) || recvmsg(connection, &in.message, MSG_CMSG_CLOEXEC) != 1) return {};
+  const cmsghdr* header = CMSG_FIRSTHDR(&in.message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS || header->cmsg_len != CMSG_LEN(sizeof(int))) return {};
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(header), sizeof fd);
