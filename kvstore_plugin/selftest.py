@@ -27,6 +27,7 @@ from . import __version__, launch, process, settings
 from . import core as core_loader
 
 _LIMIT = 120.0  # seconds for everything after the launch
+_HEAD_START = 10.0  # seconds that rank 0 has for its report when the installation is broken
 _LATENCY_BYTES, _LATENCY_TURNS = 4 << 10, 200
 _BANDWIDTH_BYTES, _BANDWIDTH_TURNS = 64 << 20, 5
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
@@ -291,10 +292,12 @@ def _report_alone(found: Findings) -> int:
     """Report without the other ranks: in full from the first, in one line for each finding from each further host."""
     if _launcher_rank(_RANK) == 0:
         _print(found)
-    elif _launcher_rank(_LOCAL_RANK) == 0:
+        return 1
+    if _launcher_rank(_LOCAL_RANK) == 0:
         for sentence in found.wrong:
-            print(f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {sentence}", file=sys.stderr)
-    sys.stdout.flush()
+            print(f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {sentence}", file=sys.stderr, flush=True)
+    # Launchers kill the whole job at the first failure: this one's must not come before the report of rank 0.
+    time.sleep(_HEAD_START)
     return 1
 
 
