@@ -241,10 +241,14 @@ std::shared_ptr<Buffer> allocate(size_t bytes) {
   return buffer;
 }
 
+void require_attached(const Buffer& buffer) {
+  if (&buffer.runtime() != runtime().get()) throw Error("the buffer is of a runtime that was shut down");
+}
+
 // The elements [begin, begin + count) of a buffer, as a request in place.
 Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                          const std::string& layout, Operation operation) {
-  if (&buffer->runtime() != runtime().get()) throw Error("the buffer is of a runtime that was shut down");
+  require_attached(*buffer);
   operation.in_place = true;
   const size_t width = item_size(operation.dtype);
   if (begin + operation.count > buffer->bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
@@ -287,18 +291,32 @@ void push_allreduce(const std::string& name, const std::vector<uintptr_t>& input
   push(name, allreduce_operation(op, scale, priority), inputs, outputs);
 }
 
-void push_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin, size_t count,
+// An operation on a bucket that lies in the segment, pushed once for each step.
+class PreparedBucket {
+ public:
+  PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                  const std::string& dtype, const std::string& layout, const std::vector<uintptr_t>& arrays,
-                 const std::string& op, double scale, int priority) {
-  if (!g_bridge) throw Error("mykv is not attached to MXNet");
-  Operation operation = allreduce_operation(op, scale, priority);
-  if (!dtype_from_name(dtype, &operation.dtype)) throw py::value_error("mykv does not know the dtype '" + dtype + "'");
-  operation.count = count;
-  const std::shared_ptr<Runtime> target = runtime();
-  Request request = request_in_place(name, buffer, begin, layout, operation);
-  py::gil_scoped_release release;
-  g_bridge->push_in_place(target, std::move(request), handles(arrays));
-}
+                 const std::string& op, double scale, int priority)
+      : buffer_(std::move(buffer)) {
+    if (!g_bridge) throw Error("mykv is not attached to MXNet");
+    Operation operation = allreduce_operation(op, scale, priority);
+    if (!dtype_from_name(dtype, &operation.dtype))
+      throw py::value_error("mykv does not know the dtype '" + dtype + "'");
+    operation.count = count;
+    prepared_ = g_bridge->prepare(request_in_place(name, buffer_, begin, layout, operation), handles(arrays));
+  }
+
+  void push() const {
+    const std::shared_ptr<Runtime> target = runtime();
+    require_attached(*buffer_);
+    py::gil_scoped_release release;
+    g_bridge->push(target, prepared_);
+  }
+
+ private:
+  std::shared_ptr<Buffer> buffer_;
+  std::shared_ptr<const mxnet::InPlace> prepared_;
+};
 
 void push_broadcast(const std::string& name, uintptr_t input, const std::vector<uintptr_t>& outputs, int root,
                     int priority) {
@@ -403,10 +421,13 @@ PYBIND11_MODULE(mykv_core, m) {
         py::arg("dtype"), py::arg("layout") = "", py::arg("op") = "sum", py::arg("scale") = 1.0,
         py::arg("priority") = 0,
         "Allreduce elements [begin, begin + count) of a Buffer in place. `layout` must be equal on all ranks.");
-  m.def("push_bucket", &push_bucket, py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"),
-        py::arg("dtype"), py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0,
-        py::arg("priority") = 0,
-        "The same as one operation of MXNet's engine that writes `arrays`, which lie in the bucket.");
+  py::class_<PreparedBucket>(
+      m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
+      .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
+                    const std::vector<uintptr_t>&, const std::string&, double, int>(),
+           py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
+           py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0)
+      .def("push", &PreparedBucket::push, "Start it once more.");
 
   m.def(
       "attach_mxnet",

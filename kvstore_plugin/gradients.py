@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import operator
 from typing import Any, Callable, NamedTuple, Sequence
 
 from . import agreement, arrays, initialization, process
@@ -22,22 +23,18 @@ from .adoption import Bucket, GradientMemory
 from .mxnet_compat import DeferredInitializationError, MXNetError, Parameter, fill_with_zeros
 from .parameters import Named
 
+_grad_of = operator.attrgetter("_grad")
 _log = logging.getLogger("kvstore_plugin")
 
 
 class _Slot:
-    """One parameter of the trainer, and its gradient arrays as they were seen last."""
+    """One parameter of the trainer."""
 
     def __init__(self, label: str, name: str, parameter: Parameter, priority: int) -> None:
         self.label = label
         self.name = name
         self.parameter = parameter
         self.priority = priority
-        self.seen: Any = self  # the list parameter._grad, None for no gradient; `self` is neither
-
-    def __getstate__(self) -> dict:
-        # In a copy the arrays are others.
-        return {**self.__dict__, "seen": self}
 
 
 class _Operation(NamedTuple):
@@ -61,6 +58,8 @@ class Gradients:
         the next forward pass needs them first.
     bucket_bytes : int
         Largest size of a bucket of several gradients, in bytes; 0 for none.
+    when_moved : callable
+        Called without arguments when parameters have got other gradient arrays, before these are looked at.
 
     Raises
     ------
@@ -68,12 +67,15 @@ class Gradients:
         The ranks have other parameters, or other ones that have gradients. Collective: all ranks get it.
     """
 
-    def __init__(self, scope: str, named: Sequence[Named], bucket_bytes: int) -> None:
+    def __init__(self, scope: str, named: Sequence[Named], bucket_bytes: int, when_moved: Callable[[], None]) -> None:
         self._scope = scope
+        self._when_moved = when_moved
         self._carrier = f"{scope}/parameters"
         self._slots = [
             _Slot(label, f"{scope}/gradients/{label}", parameter, -position) for label, parameter, position in named
         ]
+        self._parameters = [slot.parameter for slot in self._slots]
+        self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
         self._memory = GradientMemory(bucket_bytes)
         self._operations: list[_Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
@@ -94,9 +96,11 @@ class Gradients:
                 scope,
             )
 
-    def moved(self) -> bool:
+    def _moved(self) -> bool:
         """Whether a parameter has other gradient arrays than at the last step: cast, reset_ctx, grad_req, first use."""
-        return any(slot.parameter._grad is not slot.seen for slot in self._slots) or not self._memory.attached()
+        if not self._operations or not self._memory.attached():
+            return True
+        return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
     def allreduce(self, ignore_stale: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
@@ -118,7 +122,8 @@ class Gradients:
         ValueError
             A gradient is sparse or lies on a GPU.
         """
-        if self.moved() or not self._operations:
+        if self._moved():
+            self._when_moved()
             self._look_again()
         operations = self._operations
         if ignore_stale:
@@ -147,8 +152,7 @@ class Gradients:
             self._agree([slot.label for slot in active], proposed)
             self._proposed = proposed
         self._operations = operations if self._uses_buckets else self._with_the_rest([], active)
-        for slot in self._slots:
-            slot.seen = slot.parameter._grad
+        self._seen = [parameter._grad for parameter in self._parameters]
 
     def _agree(self, labels: Sequence[str], proposed: Sequence[str]) -> None:
         what = f"parameters with gradients of {self._scope}"
@@ -255,9 +259,7 @@ def _bucket_operation(name: str, bucket: Bucket, members: Sequence[tuple]) -> _O
     scale = 1.0 / process.size()
     priority = max(slot.priority for slot, _, _ in members)
 
-    def push() -> None:
-        process.core.push_bucket(
-            name, bucket.buffer, 0, count, bucket.dtype.name, layout, handles, "sum", scale, priority
-        )
-
-    return _Operation(name, [slot for slot, _, _ in members], layout, push)
+    prepared = process.core.PreparedBucket(
+        name, bucket.buffer, 0, count, bucket.dtype.name, layout, handles, "sum", scale, priority
+    )
+    return _Operation(name, [slot for slot, _, _ in members], layout, prepared.push)

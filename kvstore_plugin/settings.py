@@ -3,7 +3,7 @@
 =====================  =========  ===============================================================================
 variable               default    meaning
 =====================  =========  ===============================================================================
-MYKV_PART_BYTES        1048576    arrays larger than this (bytes) travel in parts of this size
+MYKV_PART_BYTES        524288     arrays larger than this (bytes) travel in parts of this size
 MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own unfinished operations

@@ -90,7 +90,7 @@ class DistributedTrainer(gluon.Trainer):
         except Exception as error:
             process.core.refuse(f"{scope}/parameters", str(error))
             raise
-        self._gradients = Gradients(scope, named, bucket_bytes)
+        self._gradients = Gradients(scope, named, bucket_bytes, self._follow_devices)
         self._ignores_stale = False
         self._freshness_is_shared = False
         parameters.keep_equal(named, scope, root_rank)
@@ -141,8 +141,6 @@ class DistributedTrainer(gluon.Trainer):
         self._update(ignore_stale_grad)
 
     def _allreduce(self, ignore_stale: bool) -> None:
-        if self._gradients.moved():
-            self._follow_devices()
         self._gradients.allreduce(ignore_stale)
         self._freshness_is_shared = ignore_stale
 

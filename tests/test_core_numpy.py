@@ -187,6 +187,20 @@ def test_different_order_on_different_ranks_is_no_deadlock(core, rank, size):
         assert (result == size * k).all()
 
 
+@pytest.mark.ranks(2, 3, env=_ENV)
+def test_different_order_of_arrays_that_fill_the_staging_memory_is_no_deadlock(core, rank, size):
+    count = 10 << 18  # each is larger than all the memory for parts under way
+    names = [f"large{number}" for number in range(6)]
+    shares = {name: np.full(count, number + rank, np.float32) for number, name in enumerate(names)}
+    for turn in range(3):
+        order = names if (rank + turn) % size == 0 else names[::-1]
+        works = {name: core.submit_allreduce(name, [shares[name]], [shares[name]], "max") for name in order}
+        for name in names:
+            assert works[name].wait(30), name
+    for number, name in enumerate(names):
+        assert (shares[name] == number + size - 1).all()
+
+
 @pytest.mark.ranks(2, env=_ENV)
 def test_calls_of_one_name_are_matched_in_their_order(core, rank, size):
     arrays = [np.full(1000, float(k + rank)) for k in range(100)]

@@ -141,9 +141,15 @@ class _WatchedCore:
         self.pushed.append((outputs, priority))
         self._core.push_allreduce(name, inputs, outputs, op, scale, priority)
 
-    def push_bucket(self, *arguments):
-        self.pushed.append((arguments[6], arguments[-1]))
-        self._core.push_bucket(*arguments)
+    def PreparedBucket(self, *arguments):
+        prepared = self._core.PreparedBucket(*arguments)
+
+        class Watched:
+            def push(_):
+                self.pushed.append((arguments[6], arguments[-1]))
+                prepared.push()
+
+        return Watched()
 
 
 @pytest.mark.ranks(2)
@@ -151,10 +157,11 @@ class _WatchedCore:
 def test_earlier_layers_get_the_higher_priority(rank, monkeypatch, bucket_bytes):
     net = dense_network(seed=0, widths=(8,) * 6)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, bucket_bytes=bucket_bytes)
-    _backward(net, rank)
-    trainer.step(4)
     watched = _WatchedCore(process.core)
     monkeypatch.setattr(process, "core", watched)
+    _backward(net, rank)
+    trainer.step(4)
+    watched.pushed.clear()
     _backward(net, rank, 1)
     trainer.step(4)
     places = {p.grad().handle.value: place for place, p in enumerate(structure(net).values())}

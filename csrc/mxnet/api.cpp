@@ -90,8 +90,8 @@ std::string Api::shape(Handle array, size_t* count) const {
   return text + (dimensions == 1 ? ",)" : ")");
 }
 
-void Api::push(void* function, void* parameter, void (*deleter)(void*), Context* context, Handle* reads, int n_reads,
-               Handle* writes, int n_writes, int priority, const char* name) const {
+void Api::push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads,
+               int n_reads, const Handle* writes, int n_writes, int priority, const char* name) const {
   int property = kAsync;
   if (push_(function, parameter, deleter, context, reads, n_reads, writes, n_writes, &property, priority, name,
             false) != 0) {

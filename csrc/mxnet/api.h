@@ -46,14 +46,15 @@ class Api {
   std::string shape(Handle array, size_t* count) const;
 
   int major() const { return major_; }
-  void push(void* function, void* parameter, void (*deleter)(void*), Context* context, Handle* reads, int n_reads,
-            Handle* writes, int n_writes, int priority, const char* name) const;
+  void push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads, int n_reads,
+            const Handle* writes, int n_writes, int priority, const char* name) const;
 
  private:
   [[noreturn]] void fail(const char* what) const;
 
   int major_;
-  int (*push_)(void*, void*, void (*)(void*), void*, Handle*, int, Handle*, int, void*, int, const char*, bool);
+  int (*push_)(void*, void*, void (*)(void*), void*, const Handle*, int, const Handle*, int, void*, int, const char*,
+               bool);
   int (*detach_)(Handle, Handle*);
   int (*free_)(Handle);
   int (*get_data_)(Handle, void**);

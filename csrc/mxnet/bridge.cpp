@@ -15,6 +15,45 @@ class EngineError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The engine hangs on an operation that names one storage twice: each is named once, and as written even where it is
+// only read, since its layout may have to change.
+class Storages {
+ public:
+  explicit Storages(const Api& api) : api_(api) {}
+  void add(Handle array) {
+    if (seen_.insert(api_.storage(array)).second) arrays_.push_back(array);
+  }
+  const std::vector<Handle>& arrays() const { return arrays_; }
+
+ private:
+  const Api& api_;
+  std::unordered_set<const void*> seen_;
+  std::vector<Handle> arrays_;
+};
+
+}  // namespace
+
+class InPlace {
+ public:
+  InPlace(const Api& api, Request given, const std::vector<Handle>& arrays) : request(std::move(given)), api_(api) {
+    Storages storages(api);
+    for (Handle array : arrays) storages.add(array);
+    for (Handle array : storages.arrays()) kept_.push_back(api.retain(array));
+  }
+  InPlace(const InPlace&) = delete;
+  InPlace& operator=(const InPlace&) = delete;
+  ~InPlace() {
+    for (Handle array : kept_) api_.release(array);
+  }
+  const std::vector<Handle>& arrays() const { return kept_; }
+
+  const Request request;
+
+ private:
+  Api api_;
+  std::vector<Handle> kept_;  // only ordered by the engine, not looked into
+};
+
 // One pushed operation. It lives until the engine's last use of it, which runs the deleter.
 struct Pushed {
   Pushed(const Api& a, std::shared_ptr<Runtime> r) : api(a), runtime(std::move(r)) {}
@@ -23,7 +62,6 @@ struct Pushed {
   ~Pushed() {
     for (Handle array : inputs) api.release(array);
     for (Handle array : outputs) api.release(array);
-    for (Handle array : kept) api.release(array);
   }
 
   Api api;
@@ -31,10 +69,12 @@ struct Pushed {
   Request request;
   std::vector<Handle> inputs;
   std::vector<Handle> outputs;
-  std::vector<Handle> kept;  // only ordered by the engine, not looked into
+  std::shared_ptr<const InPlace> in_place;  // instead of inputs and outputs
   bool called = false;
   std::shared_ptr<std::string> failure;  // of a blocking engine's operation: where its error goes
 };
+
+namespace {
 
 void complete(const EngineCallback& callback, const std::string* error) {
   if (error == nullptr) {
@@ -81,41 +121,6 @@ void discard(void* parameter) {
   request.refusal = "its array carries the error of an earlier operation";
   request.done = [](const std::string*) {};
   pushed->runtime->post(std::move(request));
-}
-
-// The engine hangs on an operation that names one storage twice: each is named once, and as written even where it is
-// only read, since its layout may have to change.
-class Storages {
- public:
-  explicit Storages(const Api& api) : api_(api) {}
-  void add(Handle array) {
-    if (seen_.insert(api_.storage(array)).second) arrays_.push_back(array);
-  }
-  std::vector<Handle>& arrays() { return arrays_; }
-
- private:
-  const Api& api_;
-  std::unordered_set<const void*> seen_;
-  std::vector<Handle> arrays_;
-};
-
-void hand_to_engine(const Api& api, std::unique_ptr<Pushed> pushed, bool blocking) {
-  const auto failure = blocking ? std::make_shared<std::string>() : nullptr;
-  pushed->failure = failure;
-  Storages storages(pushed->api);
-  for (const std::vector<Handle>* arrays : {&pushed->outputs, &pushed->inputs, &pushed->kept}) {
-    for (Handle array : *arrays) storages.add(array);
-  }
-  pushed->request.turn = pushed->runtime->take_turn(pushed->request.name);
-  const std::string shown = "mykv " + pushed->request.name;
-  const int priority = pushed->request.operation.priority;
-  void* function = api.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
-  Context context{kCpu, 0};
-  std::vector<Handle>& arrays = storages.arrays();
-  Pushed* parameter = pushed.release();
-  api.push(function, parameter, &discard, &context, nullptr, 0, arrays.data(), static_cast<int>(arrays.size()),
-           priority, shown.c_str());
-  if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }
 
 DType known_dtype(int number) {
@@ -183,15 +188,34 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, std::string name, Ope
   pushed->request.name = std::move(name);
   pushed->request.signature = signature_of(operation, first.shape);
   pushed->request.operation = operation;
-  hand_to_engine(api_, std::move(pushed), blocking_);
+  Storages storages(api_);
+  for (Handle array : pushed->outputs) storages.add(array);
+  for (Handle array : pushed->inputs) storages.add(array);
+  hand_to_engine(std::move(pushed), storages.arrays());
 }
 
-void Bridge::push_in_place(const std::shared_ptr<Runtime>& runtime, Request request,
-                           const std::vector<Handle>& arrays) const {
+std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vector<Handle>& arrays) const {
+  return std::make_shared<InPlace>(api_, std::move(request), arrays);
+}
+
+void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared) const {
   auto pushed = std::make_unique<Pushed>(api_, runtime);
-  pushed->request = std::move(request);
-  for (Handle array : arrays) pushed->kept.push_back(api_.retain(array));
-  hand_to_engine(api_, std::move(pushed), blocking_);
+  pushed->request = prepared->request;
+  pushed->in_place = prepared;
+  hand_to_engine(std::move(pushed), prepared->arrays());
+}
+
+void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::vector<Handle>& written) const {
+  const auto failure = blocking_ ? std::make_shared<std::string>() : nullptr;
+  pushed->failure = failure;
+  pushed->request.turn = pushed->runtime->take_turn(pushed->request.name);
+  const std::string shown = "mykv " + pushed->request.name;
+  const int priority = pushed->request.operation.priority;
+  void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
+  Context context{kCpu, 0};
+  api_.push(function, pushed.release(), &discard, &context, nullptr, 0, written.data(),
+            static_cast<int>(written.size()), priority, shown.c_str());
+  if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }
 
 }  // namespace mykv::mxnet

@@ -12,6 +12,9 @@
 
 namespace mykv::mxnet {
 
+struct Pushed;
+class InPlace;  // what stays the same between the operations on one bucket
+
 class Bridge {
  public:
   // `blocking`: the engine runs each operation inside the push (NaiveEngine). It loses the errors of operations, so
@@ -23,10 +26,13 @@ class Bridge {
   void push(const std::shared_ptr<Runtime>& runtime, std::string name, Operation operation,
             const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) const;
 
-  // A request in place; `arrays` are those that lie in its memory.
-  void push_in_place(const std::shared_ptr<Runtime>& runtime, Request request, const std::vector<Handle>& arrays) const;
+  // A request in place, as often as it is pushed; `arrays` are those that lie in its memory.
+  std::shared_ptr<const InPlace> prepare(Request request, const std::vector<Handle>& arrays) const;
+  void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared) const;
 
  private:
+  void hand_to_engine(std::unique_ptr<Pushed> pushed, const std::vector<Handle>& written) const;
+
   Api api_;
   bool blocking_;
 };

@@ -12,6 +12,7 @@ namespace mykv {
 // A request under way. Its counters are guarded by Runtime::mutex_.
 struct Flight {
   Request request;
+  uint64_t number = 0;  // of its first part, among the parts of all flights; see Transport::owner
   size_t part_elements = 0;
   size_t parts = 1;
   size_t next = 0;       // the next part to send

@@ -10,6 +10,8 @@ namespace mykv {
 
 namespace {
 
+constexpr auto kStandstill = std::chrono::milliseconds(1);
+
 // Whether the kernels can work on the request's arrays themselves: one of each, on boundaries of their items.
 bool fits_kernels(const Request& request) {
   if (request.inputs.size() != 1 || request.outputs.size() != 1) return false;
@@ -20,8 +22,23 @@ bool fits_kernels(const Request& request) {
 
 }  // namespace
 
+// Whether another slot may be taken. Beyond the limit, slots would leave the cache before they are used. But the ranks
+// may have filled theirs with parts that the others have no room for; so when nothing has moved for a while, all go.
+bool Runtime::has_room() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Clock::time_point now = Clock::now();
+  if (staged_bytes_ + options_.part_bytes <= options_.staging_bytes) {
+    moved_ = now;
+    return true;
+  }
+  return now - moved_ > kStandstill;
+}
+
 // Sends the first part that may go, in the order of priorities.
 bool Runtime::start_parts() {
+  blocked_ = false;
+  if (waiting_.empty()) return false;
+  const bool room = has_room();
   for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
     const std::shared_ptr<Flight> flight = it->second;
     size_t number;
@@ -32,11 +49,15 @@ bool Runtime::start_parts() {
         waiting_.erase(it);
         return true;
       }
-      const bool room = flight->under_way == 0 || staged_bytes_ + options_.part_bytes <= options_.staging_bytes;
-      if (number > 0 && !(flight->agreed && room)) continue;
+      if (number > 0 && !flight->agreed) continue;
+      if (!room && !flight->request.in_place && flight->request.refusal.empty()) {
+        blocked_ = true;
+        return false;
+      }
       ++flight->next;
     }
     if (send_part(flight, number, false)) return true;
+    blocked_ = true;
     // The table is full; a later flight may still find its entry there.
     std::lock_guard<std::mutex> lock(mutex_);
     --flight->next;
@@ -61,7 +82,7 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   operation.count = part.count;
   Rendezvous::Offer offer;
   offer.key = make_key(request.name, request.turn, number);
-  offer.owner = transport_->owner(operation, offer.key);
+  offer.owner = transport_->owner(operation, flight->number + number);
   const bool fits = fits_kernels(request);
   const size_t offset = part.begin * item_size(operation.dtype);
   if (!refusal.empty()) {
@@ -106,6 +127,10 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     }
     account(part, request.name + ": " + rendezvous_.departed_text());
     return true;
+  }
+  if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport_->inline_limit() &&
+      patience_.hope()) {
+    rendezvous_.bell(world_.local_rank()).ring();
   }
   if (arrival.last) transport_->run_whole(arrival.entry);
   if (arrival.last || arrival.failed) {
@@ -166,6 +191,7 @@ void Runtime::account(const Part& part, const std::string& error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     staged_bytes_ -= part.slot_bytes;
+    if (part.slot_bytes > 0) moved_ = Clock::now();
     --flight.under_way;
     ++flight.finished;
     if (error.empty()) flight.agreed = true;

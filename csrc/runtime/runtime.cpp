@@ -15,11 +15,9 @@ namespace {
 constexpr size_t kPostInlineBytes = 32 << 10;  // shares up to this size are copied in by the thread that posts them
 constexpr int64_t kPollUs = 50;                // between two looks at a network on which something is under way
 constexpr int64_t kIdlePollUs = 10000;         // on several hosts with nothing under way: news of ranks that left
-constexpr int64_t kRetryUs = 1000;             // when the host's table is full
+constexpr int64_t kRetryUs = 1000;             // when the host's table is full, or this rank's share of memory
 constexpr int64_t kSleepUs = 1000000;          // upper bound of any sleep
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
-
-using Clock = std::chrono::steady_clock;
 
 // An output that begins inside an input: a later part would read what an earlier one wrote.
 bool overlap_partly(const Request& request) {
@@ -88,6 +86,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   if (forked()) throw Error("mykv works only in the process that initialized it, not in a fork of it");
   Request& request = flight->request;
   const Operation& op = request.operation;
+  flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
   flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
   if (request.in_place) {
     flight->part_elements = std::max<size_t>(1, op.count);
@@ -125,6 +124,7 @@ void Runtime::run() {
       const bool stopping = stopping_.load();  // before the work, which then includes telling the other hosts
       if (work()) {
         if (stopping) last_work = Clock::now();
+        worked_ = true;
         continue;
       }
       if (stopping) {
@@ -180,9 +180,16 @@ bool Runtime::work() {
 }
 
 void Runtime::sleep(uint32_t seen) {
+  bool expecting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    expecting = !parts_.empty();
+  }
+  if (std::exchange(worked_, false) && expecting) patience_.hope();
+  if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
   if (agreement_.speaks()) limit = kIdlePollUs;
-  if (!waiting_.empty()) limit = kRetryUs;
+  if (blocked_) limit = kRetryUs;
   if (transport_->polling() || agreement_.polling()) limit = kPollUs;
   if (stopping_.load()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);

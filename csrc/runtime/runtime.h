@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <deque>
 #include <map>
 #include <memory>
@@ -15,6 +16,7 @@
 
 #include "runtime/agreement.h"
 #include "runtime/flight.h"
+#include "runtime/patience.h"
 #include "runtime/world.h"
 #include "transport/transport.h"
 
@@ -24,9 +26,8 @@ struct RuntimeOptions {
   WorldOptions world;
   // Requests larger than this travel in parts of this size, so that copying in, reducing and copying out overlap and
   // stay in cache. The same on all ranks.
-  size_t part_bytes = 1 << 20;
-  // Memory for the slots of parts under way: little enough to stay in cache. Each request may have one part beyond it,
-  // so that all move on.
+  size_t part_bytes = 512 << 10;
+  // Memory for the slots of parts under way: little enough to stay in cache. It is exceeded only when nothing moves.
   size_t staging_bytes = 4 << 20;
 };
 
@@ -54,6 +55,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   friend class Buffer;
+  using Clock = std::chrono::steady_clock;
 
   void run();
   bool work();
@@ -61,6 +63,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool take_posted();
   bool take_events();
   bool take_finished();
+  bool has_room();
   bool start_parts();
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
   void post_checked(const std::shared_ptr<Flight>& flight);
@@ -81,6 +84,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Region region_;
   std::unique_ptr<Transport> transport_;
   Agreement agreement_;
+  Patience patience_;
 
   std::mutex turns_mutex_;
   std::unordered_map<std::string, uint64_t> turns_;
@@ -90,11 +94,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<uint32_t, Part> parts_;    // by entry: what this rank has under way
   std::string stopped_;                         // why no request is taken any more
   size_t staged_bytes_ = 0;
+  Clock::time_point moved_;  // when a slot was last taken within the limit, or given back
 
   // Of the thread alone.
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
   std::deque<std::pair<Part, std::string>> finished_;
   bool departure_told_ = false;
+  bool worked_ = false;   // since it last waited
+  bool blocked_ = false;  // something in waiting_ could go if there were room for it
 
   std::atomic<bool> stopping_{false};
   std::mutex leave_mutex_;

@@ -25,8 +25,9 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual const char* name() const = 0;
-  // The local rank that does all the work of an operation, or kAnybody. Its share need not lie in a slot.
-  virtual int32_t owner(const Operation& operation, const Key& key) const = 0;
+  // The local rank that does all the work of an operation, or kAnybody. Its share need not lie in a slot. `number`
+  // counts operations in the order in which most ranks will send them, so that owners can take turns.
+  virtual int32_t owner(const Operation& operation, uint64_t number) const = 0;
   // Into how many pieces this transport cuts an operation; the same on every rank of a host. The operation is done
   // when Rendezvous::finish_chunks() was told of that many.
   virtual uint32_t pieces(const Operation& operation) const = 0;

@@ -12,9 +12,9 @@ constexpr size_t kInlineBytes = 32 << 10;  // below it a wake-up of the runtime 
 HostTransport::HostTransport(const World& world, Rendezvous& rendezvous)
     : rendezvous_(rendezvous), slots_(world.segment().base(), rendezvous) {}
 
-int32_t HostTransport::owner(const Operation& operation, const Key& key) const {
+int32_t HostTransport::owner(const Operation& operation, uint64_t number) const {
   const bool copied = operation.kind == Kind::allreduce && !operation.in_place && operation.bytes() > kInlineBytes;
-  return copied ? static_cast<int32_t>(key.low % static_cast<uint64_t>(rendezvous_.local_size())) : kAnybody;
+  return copied ? static_cast<int32_t>(number % static_cast<uint64_t>(rendezvous_.local_size())) : kAnybody;
 }
 
 uint32_t HostTransport::pieces(const Operation& operation) const {

@@ -19,7 +19,7 @@ class HostTransport : public Transport {
  public:
   HostTransport(const World& world, Rendezvous& rendezvous);
   const char* name() const override { return "host"; }
-  int32_t owner(const Operation& operation, const Key& key) const override;
+  int32_t owner(const Operation& operation, uint64_t number) const override;
   uint32_t pieces(const Operation& operation) const override;
   size_t inline_limit() const override;
   void start(uint32_t entry, const Share& share) override;

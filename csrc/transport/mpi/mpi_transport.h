@@ -26,7 +26,7 @@ class MpiTransport : public Transport {
   MpiTransport(const World& world, Rendezvous& rendezvous);
   ~MpiTransport() override;
   const char* name() const override { return "mpi"; }
-  int32_t owner(const Operation&, const Key&) const override { return kAnybody; }
+  int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   uint32_t pieces(const Operation&) const override { return slices_; }
   size_t inline_limit() const override { return 0; }
   void run_whole(uint32_t) const override {}

@@ -1,0 +1,22 @@
+#include "runtime/patience.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+namespace mykv {
+
+bool Patience::wait(const Bell& bell, uint32_t seen) {
+  const int64_t until = until_.load(std::memory_order_relaxed);
+  if (now() >= until) return false;
+  bool rang = bell.count() != seen;
+  while (!rang && now() < until_.load(std::memory_order_relaxed)) {
+    sched_yield();
+    rang = bell.count() != seen;
+  }
+  const int credit = credit_.load(std::memory_order_relaxed);
+  credit_.store(rang ? std::min(credit + 1, kMostCredit) : std::max(credit - 1, 0), std::memory_order_relaxed);
+  return rang;
+}
+
+}  // namespace mykv
