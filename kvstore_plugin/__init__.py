@@ -23,12 +23,14 @@ from .process import (
     shutdown,
     size,
 )
-from .process_set import global_process_set
+from .process_set import ProcessSet, global_process_set
 
 __all__ = [
     "Compression",
     "DistributedTrainer",
     "MyKV",
+    "ProcessSet",
+    "add_process_set",
     "broadcast_parameters",
     "cross_rank",
     "cross_size",
@@ -38,6 +40,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "rank",
+    "remove_process_set",
     "shutdown",
     "size",
 ]
@@ -60,6 +63,7 @@ def _is_selftest() -> bool:
 
 try:
     from .kvstore import MyKV
+    from .membership import add_process_set, remove_process_set
     from .parameters import broadcast_parameters
     from .trainer import DistributedTrainer
 except ImportError:

@@ -11,14 +11,17 @@ import atexit
 import os
 import sys
 import threading
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
+
+import numpy as np
 
 from . import core as core_loader
-from . import launch, settings
+from . import launch, mpi, settings
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from .process_set import ProcessSet
 
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
@@ -38,22 +41,28 @@ class _NoCore:
 
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
 _comm: MPI.Comm | None = None
+_group: MPI.Group | None = None  # of _comm, which the user may free
 _forked = False
 _failed = False
 _hooks_installed = False
 _interrupted: list[Any] = []
 
 
-def init(comm: MPI.Intracomm | None = None) -> None:
+def init(
+    comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequence[ProcessSet] | str | None = None
+) -> None:
     """Join the other ranks. Collective; a second call with the same or no communicator does nothing.
 
     MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before; mpi4py finalizes it when Python exits.
 
     Parameters
     ----------
-    comm : mpi4py.MPI.Intracomm, optional
-        The ranks that take part; all of MPI_COMM_WORLD by default. It is duplicated, so its own messages go on beside
-        ours.
+    comm : mpi4py.MPI.Intracomm or sequence of int, optional
+        The ranks that take part: a communicator, which is duplicated, so that its own messages go on beside ours, or
+        ranks in MPI_COMM_WORLD, of which each calls init() with the same ones. All of MPI_COMM_WORLD by default.
+    process_sets : sequence of ProcessSet, optional
+        Sets that are added at once, as with `add_process_set`, in the same order on all ranks. ``'dynamic'``, which
+        Horovod needs for `add_process_set`, is taken and means nothing here.
 
     Raises
     ------
@@ -61,29 +70,27 @@ def init(comm: MPI.Intracomm | None = None) -> None:
         The compiled core, an MPI library or mpi4py is missing.
     RuntimeError
         The launcher belongs to another MPI, MPI has no MPI_THREAD_MULTIPLE or was finalized, init() was called before
-        with another communicator, or this process is a forked child.
+        with another communicator or without one of `process_sets`, or this process is a forked child.
     TypeError, ValueError
-        `comm` is not an intracommunicator, or is the null communicator.
+        `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this one; or one of
+        `process_sets` is wrong. Where that is seen by all ranks, none of them is initialized afterwards.
     """
-    global core, _comm
     if _forked:
         core.init  # noqa: B018 - raises
     if is_initialized():
-        if comm is not None and not _is_ours(comm):
+        if comm is not None and not mpi.has_processes(comm, _group):
             raise RuntimeError("kvstore_plugin is initialized with another communicator: call shutdown() first.")
+        for one in _checked_sets(process_sets):
+            if one.process_set_id is None:
+                raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
         return
-    loaded = core_loader.load()
-    launch.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
-    MPI = _import_mpi(loaded)
-    _start_mpi(MPI)
-    launch.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
-    comm = _checked(MPI, comm)
-    loaded.init(comm.py2f(), settings.core_options())
-    _comm = comm
-    core = loaded
-    _attach_mxnet()
-    _install_hooks()
-    launch.warn_of_narrow_binding(loaded.local_rank(), loaded.local_size(), MPI.Get_library_version())
+    _join(comm)
+    try:
+        _add_sets(_checked_sets(process_sets))
+    except BaseException as error:
+        _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
+        raise
+    launch.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
 
 
 def shutdown() -> None:
@@ -138,6 +145,22 @@ def cross_size() -> int:
     return core.cross_size()
 
 
+def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
+    """A new communicator of some of the ranks, in this order. Collective over these."""
+    return mpi.part_of(_comm, _group, ranks)
+
+
+def ranks_in(comm: MPI.Intracomm) -> list[int]:
+    """Ranks of the processes of a communicator.
+
+    Raises
+    ------
+    ValueError
+        A process has none.
+    """
+    return mpi.ranks_in(comm, _group)
+
+
 def wait(work: Any) -> None:
     """Wait for a ``Work`` of the core, so that Ctrl-C is noticed meanwhile.
 
@@ -156,65 +179,45 @@ def wait(work: Any) -> None:
         raise
 
 
-def _import_mpi(loaded: ModuleType) -> ModuleType:
-    """The module mpi4py.MPI, checked to use the core's MPI library before anything of it is called."""
-    try:
-        import mpi4py
-
-        if "mpi4py.MPI" in sys.modules:
-            from mpi4py import MPI
-        else:
-            saved = mpi4py.rc.initialize, mpi4py.rc.finalize
-            # Not before the check below. Without `finalize`, mpi4py would take it that somebody else finalizes.
-            mpi4py.rc.initialize = False
-            if saved == (True, None):
-                mpi4py.rc.finalize = True
-            try:
-                from mpi4py import MPI
-            finally:
-                mpi4py.rc.initialize, mpi4py.rc.finalize = saved
-    except ImportError as error:
-        raise ImportError(
-            "mpi4py is missing or finds no MPI library, install it for the MPI that mykv was built against "
-            f"({' '.join(launch.parse_version(loaded.build_info()['mpi'])).strip()}; pip install mpi4py): {error}",
-            name="mpi4py",
-        ) from error
-    launch.check_same_library(loaded.mpi_library_version(), MPI.Get_library_version())
-    return MPI
+def _join(comm: Any) -> None:
+    global core, _comm, _group
+    loaded = core_loader.load()
+    launch.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
+    MPI = mpi.start(loaded)
+    launch.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    comm = mpi.communicator(comm)
+    loaded.init(comm.py2f(), settings.core_options())
+    _comm, _group = comm, comm.Get_group()
+    core = loaded
+    _attach_mxnet()
+    _install_hooks()
 
 
-def _start_mpi(MPI: ModuleType) -> None:
-    if MPI.Is_finalized():
-        raise RuntimeError("MPI was finalized already, kvstore_plugin cannot be initialized any more.")
-    if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+def _checked_sets(process_sets: Any) -> list:
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    if not isinstance(process_sets, (list, tuple)):
+        raise TypeError(f"process_sets must be a list of ProcessSets, not {process_sets!r}.")
+    from .process_set import ProcessSet
+
+    return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+
+
+def _add_sets(process_sets: list) -> None:
+    """Add the process sets of init(), which are equally many on all ranks, as is checked."""
+    counts = np.array([len(process_sets), -len(process_sets)], dtype=np.int64)
+    most = np.empty_like(counts)
+    wait(core.submit_allreduce("process sets of init()", [counts], [most], "max"))
+    if most[0] != -most[1]:
         raise RuntimeError(
-            "MPI was initialized without MPI_THREAD_MULTIPLE: leave that to kvstore_plugin.init(), or ask for it "
-            "(mpi4py.rc.thread_level = 'multiple', an MPI built with it)."
+            f"init() must be given the same process sets on all ranks, but there are {-most[1]} on one, {most[0]} on "
+            f"another and {len(process_sets)} on rank {rank()}."
         )
+    if process_sets:
+        from .membership import add_process_set
 
-
-def _checked(MPI: ModuleType, comm: Any) -> Any:
-    if comm is None:
-        return MPI.COMM_WORLD
-    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
-        raise ValueError("comm is the null communicator: only the ranks of a communicator may call init() with it.")
-    if not isinstance(comm, MPI.Intracomm):
-        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm or None, not {type(comm).__name__}.")
-    return comm
-
-
-def _is_ours(comm: Any) -> bool:
-    from mpi4py import MPI
-
-    comm = _checked(MPI, comm)
-    if comm == _comm:
-        return True
-    try:
-        return MPI.Comm.Compare(comm, _comm) in (MPI.IDENT, MPI.CONGRUENT)
-    except MPI.Exception:  # the one of init() was freed since
-        return False
+        for one in process_sets:
+            add_process_set(one)
 
 
 def _attach_mxnet() -> None:
@@ -292,16 +295,20 @@ def _at_exit() -> None:
 
 def _leave(reason: str, afterwards: str) -> None:
     """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone."""
-    global core, _comm
+    global core, _comm, _group
     seconds = settings.exit_wait_seconds()
-    _drain(seconds)
-    leaving, core, _comm = core, _NoCore(afterwards), None
+    drain(seconds)
+    leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     leaving.abandon(reason)
     leaving.shutdown()
-    _drain(seconds)  # what did not finish has failed now, and MXNet would report that as an error of its own exit
+    membership = sys.modules.get(f"{__package__}.membership")
+    if membership is not None:
+        membership.end_all()
+    drain(seconds)  # what did not finish has failed now, and MXNet would report that as an error of its own exit
 
 
-def _drain(seconds: float) -> None:
+def drain(seconds: float) -> None:
+    """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds."""
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
     if compat is None:
         return

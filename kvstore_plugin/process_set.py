@@ -1,13 +1,191 @@
-"""Which ranks take part in an operation; today always all of them."""
+"""Which ranks take part in an operation: all of them, or a part.
+
+Each set has a runtime of its own in the core, with its own thread and shared memory, so that sets do not wait for each
+other. membership.py adds and removes them.
+"""
 
 from __future__ import annotations
 
+import itertools
+import numbers
+import operator
+import sys
+from typing import Any, Sequence
+
+from . import process
+
+# Kinds of numbers whose count begins anew with each runtime of a set, as the turns under their names do.
+_COUNTED_PER_RUNTIME = ("unnamed", "waiting")
+
+_added: dict[tuple[int, ...], ProcessSet] = {}
+
 
 class ProcessSet:
-    """A group of ranks. Only `global_process_set`, the one of all ranks, is built yet."""
+    """A part of the ranks, whose operations do not concern the others.
 
-    def __init__(self, *ranks: int) -> None:
-        raise NotImplementedError("Process sets other than global_process_set are not built yet.")
+    Make one on all ranks, members and others, and pass it to `init` or `add_process_set` on all of them; then pass it
+    to operations on its members. Sets may overlap.
+
+    Parameters
+    ----------
+    ranks_or_comm : sequence of int, or mpi4py.MPI.Intracomm
+        Global ranks, in any order, or a communicator. Where ranks pass communicators, each member of one passes it or
+        one of the same processes, as after ``comm.Split``; ``MPI.COMM_NULL`` stands for a set of others.
+
+    Attributes
+    ----------
+    process_set_id : int or None
+        Number of the set, the same on all ranks; None while it is not added.
+    ranks : list of int or None
+        Global ranks of the members; the member of rank r in the set is ranks[r]. Ascending where the set was made of
+        ranks, in the order of the communicator otherwise. None where it was made of a communicator and is not added.
+    mpi_comm : mpi4py.MPI.Intracomm or None
+        The communicator that it was made of.
+
+    Raises
+    ------
+    TypeError
+        `ranks_or_comm` is something else.
+    ValueError
+        There are no ranks, one is negative, or one is there twice.
+    """
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        self.process_set_id: int | None = None
+        self.ranks: list[int] | None = None
+        self.mpi_comm: Any = None
+        self._group: Any = None
+        self._why_not = "was not added: pass it to add_process_set() on all ranks, members and others"
+        self._numbers: dict[str, Any] = {}
+        if _is_communicator(ranks_or_comm):
+            self.mpi_comm = ranks_or_comm
+        else:
+            self.ranks = _checked_ranks(ranks_or_comm)
+
+    def size(self) -> int | None:
+        """Number of ranks in the set, or None while it is not added."""
+        return len(self.ranks) if self.is_added() else None
+
+    def rank(self) -> int | None:
+        """Number of this process in the set, from 0, or None where it is no member or the set is not added."""
+        return self.ranks.index(process.rank()) if self.included() else None
+
+    def included(self) -> bool | None:
+        """Whether this process is a member, or None while the set is not added."""
+        return process.rank() in self.ranks if self.is_added() else None
+
+    @property
+    def core(self) -> Any:
+        """What runs the operations of the set: its Group in the compiled core.
+
+        Raises
+        ------
+        ValueError
+            This process is no member, or the set is not added, or was removed.
+        RuntimeError
+            At its first use: kvstore_plugin is not initialized.
+        """
+        if not process.is_initialized():
+            return process.core
+        if self._group is not None:
+            return self._group
+        if not self.is_added():
+            raise ValueError(f"{self!r} {self._why_not}.")
+        raise ValueError(f"Rank {process.rank()} is not in {self!r}: only members may use it in operations.")
+
+    @property
+    def scope(self) -> str:
+        """Begins the names of the set's operations; the same on all members."""
+        return f"set{self.process_set_id}"
+
+    def next_number(self, kind: str) -> int:
+        """Count what the members make in the same order (stores, trainers, calls): 0 at first, for each `kind`."""
+        return next(self._numbers.setdefault(kind, itertools.count()))
+
+    def position_of(self, root_rank: Any) -> int:
+        """Rank within the set of a global rank.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `root_rank` is no int, or not in the set.
+        """
+        if not isinstance(root_rank, numbers.Integral):
+            raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+        if root_rank not in self.ranks:
+            raise ValueError(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
+        return self.ranks.index(root_rank)
+
+    def is_added(self) -> bool:
+        """Whether the set can be used: it was added, and is not removed since."""
+        return self.process_set_id is not None
+
+    def begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
+        """Become an added set; `group` runs its operations, None where this process is no member."""
+        self.process_set_id, self.ranks, self._group = number, list(ranks), group
+        self._numbers = {}
+        _added[ranks] = self
+
+    def end(self, why_not: str) -> Any:
+        """Become a set that is not added, and return its group; `why_not` tells those who still use it."""
+        _added.pop(tuple(self.ranks), None)
+        group, self._group = self._group, None
+        self.process_set_id, self._why_not = None, why_not
+        return group
+
+    def restart_numbers(self) -> None:
+        """Begin to count anew what a new runtime counts anew."""
+        for kind in _COUNTED_PER_RUNTIME:
+            self._numbers.pop(kind, None)
+
+    def __repr__(self) -> str:
+        return f"ProcessSet({shown(self.ranks) if self.ranks is not None else 'of a communicator'})"
+
+    def __str__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+
+    def __reduce__(self) -> tuple:
+        # A copy of a set that is added is that set, in this and in other processes.
+        if self.ranks is None:
+            raise TypeError("A ProcessSet of a communicator cannot be copied before it was added.")
+        return _set_of, (tuple(self.ranks),)
+
+
+class _AllRanks(ProcessSet):
+    """The set of all ranks, which is there as long as kvstore_plugin is initialized."""
+
+    def __init__(self) -> None:
+        self.process_set_id = 0
+        self.mpi_comm = None
+        self._numbers = {}
+
+    @property
+    def ranks(self) -> list[int] | None:
+        return list(range(process.size())) if process.is_initialized() else None
+
+    def size(self) -> int:
+        return process.size()
+
+    def rank(self) -> int:
+        return process.rank()
+
+    def included(self) -> bool:
+        return process.is_initialized()
+
+    @property
+    def core(self) -> Any:
+        return process.core
+
+    @property
+    def scope(self) -> str:
+        return "world"
+
+    def position_of(self, root_rank: Any) -> int:
+        if not isinstance(root_rank, numbers.Integral):
+            raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+        if not 0 <= root_rank < process.size():
+            raise ValueError(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
+        return int(root_rank)
 
     def __repr__(self) -> str:
         return "global_process_set"
@@ -16,16 +194,49 @@ class ProcessSet:
         return "global_process_set"  # copies and pickles are this one object
 
 
-global_process_set = object.__new__(ProcessSet)
+global_process_set: ProcessSet = _AllRanks()
 
 
-def check(process_set: object) -> None:
-    """Raise what is wrong with a value of the argument `process_set`.
+def check(process_set: Any) -> None:
+    """Raise what is wrong with a value of the argument `process_set` of an operation of this rank.
 
     Raises
     ------
-    NotImplementedError
-        It is something else than `global_process_set`.
+    TypeError, ValueError
+        It is no ProcessSet, is not added, or this process is no member.
     """
-    if process_set is not global_process_set:
-        raise NotImplementedError(f"process_set must be global_process_set, others are not built yet: {process_set!r}.")
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
+    process_set.core  # noqa: B018 - raises
+
+
+def _is_communicator(value: Any) -> bool:
+    MPI = sys.modules.get("mpi4py.MPI")
+    return MPI is not None and isinstance(value, MPI.Comm)
+
+
+def _checked_ranks(given: Any) -> list[int]:
+    try:
+        ranks = sorted(operator.index(rank) for rank in given)
+    except TypeError:
+        raise TypeError(
+            f"A process set is made of a list of ranks or an mpi4py communicator, not of {given!r}."
+        ) from None
+    if not ranks:
+        raise ValueError("A process set needs at least one rank.")
+    if ranks[0] < 0:
+        raise ValueError(f"A process set has the rank {ranks[0]}, but ranks count from 0.")
+    for rank, following in zip(ranks, ranks[1:]):
+        if rank == following:
+            raise ValueError(f"A process set has the rank {rank} twice.")
+    return ranks
+
+
+def shown(ranks: Sequence[int]) -> str:
+    """Ranks as text, shortened where there are many."""
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"[{shown}, ... ({len(ranks)} ranks)]" if len(ranks) > 8 else f"[{shown}]"
+
+
+def _set_of(ranks: tuple[int, ...]) -> ProcessSet:
+    return _added.get(ranks) or ProcessSet(ranks)

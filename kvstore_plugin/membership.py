@@ -1,0 +1,219 @@
+"""Adds and removes process sets: all ranks together, so that all of them know all sets by the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from . import exchange, process, settings
+from .mxnet_compat import MXNetError
+from .process_set import ProcessSet, global_process_set, shown
+
+# What a rank proposes in place of its set's number where there is none.
+_NOT_ADDED = -1
+
+
+class _Known(NamedTuple):
+    """A set that is there, as every rank knows it."""
+
+    ranks: tuple[int, ...]
+    process_set: ProcessSet | None  # None where another rank's call has added it
+
+
+_known: dict[int, _Known] = {}
+_next_id = 1
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Add a process set. Collective over all ranks, also those that are not members; returns when it is there.
+
+    All ranks add their sets in the same order. In one call they may add different ones, as those of a ``comm.Split``,
+    provided that all members of a set add that one.
+
+    Parameters
+    ----------
+    process_set : ProcessSet, sequence of int, or mpi4py.MPI.Intracomm
+        The set, or what to make it of.
+
+    Returns
+    -------
+    ProcessSet
+        `process_set` itself if it is one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no set, a rank is there twice or is out of range, the communicator has other processes than ours, or the
+        same ranks are in a set already. The other ranks' call raises too.
+    MXNetError
+        The ranks do not add the same set, or another rank's call has failed.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    try:
+        process.rank()
+        if not isinstance(process_set, ProcessSet):
+            process_set = ProcessSet(process_set)
+        mine = _proposal(process_set)
+    except (TypeError, ValueError) as error:
+        exchange.refuse(global_process_set, str(error))
+        raise
+    places = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
+    places[list(mine)] = range(1, len(mine) + 1)
+    proposals = _agreed(exchange.together(global_process_set, "add_process_set", places))
+    _make(process_set, proposals)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Remove a process set. Collective over all ranks, also those that are not members.
+
+    What this rank has asked for in the set is given time to finish, as in shutdown().
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        A set that was added. Afterwards it may be added again.
+
+    Returns
+    -------
+    bool
+        Whether it is gone: False for `global_process_set`, and for a set that is not added.
+
+    Raises
+    ------
+    TypeError
+        It is no ProcessSet.
+    MXNetError
+        The ranks do not remove the same set, or another rank's call has failed.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    process.rank()
+    if not isinstance(process_set, ProcessSet):
+        reason = f"process_set must be a ProcessSet, not {type(process_set).__name__}."
+        exchange.refuse(global_process_set, reason)
+        raise TypeError(reason)
+    number = _NOT_ADDED if process_set.process_set_id is None else process_set.process_set_id
+    proposed = exchange.together(global_process_set, "remove_process_set", [number])[:, 0].tolist()
+    for proposer, one in enumerate(proposed):
+        # Others than members may remove another set at the same time, one of their own.
+        for member in _known[one].ranks if one in _known else range(process.size()):
+            if proposed[member] != one:
+                raise MXNetError(
+                    f"The ranks do not remove the same process set: rank {proposer} has {_known_as(one)}, and rank "
+                    f"{member} has {_known_as(proposed[member])}."
+                )
+    gone = [_known.pop(one) for one in set(proposed) if one in _known]
+    for one in gone:
+        if one.process_set is not None:
+            _end(one.process_set)
+    return bool(gone)
+
+
+def end_all() -> None:
+    """Forget all sets but that of all ranks: kvstore_plugin was shut down, and the core has ended their runtimes."""
+    global _next_id
+    for _, process_set in _known.values():
+        if process_set is not None:
+            process_set.end("ended with shutdown(): add it again after init()")
+    _known.clear()
+    _next_id = 1
+    global_process_set.restart_numbers()
+
+
+def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
+    """Global ranks of a set that is to be added, in its own order; none for MPI.COMM_NULL."""
+    if process_set.is_added():
+        raise ValueError(f"{process_set!r} was added already.")
+    size = process.size()
+    if process_set.mpi_comm is not None:
+        return tuple(process.ranks_in(process_set.mpi_comm))
+    if process_set.ranks[-1] >= size:
+        raise ValueError(f"{process_set!r} has the rank {process_set.ranks[-1]}, but ranks go from 0 to {size - 1}.")
+    return tuple(process_set.ranks)
+
+
+def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
+    """The sets that the ranks add together, once each.
+
+    Parameters
+    ----------
+    places : ndarray of int64, shape (size, size)
+        Row r is rank r's proposal: 1 + the rank in the set of each member.
+    """
+    proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in places]
+    known = {frozenset(one.ranks): one.ranks for one in _known.values()}
+    known[frozenset(range(process.size()))] = tuple(range(process.size()))
+    for proposer, proposal in enumerate(proposals):
+        for member in proposal:
+            if proposals[member] != proposal:
+                raise MXNetError(
+                    f"The ranks do not add the same process set: rank {proposer} has {_named(proposal)}, and rank "
+                    f"{member}, which is a member, has {_named(proposals[member])}."
+                )
+        if frozenset(proposal) in known:
+            what = "all ranks are in global_process_set" if len(proposal) == process.size() else "it was added already"
+            raise ValueError(f"{_named(proposal)} cannot be added twice: {what}.")
+    return sorted({proposal for proposal in proposals if proposal}, key=min)
+
+
+def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
+    """Make the groups of sets that all ranks have agreed on; `process_set` is the one of this rank."""
+    global _next_id
+    mine = _own(process_set, proposals)
+    group = None
+    try:
+        if mine is not None and process.rank() in mine:
+            group = _group_of(mine)
+    except Exception as error:
+        exchange.refuse(global_process_set, f"it could not make {_named(mine)}: {error}")
+        raise
+    try:
+        exchange.together(global_process_set, "add_process_set", [1])  # all are there
+    except BaseException:
+        if group is not None:
+            group.shutdown()
+        raise
+    for proposal in proposals:
+        if proposal == mine:
+            process_set.begin(_next_id, proposal, group)
+        _known[_next_id] = _Known(proposal, process_set if proposal == mine else None)
+        _next_id += 1
+
+
+def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The one of `proposals` that `process_set` is to become."""
+    if process_set.mpi_comm is None:
+        return tuple(process_set.ranks)
+    for proposal in proposals:
+        if process.rank() in proposal:
+            return proposal
+    return proposals[0] if proposals else None  # MPI.COMM_NULL
+
+
+def _group_of(ranks: tuple[int, ...]) -> Any:
+    comm = process.communicator_of(ranks)
+    try:
+        return process.core.make_group(comm.py2f(), list(ranks), settings.core_options())
+    finally:
+        comm.Free()
+
+
+def _end(process_set: ProcessSet) -> None:
+    group = process_set.end("was removed")
+    if group is not None:
+        process.drain(settings.exit_wait_seconds())
+        group.abandon(f"it has removed {process_set!r}")
+        group.shutdown()
+
+
+def _known_as(number: int) -> str:
+    if number in _known:
+        return _named(_known[number].ranks)
+    return "global_process_set" if number == 0 else "one that is not added"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"ProcessSet({shown(ranks)})"
