@@ -76,18 +76,16 @@ Context Api::context(Handle array) const {
   return context;
 }
 
-std::string Api::shape(Handle array, size_t* count) const {
+std::vector<size_t> Api::shape(Handle array) const {
   int dimensions = 0;
   const int64_t* sizes = nullptr;
   if (get_shape_(array, &dimensions, &sizes) != 0) fail("MXNDArrayGetShape");
-  std::string text = "(";
-  *count = 1;
+  std::vector<size_t> shape;
   for (int d = 0; d < dimensions; ++d) {
     if (sizes[d] < 0) throw Error("the array's shape is not known yet");
-    *count *= static_cast<size_t>(sizes[d]);
-    text += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
+    shape.push_back(static_cast<size_t>(sizes[d]));
   }
-  return text + (dimensions == 1 ? ",)" : ")");
+  return shape;
 }
 
 void Api::push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace mykv::mxnet {
 
@@ -42,8 +43,8 @@ class Api {
   int dtype(Handle array) const;
   int storage_type(Handle array) const;  // 0: dense
   Context context(Handle array) const;
-  // 'float32 (3, 4)' needs the dtype's name, so only '(3, 4)' and the number of elements here.
-  std::string shape(Handle array, size_t* count) const;
+  // Throws Error where it is not known yet.
+  std::vector<size_t> shape(Handle array) const;
 
   int major() const { return major_; }
   void push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads, int n_reads,

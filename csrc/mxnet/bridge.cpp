@@ -1,6 +1,7 @@
 #include "mxnet/bridge.h"
 
-#include <cstdio>
+#include <functional>
+#include <mutex>
 #include <unordered_set>
 
 #include "runtime/error.h"
@@ -60,16 +61,14 @@ struct Pushed {
   Pushed(const Pushed&) = delete;
   Pushed& operator=(const Pushed&) = delete;
   ~Pushed() {
-    for (Handle array : inputs) api.release(array);
-    for (Handle array : outputs) api.release(array);
+    for (Handle array : call.inputs) api.release(array);
+    for (Handle array : call.outputs) api.release(array);
   }
 
   Api api;
   std::shared_ptr<Runtime> runtime;
-  Request request;
-  std::vector<Handle> inputs;
-  std::vector<Handle> outputs;
-  std::shared_ptr<const InPlace> in_place;  // instead of inputs and outputs
+  Call call;                                // its arrays are retained
+  std::shared_ptr<const InPlace> in_place;  // instead of the call's arrays
   bool called = false;
   std::shared_ptr<std::string> failure;  // of a blocking engine's operation: where its error goes
 };
@@ -85,22 +84,77 @@ void complete(const EngineCallback& callback, const std::string* error) {
   callback.call(callback.engine, callback.parameter, &engine_error);
 }
 
+// Ends the engine's operation after the last of its requests, with the first error.
+class Together {
+ public:
+  Together(size_t requests, std::function<void(const std::string*)> done) : left_(requests), done_(std::move(done)) {}
+
+  void finish(const std::string* error) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (error != nullptr && error_.empty()) error_ = *error;
+      if (--left_ > 0) return;
+    }
+    done_(error_.empty() ? nullptr : &error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  size_t left_;
+  std::string error_;
+  std::function<void(const std::string*)> done_;
+};
+
+// What is left of a chain of requests: the next one is posted when the one before has succeeded everywhere.
+void post_chain(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, size_t next,
+                const std::function<void(const std::string*)>& done) {
+  Request request = std::move(requests[next]);
+  request.done = [runtime, requests = std::move(requests), next, done](const std::string* error) mutable {
+    if (error != nullptr || next + 1 == requests.size()) {
+      done(error);
+    } else {
+      post_chain(runtime, std::move(requests), next + 1, done);
+    }
+  };
+  runtime->post(std::move(request));
+}
+
+void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, bool chained,
+              std::function<void(const std::string*)> done) {
+  if (requests.empty()) {
+    done(nullptr);
+  } else if (requests.size() == 1) {
+    requests[0].done = std::move(done);
+    runtime->post(std::move(requests[0]));
+  } else if (chained) {
+    post_chain(runtime, std::move(requests), 0, done);
+  } else {
+    const auto together = std::make_shared<Together>(requests.size(), std::move(done));
+    for (Request& request : requests) {
+      request.done = [together](const std::string* error) { together->finish(error); };
+      runtime->post(std::move(request));
+    }
+  }
+}
+
 void run(Pushed* pushed, const EngineCallback& on_complete) {
   pushed->called = true;
-  Request request = std::move(pushed->request);
-  request.done = [on_complete, failure = pushed->failure](const std::string* error) {
-    if (error != nullptr && failure) *failure = *error;
-    complete(on_complete, error);
-  };
+  std::vector<Request> requests = std::move(pushed->call.requests);
   try {
-    for (Handle array : pushed->inputs) request.inputs.push_back(pushed->api.data(array));
-    for (Handle array : pushed->outputs) request.outputs.push_back(pushed->api.data(array));
+    std::vector<void*> inputs, outputs;
+    for (Handle array : pushed->call.inputs) inputs.push_back(pushed->api.data(array));
+    for (Handle array : pushed->call.outputs) outputs.push_back(pushed->api.data(array));
+    if (pushed->call.place) pushed->call.place(requests, inputs, outputs);
   } catch (const std::exception& error) {
-    request.refusal = error.what();
+    for (Request& request : requests) request.refusal = error.what();
   }
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
-  runtime->post(std::move(request));
+  post_all(runtime, std::move(requests), pushed->call.chained,
+           [on_complete, failure = pushed->failure](const std::string* error) {
+             if (error != nullptr && failure) *failure = *error;
+             complete(on_complete, error);
+           });
 }
 
 void run_1(void*, void* on_complete, void* parameter) {
@@ -117,82 +171,12 @@ void discard(void* parameter) {
   const std::unique_ptr<Pushed> pushed(static_cast<Pushed*>(parameter));
   if (pushed->called) return;
   // The engine does not call an operation whose arrays carry an error; the other ranks must hear of it.
-  Request request = std::move(pushed->request);
-  request.refusal = "its array carries the error of an earlier operation";
-  request.done = [](const std::string*) {};
-  pushed->runtime->post(std::move(request));
-}
-
-DType known_dtype(int number) {
-  if (number < 0 || number >= kDTypeCount)
-    throw Error("mykv does not know MXNet's type number " + std::to_string(number));
-  return static_cast<DType>(number);
-}
-
-struct Description {
-  DType dtype;
-  size_t count;
-  std::string shape;
-};
-
-Description describe(const Api& api, Handle array) {
-  Description d;
-  if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
-  const int device = api.context(array).device_type;
-  if (device != kCpu && device != kCpuPinned && device != kCpuShared)
-    throw Error("mykv takes arrays in CPU memory only");
-  d.dtype = known_dtype(api.dtype(array));
-  d.shape = api.shape(array, &d.count);
-  return d;
-}
-
-void require_same(const Description& a, const Description& b) {
-  if (a.dtype == b.dtype && a.shape == b.shape) return;
-  throw Error(std::string("the arrays of one call differ: ") + dtype_name(a.dtype) + " " + a.shape + " and " +
-              dtype_name(b.dtype) + " " + b.shape);
+  std::vector<Request> requests = std::move(pushed->call.requests);
+  for (Request& request : requests) request.refusal = "its array carries the error of an earlier operation";
+  post_all(pushed->runtime, std::move(requests), pushed->call.chained, [](const std::string*) {});
 }
 
 }  // namespace
-
-std::string signature_of(const Operation& operation, const std::string& shape) {
-  std::string text;
-  if (operation.kind == Kind::broadcast) {
-    text = "broadcast from rank " + std::to_string(operation.root);
-  } else {
-    text = std::string("allreduce ") + reduce_op_name(operation.reduce_op);
-    if (operation.scale != 1.0) {
-      char number[32];
-      std::snprintf(number, sizeof number, "%.17g", operation.scale);
-      text += std::string(" times ") + number;
-    }
-  }
-  return text + " of " + dtype_name(operation.dtype) + " " + shape;
-}
-
-void Bridge::push(const std::shared_ptr<Runtime>& runtime, std::string name, Operation operation,
-                  const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) const {
-  const std::vector<Handle>& some = inputs.empty() ? outputs : inputs;
-  if (some.empty()) throw Error("no array was given");
-  const Description first = describe(api_, some[0]);
-  for (size_t i = 1; i < inputs.size(); ++i) require_same(first, describe(api_, inputs[i]));
-  for (Handle array : outputs) require_same(first, describe(api_, array));
-  operation.dtype = first.dtype;
-  operation.count = first.count;
-
-  auto pushed = std::make_unique<Pushed>(api_, runtime);
-  for (Handle array : outputs) pushed->outputs.push_back(api_.retain(array));
-  // Only the root's value travels in a broadcast; elsewhere it was looked at and is left alone.
-  if (operation.kind != Kind::broadcast || operation.root == runtime->world().rank()) {
-    for (Handle array : inputs) pushed->inputs.push_back(api_.retain(array));
-  }
-  pushed->request.name = std::move(name);
-  pushed->request.signature = signature_of(operation, first.shape);
-  pushed->request.operation = operation;
-  Storages storages(api_);
-  for (Handle array : pushed->outputs) storages.add(array);
-  for (Handle array : pushed->inputs) storages.add(array);
-  hand_to_engine(std::move(pushed), storages.arrays());
-}
 
 std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vector<Handle>& arrays) const {
   return std::make_shared<InPlace>(api_, std::move(request), arrays);
@@ -200,17 +184,32 @@ std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vecto
 
 void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared) const {
   auto pushed = std::make_unique<Pushed>(api_, runtime);
-  pushed->request = prepared->request;
+  pushed->call.requests.push_back(prepared->request);
   pushed->in_place = prepared;
-  hand_to_engine(std::move(pushed), prepared->arrays());
+  hand_to_engine(std::move(pushed), prepared->request.name, prepared->request.operation.priority, prepared->arrays());
 }
 
-void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::vector<Handle>& written) const {
+void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& name, int priority, Call call) const {
+  auto pushed = std::make_unique<Pushed>(api_, runtime);
+  Storages storages(api_);
+  for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
+    for (Handle& array : *arrays) storages.add(array);
+  }
+  // Only now, when nothing can fail any more, since whoever fails must not release what was not retained.
+  for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
+    for (Handle& array : *arrays) array = api_.retain(array);
+  }
+  pushed->call = std::move(call);
+  hand_to_engine(std::move(pushed), name, priority, storages.arrays());
+}
+
+void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,
+                            const std::vector<Handle>& written) const {
   const auto failure = blocking_ ? std::make_shared<std::string>() : nullptr;
   pushed->failure = failure;
-  pushed->request.turn = pushed->runtime->take_turn(pushed->request.name);
-  const std::string shown = "mykv " + pushed->request.name;
-  const int priority = pushed->request.operation.priority;
+  const uint64_t turn = pushed->runtime->take_turn(name);
+  for (Request& request : pushed->call.requests) request.turn = turn;
+  const std::string shown = "mykv " + name;
   void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
   Context context{kCpu, 0};
   api_.push(function, pushed.release(), &discard, &context, nullptr, 0, written.data(),

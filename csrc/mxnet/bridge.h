@@ -1,7 +1,8 @@
-// From MXNet's arrays to requests, and back to its engine when they are done. One engine operation per request: the
-// engine calls it when every array is ready, and what reads the outputs waits for it as for any operator.
+// Requests as operations of MXNet's engine: it calls one when every array is ready, and what reads the outputs waits
+// for it as for any operator.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,6 +13,17 @@
 
 namespace mykv::mxnet {
 
+// What one operation of the engine does.
+struct Call {
+  std::vector<Request> requests;  // complete but for the memory and the turn
+  // One after the other, each only when the one before it has succeeded; otherwise all at the same time.
+  bool chained = false;
+  std::vector<Handle> inputs;  // an array may be in both
+  std::vector<Handle> outputs;
+  // Puts the memory of inputs and outputs into the requests, when the engine runs the operation.
+  std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)> place;
+};
+
 struct Pushed;
 class InPlace;  // what stays the same between the operations on one bucket
 
@@ -20,18 +32,18 @@ class Bridge {
   // `blocking`: the engine runs each operation inside the push (NaiveEngine). It loses the errors of operations, so
   // that push() itself must throw them.
   Bridge(Api api, bool blocking) : api_(api), blocking_(blocking) {}
+  const Api& api() const { return api_; }
 
-  // inputs, outputs: NDArray handles of the caller's; an array may be in both. The operation's dtype and count are
-  // filled in from the arrays. Throws Error when this rank can see that the arrays do not fit; nothing was posted then.
-  void push(const std::shared_ptr<Runtime>& runtime, std::string name, Operation operation,
-            const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) const;
+  // One operation of the engine. It takes the next turn under `name`.
+  void push(const std::shared_ptr<Runtime>& runtime, const std::string& name, int priority, Call call) const;
 
   // A request in place, as often as it is pushed; `arrays` are those that lie in its memory.
   std::shared_ptr<const InPlace> prepare(Request request, const std::vector<Handle>& arrays) const;
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared) const;
 
  private:
-  void hand_to_engine(std::unique_ptr<Pushed> pushed, const std::vector<Handle>& written) const;
+  void hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,
+                      const std::vector<Handle>& written) const;
 
   Api api_;
   bool blocking_;
@@ -42,8 +54,5 @@ class FailedOperation : public Error {
  public:
   using Error::Error;
 };
-
-// The text by which ranks compare an operation: kind, operator or root, scale, dtype, shape.
-std::string signature_of(const Operation& operation, const std::string& shape);
 
 }  // namespace mykv::mxnet

@@ -168,12 +168,12 @@ void Agreement::collect(const Message& m, int from) {
     p.signature_hash = m.number;
     p.name = m.name;
     p.signature = m.signature;
-    p.rank = from;
+    p.rank = world_.label(from);
   }
   if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
   if (p.error.empty() && p.signature_hash != m.number) {
     p.error = p.name + " differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature + ", rank " +
-              std::to_string(from) + " has " + m.signature;
+              std::to_string(world_.label(from)) + " has " + m.signature;
   }
   if (++p.hosts < world_.hosts().size()) return;
   Message verdict;

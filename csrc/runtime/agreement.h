@@ -39,7 +39,7 @@ class Agreement {
     uint64_t signature_hash = 0;
     std::string name;
     std::string signature;  // of the first host that announced
-    int rank = 0;           // its first rank
+    int rank = 0;           // its first rank, as messages call it
     std::string error;
   };
 

@@ -18,7 +18,7 @@ class Buffer {
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer();
 
-  const Runtime& runtime() const { return *runtime_; }
+  const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   char* data() const;
   // Takes memory for the first `bytes` bytes, zeroed; throws Error when there is none left.
   void commit(size_t bytes);

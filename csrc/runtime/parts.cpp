@@ -14,10 +14,27 @@ constexpr auto kStandstill = std::chrono::milliseconds(1);
 
 // Whether the kernels can work on the request's arrays themselves: one of each, on boundaries of their items.
 bool fits_kernels(const Request& request) {
-  if (request.inputs.size() != 1 || request.outputs.size() != 1) return false;
+  if (request.scattered || request.inputs.size() != 1 || request.outputs.size() != 1) return false;
   const size_t width = item_size(request.operation.dtype);
   return reinterpret_cast<uintptr_t>(request.inputs[0]) % width == 0 &&
          reinterpret_cast<uintptr_t>(request.outputs[0]) % width == 0;
+}
+
+// The elements that a part and one place have in common.
+struct Overlap {
+  template <class Place>
+  Overlap(const Part& part, const Place& place)
+      : begin(std::max(part.begin, place.begin)), end(std::min(part.begin + part.count, place.begin + place.count)) {}
+  size_t begin;
+  size_t end;
+};
+
+// Calls use(place, overlap) for all places that share elements with the part.
+template <class Place, class Use>
+void for_overlaps(const std::vector<Place>& places, const Part& part, Use&& use) {
+  auto place = std::partition_point(places.begin(), places.end(),
+                                    [&](const Place& p) { return p.begin + p.count <= part.begin; });
+  for (; place != places.end() && place->begin < part.begin + part.count; ++place) use(*place, Overlap(part, *place));
 }
 
 }  // namespace
@@ -152,20 +169,34 @@ void Runtime::copy_in(const Flight& flight, const Part& part) const {
   const Request& request = flight.request;
   const Operation& op = request.operation;
   if (op.kind == Kind::broadcast && op.root != world_.rank()) return;
-  const size_t offset = part.begin * item_size(op.dtype);
-  void* slot = world_.segment().base() + part.slot;
+  const size_t width = item_size(op.dtype);
+  const size_t offset = part.begin * width;
+  char* slot = world_.segment().base() + part.slot;
+  if (request.scattered) {
+    for_overlaps(request.sources, part, [&](const Source& from, const Overlap& both) {
+      copy(slot + (both.begin - part.begin) * width,
+           static_cast<const char*>(from.data) + (both.begin - from.begin) * width, (both.end - both.begin) * width,
+           false);
+    });
+    return;
+  }
   if (op.kind == Kind::broadcast || request.inputs.size() == 1) {
-    copy(slot, static_cast<const char*>(request.inputs[0]) + offset, part.count * item_size(op.dtype), false);
+    copy(slot, static_cast<const char*>(request.inputs[0]) + offset, part.count * width, false);
     return;
   }
   std::vector<const void*> inputs;
   for (const void* input : request.inputs) inputs.push_back(static_cast<const char*>(input) + offset);
-  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &slot, 1, part.count, 1.0, false);
+  void* target = slot;
+  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &target, 1, part.count, 1.0, false);
 }
 
 void Runtime::copy_out(const Flight& flight, const Part& part) const {
   const size_t width = item_size(flight.request.operation.dtype);
   const char* slot = world_.segment().base() + part.slot;
+  for_overlaps(flight.request.targets, part, [&](const Target& to, const Overlap& both) {
+    copy(static_cast<char*>(to.data) + (both.begin - to.begin) * width, slot + (both.begin - part.begin) * width,
+         (both.end - both.begin) * width, false);
+  });
   for (void* output : flight.request.outputs) {
     copy(static_cast<char*>(output) + part.begin * width, slot, part.count * width, false);
   }

@@ -79,7 +79,7 @@ class Rendezvous {
  public:
   // Bytes of shared memory that the table takes (most of it never touched).
   static size_t bytes(int local_size);
-  // `ranks`: global rank of each rank of this host, for messages. The first rank of the host makes the table.
+  // `ranks`: what messages call each rank of this host. The first rank of the host makes the table.
   Rendezvous(char* base, std::vector<int> ranks, int local_rank, bool create, bool several_hosts);
 
   struct Offer {

@@ -11,6 +11,18 @@
 
 namespace mykv {
 
+// Elements [begin, begin + count) of an operation, in memory of their own.
+struct Source {
+  size_t begin = 0;
+  size_t count = 0;
+  const void* data = nullptr;
+};
+struct Target {
+  size_t begin = 0;
+  size_t count = 0;
+  void* data = nullptr;
+};
+
 struct Request {
   std::string name;       // what the ranks match by ...
   uint64_t turn = 0;      // ... and which call under that name this is
@@ -20,7 +32,12 @@ struct Request {
   // Replicas on this rank's devices. allreduce: all are summed. broadcast: only the first one, of the root, counts.
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  // Instead of inputs and outputs: the share lies in the host's segment already, at this offset, and becomes the
+  // Instead of inputs and outputs: the share is gathered from several places, and the result scattered to several;
+  // neither need be all of it. Both are in the order of their elements.
+  bool scattered = false;
+  std::vector<Source> sources;
+  std::vector<Target> targets;
+  // Instead of all these: the share lies in the host's segment already, at this offset, and becomes the
   // result.
   std::optional<uint64_t> in_place;
   std::shared_ptr<const void> owner;  // keeps the memory, until done was called

@@ -19,15 +19,41 @@ constexpr int64_t kRetryUs = 1000;             // when the host's table is full,
 constexpr int64_t kSleepUs = 1000000;          // upper bound of any sleep
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 
+// A piece of memory that an operation reads or writes.
+struct Place {
+  uintptr_t begin;
+  uintptr_t end;
+  size_t element;  // the operation's that begins there
+  bool written;
+};
+
+std::vector<Place> places_of(const Request& request) {
+  const size_t width = item_size(request.operation.dtype);
+  std::vector<Place> places;
+  const auto add = [&](const void* data, size_t element, size_t count, bool written) {
+    const auto begin = reinterpret_cast<uintptr_t>(data);
+    if (count > 0) places.push_back({begin, begin + count * width, element, written});
+  };
+  for (const void* input : request.inputs) add(input, 0, request.operation.count, false);
+  for (const void* output : request.outputs) add(output, 0, request.operation.count, true);
+  for (const Source& source : request.sources) add(source.data, source.begin, source.count, false);
+  for (const Target& target : request.targets) add(target.data, target.begin, target.count, true);
+  return places;
+}
+
 // An output that begins inside an input: a later part would read what an earlier one wrote.
 bool overlap_partly(const Request& request) {
-  const size_t bytes = request.operation.bytes();
-  for (const void* input : request.inputs) {
-    for (const void* output : request.outputs) {
-      const auto a = reinterpret_cast<uintptr_t>(input);
-      const auto b = reinterpret_cast<uintptr_t>(output);
-      if (a != b && a < b + bytes && b < a + bytes) return true;
+  std::vector<Place> places = places_of(request);
+  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
+  const Place* last[2] = {nullptr, nullptr};  // of those read and of those written, the one that reaches furthest
+  for (const Place& place : places) {
+    const Place* other = last[!place.written];
+    if (other != nullptr && place.begin < other->end &&
+        (place.begin != other->begin || place.element != other->element)) {
+      return true;
     }
+    const Place*& same = last[place.written];
+    if (same == nullptr || place.end > same->end) same = &place;
   }
   return false;
 }
@@ -37,8 +63,8 @@ bool overlap_partly(const Request& request) {
 Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
     : options_(options),
       world_(comm, options.world),
-      rendezvous_(world_.segment().base(), world_.hosts()[static_cast<size_t>(world_.host())], world_.local_rank(),
-                  false, world_.hosts().size() > 1),
+      rendezvous_(world_.segment().base(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
+                  world_.local_rank(), false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_)),
       agreement_(world_, rendezvous_) {
@@ -151,7 +177,7 @@ void Runtime::break_down(const std::string& reason) {
     for (const auto& [entry, part] : parts_) entries.push_back(entry);
   }
   try {
-    rendezvous_.depart(world_.rank(), reason);
+    rendezvous_.depart(world_.label(world_.rank()), reason);
     for (uint32_t entry : entries) rendezvous_.fail(entry, reason);
     tell_departure();
   } catch (const std::exception&) {
@@ -288,7 +314,7 @@ void Runtime::leave(const std::string& reason) {
     if (!broken) stopped_ = "this rank has left: " + reason;
   }
   try {
-    if (world_.size() > 1 && !broken) rendezvous_.depart(world_.rank(), reason);
+    if (world_.size() > 1 && !broken) rendezvous_.depart(world_.label(world_.rank()), reason);
   } catch (const Error&) {
     // The table is unusable because a rank died; the others get that error themselves.
   }

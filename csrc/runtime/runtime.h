@@ -48,6 +48,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::shared_ptr<Buffer> reserve(size_t bytes);
   // Tells the other ranks that this one goes, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
+  // Whether leave() was called.
+  bool left() const { return stopping_.load(std::memory_order_relaxed); }
   // Whether this is another process than the one that made the runtime: a fork, which has no thread and no part in it.
   bool forked() const { return getpid() != process_; }
 

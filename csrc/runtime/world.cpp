@@ -36,11 +36,10 @@ Communicator split(MPI_Comm comm, int color, int key) {
 size_t table_bytes_for(int local_size) { return (Rendezvous::bytes(local_size) + 4095) / 4096 * 4096; }
 
 // Address space for the slots of one rank: as much as the machine has memory, within what a process can map.
-size_t region_bytes_for(int local_size) {
-  constexpr size_t kMostAddressSpace = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
-  constexpr size_t kStep = size_t{1} << 21;              // regions start on a huge page
+size_t region_bytes_for(int local_size, size_t most_address_space) {
+  constexpr size_t kStep = size_t{1} << 21;  // regions start on a huge page
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return std::min(memory, kMostAddressSpace / static_cast<size_t>(local_size)) / kStep * kStep;
+  return std::min(memory, most_address_space / static_cast<size_t>(local_size)) / kStep * kStep;
 }
 
 Communicator split_by_host(MPI_Comm comm, int rank, int virtual_hosts) {
@@ -72,7 +71,8 @@ int Communicator::size() const {
   return size;
 }
 
-World::World(MPI_Comm parent, const WorldOptions& options) : control_(duplicate(parent)), data_(duplicate(parent)) {
+World::World(MPI_Comm parent, const WorldOptions& options)
+    : options_(options), control_(duplicate(parent)), data_(duplicate(parent)) {
   rank_ = control_.rank();
   size_ = control_.size();
   int* largest_tag = nullptr;
@@ -107,9 +107,15 @@ void World::require_same(const char* what, uint64_t value) const {
   for (int r = 1; r < size_; ++r) {
     if (values[static_cast<size_t>(r)] == values[0]) continue;
     throw Error(std::string("mykv needs the same settings on all ranks, but ") + what + " is " +
-                std::to_string(values[0]) + " on rank 0 and " + std::to_string(values[static_cast<size_t>(r)]) +
-                " on rank " + std::to_string(r));
+                std::to_string(values[0]) + " on rank " + std::to_string(label(0)) + " and " +
+                std::to_string(values[static_cast<size_t>(r)]) + " on rank " + std::to_string(label(r)));
   }
+}
+
+std::vector<int> World::labels(const std::vector<int>& ranks) const {
+  std::vector<int> result;
+  for (int rank : ranks) result.push_back(label(rank));
+  return result;
 }
 
 World::~World() {
@@ -136,7 +142,7 @@ int World::cross_size() const {
 std::string World::meet_on_host(Communicator candidates) {
   for (;;) {
     const int local_size = candidates.size();
-    region_bytes_ = region_bytes_for(local_size);
+    region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
     const size_t bytes = table_bytes_for(local_size) + region_bytes_ * static_cast<size_t>(local_size);
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
     std::vector<int> results(static_cast<size_t>(local_size));
@@ -177,7 +183,7 @@ void World::throw_failures(const std::string& mine) const {
   check(MPI_Allgather(text, kBytes, MPI_CHAR, texts.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
   for (int r = 0; r < size_; ++r) {
     const char* failure = &texts[kBytes * static_cast<size_t>(r)];
-    if (failure[0] != '\0') throw Error("rank " + std::to_string(r) + ": " + failure);
+    if (failure[0] != '\0') throw Error("rank " + std::to_string(label(r)) + ": " + failure);
   }
 }
 

@@ -39,6 +39,10 @@ class Communicator {
 struct WorldOptions {
   // Ranks of one machine are split into this many groups that share no memory, as if they were hosts (for tests).
   int virtual_hosts = 1;
+  // What messages call the ranks, where this is a part of a larger world; empty: by their ranks.
+  std::vector<int> labels;
+  // Address space, in bytes, that one host's segment may take.
+  size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
 };
 
 class World {
@@ -59,6 +63,9 @@ class World {
   // Global ranks on each host, ascending; hosts in the order of their first rank.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int host_of(int rank) const { return host_of_[rank]; }
+  // What messages call a rank.
+  int label(int rank) const { return options_.labels.empty() ? rank : options_.labels[static_cast<size_t>(rank)]; }
+  std::vector<int> labels(const std::vector<int>& ranks) const;
 
   const Segment& segment() const { return segment_; }
   // Leaves the segment mapped for good: MPI may still be writing to it.
@@ -80,6 +87,7 @@ class World {
   std::string settle(const Communicator& group);
   void throw_failures(const std::string& mine) const;
 
+  const WorldOptions options_;
   Communicator control_;
   Communicator data_;
   int largest_tag_ = 32767;  // what MPI promises at least

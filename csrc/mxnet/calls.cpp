@@ -1,0 +1,257 @@
+#include "mxnet/calls.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "runtime/error.h"
+#include "runtime/signature.h"
+
+namespace mykv::mxnet {
+
+namespace {
+
+DType known_dtype(int number) {
+  if (number < 0 || number >= kDTypeCount)
+    throw Error("mykv does not know MXNet's type number " + std::to_string(number));
+  return static_cast<DType>(number);
+}
+
+struct Description {
+  DType dtype;
+  std::vector<size_t> shape;
+
+  size_t count() const { return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>()); }
+  size_t row_elements() const {
+    return std::accumulate(shape.begin() + 1, shape.end(), size_t{1}, std::multiplies<>());
+  }
+  std::string text() const { return std::string(dtype_name(dtype)) + " " + shape_text(shape); }
+};
+
+Description describe(const Api& api, Handle array) {
+  if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
+  const int device = api.context(array).device_type;
+  if (device != kCpu && device != kCpuPinned && device != kCpuShared)
+    throw Error("mykv takes arrays in CPU memory only");
+  return {known_dtype(api.dtype(array)), api.shape(array)};
+}
+
+void require_same(const Description& a, const Description& b) {
+  if (a.dtype == b.dtype && a.shape == b.shape) return;
+  throw Error("the arrays of one call differ: " + a.text() + " and " + b.text());
+}
+
+// An input and an output whose rows are moved: alike but for their number.
+Description describe_rows(const Api& api, Handle input, Handle output, size_t input_rows, size_t output_rows) {
+  const Description in = describe(api, input), out = describe(api, output);
+  if (in.shape.empty() || out.shape.empty()) throw Error("a scalar has no rows");
+  if (in.dtype != out.dtype ||
+      !std::equal(in.shape.begin() + 1, in.shape.end(), out.shape.begin() + 1, out.shape.end()))
+    throw Error("the rows of input and output differ: " + in.text() + " and " + out.text());
+  if (in.shape[0] != input_rows || out.shape[0] != output_rows) {
+    throw Error("the input must have " + std::to_string(input_rows) + " rows and the output " +
+                std::to_string(output_rows) + ", but they are " + in.text() + " and " + out.text());
+  }
+  return in;
+}
+
+Request request_for(const Common& common, const std::string& name, const Operation& operation,
+                    const std::string& shape) {
+  Request request;
+  request.name = name;
+  request.operation = operation;
+  request.signature = signature_of(operation, shape, common.runtime->world(), common.label);
+  return request;
+}
+
+void push(const Common& common, Call call) {
+  common.bridge.push(common.runtime, common.name, common.operation.priority, std::move(call));
+}
+
+size_t sum(const std::vector<size_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), size_t{0}); }
+
+// One broadcast from each rank that has something to send, all at the same time. rows[s]: what rank s sends;
+// take[s], skip[s]: of that, how many rows this rank keeps, and how many lie before them.
+void push_broadcasts(const Common& common, Handle input, Handle output, size_t row_elements,
+                     const std::vector<size_t>& rows, const std::vector<size_t>& take,
+                     const std::vector<size_t>& skip) {
+  const auto me = static_cast<size_t>(common.runtime->world().rank());
+  struct Window {  // of one broadcast: the elements that this rank keeps, and where in the output (bytes) they go
+    size_t begin;
+    size_t count;
+    size_t offset;
+    bool sends;
+  };
+  Call call;
+  std::vector<Window> windows;
+  size_t written = 0;
+  for (size_t s = 0; s < rows.size(); ++s) {
+    const size_t kept = take[s] * row_elements;
+    Operation operation = common.operation;
+    operation.kind = Kind::broadcast;
+    operation.root = static_cast<int32_t>(s);
+    operation.count = rows[s] * row_elements;
+    if (operation.count > 0) {
+      const std::string name =
+          common.name + " from rank " + std::to_string(common.runtime->world().label(operation.root));
+      call.requests.push_back(request_for(common, name, operation, shape_text({operation.count})));
+      call.requests.back().scattered = true;
+      windows.push_back({skip[s] * row_elements, kept, written, s == me});
+    }
+    written += kept * item_size(operation.dtype);
+  }
+  call.inputs = {input};
+  call.outputs = {output};
+  call.place = [windows](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const Window& window = windows[i];
+      if (window.sends) requests[i].sources.push_back({0, requests[i].operation.count, in[0]});
+      if (window.count > 0) {
+        requests[i].targets.push_back({window.begin, window.count, static_cast<char*>(out[0]) + window.offset});
+      }
+    }
+  };
+  push(common, std::move(call));
+}
+
+}  // namespace
+
+void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
+  if (inputs.empty()) throw Error("no array was given");
+  const Api& api = common.bridge.api();
+  const Description first = describe(api, inputs[0]);
+  for (size_t i = 1; i < inputs.size(); ++i) require_same(first, describe(api, inputs[i]));
+  for (Handle array : outputs) require_same(first, describe(api, array));
+  Operation operation = common.operation;
+  operation.dtype = first.dtype;
+  operation.count = first.count();
+  Call call;
+  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape)));
+  call.inputs = inputs;
+  call.outputs = outputs;
+  call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    requests[0].inputs.assign(in.begin(), in.end());
+    requests[0].outputs = out;
+  };
+  push(common, std::move(call));
+}
+
+void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs) {
+  const Api& api = common.bridge.api();
+  const Description first = describe(api, input);
+  for (Handle array : outputs) require_same(first, describe(api, array));
+  Operation operation = common.operation;
+  operation.dtype = first.dtype;
+  operation.count = first.count();
+  Call call;
+  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape)));
+  // Only the root's value travels; elsewhere it was looked at and is left alone.
+  if (operation.root == common.runtime->world().rank()) call.inputs = {input};
+  call.outputs = outputs;
+  call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    requests[0].inputs.assign(in.begin(), in.end());
+    requests[0].outputs = out;
+  };
+  push(common, std::move(call));
+}
+
+void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
+  if (inputs.empty()) throw Error("no array was given");
+  if (inputs.size() != outputs.size()) throw Error("a group needs as many outputs as inputs");
+  const Api& api = common.bridge.api();
+  // For each dtype, the arrays of that type one after the other.
+  struct Part {
+    std::vector<size_t> members;
+    std::vector<Target> places;
+    size_t count = 0;
+  };
+  std::vector<std::pair<DType, Part>> parts;
+  std::string shapes;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Description description = describe(api, inputs[i]);
+    require_same(description, describe(api, outputs[i]));
+    shapes += (i > 0 ? ", " : "") + description.text();
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.first == description.dtype; });
+    if (part == parts.end()) part = parts.insert(parts.end(), {description.dtype, Part()});
+    const size_t count = description.count();
+    part->second.members.push_back(i);
+    part->second.places.push_back({part->second.count, count, nullptr});
+    part->second.count += count;
+  }
+  const std::string text = "a group of " + std::to_string(inputs.size()) + ": " + shapes;
+  Call call;
+  call.chained = true;
+  for (const auto& [dtype, part] : parts) {
+    Operation operation = common.operation;
+    operation.dtype = dtype;
+    operation.count = part.count;
+    const std::string name = call.requests.empty() ? common.name : common.name + ", its " + dtype_name(dtype);
+    call.requests.push_back(request_for(common, name, operation, text));
+    call.requests.back().scattered = true;
+  }
+  call.inputs = inputs;
+  call.outputs = outputs;
+  call.place = [parts](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const Part& part = parts[p].second;
+      for (size_t m = 0; m < part.members.size(); ++m) {
+        const Target& place = part.places[m];
+        requests[p].sources.push_back({place.begin, place.count, in[part.members[m]]});
+        requests[p].targets.push_back({place.begin, place.count, out[part.members[m]]});
+      }
+    }
+  };
+  push(common, std::move(call));
+}
+
+void push_allgather(const Common& common, Handle input, Handle output, const std::vector<size_t>& rows) {
+  const auto me = static_cast<size_t>(common.runtime->world().rank());
+  if (rows.size() != static_cast<size_t>(common.runtime->world().size()))
+    throw Error("rows must have one number per rank");
+  const Description d = describe_rows(common.bridge.api(), input, output, rows[me], sum(rows));
+  Common typed = common;
+  typed.operation.dtype = d.dtype;
+  push_broadcasts(typed, input, output, d.row_elements(), rows, rows, std::vector<size_t>(rows.size(), 0));
+}
+
+void push_alltoall(const Common& common, Handle input, Handle output, const std::vector<std::vector<size_t>>& rows) {
+  const auto me = static_cast<size_t>(common.runtime->world().rank());
+  const auto size = static_cast<size_t>(common.runtime->world().size());
+  if (rows.size() != size) throw Error("rows must have one list per rank");
+  std::vector<size_t> sent, take, skip;
+  for (const std::vector<size_t>& row : rows) {
+    if (row.size() != size) throw Error("each list of rows must have one number per rank");
+    sent.push_back(sum(row));
+    take.push_back(row[me]);
+    skip.push_back(std::accumulate(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(me), size_t{0}));
+  }
+  const Description d = describe_rows(common.bridge.api(), input, output, sent[me], sum(take));
+  Common typed = common;
+  typed.operation.dtype = d.dtype;
+  push_broadcasts(typed, input, output, d.row_elements(), sent, take, skip);
+}
+
+void push_reducescatter(const Common& common, Handle input, Handle output) {
+  const auto me = static_cast<size_t>(common.runtime->world().rank());
+  const auto size = static_cast<size_t>(common.runtime->world().size());
+  const Description whole = describe(common.bridge.api(), input);
+  if (whole.shape.empty()) throw Error("a scalar has no rows");
+  const size_t each = whole.shape[0] / size, more = whole.shape[0] % size;
+  const size_t first = each * me + std::min(me, more), mine = each + (me < more);
+  const Description d = describe_rows(common.bridge.api(), input, output, whole.shape[0], mine);
+  Operation operation = common.operation;
+  operation.dtype = d.dtype;
+  operation.count = d.count();
+  Call call;
+  call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape)));
+  call.requests[0].scattered = true;
+  call.inputs = {input};
+  call.outputs = {output};
+  const Target target{first * d.row_elements(), mine * d.row_elements(), nullptr};
+  call.place = [target](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    requests[0].sources.push_back({0, requests[0].operation.count, in[0]});
+    requests[0].targets.push_back({target.begin, target.count, out[0]});
+  };
+  push(common, std::move(call));
+}
+
+}  // namespace mykv::mxnet

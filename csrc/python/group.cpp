@@ -1,0 +1,288 @@
+#include "python/group.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "runtime/error.h"
+#include "runtime/signature.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+namespace {
+
+std::unique_ptr<mxnet::Bridge>& g_bridge = *new std::unique_ptr<mxnet::Bridge>;
+
+// Every runtime that may still run.
+struct Runtimes {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Runtime>> all;
+};
+Runtimes& g_runtimes = *new Runtimes;
+
+const mxnet::Bridge& bridge() {
+  if (!g_bridge) throw Error("mykv is not attached to MXNet");
+  return *g_bridge;
+}
+
+Operation allreduce_operation(const std::string& op, double scale, int priority) {
+  Operation operation;
+  operation.kind = Kind::allreduce;
+  if (!reduce_op_from_name(op, &operation.reduce_op)) throw py::value_error("mykv has no operation '" + op + "'");
+  operation.scale = scale;
+  operation.priority = priority;
+  return operation;
+}
+
+DType dtype_named(const std::string& name) {
+  DType dtype;
+  if (!dtype_from_name(name, &dtype)) throw py::value_error("mykv does not know the dtype '" + name + "'");
+  return dtype;
+}
+
+DType dtype_of(const py::array& array) { return dtype_named(py::cast<std::string>(py::str(array.dtype()))); }
+
+void require_contiguous(const py::array& array, bool writeable) {
+  if (!(array.flags() & py::array::c_style)) throw py::value_error("mykv takes C-contiguous arrays only");
+  if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
+}
+
+std::vector<mxnet::Handle> handles(const Handles& numbers) {
+  std::vector<mxnet::Handle> result;
+  result.reserve(numbers.size());
+  for (uintptr_t number : numbers) result.push_back(reinterpret_cast<mxnet::Handle>(number));
+  return result;
+}
+
+mxnet::Handle handle(uintptr_t number) { return reinterpret_cast<mxnet::Handle>(number); }
+
+void require_running(const Buffer& buffer) {
+  if (buffer.runtime()->left()) throw Error("the buffer is of a runtime that was shut down");
+}
+
+}  // namespace
+
+void attach_bridge(std::unique_ptr<mxnet::Bridge> made) { g_bridge = std::move(made); }
+
+std::shared_ptr<Group>& world_group() {
+  static std::shared_ptr<Group>& group = *new std::shared_ptr<Group>;
+  return group;
+}
+
+Group& require_world() {
+  if (!world_group()) throw Error("mykv is not initialized: call kvstore_plugin.init() first");
+  return *world_group();
+}
+
+void leave_all(const std::string& reason) {
+  std::vector<std::weak_ptr<Runtime>> leaving;
+  {
+    std::lock_guard<std::mutex> lock(g_runtimes.mutex);
+    leaving = g_runtimes.all;
+  }
+  for (const std::weak_ptr<Runtime>& one : leaving) {
+    if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->leave(reason);
+  }
+}
+
+Group::Group(MPI_Comm comm, const RuntimeOptions& options) {
+  py::gil_scoped_release release;
+  runtime_ = std::make_shared<Runtime>(comm, options);
+  std::lock_guard<std::mutex> lock(g_runtimes.mutex);
+  auto& all = g_runtimes.all;
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
+  all.push_back(runtime_);
+}
+
+void Group::abandon(const std::string& reason) {
+  const std::shared_ptr<Runtime> leaving = runtime_;
+  py::gil_scoped_release release;
+  leaving->leave(reason);
+}
+
+Operation Group::broadcast_operation(int root, int priority) const {
+  if (root < 0 || root >= world().size()) {
+    throw py::value_error("root rank " + std::to_string(root) + " is not among the " + std::to_string(world().size()) +
+                          " ranks");
+  }
+  Operation operation;
+  operation.kind = Kind::broadcast;
+  operation.root = root;
+  operation.priority = priority;
+  return operation;
+}
+
+std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept) {
+  request.turn = runtime_->take_turn(request.name);
+  auto work = std::make_unique<Work>(std::move(kept));
+  request.done = [state = work->state()](const std::string* error) { state->finish(error); };
+  const std::shared_ptr<Runtime> target = runtime_;
+  py::gil_scoped_release release;
+  target->post(std::move(request));
+  return work;
+}
+
+std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation, const std::vector<py::array>& inputs,
+                                    const std::vector<py::array>& outputs, const std::string& label) {
+  const std::vector<py::array>& some = inputs.empty() ? outputs : inputs;
+  if (some.empty()) throw py::value_error("no array was given");
+  Request request;
+  request.name = name;
+  operation.dtype = dtype_of(some[0]);
+  operation.count = static_cast<size_t>(some[0].size());
+  const auto shape = py::cast<std::string>(py::str(some[0].attr("shape")));
+  std::vector<py::array> kept;
+  for (const std::vector<py::array>* arrays : {&inputs, &outputs}) {
+    for (const py::array& array : *arrays) {
+      require_contiguous(array, arrays == &outputs);
+      if (dtype_of(array) != operation.dtype || py::cast<std::string>(py::str(array.attr("shape"))) != shape) {
+        throw py::value_error("the arrays of one call differ in shape or dtype");
+      }
+      kept.push_back(array);
+    }
+  }
+  for (const py::array& array : inputs) {
+    // One array is copied byte by byte if need be; several are summed where they lie.
+    if (inputs.size() > 1 && !(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) {
+      throw py::value_error("one of several input arrays is not aligned to its items");
+    }
+    request.inputs.push_back(array.data());
+  }
+  for (const py::array& array : outputs) request.outputs.push_back(const_cast<void*>(array.data()));
+  request.operation = operation;
+  request.signature = signature_of(operation, shape, world(), label);
+  return post(std::move(request), std::move(kept));
+}
+
+std::unique_ptr<Work> Group::submit_allreduce(const std::string& name, const std::vector<py::array>& inputs,
+                                              const std::vector<py::array>& outputs, const std::string& op,
+                                              double scale, int priority, const std::string& label) {
+  if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
+  return submit(name, allreduce_operation(op, scale, priority), inputs, outputs, label);
+}
+
+std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std::optional<py::array>& input,
+                                              const std::vector<py::array>& outputs, int root, int priority,
+                                              const std::string& label) {
+  std::vector<py::array> inputs;
+  if (input) inputs.push_back(*input);
+  if (!input && root == world().rank()) throw py::value_error("the root of a broadcast needs an input array");
+  return submit(name, broadcast_operation(root, priority), inputs, outputs, label);
+}
+
+std::shared_ptr<Buffer> Group::reserve(size_t bytes) { return runtime_->reserve(bytes); }
+
+std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
+  const std::shared_ptr<Buffer> buffer = runtime_->reserve(bytes);
+  py::gil_scoped_release release;
+  buffer->commit(bytes);
+  return buffer;
+}
+
+namespace {
+
+// The elements [begin, begin + count) of a buffer, as a request in place.
+Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
+                         const std::string& layout, Operation operation) {
+  require_running(*buffer);
+  operation.in_place = true;
+  const size_t width = item_size(operation.dtype);
+  if (begin + operation.count > buffer->bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
+  Request request;
+  request.name = name;
+  request.operation = operation;
+  request.signature =
+      signature_of(operation, shape_text({operation.count}) + " in place " + layout, buffer->runtime()->world(), "");
+  request.in_place = buffer->offset() + begin * width;
+  request.owner = buffer;
+  return request;
+}
+
+}  // namespace
+
+std::unique_ptr<Work> Group::submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
+                                           size_t count, const std::string& dtype, const std::string& layout,
+                                           const std::string& op, double scale, int priority) {
+  if (!runs(*buffer)) throw Error("the buffer is of another runtime");
+  Operation operation = allreduce_operation(op, scale, priority);
+  operation.dtype = dtype_named(dtype);
+  operation.count = count;
+  return post(request_in_place(name, buffer, begin, layout, operation), {});
+}
+
+PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
+                               const std::string& dtype, const std::string& layout, const Handles& arrays,
+                               const std::string& op, double scale, int priority)
+    : buffer_(std::move(buffer)) {
+  Operation operation = allreduce_operation(op, scale, priority);
+  operation.dtype = dtype_named(dtype);
+  operation.count = count;
+  prepared_ = bridge().prepare(request_in_place(name, buffer_, begin, layout, operation), handles(arrays));
+}
+
+void PreparedBucket::push() const {
+  require_running(*buffer_);
+  const mxnet::Bridge& target = bridge();
+  py::gil_scoped_release release;
+  target.push(buffer_->runtime(), prepared_);
+}
+
+void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,
+                           const std::string& op, double scale, int priority, const std::string& label) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_allreduce(common, handles(inputs), handles(outputs));
+}
+
+void Group::push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
+                           const std::string& label) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(root, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_broadcast(common, handle(input), handles(outputs));
+}
+
+void Group::push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
+                       double scale, int priority, const std::string& label) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_group(common, handles(inputs), handles(outputs));
+}
+
+void Group::push_allgather(const std::string& name, uintptr_t input, uintptr_t output, const std::vector<size_t>& rows,
+                           int priority, const std::string& label) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_allgather(common, handle(input), handle(output), rows);
+}
+
+void Group::push_alltoall(const std::string& name, uintptr_t input, uintptr_t output,
+                          const std::vector<std::vector<size_t>>& rows, int priority, const std::string& label) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_alltoall(common, handle(input), handle(output), rows);
+}
+
+void Group::push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
+                               double scale, int priority, const std::string& label) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_reducescatter(common, handle(input), handle(output));
+}
+
+void Group::refuse(const std::string& name, const std::string& reason) {
+  Request request;
+  request.name = name;
+  request.turn = runtime_->take_turn(name);
+  request.signature = "a refusal";
+  request.refusal = reason.empty() ? "no reason was given" : reason;
+  request.done = [](const std::string*) {};
+  const std::shared_ptr<Runtime> target = runtime_;
+  py::gil_scoped_release release;
+  target->post(std::move(request));
+}
+
+}  // namespace mykv

@@ -1,0 +1,45 @@
+// A request on numpy buffers under way, as Python sees it.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace mykv {
+
+class Work {
+ public:
+  // `kept`: the arrays that the core reads and writes.
+  explicit Work(std::vector<pybind11::array> kept) : kept_(std::move(kept)) {}
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  // Waits: the buffers are the core's until the end.
+  ~Work();
+
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool done = false;
+    std::optional<std::string> error;
+
+    void finish(const std::string* failure);
+  };
+  std::shared_ptr<State> state() const { return state_; }
+
+  // True when done, false when `timeout` seconds (endless if negative) are over; throws Error when it failed.
+  bool wait(double timeout);
+  bool done() const;
+
+ private:
+  const pid_t process_ = getpid();
+  std::vector<pybind11::array> kept_;
+  std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace mykv
