@@ -103,8 +103,8 @@ py::dict transports() {
 
 // Binds a method of Group, and a function of the module that calls it on the world.
 template <class Class, class Result, class... Arguments, class... Extra>
-void bind(py::module_& m, Class& group, const char* name, Result (Group::*method)(Arguments...),
-          const Extra&... extra) {
+void bind_method(py::module_& m, Class& group, const char* name, Result (Group::*method)(Arguments...),
+                 const Extra&... extra) {
   group.def(name, method, extra...);
   m.def(
       name,
@@ -172,19 +172,21 @@ PYBIND11_MODULE(mykv_core, m) {
   const auto priority = py::arg("priority") = 0;
   const auto label = py::arg("label") = "";
   const py::arg name("name"), inputs("inputs"), outputs("outputs"), input("input"), output("output"), rows("rows");
-  bind(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority, label);
-  bind(m, group, "submit_broadcast", &Group::submit_broadcast, name, input, outputs, root, priority, label);
-  bind(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label);
-  bind(m, group, "push_broadcast", &Group::push_broadcast, name, input, outputs, root, priority, label);
-  bind(m, group, "push_group", &Group::push_group, name, inputs, outputs, op, scale, priority, label);
-  bind(m, group, "push_allgather", &Group::push_allgather, name, input, output, rows, priority, label);
-  bind(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
-  bind(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority, label);
-  bind(m, group, "refuse", &Group::refuse, name, py::arg("reason"));
-  bind(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
-  bind(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
-  bind(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"), py::arg("count"),
-       py::arg("dtype"), py::arg("layout") = "", op, scale, priority);
+  bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority,
+              label);
+  bind_method(m, group, "submit_broadcast", &Group::submit_broadcast, name, input, outputs, root, priority, label);
+  bind_method(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label);
+  bind_method(m, group, "push_broadcast", &Group::push_broadcast, name, input, outputs, root, priority, label);
+  bind_method(m, group, "push_group", &Group::push_group, name, inputs, outputs, op, scale, priority, label);
+  bind_method(m, group, "push_allgather", &Group::push_allgather, name, input, output, rows, priority, label);
+  bind_method(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
+  bind_method(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority,
+              label);
+  bind_method(m, group, "refuse", &Group::refuse, name, py::arg("reason"));
+  bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
+  bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
+  bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),
+              py::arg("count"), py::arg("dtype"), py::arg("layout") = "", op, scale, priority);
   group.def("forget", &Group::forget, py::arg("prefix"), "Drop the turn counters of all names with this prefix.");
 
   py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
