@@ -93,6 +93,7 @@ __all__ = [
     "library_handle",
     "mx",
     "set_trainer_contexts",
+    "sum_over_devices",
     "trainer_contexts",
     "updater_with",
     "view_of_memory",
@@ -147,6 +148,15 @@ def fill_with_zeros(array: NDArray) -> None:
         array[()] = 0
     else:
         array[:] = 0
+
+
+def sum_over_devices(replicas: list) -> None:
+    """Overwrite each of some arrays, of one shape on several devices, with their sum."""
+    total = replicas[0].copy()
+    for array in replicas[1:]:
+        total += array.as_in_context(total.context)
+    for array in replicas:
+        total.copyto(array)
 
 
 def view_of_memory(memory: Any, like: NDArray) -> NDArray:
