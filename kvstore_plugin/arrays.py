@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from .mxnet_compat import HAS_GPUS, NDArray, SparseNDArray, mx
+import numpy as np
+
+from .mxnet_compat import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 
 # Exact types that need no second look; subclasses of a user take the longer way.
 _DENSE = {NDArray, mx.np.ndarray}
@@ -58,6 +60,38 @@ def _check(array: Any, what: str) -> None:
         )
 
 
+def one(value: Any, what: str) -> NDArray:
+    """`value`, if it is one dense array in host memory.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `as_list`, and where it is a list.
+    """
+    if isinstance(value, (list, tuple)):
+        raise TypeError(f"The {what} must be an NDArray, not a {type(value).__name__}.")
+    return as_list(value, what)[0]
+
+
+def kind(array: NDArray) -> str:
+    """What the elements of an array are: ``'float'``, ``'integer'`` or ``'bool'``."""
+    name = np.dtype(array.dtype).kind
+    return "bool" if name == "b" else "integer" if name in "iu" else "float"  # bfloat16 is 'V'
+
+
+def empty(shape: Sequence[int], like: NDArray) -> NDArray:
+    """A new array without values, with the type, dtype and device of another; any number of dimensions and elements."""
+    dtype = like.as_nd_ndarray().dtype  # mx.np has no name for bfloat16
+    with mx.util.np_shape(True):  # where 0 is a length and () a shape
+        made = mx.nd.empty(tuple(shape), ctx=like.context, dtype=dtype)
+    return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
+
+
+def not_recorded() -> Any:
+    """A context in which what is computed is not recorded for a backward pass."""
+    return autograd.pause(train_mode=autograd.is_training())
+
+
 def check_alike(arrays: Sequence[NDArray], what: str) -> None:
     """Refuse arrays that differ in shape or dtype from the first.
 
@@ -71,12 +105,13 @@ def check_alike(arrays: Sequence[NDArray], what: str) -> None:
     for array in arrays:
         if array is not first and (array.shape != shape or array.dtype != dtype):
             raise ValueError(
-                f"The {what} must have one shape and dtype, but there are {shape} {_name(dtype)} and "
-                f"{array.shape} {_name(array.dtype)}."
+                f"The {what} must have one shape and dtype, but there are {shape} {dtype_name(dtype)} and "
+                f"{array.shape} {dtype_name(array.dtype)}."
             )
 
 
-def _name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
+    """Name of an array's dtype as the core has it, for example ``'float32'``."""
     return getattr(dtype, "__name__", None) or ("bfloat16" if "bfloat16" in str(dtype) else str(dtype))
 
 

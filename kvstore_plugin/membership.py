@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from . import exchange, process, settings
+from . import process, settings, turns
 from .mxnet_compat import MXNetError
 from .process_set import ProcessSet, global_process_set, shown
 
@@ -51,17 +51,13 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     RuntimeError
         kvstore_plugin is not initialized.
     """
-    try:
-        process.rank()
+    with turns.waiting(global_process_set, "add_process_set") as turn:
         if not isinstance(process_set, ProcessSet):
             process_set = ProcessSet(process_set)
         mine = _proposal(process_set)
-    except (TypeError, ValueError) as error:
-        exchange.refuse(global_process_set, str(error))
-        raise
-    places = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
-    places[list(mine)] = range(1, len(mine) + 1)
-    proposals = _agreed(exchange.together(global_process_set, "add_process_set", places))
+        places = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
+        places[list(mine)] = range(1, len(mine) + 1)
+        proposals = _agreed(turn.meet("add_process_set", places))
     _make(process_set, proposals)
     return process_set
 
@@ -90,13 +86,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     RuntimeError
         kvstore_plugin is not initialized.
     """
-    process.rank()
-    if not isinstance(process_set, ProcessSet):
-        reason = f"process_set must be a ProcessSet, not {type(process_set).__name__}."
-        exchange.refuse(global_process_set, reason)
-        raise TypeError(reason)
-    number = _NOT_ADDED if process_set.process_set_id is None else process_set.process_set_id
-    proposed = exchange.together(global_process_set, "remove_process_set", [number])[:, 0].tolist()
+    with turns.waiting(global_process_set, "remove_process_set") as turn:
+        if not isinstance(process_set, ProcessSet):
+            raise TypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
+        number = _NOT_ADDED if process_set.process_set_id is None else process_set.process_set_id
+        proposed = turn.meet("remove_process_set", [number])[:, 0].tolist()
     for proposer, one in enumerate(proposed):
         # Others than members may remove another set at the same time, one of their own.
         for member in _known[one].ranks if one in _known else range(process.size()):
@@ -120,7 +114,6 @@ def end_all() -> None:
             process_set.end("ended with shutdown(): add it again after init()")
     _known.clear()
     _next_id = 1
-    global_process_set.restart_numbers()
 
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
@@ -165,13 +158,10 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
     mine = _own(process_set, proposals)
     group = None
     try:
-        if mine is not None and process.rank() in mine:
-            group = _group_of(mine)
-    except Exception as error:
-        exchange.refuse(global_process_set, f"it could not make {_named(mine)}: {error}")
-        raise
-    try:
-        exchange.together(global_process_set, "add_process_set", [1])  # all are there
+        with turns.waiting(global_process_set, "add_process_set") as turn:
+            if mine is not None and process.rank() in mine:
+                group = _group_of(mine)
+            turn.meet("add_process_set, which has made the sets")
     except BaseException:
         if group is not None:
             group.shutdown()

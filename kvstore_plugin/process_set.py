@@ -14,9 +14,6 @@ from typing import Any, Sequence
 
 from . import process
 
-# Kinds of numbers whose count begins anew with each runtime of a set, as the turns under their names do.
-_COUNTED_PER_RUNTIME = ("unnamed", "waiting")
-
 _added: dict[tuple[int, ...], ProcessSet] = {}
 
 
@@ -99,7 +96,7 @@ class ProcessSet:
         return f"set{self.process_set_id}"
 
     def next_number(self, kind: str) -> int:
-        """Count what the members make in the same order (stores, trainers, calls): 0 at first, for each `kind`."""
+        """Count what the members make in the same order (stores, trainers): 0 at first, for each `kind`."""
         return next(self._numbers.setdefault(kind, itertools.count()))
 
     def position_of(self, root_rank: Any) -> int:
@@ -132,11 +129,6 @@ class ProcessSet:
         group, self._group = self._group, None
         self.process_set_id, self._why_not = None, why_not
         return group
-
-    def restart_numbers(self) -> None:
-        """Begin to count anew what a new runtime counts anew."""
-        for kind in _COUNTED_PER_RUNTIME:
-            self._numbers.pop(kind, None)
 
     def __repr__(self) -> str:
         return f"ProcessSet({shown(self.ranks) if self.ranks is not None else 'of a communicator'})"

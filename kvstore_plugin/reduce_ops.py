@@ -1,0 +1,115 @@
+"""The operators of reductions: how they are asked for, and what the core is to compute for them."""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import arrays
+
+
+class ReduceOp(enum.Enum):
+    """How the values of the ranks become one, element by element; `Adasum` goes by whole arrays."""
+
+    Average = "sum"
+    Sum = "sum "
+    Min = "min"
+    Max = "max"
+    Product = "product"
+    Adasum = "adasum"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+
+Average = ReduceOp.Average
+Sum = ReduceOp.Sum
+Min = ReduceOp.Min
+Max = ReduceOp.Max
+Product = ReduceOp.Product
+Adasum = ReduceOp.Adasum
+
+
+class Plan(NamedTuple):
+    """What the core is asked for."""
+
+    op: str  # 'sum', 'min', 'max' or 'product'
+    first: float  # what the inputs are multiplied by before the reduction
+    scale: float  # what the result is multiplied by
+    label: str  # what the ranks must agree on besides
+
+
+def chosen(op: Any, average: Any) -> ReduceOp:
+    """The operator that the arguments `op` and `average` ask for.
+
+    Raises
+    ------
+    ValueError
+        Both are given.
+    TypeError
+        One of them is something else.
+    """
+    if op is None and average is None:
+        return Average
+    if average is None:
+        if not isinstance(op, ReduceOp):
+            raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}.")
+        return op
+    if op is not None:
+        raise ValueError(f"Only one of op and average may be given, but op is {op} and average is {average!r}.")
+    if not isinstance(average, (bool, np.bool_, int)):
+        raise TypeError(f"average must be True or False, not {average!r}.")
+    return Average if average else Sum
+
+
+def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any, size: int) -> Plan:
+    """What the core is to do for `op` with these arrays on `size` ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A factor is no finite number, or the arrays have a dtype that the operator or a factor does not make sense for.
+    """
+    before = _factor("prescale_factor", prescale_factor)
+    after = _factor("postscale_factor", postscale_factor)
+    kinds = {arrays.kind(tensor) for tensor in tensors}
+    if "bool" in kinds and (op is Average or before != 1 or after != 1):
+        raise ValueError("Arrays of bool have no average and cannot be scaled: use op=Sum (any) or op=Min (all).")
+    label = str(op)
+    if before != 1:
+        label += f", prescale_factor {before:.17g}"
+    if after != 1:
+        label += f", postscale_factor {after:.17g}"
+    if op is Average:
+        scale = before * after / size
+        if "integer" in kinds and size & (size - 1):
+            # 1/size is rounded, maybe down, and what is a bit less than a whole number would lose 1 when truncated.
+            scale = float(np.nextafter(scale, np.copysign(np.inf, scale)))
+        return Plan("sum", 1.0, scale, label)
+    if op is Sum:
+        return Plan("sum", 1.0, before * after, label if before != 1 or after != 1 else "")
+    return Plan(op.value, before, after, label)
+
+
+def scaled(tensor: Any, factor: float) -> Any:
+    """`tensor` times `factor`, in the tensor's dtype; integers are rounded toward zero. The tensor itself for 1."""
+    if factor == 1:
+        return tensor
+    with arrays.not_recorded():
+        if arrays.kind(tensor) != "integer":
+            return tensor * factor
+        return (tensor.astype("float64") * factor).astype(tensor.dtype)
+
+
+def _factor(what: str, value: Any) -> float:
+    if not isinstance(value, (numbers.Real, np.number)):
+        raise TypeError(f"{what} must be a number, not {value!r}.")
+    if not math.isfinite(value):
+        raise ValueError(f"{what} must be finite, not {value!r}.")
+    return float(value)

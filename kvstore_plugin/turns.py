@@ -1,0 +1,147 @@
+"""This rank's part in one operation of a process set: its turn, which it takes with work or with a refusal.
+
+Ranks are matched by name, and under one name by the order of their calls. A rank whose arguments are wrong must
+therefore take its turn as well, with the reason, or the others would wait for it and all later turns would be crossed.
+
+Calls that wait (allgather, barrier, add_process_set and the like) all take their turns under one name of the process
+set. So ranks that wait in different calls meet there, find that their labels differ, and get an error that shows both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from . import process
+from .mxnet_compat import MXNetError
+from .process_set import check
+
+
+class Turn:
+    """A context in which an operation is checked and started; an exception in it before that becomes a refusal.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        Whose ranks take part.
+    name : str
+        What they are matched by; begins with the scope of the set.
+    call : str
+        What the other ranks are told that was refused, for example ``"allreduce 'x'"``.
+
+    Raises
+    ------
+    ValueError
+        This process is not in the process set. Nobody is told, since nobody waits.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+
+    __slots__ = ("_taken", "call", "core", "name")
+
+    def __init__(self, process_set: Any, name: str, call: str) -> None:
+        self.core = process_set.core
+        self.core.rank()
+        self.name, self.call = name, call
+        self._taken = False
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is not None and not self._taken:
+            self._taken = True
+            self.core.refuse(self.name, f"{self.call}: {str(error) or kind.__name__}")
+
+    def push(self, function: Callable, *arguments: Any, **options: Any) -> None:
+        """Start the operation with one of the core's functions, which takes the name first.
+
+        Raises
+        ------
+        ValueError
+            The core does not take the arrays.
+        MXNetError
+            The operation has failed, with an engine that runs it at once.
+        """
+        try:
+            function(self.name, *arguments, **options)
+        except MXNetError:
+            self._taken = True
+            raise
+        except RuntimeError as error:
+            raise ValueError(f"{error}.") from error
+        self._taken = True
+
+    def meet(self, label: str, numbers: Sequence[int] = ()) -> np.ndarray:
+        """Wait for the other ranks, which show each other some numbers.
+
+        Parameters
+        ----------
+        label : str
+            The call, with what all ranks must agree on.
+        numbers : sequence of int
+            Equally many on all ranks with this label, of 64 bits.
+
+        Returns
+        -------
+        ndarray of int64, shape (size, len(numbers))
+            Row r is what rank r of the process set has passed.
+
+        Raises
+        ------
+        MXNetError
+            A rank is in another call that waits, has refused, or is gone.
+        """
+        rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
+        rows[self.core.rank()] = numbers
+        result = np.empty_like(rows)
+        work = self.core.submit_allreduce(self.name, [rows], [result], label=label)
+        self._taken = True
+        wait(work)
+        return result
+
+
+def named(process_set: Any, name: Any, call: str) -> Turn:
+    """The turn in an operation that a user has given a name, or none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `process_set` is none that this process can use; or `name` is neither a str nor an int nor None, in which case
+        the next turn without a name is refused.
+    """
+    check(process_set)
+    if name is None:
+        return Turn(process_set, f"{process_set.scope}/unnamed", call)
+    if isinstance(name, (str, int)):
+        return Turn(process_set, f"{process_set.scope}/call/{name}", described(call, name))
+    with named(process_set, None, call):
+        raise TypeError(f"The name of an operation must be a str, not {type(name).__name__}.")
+
+
+def waiting(process_set: Any, call: str) -> Turn:
+    """The turn in a call that waits for the other ranks."""
+    check(process_set)
+    return Turn(process_set, f"{process_set.scope}/waiting", call)
+
+
+def described(call: str, name: Any) -> str:
+    """A call as labels and errors show it: with its name, where it has one."""
+    return call if name is None else f"{call} {str(name)!r}"
+
+
+def wait(work: Any) -> None:
+    """Wait for work of the core.
+
+    Raises
+    ------
+    MXNetError
+        It has failed.
+    """
+    try:
+        process.wait(work)
+    except MXNetError:
+        raise
+    except RuntimeError as error:
+        raise MXNetError(str(error)) from None
