@@ -11,6 +11,19 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
+from .capabilities import (
+    ccl_built,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    is_homogeneous,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rocm_built,
+)
 from .compression import Compression
 from .process import (
     cross_rank,
@@ -26,21 +39,52 @@ from .process import (
 from .process_set import ProcessSet, global_process_set
 
 __all__ = [
+    "Adasum",
+    "Average",
     "Compression",
     "DistributedTrainer",
+    "Max",
+    "Min",
     "MyKV",
     "ProcessSet",
+    "Product",
+    "Sum",
     "add_process_set",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
     "broadcast_parameters",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
     "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_reducescatter",
     "init",
+    "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
+    "reducescatter",
     "remove_process_set",
+    "rocm_built",
     "shutdown",
     "size",
 ]
@@ -62,9 +106,22 @@ def _is_selftest() -> bool:
 
 
 try:
+    from .collectives import (
+        allreduce,
+        allreduce_,
+        broadcast,
+        broadcast_,
+        grouped_allreduce,
+        grouped_allreduce_,
+        grouped_reducescatter,
+        reducescatter,
+    )
+    from .gathering import allgather, alltoall, barrier, grouped_allgather
     from .kvstore import MyKV
     from .membership import add_process_set, remove_process_set
+    from .objects import allgather_object, broadcast_object
     from .parameters import broadcast_parameters
+    from .reduce_ops import Adasum, Average, Max, Min, Product, Sum
     from .trainer import DistributedTrainer
 except ImportError:
     if not _is_selftest():

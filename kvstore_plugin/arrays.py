@@ -87,6 +87,30 @@ def empty(shape: Sequence[int], like: NDArray) -> NDArray:
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 
+def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
+    """A new array with these values and their dtype, with the type and device of another."""
+    made = mx.nd.array(values, ctx=like.context, dtype=values.dtype)
+    return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
+
+
+def rows(array: NDArray, first: int, last: int) -> NDArray:
+    """A copy of some rows of an array."""
+    with not_recorded(), mx.util.np_shape(True):
+        return array[first:last].copy()
+
+
+def check_rows(array: NDArray, call: str) -> None:
+    """Refuse a scalar.
+
+    Raises
+    ------
+    ValueError
+        The array has no dimensions.
+    """
+    if not array.shape:
+        raise ValueError(f"The tensor of {call} is a scalar, which has no rows: use reshape(1).")
+
+
 def not_recorded() -> Any:
     """A context in which what is computed is not recorded for a backward pass."""
     return autograd.pause(train_mode=autograd.is_training())

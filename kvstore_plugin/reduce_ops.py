@@ -15,8 +15,8 @@ from . import arrays
 class ReduceOp(enum.Enum):
     """How the values of the ranks become one, element by element; `Adasum` goes by whole arrays."""
 
-    Average = "sum"
-    Sum = "sum "
+    Average = "average"
+    Sum = "sum"
     Min = "min"
     Max = "max"
     Product = "product"

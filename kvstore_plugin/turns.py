@@ -9,6 +9,7 @@ set. So ranks that wait in different calls meet there, find that their labels di
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -16,6 +17,9 @@ import numpy as np
 from . import process
 from .mxnet_compat import MXNetError
 from .process_set import check
+
+# Priorities travel as 32 bits.
+_LARGEST_PRIORITY = 2**31 - 1
 
 
 class Turn:
@@ -73,6 +77,12 @@ class Turn:
             raise ValueError(f"{error}.") from error
         self._taken = True
 
+    def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
+        """Start the operation with one of the core's functions for numpy arrays, and return its work."""
+        work = function(self.name, *arguments, **options)
+        self._taken = True
+        return work
+
     def meet(self, label: str, numbers: Sequence[int] = ()) -> np.ndarray:
         """Wait for the other ranks, which show each other some numbers.
 
@@ -96,9 +106,7 @@ class Turn:
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
-        work = self.core.submit_allreduce(self.name, [rows], [result], label=label)
-        self._taken = True
-        wait(work)
+        wait(self.submit(self.core.submit_allreduce, [rows], [result], label=label))
         return result
 
 
@@ -124,6 +132,28 @@ def waiting(process_set: Any, call: str) -> Turn:
     """The turn in a call that waits for the other ranks."""
     check(process_set)
     return Turn(process_set, f"{process_set.scope}/waiting", call)
+
+
+def gathering(process_set: Any, name: Any, call: str) -> Turn:
+    """The turn in an operation on which the ranks have agreed in a call that waits."""
+    return Turn(process_set, f"{process_set.scope}/{call if name is None else f'call/{name}'}", described(call, name))
+
+
+def checked_priority(priority: Any) -> int:
+    """A value of the argument `priority`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no int, or has more than 32 bits.
+    """
+    try:
+        number = operator.index(priority)
+    except TypeError:
+        raise TypeError(f"priority must be an int, not {type(priority).__name__}.") from None
+    if not -_LARGEST_PRIORITY <= number <= _LARGEST_PRIORITY:
+        raise ValueError(f"priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {number}.")
+    return number
 
 
 def described(call: str, name: Any) -> str:

@@ -1,10 +1,13 @@
 #include "runtime/patience.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 
 namespace mykv {
+
+Patience::Patience(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCESSORS_ONLN)) {}
 
 bool Patience::wait(const Bell& bell, uint32_t seen) {
   const int64_t until = until_.load(std::memory_order_relaxed);

@@ -16,8 +16,12 @@ namespace mykv {
 // tries now and then.
 class Patience {
  public:
+  // Where the ranks of the host outnumber its cores there is none: others need the core for the news to come.
+  explicit Patience(int local_size);
+
   // Any thread: a share has arrived, and news of it may come soon. Whether the thread is to be woken for it.
   bool hope() {
+    if (!has_core_) return false;
     if (hopes_.fetch_add(1, std::memory_order_relaxed) % kRareTurns != 0 &&
         credit_.load(std::memory_order_relaxed) <= 0) {
       return false;
@@ -35,6 +39,7 @@ class Patience {
   static constexpr uint32_t kRareTurns = 64;
   static int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
+  const bool has_core_;
   std::atomic<int64_t> until_{0};
   std::atomic<int> credit_{kMostCredit};
   std::atomic<uint32_t> hopes_{0};

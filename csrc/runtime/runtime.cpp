@@ -67,7 +67,8 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
                   world_.local_rank(), false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_)),
-      agreement_(world_, rendezvous_) {
+      agreement_(world_, rendezvous_),
+      patience_(world_.local_size()) {
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
   thread_ = std::thread([this] { run(); });
 }
