@@ -75,6 +75,7 @@ def _two_ranks(wanted: list[str], chosen: list[Item]) -> list[Item]:
         installed[peer] = [*_sizes(), *_trainer_cases("own"), cases.step("resnet18", "own"), *waiting]
     installed["mpi"] = [*_sizes(), cases.late()]
     plan = [Item(peers.SETUPS[peer][0], 2, installed[peer]) for peer in wanted]
+    plan.append(Item(peers.MYKV_BOUND, 2, [cases.pushpull(4 * KB)]))
     if "horovod" in wanted:
         _require(chosen, peers.HOROVOD_NO_CYCLE, cases.pushpull(4 * KB))
     return [*plan, *chosen, *limit.plan()[:2]]

@@ -73,6 +73,7 @@ _YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 _NO_CYCLE = {"HOROVOD_CYCLE_TIME": "0", **_YIELD}
 
 MYKV = Setup("mykv", AS_INSTALLED, "mykv")
+MYKV_BOUND = Setup("mykv", "bound", "mykv", mpirun=BOUND)
 CORE = Setup("mykv core", AS_INSTALLED, "core")
 ALONE = Setup("alone", AS_INSTALLED, "alone")
 LIMIT = Setup("limit", AS_INSTALLED, "limit")
@@ -89,7 +90,7 @@ def _grouped(groups: int) -> Setup:
 
 
 SETUPS: dict[str, list[Setup]] = {
-    "mykv": [MYKV],
+    "mykv": [MYKV, MYKV_BOUND],
     "horovod": [
         Setup("horovod", AS_INSTALLED, "horovod_peer"),
         HOROVOD_NO_CYCLE,

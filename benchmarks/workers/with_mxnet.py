@@ -172,21 +172,22 @@ class Measurements:
         yield "share", shares
 
     def python(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Seconds that Python is in step(), without MXNet's own update of the parameters."""
+        """Seconds that Python is in step(), without MXNet's own update of the parameters, and that its thread works."""
         params = parameters(case)
         trainer = self._peer.trainer(params, case["flavour"])
         trainer._update = lambda *args, **kwargs: None
-        times = []
+        both = {"time": [], "cpu": []}
         for iteration in range(case["warmup"] + case["iterations"]):
             for parameter in params:
                 write(parameter.list_grad()[0], 1)
             mx.nd.waitall()
-            begin = meeting.start()
+            begin, cpu = meeting.start(), time.thread_time()
             trainer.step(1)
             if iteration >= case["warmup"]:
-                times.append(time.perf_counter() - begin)
+                both["time"].append(time.perf_counter() - begin)
+                both["cpu"].append(time.thread_time() - cpu)
             mx.nd.waitall()
-        yield "time", times
+        yield from both.items()
 
     def memory(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Bytes of this process after some allreduces, each page divided by the number of processes that share it."""
