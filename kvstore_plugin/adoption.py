@@ -11,13 +11,15 @@ they were; the others are reduced by copying.
 from __future__ import annotations
 
 import functools
+import math
 import weakref
-from typing import Any
+from typing import Any, Sequence
 
 import numpy as np
 
 from . import process
 from .mxnet_compat import NDArray, Parameter, autograd, view_of_memory
+from .process_set import ProcessSet
 
 # Slots start on a cache line, which no two gradients share, and on a boundary that suits the widest vectors.
 _ALIGNMENT = 64
@@ -31,13 +33,13 @@ _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: w
 
 
 class Bucket:
-    """Gradients of one dtype, one after another in shared memory, reduced by one operation."""
+    """Gradients of one dtype, one after another in the shared memory of a process set, reduced by one operation."""
 
-    def __init__(self, dtype: np.dtype, capacity: int) -> None:
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
         self.dtype = dtype
         self.capacity = capacity  # bytes
         self.used = 0  # bytes
-        self.buffer = process.core.reserve(capacity)
+        self.buffer = process_set.core.reserve(capacity)
         self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its place in bytes and its view
 
     def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
@@ -57,25 +59,42 @@ class Bucket:
 
 
 class GradientMemory:
-    """The shared memory for the gradients of one trainer.
+    """The shared memory for the gradients that one trainer reduces over one process set.
 
     Parameters
     ----------
+    process_set : ProcessSet
+        The ranks that share it.
     bucket_bytes : int
         Gradients share a bucket up to this size, in bytes; a larger one has a bucket of its own. 0: none is adopted.
+        Those of a group share a bucket for each dtype whatever its size.
     """
 
-    def __init__(self, bucket_bytes: int) -> None:
+    def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
+        self._process_set = process_set
         self._bucket_bytes = bucket_bytes
-        self._filling: dict[np.dtype, Bucket] = {}
+        self._group_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: number of its group
+        self._filling: dict[tuple, Bucket] = {}  # by group and dtype
         self.buckets: list[Bucket] = []
         self._places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
         self.late: list[Parameter] = []  # had gradients before a backward that may have written them
 
-    def own(self, parameter: Parameter) -> None:
-        """Adopt the gradient of a Parameter, now if it has one that may be adopted, and whenever it gets a new one."""
-        if not self._bucket_bytes or _owner(parameter) is not None:
+    def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
+        """Adopt the gradients of Parameters, of those that have one now, and whenever one gets a new one.
+
+        Parameters
+        ----------
+        parameters : sequence of (Parameter, int or None)
+            In the order in which they shall lie; each with the number of its group, or None where there are no groups.
+        """
+        if not self._bucket_bytes:
             return
+        free = [(parameter, group) for parameter, group in parameters if _owner(parameter) is None]
+        self._group_of.update((parameter, group) for parameter, group in free if group is not None)
+        for parameter, _ in free:
+            self._own(parameter)
+
+    def _own(self, parameter: Parameter) -> None:
         _owners[parameter] = weakref.ref(self)
         if parameter._grad is None:
             return
@@ -92,13 +111,16 @@ class GradientMemory:
         dtype = np.dtype(gradient.dtype)
         view = self._earlier_view(parameter, gradient)
         if view is None:
-            view = self._bucket_for(dtype, _aligned(gradient.size * dtype.itemsize)).add(parameter, gradient)
+            nbytes = _aligned(gradient.size * dtype.itemsize)
+            view = self._bucket_for(self._group_of.get(parameter), dtype, nbytes).add(parameter, gradient)
             self._places.setdefault(parameter, []).append(view)
         parameter._grad = [view]
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
     def attached(self) -> bool:
         """Whether the buckets are of the core as it runs now, and not of one that was shut down."""
+        if not process.is_initialized() or not self._process_set.included():
+            return False
         return all(bucket.buffer.attached for bucket in self.buckets)
 
     def _earlier_view(self, parameter: Parameter, gradient: NDArray) -> NDArray | None:
@@ -112,12 +134,25 @@ class GradientMemory:
                 return view
         return None
 
-    def _bucket_for(self, dtype: np.dtype, nbytes: int) -> Bucket:
-        bucket = self._filling.get(dtype)
+    def _bucket_for(self, group: int | None, dtype: np.dtype, nbytes: int) -> Bucket:
+        bucket = self._filling.get((group, dtype))
         if bucket is None or bucket.used + nbytes > bucket.capacity:
-            bucket = self._filling[dtype] = Bucket(dtype, max(self._bucket_bytes, nbytes))
+            capacity = self._bucket_bytes if group is None else self._group_bytes(group, dtype)
+            bucket = self._filling[group, dtype] = Bucket(self._process_set, dtype, max(capacity, nbytes))
             self.buckets.append(bucket)
         return bucket
+
+    def _group_bytes(self, group: int, dtype: np.dtype) -> int:
+        """What the gradients of a group need that have no place yet; a guess where not all shapes are known."""
+        members = [parameter for parameter, number in self._group_of.items() if number == group]
+        shapes = [
+            parameter.shape
+            for parameter in members
+            if np.dtype(parameter.dtype) == dtype and parameter not in self._places
+        ]
+        known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
+        needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)
+        return needed if len(known) == len(shapes) else needed + self._bucket_bytes
 
     @staticmethod
     def _adoptable(parameter: Parameter) -> bool:
@@ -132,7 +167,7 @@ class GradientMemory:
 
     def __reduce__(self) -> tuple:
         # A copy has other parameters, which own no memory yet.
-        return GradientMemory, (self._bucket_bytes,)
+        return GradientMemory, (self._process_set, self._bucket_bytes)
 
 
 def _aligned(nbytes: int) -> int:
@@ -154,7 +189,7 @@ def _adopting(original: Any) -> Any:
         if self._grad is not None and self._grad is not before:
             _born[self] = _backwards
             owner = _owner(self)
-            if owner is not None and process.is_initialized() and owner.attached():
+            if owner is not None and owner.attached():
                 owner.adopt(self)
         return result
 

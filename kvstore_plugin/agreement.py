@@ -1,4 +1,4 @@
-"""Small exchanges of whole numbers, by which the ranks find out whether they are about to do the same.
+"""Small exchanges by which the ranks of a process set find out whether they are about to do the same.
 
 Operations are matched by name, so ranks with other sets of names would wait for each other for ever. These exchanges
 block until all ranks have come to them; none happens in a step of ordinary training.
@@ -12,17 +12,24 @@ from typing import Sequence
 import numpy as np
 
 from . import process
+from .process_set import ProcessSet
 
 
-def extremes(name: str, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def extremes(
+    process_set: ProcessSet, name: str, numbers: Sequence[int], label: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
     """For each number the smallest and the largest that a rank has passed.
 
     Parameters
     ----------
+    process_set : ProcessSet
+        The ranks that take part.
     name : str
         What the ranks are matched by.
     numbers : sequence of int
         Equally many on all ranks, each above -2**63 and below 2**63.
+    label : str, optional
+        A text that must be the same on all ranks; where it is not, the error shows what two of them have.
 
     Returns
     -------
@@ -36,21 +43,25 @@ def extremes(name: str, numbers: Sequence[int]) -> tuple[np.ndarray, np.ndarray]
     mine = np.array([numbers, numbers], dtype=np.int64)
     mine[0] *= -1
     result = np.empty_like(mine)
-    process.wait(process.core.submit_allreduce(name, [mine], [result], "max"))
+    process.wait(process_set.core.submit_allreduce(name, [mine], [result], "max", label=label))
     return -result[0], result[1]
 
 
-def check_names(carrier: str, names: Sequence[str], what: str) -> None:
+def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], what: str, label: str = "") -> None:
     """Raise an error on every rank unless all ranks pass the same names in the same order.
 
     Parameters
     ----------
+    process_set : ProcessSet
+        The ranks that take part.
     carrier : str
         The name that the exchange itself goes under.
     names : sequence of str
         The names to compare.
     what : str
         What the names are, for the error, for example ``'parameters of trainer0'``.
+    label : str, optional
+        As for `extremes`.
 
     Raises
     ------
@@ -59,7 +70,7 @@ def check_names(carrier: str, names: Sequence[str], what: str) -> None:
     mykv_core.Error
         As for `extremes`.
     """
-    (lowest, few), (highest, many) = extremes(carrier, [_digest(names), len(names)])
+    (lowest, few), (highest, many) = extremes(process_set, carrier, [digest(names), len(names)], label)
     if lowest != highest:
         elsewhere = f"between {few} and {many}" if few != many else f"{many} too, but others,"
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -69,11 +80,13 @@ def check_names(carrier: str, names: Sequence[str], what: str) -> None:
         )
 
 
-def is_same(carrier: str, texts: Sequence[str]) -> bool:
+def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool:
     """Whether all ranks pass the same texts.
 
     Parameters
     ----------
+    process_set : ProcessSet
+        The ranks that take part.
     carrier : str
         The name that the exchange itself goes under.
     texts : sequence of str
@@ -84,9 +97,35 @@ def is_same(carrier: str, texts: Sequence[str]) -> bool:
     mykv_core.Error
         As for `extremes`.
     """
-    (lowest,), (highest,) = extremes(carrier, [_digest(texts)])
+    (lowest,), (highest,) = extremes(process_set, carrier, [digest(texts)])
     return bool(lowest == highest)
 
 
-def _digest(texts: Sequence[str]) -> int:
-    return int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")
+def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
+    """The text that the set's rank 0 passes, on all of them.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    text : str
+        Not empty. Those of the other ranks do not count.
+
+    Raises
+    ------
+    mykv_core.Error
+        As for `extremes`.
+    """
+    mine = np.frombuffer(text.encode(), dtype=np.uint8)
+    is_first = process_set.rank() == 0
+    _, (length,) = extremes(process_set, carrier, [mine.size if is_first else 0])
+    result = np.empty(length, dtype=np.uint8)
+    process.wait(process_set.core.submit_broadcast(carrier, mine if is_first else None, [result]))
+    return result.tobytes().decode()
+
+
+def digest(texts: Sequence[str]) -> int:
+    """A number, above 0 and below 2**57, that is the same where the texts are."""
+    return 1 + int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")

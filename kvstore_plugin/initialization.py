@@ -17,6 +17,7 @@ from typing import Any
 
 from . import arrays, process
 from .mxnet_compat import NDArray, Parameter
+from .process_set import ProcessSet
 
 
 class Broadcast:
@@ -24,28 +25,35 @@ class Broadcast:
 
     Parameters
     ----------
+    process_set : ProcessSet
+        The ranks that take part.
     name : str
         What the ranks match it by.
-    root_rank : int
-        The rank whose values count.
+    root : int
+        The rank within the set whose values count.
     priority : int
         Operations with a higher one run first.
     lasting : bool
         It is wanted at every initialization, not at the next only.
     """
 
-    def __init__(self, name: str, root_rank: int, priority: int, lasting: bool = False) -> None:
+    def __init__(self, process_set: ProcessSet, name: str, root: int, priority: int, lasting: bool = False) -> None:
+        self.process_set = process_set
         self.name = name
-        self.root_rank = root_rank
+        self.root = root
         self.priority = priority
         self.lasting = lasting
         self.covered = False  # at the next initialization another one comes first on all ranks, which is enough
 
     def push(self, values: list[NDArray]) -> None:
         """Send `values`, one array per device, or overwrite them with the root's."""
-        process.core.push_broadcast(
-            self.name, values[0].handle.value, arrays.handles(values), self.root_rank, self.priority
+        self.process_set.core.push_broadcast(
+            self.name, values[0].handle.value, arrays.handles(values), self.root, self.priority
         )
+
+    def refuse(self, reason: str) -> None:
+        """Take this rank's turn with a refusal."""
+        self.process_set.core.refuse(self.name, reason)
 
 
 _waiting: weakref.WeakKeyDictionary[Parameter, list[Broadcast]] = weakref.WeakKeyDictionary()
@@ -78,7 +86,7 @@ def refuse(parameter: Parameter, reason: str) -> None:
     waiting = _waiting.get(parameter, [])
     for broadcast in waiting:
         if not broadcast.covered:
-            process.core.refuse(broadcast.name, reason)
+            broadcast.refuse(reason)
         broadcast.covered = False
     waiting[:] = [broadcast for broadcast in waiting if broadcast.lasting]
 
@@ -86,11 +94,16 @@ def refuse(parameter: Parameter, reason: str) -> None:
 def _initialized(parameter: Parameter) -> None:
     _refused.discard(parameter)
     waiting = _waiting.get(parameter, [])
+    left = []
     for broadcast in waiting:
-        if not broadcast.covered:
+        is_there = broadcast.process_set.included()  # and was not removed
+        if is_there and not broadcast.covered:
             broadcast.push(parameter._data)
-        broadcast.covered = False
-    waiting[:] = [broadcast for broadcast in waiting if broadcast.lasting]
+        if broadcast.lasting or not is_there:
+            left.append(broadcast)
+        if is_there:
+            broadcast.covered = False
+    waiting[:] = left
 
 
 def _broadcasting(original: Any) -> Any:

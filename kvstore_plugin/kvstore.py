@@ -6,13 +6,12 @@ same key, so that they get an error and do not wait.
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Sequence, Tuple
 
-from . import arrays, process
+from . import arrays, parameters, process
+from . import process_set as process_sets
 from .mxnet_compat import KVStoreBase, MXNetError, NDArray, create_stores_by_name
-
-_numbers = itertools.count()
+from .process_set import ProcessSet, global_process_set
 
 # Priorities travel as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
@@ -23,7 +22,7 @@ _Call = Tuple[str, Sequence[NDArray], Sequence[NDArray]]
 
 @KVStoreBase.register
 class MyKV(KVStoreBase):
-    """Store for synchronous data-parallel training, made with ``mx.kv.create('mykv')``.
+    """Store for synchronous data-parallel training, made with ``mx.kv.create('mykv')`` or ``MyKV(process_set=...)``.
 
     Creating the first one initializes MPI and joins the other ranks, if kvstore_plugin.init() was not called before.
     Each store has keys of its own; all ranks must create their stores in the same order. 3 and '3' are different keys.
@@ -31,11 +30,23 @@ class MyKV(KVStoreBase):
 
     Calls return at once, and MXNet's engine orders their results: whatever reads or writes an array waits for them as
     for any operator. An error that another rank caused is raised as MXNetError where the array is read.
+
+    Parameters
+    ----------
+    process_set : ProcessSet, optional
+        The ranks that take part, all of them by default. Where the store counts ranks, it does so within the set.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no ProcessSet, is not added, or this process is not in it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
-        self._scope = f"kv{next(_numbers)}"
+        process_sets.check(process_set)
+        self._process_set = process_set
+        self._scope = parameters.numbered(process_set, "kv")
 
     def __repr__(self) -> str:
         return f"<MyKV {self._scope}>"
@@ -47,28 +58,28 @@ class MyKV(KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """Number of this worker among all, from 0."""
-        return process.rank()
+        """Number of this worker among those of the store, from 0."""
+        return self._process_set.rank()
 
     @property
     def num_workers(self) -> int:
         """Number of workers."""
-        return process.size()
+        return self._process_set.size()
 
     @property
     def size(self) -> int:
         """Number of workers, as `num_workers`."""
-        return process.size()
+        return self._process_set.size()
 
     @property
     def local_rank(self) -> int:
         """Number of this worker among those of its host, from 0."""
-        return process.local_rank()
+        return self._process_set.core.local_rank()
 
     @property
     def local_size(self) -> int:
         """Number of workers on this host."""
-        return process.local_size()
+        return self._process_set.core.local_size()
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Copy the bits of rank 0's `value` into `out` on every rank.
@@ -94,11 +105,13 @@ class MyKV(KVStoreBase):
         calls = self._calls("broadcast", key, value, out, priority)
         for number, (name, inputs, outputs) in enumerate(calls):
             try:
-                process.core.push_broadcast(name, inputs[0].handle.value, arrays.handles(outputs), 0, priority)
+                self._process_set.core.push_broadcast(
+                    name, inputs[0].handle.value, arrays.handles(outputs), 0, priority
+                )
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
-                raise _refused(calls[number:], error) from error
+                raise self._refused(calls[number:], error) from error
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum `value` over all workers and over all devices of a list.
@@ -125,11 +138,11 @@ class MyKV(KVStoreBase):
             source = arrays.handles(inputs)
             target = source if outputs is inputs else arrays.handles(outputs)
             try:
-                process.core.push_allreduce(name, source, target, "sum", 1.0, priority)
+                self._process_set.core.push_allreduce(name, source, target, "sum", 1.0, priority)
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
-                raise _refused(calls[number:], error) from error
+                raise self._refused(calls[number:], error) from error
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -168,7 +181,7 @@ class MyKV(KVStoreBase):
 
     def __reduce__(self) -> tuple:
         # A copy is the same store: nothing but the name of its keys makes one.
-        return _store_named, (self._scope,)
+        return _store_named, (self._scope, self._process_set)
 
     def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int) -> list[_Call]:
         """Check a whole call before any of it runs; if something is wrong, refuse all of it on the other ranks too."""
@@ -180,7 +193,7 @@ class MyKV(KVStoreBase):
             return self._several_calls(method, key, value, out)
         except (TypeError, ValueError) as error:
             for name in self._names(key):
-                process.core.refuse(name, str(error))
+                self._process_set.core.refuse(name, str(error))
             raise
 
     def _call(self, method: str, key: int | str, value: Any, out: Any) -> _Call:
@@ -213,21 +226,20 @@ class MyKV(KVStoreBase):
         calls = [self._call(method, _plain(k), v, o) for k, v, o in zip(key, value, outs)]
         return calls if len({call[0] for call in calls}) == len(calls) else _grouped(method, calls)
 
+    def _refused(self, calls: list[_Call], error: Exception) -> ValueError:
+        """Refuse what is left of a call whose first array the core does not take (a dtype); returns what to raise.
+
+        Where there is no core, this raises the RuntimeError that says so.
+        """
+        reason = f"Key {_shown(calls[0][0])}: {error}."
+        for name, _, _ in calls:
+            self._process_set.core.refuse(name, reason)
+        return ValueError(reason)
+
     def _names(self, key: Any) -> list[str]:
         """Names of the keys in `key`, each once; those that are no keys have none."""
         keys = key if isinstance(key, (list, tuple)) else [key]
         return list(dict.fromkeys(f"{self._scope}/{_plain(k)!r}" for k in keys if isinstance(k, (int, str))))
-
-
-def _refused(calls: list[_Call], error: Exception) -> ValueError:
-    """Refuse what is left of a call whose first array the core does not take (a dtype), and return the error to raise.
-
-    Where there is no core, this raises the RuntimeError that says so.
-    """
-    reason = f"Key {_shown(calls[0][0])}: {error}."
-    for name, _, _ in calls:
-        process.core.refuse(name, reason)
-    return ValueError(reason)
 
 
 def _shown(name: str) -> str:
@@ -260,9 +272,9 @@ def _grouped(method: str, calls: list[_Call]) -> list[_Call]:
     return [(name, inputs, outputs) for name, (inputs, outputs) in groups.items()]
 
 
-def _store_named(scope: str) -> MyKV:
+def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
     store = MyKV.__new__(MyKV)
-    store._scope = scope
+    store._scope, store._process_set = scope, process_set
     return store
 
 

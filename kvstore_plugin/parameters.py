@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 from . import agreement, arrays, initialization, process
+from . import process_set as process_sets
 from .initialization import Broadcast
 from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter
-
-_numbers = itertools.count()
+from .process_set import ProcessSet, global_process_set
 
 # What a rank knows of a parameter before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
@@ -23,7 +22,9 @@ class Named(NamedTuple):
     position: int  # in the network, from its input
 
 
-def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = None) -> None:
+def broadcast_parameters(
+    params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
+) -> None:
     """Give all ranks the values that `root_rank` has. Collective; returns when they have arrived.
 
     Parameters whose initialization is deferred are broadcast when they are initialized, inside the first forward pass.
@@ -35,35 +36,40 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Matched between ranks
         by key, and by position where the keys are Parameter.name (ParameterDict), which may differ between processes.
     root_rank : int, optional
-        The rank whose values count.
+        The rank whose values count, as a global rank.
     prefix : str, optional
         Put before the keys; only error messages show it.
+    process_set : ProcessSet, optional
+        The ranks that take part.
 
     Raises
     ------
     TypeError, ValueError
-        `params` holds something else, a sparse array, or an array on a GPU; `root_rank` is no rank.
+        `params` holds something else, a sparse array, or an array on a GPU; `root_rank` is not in the set; this
+        process is not.
     RuntimeError
         The ranks hold other sets of parameters.
     MXNetError
         Shapes or dtypes differ between the ranks, or an array carries an error on some rank.
     """
     process.require()
-    scope = f"broadcast{next(_numbers)}"
+    process_sets.check(process_set)
+    scope = numbered(process_set, "broadcast")
     carrier = f"{scope}/parameters"
     try:
-        check_root(root_rank)
+        root = process_set.position_of(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
     except (TypeError, ValueError) as error:
-        process.core.refuse(carrier, str(error))
+        process_set.core.refuse(carrier, str(error))
         raise
-    agreement.check_names(carrier, [one.name for one in named], f"parameters of {scope}")
+    names = [one.name for one in named]
+    agreement.check_names(process_set, carrier, names, f"parameters of {scope}", f"a broadcast from rank {root_rank}")
     if not named:
         return
     arriving = []
-    least, most = agreement.extremes(carrier, [_state(one.value) for one in named])
+    least, most = agreement.extremes(process_set, carrier, [_state(one.value) for one in named])
     for (name, value, position), lowest, highest in zip(named, least, most):
-        broadcast = Broadcast(f"{scope}/{name}", root_rank, -position)
+        broadcast = Broadcast(process_set, f"{scope}/{name}", root, -position)
         if isinstance(value, NDArray) or value._data is not None:
             broadcast.push(_arrays(value))
             if highest < _WITHOUT_VALUES:
@@ -74,23 +80,25 @@ def broadcast_parameters(params: Any, root_rank: int = 0, prefix: str | None = N
         array.wait_to_read()
 
 
-def keep_equal(named: Sequence[Named], scope: str, root_rank: int) -> None:
+def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int) -> None:
     """Broadcast a trainer's parameters, now and whenever they are initialized later. Collective.
 
     Parameters
     ----------
+    process_set : ProcessSet
+        The ranks that take part.
     named : sequence of Named
         Parameters, the same on all ranks.
     scope : str
         Begins the names of all operations.
-    root_rank : int
-        The rank whose values count.
+    root : int
+        The rank within the set whose values count.
     """
     if not named:
         return
-    least, most = agreement.extremes(f"{scope}/parameters", [_state(one.value) for one in named])
+    least, most = agreement.extremes(process_set, f"{scope}/parameters", [_state(one.value) for one in named])
     for (name, parameter, position), lowest, highest in zip(named, least, most):
-        broadcast = Broadcast(f"{scope}/values/{name}", root_rank, -position, lasting=True)
+        broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=True)
         everywhere = lowest if lowest == highest else None
         if parameter._data is not None:
             broadcast.push(parameter._data)
@@ -99,18 +107,34 @@ def keep_equal(named: Sequence[Named], scope: str, root_rank: int) -> None:
             initialization.wait_for(parameter, broadcast)
 
 
-def check_root(root_rank: Any) -> None:
-    """Raise what is wrong with a value of the argument `root_rank`.
+def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int) -> None:
+    """Overwrite a trainer's parameters, on every device, with the values that the root has now. Returns at once.
 
-    Raises
-    ------
-    TypeError, ValueError
-        It is no int, or no rank.
+    Parameters
+    ----------
+    process_set, named, scope, root
+        As for `keep_equal`.
     """
-    if not isinstance(root_rank, int):
-        raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
-    if not 0 <= root_rank < process.size():
-        raise ValueError(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
+    for name, parameter, position in named:
+        broadcast = Broadcast(process_set, f"{scope}/again/{name}", root, -position)
+        if parameter._data is not None:
+            broadcast.push(parameter._data)
+        else:  # without a gradient, since step() refuses the others, and never used in a forward pass
+            broadcast.refuse(f"Parameter {name} ({parameter.name}) has no values yet on rank {process.rank()}.")
+
+
+def numbered(process_set: ProcessSet, kind: str) -> str:
+    """Begins the names of the operations of the next store, trainer and so on that the members of a set make.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The members count by themselves, since other ranks make others.
+    kind : str
+        What is counted, for example ``'trainer'``.
+    """
+    own = f"{kind}{process_set.next_number(kind)}"
+    return own if process_set is global_process_set else f"{process_set.scope}.{own}"
 
 
 def named_parameters(params: Any) -> list[Named]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from typing import Any
+import warnings
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from . import compression as compressions
 from . import mxnet_compat, parameters, process
 from . import process_set as process_sets
+from .arguments import check_predivide_factor, whole_number
 from .compression import Compression
 from .gradients import Gradients
+from .local_gradients import LocalGradients
 from .mxnet_compat import Parameter, gluon
+from .optimizer import DistributedOptimizer
+from .parameters import Named
+from .plan import Reduction
 from .process_set import ProcessSet, global_process_set
 
-_numbers = itertools.count()
+_REDUCE_METHODS = ("mean", "sum")
 
 
 class DistributedTrainer(gluon.Trainer):
@@ -23,7 +27,7 @@ class DistributedTrainer(gluon.Trainer):
     Gradients are averaged over the workers, so that the arguments of step() mean what they mean in one process with a
     worker's batch. All workers start from the values of `root_rank`, also where the parameters are initialized later,
     in the first forward pass or anew. Creating a trainer is collective, as init() is, which it calls if nobody has;
-    all workers must create their trainers in the same order.
+    all workers must create their trainers in the same order, with the same arguments (but for `bucket_bytes`).
 
     Parameters
     ----------
@@ -31,35 +35,53 @@ class DistributedTrainer(gluon.Trainer):
         Matched between workers by key, or by position in a list or a ParameterDict; never by Parameter.name. A
         Parameter that is there twice is trained once.
     optimizer : str or Optimizer
-        As for gluon.Trainer.
+        As for gluon.Trainer. Of a `DistributedOptimizer` the wrapped optimizer is taken, with a UserWarning, since
+        gradients need averaging once.
     optimizer_params : dict, optional
         As for gluon.Trainer.
     compression : optional
-        `Compression.none`.
+        Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`.
     gradient_predivide_factor : float, optional
-        Must be 1.0.
+        Finite and above 0. Elsewhere it divides gradients before they are summed, so that sums of float16 stay in
+        range, and multiplies the result. Here sums of 16 bits are formed in 32, and one scale is applied to the sum, so
+        the result is the mean whatever the factor is.
     prefix : str, optional
         Part of the names in error messages.
     num_groups : int, optional
-        Must be 0.
-    process_set : optional
-        Must be `global_process_set`.
+        Gradients are reduced in so many groups, as many gradients in each, in the order of `params`: those of a group
+        and a dtype by one operation, whatever their size. 0: `bucket_bytes` divides them. With more groups than
+        gradients each is a group.
+    process_set : ProcessSet, optional
+        The workers that train together; only they may create the trainer.
     root_rank : int, optional
-        The worker whose initial values count.
+        The worker, as a global rank, whose initial values count. In a process set that does not hold rank 0, the
+        default means its first one.
     update_on_kvstore : bool, optional
         Must be None or False: there are no servers.
     bucket_bytes : int, optional
         Gradients are put into shared memory next to each other, up to so many bytes, and each such bucket is reduced
-        by one operation. 0: they stay where MXNet made them, and each is copied into shared memory and back.
+        by one operation. 0: they stay where MXNet made them, and each is copied into shared memory and back (with
+        `num_groups`, by one operation for each group). The value of the set's first worker counts for all, and so does
+        its division of gradients into buckets.
+    reduce_method : str, optional
+        'mean' or 'sum': what becomes of the gradients of several workers.
+    broadcast_period : int, optional
+        0: parameters are broadcast at the start only. n > 0: in every n-th step, before the update, they are again
+        overwritten on every worker and device with those of `root_rank`. -1: they are never broadcast, those whose
+        initialization is deferred neither; the workers must see to equal values themselves.
+    parameter_process_sets : dict, optional
+        Process sets of single parameters, in place of `process_set`. Its keys are Parameters, or keys of `params`.
+        Where the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
+        reduced, and trained on this worker's gradients alone.
 
     Raises
     ------
     NotImplementedError
         An argument has a value that is not built yet, or a parameter or its gradient is sparse.
     TypeError, ValueError
-        An argument is wrong.
+        An argument is wrong, or this worker is not in `process_set`.
     RuntimeError
-        The workers have other sets of parameters.
+        The workers have other sets of parameters, or other arguments.
     """
 
     def __init__(
@@ -76,24 +98,59 @@ class DistributedTrainer(gluon.Trainer):
         root_rank: int = 0,
         update_on_kvstore: bool | None = None,
         bucket_bytes: int = 16 << 20,
+        reduce_method: str = "mean",
+        broadcast_period: int = 0,
+        parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
     ) -> None:
         process.require()
-        scope = f"trainer{next(_numbers)}" + (f".{prefix}" if prefix else "")
+        scopes = _scopes(process_set, parameter_process_sets, prefix)
         try:
-            compressions.check(compression)
             process_sets.check(process_set)
-            _check_arguments(gradient_predivide_factor, num_groups, update_on_kvstore, bucket_bytes)
-            parameters.check_root(root_rank)
+            compressions.check(compression)
+            check_predivide_factor(gradient_predivide_factor)
+            num_groups = whole_number("num_groups", num_groups, 0)
+            bucket_bytes = whole_number("bucket_bytes", bucket_bytes, 0)
+            broadcast_period = whole_number("broadcast_period", broadcast_period, -1)
+            _check_choices(prefix, update_on_kvstore, reduce_method)
             named = parameters.named_parameters(params)
             _check_parameters(named)
-            super().__init__(_in_mxnets_order(params), optimizer, optimizer_params, None, None, False)
+            named_of = _divided(params, named, process_set, parameter_process_sets)
+            roots = {one: _root(one, root_rank, process_set) for one in scopes}
+            super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
         except Exception as error:
-            process.core.refuse(f"{scope}/parameters", str(error))
+            _refuse(scopes.items(), error)
             raise
-        self._gradients = Gradients(scope, named, bucket_bytes, self._follow_devices)
         self._ignores_stale = False
         self._freshness_is_shared = False
-        parameters.keep_equal(named, scope, root_rank)
+        self._broadcast_period = broadcast_period
+        self._steps = 0
+        self._shares = [_Share(one, scope, named_of.get(one, []), roots[one]) for one, scope in scopes.items()]
+        label = (
+            f"root_rank={root_rank}, compression={compression!r}, num_groups={num_groups}, "
+            f"gradient_predivide_factor={float(gradient_predivide_factor)}, reduce_method={reduce_method!r}, "
+            f"broadcast_period={broadcast_period}"
+        )
+        how = Reduction(process_set, reduce_method == "mean", compression.wire, bucket_bytes, num_groups)
+        self._gradients = self._met(how, label)
+        local = [one.value for one in named_of.get(None, [])]
+        if local:
+            self._gradients.append(LocalGradients(local, self._follow_devices))
+
+    def _met(self, how: Reduction, label: str) -> list[Gradients | LocalGradients]:
+        """Meet the other members of each process set, give the parameters equal values, and keep their gradients."""
+        met = []
+        for number, share in enumerate(self._shares):
+            try:
+                reduction = how._replace(process_set=share.process_set)
+                gradients = Gradients(share.scope, share.named, reduction, self._follow_devices, label)
+                if self._broadcast_period >= 0:
+                    parameters.keep_equal(share.process_set, share.named, share.scope, share.root)
+            except Exception as error:
+                _refuse([(later.process_set, later.scope) for later in self._shares[number + 1 :]], error)
+                raise
+            if share.named:
+                met.append(gradients)
+        return met
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters. Returns at once.
@@ -137,12 +194,27 @@ class DistributedTrainer(gluon.Trainer):
         self._check_and_rescale_grad(self._scale / batch_size)
         self._ignores_stale = ignore_stale_grad
         if ignore_stale_grad and not self._freshness_is_shared:
-            self._gradients.share_freshness()
+            for gradients in self._gradients:
+                gradients.share_freshness()
         self._update(ignore_stale_grad)
 
     def _allreduce(self, ignore_stale: bool) -> None:
-        self._gradients.allreduce(ignore_stale)
+        for number, gradients in enumerate(self._gradients):
+            try:
+                gradients.allreduce(ignore_stale)
+            except Exception as error:
+                for later in self._gradients[number + 1 :]:
+                    later.refuse(str(error))
+                raise
         self._freshness_is_shared = ignore_stale
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._broadcast_period > 0:
+            self._steps += 1
+            if self._steps % self._broadcast_period == 0:
+                for share in self._shares:
+                    parameters.broadcast_again(share.process_set, share.named, share.scope, share.root)
+        super()._update(ignore_stale_grad)
 
     def _allreduce_grads(self) -> None:
         self.allreduce_grads()
@@ -162,27 +234,92 @@ class DistributedTrainer(gluon.Trainer):
         mxnet_compat.set_trainer_contexts(self, list(new))
 
 
-def _check_arguments(
-    gradient_predivide_factor: float, num_groups: int, update_on_kvstore: bool | None, bucket_bytes: int
-) -> None:
-    if not isinstance(bucket_bytes, int):
-        raise TypeError(f"bucket_bytes must be an int, not {type(bucket_bytes).__name__}.")
-    if bucket_bytes < 0:
-        raise ValueError(f"bucket_bytes must be at least 0, not {bucket_bytes}.")
-    if not isinstance(gradient_predivide_factor, (int, float)):
-        raise TypeError(f"gradient_predivide_factor must be a number, not {type(gradient_predivide_factor).__name__}.")
-    if not (math.isfinite(gradient_predivide_factor) and gradient_predivide_factor > 0):
-        raise ValueError(f"gradient_predivide_factor must be finite and above 0, not {gradient_predivide_factor}.")
-    if gradient_predivide_factor != 1.0:
-        raise NotImplementedError("gradient_predivide_factor other than 1.0 is not built yet.")
-    if not isinstance(num_groups, int):
-        raise TypeError(f"num_groups must be an int, not {type(num_groups).__name__}.")
-    if num_groups < 0:
-        raise ValueError(f"num_groups must be at least 0, not {num_groups}.")
-    if num_groups:
-        raise NotImplementedError("num_groups other than 0 is not built yet.")
+class _Share(NamedTuple):
+    """The parameters that are trained together by one process set, and how its members know them."""
+
+    process_set: ProcessSet
+    scope: str
+    named: Sequence[Named]
+    root: int  # within the set
+
+
+def _scopes(process_set: Any, of_parameters: Any, prefix: str | None) -> dict[ProcessSet, str]:
+    """What begins the names of this trainer's operations in each process set, of those that this rank is in.
+
+    The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
+    """
+    given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
+    if isinstance(of_parameters, Mapping):
+        given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
+    sets = {one.process_set_id: one for one in given if one.included()}
+    suffix = f".{prefix}" if prefix else ""
+    return {one: parameters.numbered(one, "trainer") + suffix for _, one in sorted(sets.items())}
+
+
+def _refuse(scopes: Iterable[tuple[ProcessSet, str]], error: Exception) -> None:
+    for process_set, scope in scopes:
+        process_set.core.refuse(f"{scope}/parameters", str(error))
+
+
+def _root(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
+    """Rank within a process set of the worker whose values count there."""
+    if process_set is of_trainer and root_rank != 0:
+        return process_set.position_of(root_rank)
+    global_process_set.position_of(root_rank)
+    return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
+
+
+def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_method: str) -> None:
+    if prefix is not None and not isinstance(prefix, str):
+        raise TypeError(f"prefix must be a str, not {type(prefix).__name__}.")
+    if not isinstance(reduce_method, str):
+        raise TypeError(f"reduce_method must be a str, not {type(reduce_method).__name__}.")
+    if reduce_method not in _REDUCE_METHODS:
+        raise ValueError(f"reduce_method must be 'mean' or 'sum', not {reduce_method!r}.")
     if update_on_kvstore:
         raise NotImplementedError("update_on_kvstore=True is not built yet: each worker updates its own copy.")
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    if not isinstance(optimizer, DistributedOptimizer):
+        return optimizer
+    warnings.warn(
+        "DistributedTrainer was given a DistributedOptimizer and takes the optimizer that it wraps, since both of them "
+        "average gradients: pass that one.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return optimizer._optimizer
+
+
+def _divided(
+    params: Any, named: Sequence[Named], process_set: ProcessSet, of_parameters: Any
+) -> dict[ProcessSet | None, list[Named]]:
+    """The parameters of each process set that this rank is in, and under None those that stay local."""
+    if of_parameters is not None and not isinstance(of_parameters, Mapping):
+        raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
+    known = {id(one.value) for one in named}
+    chosen: dict[int, ProcessSet | None] = {}
+    for key, one in (of_parameters or {}).items():
+        parameter = key if isinstance(key, Parameter) else _with_key(params, key)
+        if id(parameter) not in known:
+            raise ValueError(f"parameter_process_sets holds {key!r}, which params does not hold.")
+        if one is not None and not isinstance(one, ProcessSet):
+            raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
+        if one is not None and one.included() is None:
+            process_sets.check(one)  # raises: it was not added
+        chosen[id(parameter)] = one if one is not None and one.included() else None
+    divided: dict[ProcessSet | None, list[Named]] = {}
+    for one in named:
+        divided.setdefault(chosen.get(id(one.value), process_set), []).append(one)
+    return divided
+
+
+def _with_key(params: Any, key: Any) -> Any:
+    try:
+        return params[key]
+    except (KeyError, IndexError, TypeError):
+        return None
 
 
 def _in_mxnets_order(params: Any) -> list[Parameter]:
@@ -191,7 +328,7 @@ def _in_mxnets_order(params: Any) -> list[Parameter]:
     return list({id(parameter): parameter for parameter in ordered}.values())
 
 
-def _check_parameters(named: list[parameters.Named]) -> None:
+def _check_parameters(named: Sequence[Named]) -> None:
     for label, parameter, _ in named:
         if not isinstance(parameter, Parameter):
             raise TypeError(f"params must hold Parameters, but {label} is a {type(parameter).__name__}.")
