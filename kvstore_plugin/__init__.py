@@ -42,6 +42,7 @@ __all__ = [
     "Adasum",
     "Average",
     "Compression",
+    "DistributedOptimizer",
     "DistributedTrainer",
     "Max",
     "Min",
@@ -120,6 +121,7 @@ try:
     from .kvstore import MyKV
     from .membership import add_process_set, remove_process_set
     from .objects import allgather_object, broadcast_object
+    from .optimizer import DistributedOptimizer
     from .parameters import broadcast_parameters
     from .reduce_ops import Adasum, Average, Max, Min, Product, Sum
     from .trainer import DistributedTrainer
