@@ -1,0 +1,74 @@
+"""What this build can do and what is in use, under the names that scripts for Horovod ask by."""
+
+from __future__ import annotations
+
+from . import core as core_loader
+from . import process
+
+
+def mpi_built() -> bool:
+    """True: the core is always built for an MPI."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI is in use, which is from init() to shutdown()."""
+    return process.is_initialized()
+
+
+def mpi_threads_supported() -> bool:
+    """True: init() refuses an MPI without MPI_THREAD_MULTIPLE, so mpi4py may be used beside this package.
+
+    Raises
+    ------
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    process.rank()
+    return True
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have the same number of ranks.
+
+    Raises
+    ------
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    return len({len(ranks) for ranks in process.core.host_ranks()}) == 1
+
+
+def gloo_built() -> bool:
+    """False: there is no Gloo here."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: there is no Gloo here."""
+    return False
+
+
+def nccl_built() -> int:
+    """Version of the NCCL that the core was built for, as NCCL_VERSION_CODE has it; 0 for none."""
+    return int(core_loader.load().build_info().get("nccl", 0))
+
+
+def cuda_built() -> bool:
+    """Whether the core was built for CUDA."""
+    return bool(core_loader.load().build_info().get("cuda", False))
+
+
+def rocm_built() -> bool:
+    """False: there is no ROCm here."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: there is no IBM DDL here."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL here."""
+    return False
