@@ -171,22 +171,24 @@ PYBIND11_MODULE(mykv_core, m) {
   const auto root = py::arg("root") = 0;
   const auto priority = py::arg("priority") = 0;
   const auto label = py::arg("label") = "";
+  const auto wire = py::arg("wire") = "";  // the type in which values travel between hosts; '': their own
   const py::arg name("name"), inputs("inputs"), outputs("outputs"), input("input"), output("output"), rows("rows");
-  bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority,
-              label);
+  bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority, label,
+              wire);
   bind_method(m, group, "submit_broadcast", &Group::submit_broadcast, name, input, outputs, root, priority, label);
-  bind_method(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label);
+  bind_method(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label,
+              wire);
   bind_method(m, group, "push_broadcast", &Group::push_broadcast, name, input, outputs, root, priority, label);
-  bind_method(m, group, "push_group", &Group::push_group, name, inputs, outputs, op, scale, priority, label);
+  bind_method(m, group, "push_group", &Group::push_group, name, inputs, outputs, op, scale, priority, label, wire);
   bind_method(m, group, "push_allgather", &Group::push_allgather, name, input, output, rows, priority, label);
   bind_method(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
   bind_method(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority,
-              label);
+              label, wire);
   bind_method(m, group, "refuse", &Group::refuse, name, py::arg("reason"));
   bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
   bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
   bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),
-              py::arg("count"), py::arg("dtype"), py::arg("layout") = "", op, scale, priority);
+              py::arg("count"), py::arg("dtype"), py::arg("layout") = "", op, scale, priority, wire);
   group.def("forget", &Group::forget, py::arg("prefix"), "Drop the turn counters of all names with this prefix.");
 
   py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
@@ -203,9 +205,10 @@ PYBIND11_MODULE(mykv_core, m) {
   py::class_<PreparedBucket>(
       m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
       .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
-                    const std::vector<uintptr_t>&, const std::string&, double, int>(),
+                    const std::vector<uintptr_t>&, const std::string&, double, int, const std::string&>(),
            py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
-           py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0)
+           py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+           py::arg("wire") = "")
       .def("push", &PreparedBucket::push, "Start it once more.");
 
   m.def(

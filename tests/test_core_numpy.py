@@ -536,3 +536,47 @@ def test_any_batch_of_allreduces_is_that_of_numpy(core, rank, size, data):
         )
         for output in kept[k]:
             np.testing.assert_array_equal(output, np.asarray(expected).astype(dtype))
+
+
+@pytest.mark.ranks(2, 3, 4, env=_TWO_HOSTS)
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [1, 7, 33, 1000, 300001])
+def test_values_travel_between_hosts_in_another_type(core, rank, size, gather, wire, dtype, count):
+    values = [np.random.RandomState(r).uniform(-1, 1, count).astype(dtype) for r in range(size)]
+    expected = sum(value.astype("float64") for value in values) / size
+    best = core.kernel_path()
+    for path in [*core.build_info()["kernels"][::-1], best]:
+        if not all(gather(core.select_kernel_path(path))):
+            continue
+        result = np.empty_like(values[rank])
+        assert core.submit_allreduce("wire", [values[rank]], [result], scale=1 / size, wire=wire).wait(30)
+        assert len(set(gather((result.tobytes())))) == 1, path
+        # Each host's sum is rounded on its way, and the mean is.
+        error = np.abs(result - expected)
+        assert (error <= (size + 1) * 2.0 ** (-11 if wire == "float16" else -8)).all(), (path, error.max())
+        if wire == "float16":
+            assert (result == result.astype("float16")).all(), path
+        else:
+            assert not (result.astype("float32").view("uint32") & 0xFFFF).any(), path
+
+
+@pytest.mark.ranks(2, env=_TWO_HOSTS)
+def test_type_between_hosts_leaves_other_types_alone(core, rank):
+    for dtype in ("int32", "float16", "bool"):
+        result = np.ones(100, dtype)
+        assert core.submit_allreduce(f"not sent as bfloat16 {dtype}", [result], [result], wire="bfloat16").wait(30)
+        assert (result == np.asarray(2).astype(dtype)).all()
+    big = np.full(3, [1e30, np.nan, -np.inf], "float32")
+    assert core.submit_allreduce("special values", [big], [big], wire="float16").wait(30)
+    np.testing.assert_array_equal(big, np.array([np.inf, np.nan, -np.inf], "float32"))
+
+
+@pytest.mark.ranks(2, env=_TWO_HOSTS)
+def test_different_types_between_hosts_are_reported(core, rank):
+    array = np.ones(10, "float32")
+    work = core.submit_allreduce("sent differently", [array], [array], wire=["float16", ""][rank])
+    with pytest.raises(core.Error, match="differs between ranks.*as float16 between hosts"):
+        work.wait(30)
+    with pytest.raises(ValueError, match="int8"):
+        core.submit_allreduce("sent as int8", [array], [array], wire="int8")

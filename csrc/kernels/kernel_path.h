@@ -19,10 +19,20 @@ struct ReduceCall {
   bool streaming;
 };
 
+// One of the types is float32, the other one float16 or bfloat16.
+struct ConvertCall {
+  DType to;
+  DType from;
+  char* dst;
+  const char* src;
+  size_t count;
+};
+
 struct KernelPath {
   const char* name;
   void (*reduce)(const ReduceCall& call);
   void (*copy_streaming)(char* dst, const char* src, size_t bytes);
+  void (*convert)(const ConvertCall& call);
 };
 
 // Null where the build lacks the instruction set.

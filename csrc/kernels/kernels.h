@@ -32,6 +32,11 @@ void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, v
 // memcpy of arrays that do not overlap (or are the same); streaming as in reduce().
 void copy(void* dst, const void* src, size_t bytes, bool streaming);
 
+// dst[i] = src[i] in another type: one of float32 and float64, the other one float16 or bfloat16. Rounds to nearest
+// even (float64 by way of float32); NaNs that are narrowed become the canonical quiet NaN. Arrays are aligned to their
+// items and do not overlap.
+void convert(DType to, void* dst, DType from, const void* src, size_t count);
+
 // The instruction set in use: 'avx512', 'avx2' or 'generic'; chosen once, at the first use.
 const char* kernel_path();
 

@@ -1,12 +1,13 @@
 // The path of x86-64 CPUs with AVX2 and F16C. Compiled with those instructions: see vector_elements.h for the rules.
 #if defined(__AVX2__) && defined(__F16C__)
 #define MYKV_VECTOR_BYTES 32
+#include "kernels/convert_loop.h"
 #include "kernels/reduce_loop.h"
 
 namespace mykv {
 
 const KernelPath* avx2_kernels() {
-  static constexpr KernelPath kPath{"avx2", reduce_on_this_path, copy_streaming_on_this_path};
+  static constexpr KernelPath kPath{"avx2", reduce_on_this_path, copy_streaming_on_this_path, convert_on_this_path};
   return &kPath;
 }
 

@@ -1,12 +1,13 @@
 // The path of x86-64 CPUs with AVX-512 F, BW, DQ and VL. Compiled with those instructions: see vector_elements.h.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define MYKV_VECTOR_BYTES 64
+#include "kernels/convert_loop.h"
 #include "kernels/reduce_loop.h"
 
 namespace mykv {
 
 const KernelPath* avx512_kernels() {
-  static constexpr KernelPath kPath{"avx512", reduce_on_this_path, copy_streaming_on_this_path};
+  static constexpr KernelPath kPath{"avx512", reduce_on_this_path, copy_streaming_on_this_path, convert_on_this_path};
   return &kPath;
 }
 

@@ -1,4 +1,5 @@
 // Chooses the instruction set once, and removes the cases that need no kernel.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -134,6 +135,30 @@ void copy(void* dst, const void* src, size_t bytes, bool streaming) {
         ->copy_streaming(static_cast<char*>(dst), static_cast<const char*>(src), bytes);
   } else {
     std::memcpy(dst, src, bytes);
+  }
+}
+
+void convert(DType to, void* dst, DType from, const void* src, size_t count) {
+  const KernelPath& path = *chosen_path().load(std::memory_order_relaxed);
+  auto* out = static_cast<char*>(dst);
+  const auto* in = static_cast<const char*>(src);
+  const DefaultFloatMode mode;
+  if (to != DType::float64 && from != DType::float64) {
+    path.convert({to, from, out, in, count});
+    return;
+  }
+  constexpr size_t kBlock = 1024;
+  float floats[kBlock];
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t some = std::min(kBlock, count - begin);
+    if (to == DType::float64) {
+      path.convert({DType::float32, from, reinterpret_cast<char*>(floats), in + begin * item_size(from), some});
+      std::copy_n(floats, some, reinterpret_cast<double*>(out) + begin);
+    } else {
+      const double* doubles = reinterpret_cast<const double*>(in) + begin;
+      std::transform(doubles, doubles + some, floats, [](double value) { return static_cast<float>(value); });
+      path.convert({to, DType::float32, out + begin * item_size(to), reinterpret_cast<const char*>(floats), some});
+    }
   }
 }
 

@@ -1,11 +1,12 @@
 // The path of every CPU: 16-byte vectors, which the compiler maps to SSE2 on x86-64 and to NEON on aarch64.
 #define MYKV_VECTOR_BYTES 16
+#include "kernels/convert_loop.h"
 #include "kernels/reduce_loop.h"
 
 namespace mykv {
 
 const KernelPath* generic_kernels() {
-  static constexpr KernelPath kPath{"generic", reduce_on_this_path, copy_streaming_on_this_path};
+  static constexpr KernelPath kPath{"generic", reduce_on_this_path, copy_streaming_on_this_path, convert_on_this_path};
   return &kPath;
 }
 

@@ -150,7 +150,8 @@ struct FloatPair {
   Floats first, second;
 };
 
-// 16-bit floats: a vector of memory is widened to two vectors of float32, and Format says how.
+// 16-bit floats: a vector of memory is widened to two vectors of float32, and Format says how: kAlternate if the two
+// hold the elements of even and of odd index, otherwise they hold one half of the elements each.
 template <typename Format>
 struct HalfElements {
   using Acc = FloatPair;
@@ -165,8 +166,9 @@ struct HalfElements {
   }
 };
 
-// The two vectors hold the elements of even and of odd index, which takes no shuffle in either direction.
+// Even and odd elements, which takes no shuffle in either direction.
 struct BFloat16Format {
+  static constexpr bool kAlternate = true;
   MYKV_INLINE FloatPair widen(const char* p) {
     const Words pairs = load_vector<Words>(p);
     return {reinterpret_cast<Floats>(pairs << 16), reinterpret_cast<Floats>(pairs & 0xffff0000u)};
@@ -184,6 +186,7 @@ struct BFloat16Format {
 #if MYKV_VECTOR_BYTES == 64
 
 struct Float16Format {
+  static constexpr bool kAlternate = false;
   MYKV_INLINE FloatPair widen(const char* p) { return {widen_lanes(p), widen_lanes(p + 32)}; }
   MYKV_INLINE Bits narrow(FloatPair value) {
     const __m512i low = _mm512_castsi256_si512(narrow_lanes(value.first));
@@ -203,6 +206,7 @@ struct Float16Format {
 #elif MYKV_VECTOR_BYTES == 32
 
 struct Float16Format {
+  static constexpr bool kAlternate = false;
   MYKV_INLINE FloatPair widen(const char* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 16)))};
@@ -217,6 +221,7 @@ struct Float16Format {
 #elif defined(__aarch64__)
 
 struct Float16Format {
+  static constexpr bool kAlternate = false;
   MYKV_INLINE FloatPair widen(const char* p) {
     const float16x8_t halves = load_vector<float16x8_t>(p);
     return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
@@ -230,6 +235,7 @@ struct Float16Format {
 
 // IEEE half precision with integer arithmetic and the float unit's own rounding; even and odd elements as above.
 struct Float16Format {
+  static constexpr bool kAlternate = true;
   // The exponent is rebiased by a multiplication, which also normalizes subnormals. `half` is in the low 16 bits.
   MYKV_INLINE Floats widen_lanes(Words half) {
     const Words magnitude = half & 0x7fffu;

@@ -122,8 +122,7 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
   for (size_t i = 1; i < inputs.size(); ++i) require_same(first, describe(api, inputs[i]));
   for (Handle array : outputs) require_same(first, describe(api, array));
   Operation operation = common.operation;
-  operation.dtype = first.dtype;
-  operation.count = first.count();
+  operation.set_arrays(first.dtype, first.count());
   Call call;
   call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape)));
   call.inputs = inputs;
@@ -140,8 +139,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
   const Description first = describe(api, input);
   for (Handle array : outputs) require_same(first, describe(api, array));
   Operation operation = common.operation;
-  operation.dtype = first.dtype;
-  operation.count = first.count();
+  operation.set_arrays(first.dtype, first.count());
   Call call;
   call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape)));
   // Only the root's value travels; elsewhere it was looked at and is left alone.
@@ -182,8 +180,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   call.chained = true;
   for (const auto& [dtype, part] : parts) {
     Operation operation = common.operation;
-    operation.dtype = dtype;
-    operation.count = part.count;
+    operation.set_arrays(dtype, part.count);
     const std::string name = call.requests.empty() ? common.name : common.name + ", its " + dtype_name(dtype);
     call.requests.push_back(request_for(common, name, operation, text));
     call.requests.back().scattered = true;
@@ -239,8 +236,7 @@ void push_reducescatter(const Common& common, Handle input, Handle output) {
   const size_t first = each * me + std::min(me, more), mine = each + (me < more);
   const Description d = describe_rows(common.bridge.api(), input, output, whole.shape[0], mine);
   Operation operation = common.operation;
-  operation.dtype = d.dtype;
-  operation.count = d.count();
+  operation.set_arrays(d.dtype, d.count());
   Call call;
   call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape)));
   call.requests[0].scattered = true;

@@ -29,19 +29,25 @@ const mxnet::Bridge& bridge() {
   return *g_bridge;
 }
 
-Operation allreduce_operation(const std::string& op, double scale, int priority) {
+DType dtype_named(const std::string& name) {
+  DType dtype;
+  if (!dtype_from_name(name, &dtype)) throw py::value_error("mykv does not know the dtype '" + name + "'");
+  return dtype;
+}
+
+Operation allreduce_operation(const std::string& op, double scale, int priority, const std::string& wire) {
   Operation operation;
   operation.kind = Kind::allreduce;
   if (!reduce_op_from_name(op, &operation.reduce_op)) throw py::value_error("mykv has no operation '" + op + "'");
   operation.scale = scale;
   operation.priority = priority;
+  if (!wire.empty()) {
+    operation.wire = dtype_named(wire);
+    if (*operation.wire != DType::float16 && *operation.wire != DType::bfloat16) {
+      throw py::value_error("values travel as float16 or bfloat16, not as " + wire);
+    }
+  }
   return operation;
-}
-
-DType dtype_named(const std::string& name) {
-  DType dtype;
-  if (!dtype_from_name(name, &dtype)) throw py::value_error("mykv does not know the dtype '" + name + "'");
-  return dtype;
 }
 
 DType dtype_of(const py::array& array) { return dtype_named(py::cast<std::string>(py::str(array.dtype()))); }
@@ -132,8 +138,7 @@ std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation
   if (some.empty()) throw py::value_error("no array was given");
   Request request;
   request.name = name;
-  operation.dtype = dtype_of(some[0]);
-  operation.count = static_cast<size_t>(some[0].size());
+  operation.set_arrays(dtype_of(some[0]), static_cast<size_t>(some[0].size()));
   const auto shape = py::cast<std::string>(py::str(some[0].attr("shape")));
   std::vector<py::array> kept;
   for (const std::vector<py::array>* arrays : {&inputs, &outputs}) {
@@ -160,9 +165,10 @@ std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation
 
 std::unique_ptr<Work> Group::submit_allreduce(const std::string& name, const std::vector<py::array>& inputs,
                                               const std::vector<py::array>& outputs, const std::string& op,
-                                              double scale, int priority, const std::string& label) {
+                                              double scale, int priority, const std::string& label,
+                                              const std::string& wire) {
   if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
-  return submit(name, allreduce_operation(op, scale, priority), inputs, outputs, label);
+  return submit(name, allreduce_operation(op, scale, priority, wire), inputs, outputs, label);
 }
 
 std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std::optional<py::array>& input,
@@ -206,21 +212,19 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
 
 std::unique_ptr<Work> Group::submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                                            size_t count, const std::string& dtype, const std::string& layout,
-                                           const std::string& op, double scale, int priority) {
+                                           const std::string& op, double scale, int priority, const std::string& wire) {
   if (!runs(*buffer)) throw Error("the buffer is of another runtime");
-  Operation operation = allreduce_operation(op, scale, priority);
-  operation.dtype = dtype_named(dtype);
-  operation.count = count;
+  Operation operation = allreduce_operation(op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
   return post(request_in_place(name, buffer, begin, layout, operation), {});
 }
 
 PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                                const std::string& dtype, const std::string& layout, const Handles& arrays,
-                               const std::string& op, double scale, int priority)
+                               const std::string& op, double scale, int priority, const std::string& wire)
     : buffer_(std::move(buffer)) {
-  Operation operation = allreduce_operation(op, scale, priority);
-  operation.dtype = dtype_named(dtype);
-  operation.count = count;
+  Operation operation = allreduce_operation(op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
   prepared_ = bridge().prepare(request_in_place(name, buffer_, begin, layout, operation), handles(arrays));
 }
 
@@ -232,8 +236,9 @@ void PreparedBucket::push() const {
 }
 
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,
-                           const std::string& op, double scale, int priority, const std::string& label) {
-  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority), label};
+                           const std::string& op, double scale, int priority, const std::string& label,
+                           const std::string& wire) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority, wire), label};
   py::gil_scoped_release release;
   mxnet::push_allreduce(common, handles(inputs), handles(outputs));
 }
@@ -246,8 +251,8 @@ void Group::push_broadcast(const std::string& name, uintptr_t input, const Handl
 }
 
 void Group::push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
-                       double scale, int priority, const std::string& label) {
-  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority), label};
+                       double scale, int priority, const std::string& label, const std::string& wire) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority, wire), label};
   py::gil_scoped_release release;
   mxnet::push_group(common, handles(inputs), handles(outputs));
 }
@@ -267,8 +272,8 @@ void Group::push_alltoall(const std::string& name, uintptr_t input, uintptr_t ou
 }
 
 void Group::push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
-                               double scale, int priority, const std::string& label) {
-  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority), label};
+                               double scale, int priority, const std::string& label, const std::string& wire) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority, wire), label};
   py::gil_scoped_release release;
   mxnet::push_reducescatter(common, handle(input), handle(output));
 }

@@ -29,7 +29,7 @@ class Group {
   // Arrays of numpy.
   std::unique_ptr<Work> submit_allreduce(const std::string& name, const std::vector<pybind11::array>& inputs,
                                          const std::vector<pybind11::array>& outputs, const std::string& op,
-                                         double scale, int priority, const std::string& label);
+                                         double scale, int priority, const std::string& label, const std::string& wire);
   std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optional<pybind11::array>& input,
                                          const std::vector<pybind11::array>& outputs, int root, int priority,
                                          const std::string& label);
@@ -39,21 +39,21 @@ class Group {
   std::shared_ptr<Buffer> allocate(size_t bytes);
   std::unique_ptr<Work> submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                                       size_t count, const std::string& dtype, const std::string& layout,
-                                      const std::string& op, double scale, int priority);
+                                      const std::string& op, double scale, int priority, const std::string& wire);
 
   // Arrays of MXNet.
   void push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
-                      double scale, int priority, const std::string& label);
+                      double scale, int priority, const std::string& label, const std::string& wire);
   void push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
                       const std::string& label);
   void push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
-                  double scale, int priority, const std::string& label);
+                  double scale, int priority, const std::string& label, const std::string& wire);
   void push_allgather(const std::string& name, uintptr_t input, uintptr_t output, const std::vector<size_t>& rows,
                       int priority, const std::string& label);
   void push_alltoall(const std::string& name, uintptr_t input, uintptr_t output,
                      const std::vector<std::vector<size_t>>& rows, int priority, const std::string& label);
   void push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
-                          double scale, int priority, const std::string& label);
+                          double scale, int priority, const std::string& label, const std::string& wire);
 
   void refuse(const std::string& name, const std::string& reason);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
@@ -74,7 +74,7 @@ class PreparedBucket {
  public:
   PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                  const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
-                 double scale, int priority);
+                 double scale, int priority, const std::string& wire);
   void push() const;
 
  private:

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "kernels/dtype.h"
@@ -20,7 +21,15 @@ struct Operation {
   size_t count = 0;       // elements
   int32_t priority = 0;   // higher runs first
   bool in_place = false;  // all shares lie in the segment already
+  // Floating-point allreduce: the type in which values travel between hosts, where it is not dtype.
+  std::optional<DType> wire;
 
+  // Sets what the arrays say; only float32 and float64 travel in another type.
+  void set_arrays(DType type, size_t elements) {
+    dtype = type;
+    count = elements;
+    if (type != DType::float32 && type != DType::float64) wire.reset();
+  }
   size_t bytes() const { return count * item_size(dtype); }
 };
 

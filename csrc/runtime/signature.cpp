@@ -24,6 +24,7 @@ std::string signature_of(const Operation& operation, const std::string& shape, c
     }
   }
   text += std::string(" of ") + dtype_name(operation.dtype) + " " + shape;
+  if (operation.wire) text += std::string(", as ") + dtype_name(*operation.wire) + " between hosts";
   return label.empty() ? text : label + " (" + text + ")";
 }
 

@@ -11,6 +11,7 @@ namespace mykv {
 namespace {
 
 constexpr size_t kStepBytes = 256 << 10;  // work done between two looks at the network
+constexpr size_t kWidenBytes = 64 << 10;  // of each host's values at a time, so that they stay in cache
 constexpr int kScatter = 0, kGather = 1, kBroadcast = 2, kPhases = 3;
 
 void check(int code, const char* what) {
@@ -45,65 +46,109 @@ int SliceExchange::tag(int phase) const {
   return static_cast<int>(entry_.sequence % turns) * kPhases + phase;
 }
 
-void SliceExchange::send(const void* data, size_t elements, size_t host, int phase) {
-  if (elements == 0) return;
+void SliceExchange::send(const void* data, size_t bytes, size_t host, int phase) {
+  if (bytes == 0) return;
   requests_.emplace_back();
-  check(MPI_Isend(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host),
-                  tag(phase), world_.data(), &requests_.back()),
+  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer(host), tag(phase), world_.data(), &requests_.back()),
         "MPI_Isend");
 }
 
-void SliceExchange::receive(void* data, size_t elements, size_t host, int phase) {
-  if (elements == 0) return;
+void SliceExchange::receive(void* data, size_t bytes, size_t host, int phase) {
+  if (bytes == 0) return;
   requests_.emplace_back();
-  check(MPI_Irecv(data, static_cast<int>(elements * item_size(entry_.operation.dtype)), MPI_BYTE, peer(host),
-                  tag(phase), world_.data(), &requests_.back()),
+  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer(host), tag(phase), world_.data(), &requests_.back()),
         "MPI_Irecv");
+}
+
+// Elements of the own slot as they travel; in memory that stays until the exchange is over.
+const void* SliceExchange::to_wire(size_t begin, size_t end) {
+  if (!entry_.operation.wire) return own(begin);
+  narrowed_.emplace_back(wire_bytes(end - begin));
+  convert(wire(), narrowed_.back().data(), entry_.operation.dtype, own(begin), end - begin);
+  return narrowed_.back().data();
 }
 
 void SliceExchange::begin_scatter() {
   const size_t hosts = world_.hosts().size();
   const auto me = static_cast<size_t>(world_.host());
-  const size_t mine = segment_begin(me + 1) - segment_begin(me);
+  const size_t mine = wire_bytes(segment_begin(me + 1) - segment_begin(me));
   received_.resize(hosts);
   for (size_t h = 0; h < hosts; ++h) {
     if (h == me) continue;
-    received_[h].resize(mine * item_size(entry_.operation.dtype));
+    received_[h].resize(mine);
     receive(received_[h].data(), mine, h, kScatter);
-    send(own(segment_begin(h)), segment_begin(h + 1) - segment_begin(h), h, kScatter);
+    const size_t begin = segment_begin(h), end = segment_begin(h + 1);
+    send(to_wire(begin, end), wire_bytes(end - begin), h, kScatter);
   }
   phase_ = Phase::scatter;
+}
+
+// Sums what all hosts have of the own segment, in their order, into the own slot.
+void SliceExchange::reduce_segment(size_t begin, size_t end) {
+  const size_t hosts = world_.hosts().size();
+  const auto me = static_cast<size_t>(world_.host());
+  const Operation& op = entry_.operation;
+  const size_t width = item_size(op.dtype);
+  const size_t stride = op.wire ? kWidenBytes / width : end - begin;
+  std::vector<std::vector<char>> widened(op.wire ? hosts : 0, std::vector<char>(kWidenBytes));
+  std::vector<const void*> inputs(hosts);
+  for (size_t at = begin; at < end; at += stride) {
+    const size_t some = std::min(stride, end - at);
+    for (size_t h = 0; h < hosts; ++h) {
+      const char* received = received_[h].data() + wire_bytes(at - begin);
+      if (h == me) {
+        inputs[h] = own(at);
+      } else if (op.wire) {
+        convert(op.dtype, widened[h].data(), *op.wire, received, some);
+        inputs[h] = widened[h].data();
+      } else {
+        inputs[h] = received;
+      }
+    }
+    void* output = own(at);
+    reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(hosts), &output, 1, some, op.scale, false);
+  }
 }
 
 void SliceExchange::begin_gather() {
   const size_t hosts = world_.hosts().size();
   const auto me = static_cast<size_t>(world_.host());
-  const size_t mine = segment_begin(me + 1) - segment_begin(me);
-  std::vector<const void*> inputs(hosts);
-  for (size_t h = 0; h < hosts; ++h) inputs[h] = h == me ? own(segment_begin(me)) : received_[h].data();
-  void* output = own(segment_begin(me));
-  const Operation& op = entry_.operation;
-  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(hosts), &output, 1, mine, op.scale, false);
+  const size_t begin = segment_begin(me), end = segment_begin(me + 1);
+  reduce_segment(begin, end);
+  narrowed_.clear();
+  const void* result = to_wire(begin, end);
+  // This host must go on with the same bits as those that get them over the wire.
+  if (entry_.operation.wire) convert(entry_.operation.dtype, own(begin), wire(), result, end - begin);
   for (size_t h = 0; h < hosts; ++h) {
     if (h == me) continue;
-    receive(own(segment_begin(h)), segment_begin(h + 1) - segment_begin(h), h, kGather);
-    send(output, mine, h, kGather);
+    const size_t first = segment_begin(h), bytes = wire_bytes(segment_begin(h + 1) - first);
+    if (entry_.operation.wire) received_[h].resize(bytes);
+    receive(entry_.operation.wire ? received_[h].data() : own(first), bytes, h, kGather);
+    send(result, wire_bytes(end - begin), h, kGather);
   }
   phase_ = Phase::gather;
+}
+
+void SliceExchange::widen_received() {
+  for (size_t h = 0; h < received_.size(); ++h) {
+    if (static_cast<int>(h) == world_.host()) continue;
+    const size_t begin = segment_begin(h), end = segment_begin(h + 1);
+    convert(entry_.operation.dtype, own(begin), wire(), received_[h].data(), end - begin);
+  }
 }
 
 void SliceExchange::begin_broadcast() {
   const size_t width = item_size(entry_.operation.dtype);
   const int root_host = world_.host_of(entry_.operation.root);
   if (root_host != world_.host()) {
-    receive(own(begin_), end_ - begin_, static_cast<size_t>(root_host), kBroadcast);
+    receive(own(begin_), (end_ - begin_) * width, static_cast<size_t>(root_host), kBroadcast);
     return;
   }
   const std::vector<int>& ranks = world_.hosts()[static_cast<size_t>(root_host)];
   source_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), entry_.operation.root) - ranks.begin());
   const char* data = slots_.slot(entry_, source_) + begin_ * width;
   for (size_t h = 0; h < world_.hosts().size(); ++h) {
-    if (static_cast<int>(h) != root_host) send(data, end_ - begin_, h, kBroadcast);
+    if (static_cast<int>(h) != root_host) send(data, (end_ - begin_) * width, h, kBroadcast);
   }
 }
 
@@ -130,6 +175,7 @@ bool SliceExchange::step() {
     case Phase::gather:
     case Phase::broadcast:
       if (!requests_done()) return false;
+      if (phase_ == Phase::gather && entry_.operation.wire) widen_received();
       cursor_ = begin_;
       phase_ = Phase::spread;
       return true;

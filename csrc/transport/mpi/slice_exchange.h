@@ -30,10 +30,15 @@ class SliceExchange {
   bool requests_done();
   size_t segment_begin(size_t host) const;
   char* own(size_t element) const;
+  DType wire() const { return entry_.operation.wire.value_or(entry_.operation.dtype); }
+  size_t wire_bytes(size_t elements) const { return elements * item_size(wire()); }
+  const void* to_wire(size_t begin, size_t end);
+  void reduce_segment(size_t begin, size_t end);
+  void widen_received();
   int peer(size_t host) const { return world_.hosts()[host][static_cast<size_t>(world_.local_rank())]; }
   int tag(int phase) const;
-  void send(const void* data, size_t elements, size_t host, int phase);
-  void receive(void* data, size_t elements, size_t host, int phase);
+  void send(const void* data, size_t bytes, size_t host, int phase);
+  void receive(void* data, size_t bytes, size_t host, int phase);
 
   const World& world_;
   Slots& slots_;
@@ -43,8 +48,9 @@ class SliceExchange {
   size_t end_;
   size_t cursor_;
   Phase phase_;
-  int source_;  // the local rank whose slot holds the result before it is spread
-  std::vector<std::vector<char>> received_;
+  int source_;                               // the local rank whose slot holds the result before it is spread
+  std::vector<std::vector<char>> received_;  // from each host, as it travels
+  std::vector<std::vector<char>> narrowed_;  // what is sent, where it travels in another type
   std::vector<MPI_Request> requests_;
 };
 
