@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support import IS_2
 
 _EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -62,3 +63,38 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     result = mpirun(2, script, timeout=120)
     assert result.code == 1 and "FAILED" in result.stdout, result.text
     assert ("NOT THE SAME" in result.stdout) == (broken == "pushpull"), result.text
+
+
+def test_gluon_script_learns(mpirun):
+    pytest.importorskip("sklearn")
+    result = mpirun(2, _EXAMPLES / "gluon_digits.py", timeout=120)
+    assert result.code == 0, result.text
+    epochs = re.findall(r"^epoch +(\d+): loss ([\d.]+), accuracy ([\d.]+)%", result.stdout, re.MULTILINE)
+    assert [int(number) for number, _, _ in epochs] == list(range(1, 13)), result.text
+    assert float(epochs[-1][1]) < 0.1 * float(epochs[0][1]) and float(epochs[-1][2]) >= 96, result.text
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
+def test_module_script_learns_the_same_on_both_workers(mpirun):
+    pytest.importorskip("sklearn")
+    result = mpirun(2, _EXAMPLES / "module_digits.py", timeout=120)
+    assert result.code == 0, result.text
+    assert "weights of all workers: the same" in result.stdout, result.text
+    accuracy = float(re.search(r"accuracy on 360 held-out digits: ([\d.]+)%", result.stdout).group(1))
+    assert accuracy >= 95, result.text
+
+
+def test_synthetic_benchmark_counts_images(mpirun):
+    model = "--model mobilenet0.25 --image-size 32 --classes 10 --batch-size 2"
+    times = "--num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 3"
+    result = mpirun(2, _EXAMPLES / "synthetic_benchmark.py", *model.split(), *times.split(), timeout=120)
+    assert result.code == 0, result.text
+    rates = [float(rate) for rate in re.findall(r"^iteration \d: ([\d.]+) img/sec", result.stdout, re.MULTILINE)]
+    one, _ = _mean_and_deviation("img/sec per worker", result.stdout)
+    both, _ = _mean_and_deviation(r"img/sec on 2 worker\(s\)", result.stdout)
+    assert len(rates) == 3 and min(rates) > 0, result.text
+    assert one == pytest.approx(sum(rates) / 3, abs=0.1) and both == pytest.approx(2 * one, abs=0.2), result.text
+
+
+def _mean_and_deviation(what, output):
+    return (float(number) for number in re.search(rf"^{what}: ([\d.]+) \+- ([\d.]+)", output, re.MULTILINE).groups())
