@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
+import numpy as np
+
 from . import arrays
 from .mxnet_compat import NDArray, mx
 
@@ -39,7 +41,7 @@ def gathered(tensor: NDArray, turn: Any) -> NDArray:
         return arrays.empty((size, 0), tensor.as_nd_ndarray())
     with arrays.not_recorded():
         own = _flat(tensor)
-        dtype = "float64" if own.dtype == "float64" else "float32"
+        dtype = "float64" if own.dtype is np.float64 else "float32"
         rows = mx.nd.zeros((size, own.size), ctx=tensor.context, dtype=dtype)
         rows[rank : rank + 1] = own.astype(dtype).reshape((1, own.size))
     return rows

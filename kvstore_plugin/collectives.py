@@ -114,7 +114,8 @@ def grouped_allreduce(
     Parameters
     ----------
     tensors : sequence of NDArray
-        Of any shapes and dtypes; the same number, shapes and dtypes in the same order on all ranks.
+        Of any shapes and dtypes; the same number, shapes and dtypes in the same order on all ranks. Where it is empty,
+        nothing happens.
     average, name, priority, prescale_factor, postscale_factor, process_set, op
         As for `allreduce`.
 
@@ -130,6 +131,8 @@ def grouped_allreduce(
     """
     with turns.named(process_set, name, "grouped_allreduce") as turn:
         inputs = _group(tensors)
+        if not inputs:
+            return turn.leave_out("its group is empty", tensors)
         outputs = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
         _reduce(turn, inputs, outputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
     return outputs
@@ -159,6 +162,8 @@ def grouped_allreduce_(
     """
     with turns.named(process_set, name, "grouped_allreduce_") as turn:
         inputs = _group(tensors)
+        if not inputs:
+            return turn.leave_out("its group is empty", tensors)
         if len({id(tensor) for tensor in inputs}) < len(inputs):
             raise ValueError("The tensors of grouped_allreduce_ must not hold an array twice.")
         _reduce(turn, inputs, inputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
@@ -262,9 +267,10 @@ def reducescatter(
         first, last = _own_rows(turn, tensor)
         output = arrays.empty((last - first, *tensor.shape[1:]), tensor)
         plan = _scatter_plan(turn, [tensor], op, prescale_factor, postscale_factor)
+        source = reduce_ops.scaled(tensor, plan.first)
         turn.push(
             turn.core.push_reducescatter,
-            reduce_ops.scaled(tensor, plan.first).handle.value,
+            source.handle.value,
             output.handle.value,
             plan.op,
             plan.scale,
@@ -304,6 +310,8 @@ def grouped_reducescatter(
     """
     with turns.named(process_set, name, "grouped_reducescatter") as turn:
         inputs = _group(tensors)
+        if not inputs:
+            return turn.leave_out("its group is empty", tensors)
         rows = [_own_rows(turn, tensor) for tensor in inputs]
         # All rows travel, since several operations under one name could not notice that ranks have fewer or more.
         reduced = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
@@ -328,7 +336,7 @@ def _reduce(
     if chosen is Adasum:
         adasum.check(inputs, turn.core.size())
         gathered = [adasum.gathered(reduce_ops.scaled(one, plan.first), turn) for one in inputs]
-        _push(turn, gathered, gathered, plan._replace(op="sum", scale=1.0), plan.label, priority, grouped)
+        _push(turn, gathered, gathered, plan._replace(op="sum", first=1.0, scale=1.0), plan.label, priority, grouped)
         for every, output in zip(gathered, outputs):
             adasum.combine(every, output, plan.scale)
     else:
@@ -365,7 +373,7 @@ def _broadcast(turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: A
 def _group(tensors: Any) -> list[NDArray]:
     if not isinstance(tensors, (list, tuple)):
         raise TypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
-    return list(arrays.as_list(tensors, "group of tensors"))
+    return list(arrays.as_list(tensors, "group of tensors")) if tensors else []
 
 
 def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:

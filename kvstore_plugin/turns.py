@@ -77,6 +77,12 @@ class Turn:
             raise ValueError(f"{error}.") from error
         self._taken = True
 
+    def leave_out(self, reason: str, result: Any) -> Any:
+        """Take the turn without work, and return `result`; ranks that have work get an error with the reason."""
+        self._taken = True
+        self.core.refuse(self.name, f"{self.call}: {reason}")
+        return result
+
     def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
         """Start the operation with one of the core's functions for numpy arrays, and return its work."""
         work = function(self.name, *arguments, **options)

@@ -1,0 +1,54 @@
+"""The collective operations in numpy: what the ranks' results must be, given all ranks' values."""
+
+from __future__ import annotations
+
+import kvstore_plugin as mykv
+import numpy as np
+
+_TOLERANCE = {"float16": 4e-3, "float32": 1e-6, "float64": 1e-13}
+
+
+def reduced(op, values: list, before: float = 1.0, after: float = 1.0) -> np.ndarray:
+    """Elementwise reduction of the ranks' `values`, in their dtype; integers are truncated where they are scaled."""
+    dtype = values[0].dtype
+    if dtype.kind == "b":
+        return np.any(values, axis=0) if op in (mykv.Sum, mykv.Max) else np.all(values, axis=0)
+    if op in (mykv.Sum, mykv.Average):
+        if dtype.kind == "f":
+            whole = np.sum([value.astype("float64") for value in values], axis=0)
+        else:
+            whole = np.sum(values, axis=0, dtype=dtype)
+        return _scaled(whole, before * after, len(values) if op is mykv.Average else 1).astype(dtype)
+    function = {mykv.Min: np.minimum, mykv.Max: np.maximum, mykv.Product: np.multiply}[op]
+    wide = "float64" if dtype.kind == "f" else dtype
+    first = [_scaled(value, before).astype(wide) for value in values]
+    return _scaled(function.reduce(first), after).astype(dtype)
+
+
+def _scaled(value: np.ndarray, factor: float, divisor: int = 1) -> np.ndarray:
+    if factor == 1 and divisor == 1:
+        return value
+    scaled = value.astype("float64") * factor / divisor
+    return scaled if value.dtype.kind == "f" else np.trunc(scaled).astype(value.dtype)
+
+
+def own_rows(whole: np.ndarray, rank: int, size: int) -> np.ndarray:
+    """A rank's rows after a reducescatter."""
+    return np.array_split(whole, size)[rank]
+
+
+def adasum(values: list) -> np.ndarray:
+    """Maleki et al. 2020, equation 4, in float64."""
+    values = [np.asarray(value, dtype="float64") for value in values]
+    if len(values) == 1:
+        return values[0]
+    a, b = adasum(values[: len(values) // 2]), adasum(values[len(values) // 2 :])
+    dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
+    return (1 - dot / (2 * aa) if aa else 1.0) * a + (1 - dot / (2 * bb) if bb else 1.0) * b
+
+
+def assert_equal(result: np.ndarray, expected: np.ndarray) -> None:
+    """Same dtype and shape, and the same values up to the roundings that the dtype allows."""
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    tolerance = _TOLERANCE.get(str(expected.dtype), 0)
+    np.testing.assert_allclose(result.astype("float64"), expected.astype("float64"), rtol=tolerance, atol=0)
