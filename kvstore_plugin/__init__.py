@@ -43,6 +43,7 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "DistributedSampler",
     "DistributedTrainer",
     "Max",
     "Min",
@@ -124,6 +125,7 @@ try:
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_parameters
     from .reduce_ops import Adasum, Average, Max, Min, Product, Sum
+    from .sampler import DistributedSampler
     from .trainer import DistributedTrainer
 except ImportError:
     if not _is_selftest():
