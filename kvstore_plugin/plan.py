@@ -196,13 +196,15 @@ def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operatio
 
 
 def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:
-    """The gradients that are copied, divided into operations, in their order."""
+    """The gradients that are copied, divided into operations, in the order of the network."""
+    if not reduction.packs:
+        return [[slot] for slot in slots]
     packs: list[list[Slot]] = []
     filling: dict[Any, tuple] = {}  # by group and dtype: a pack and its size in bytes
     most = min(reduction.bucket_bytes, _LARGEST_PACKED)
-    for slot in slots:
+    for slot in sorted(slots, key=lambda slot: -slot.priority):
         gradient = slot.parameter._grad[0]
-        if not reduction.packs or len(slot.parameter._grad) > 1 or gradient.size == 0:
+        if len(slot.parameter._grad) > 1 or gradient.size == 0:
             packs.append([slot])
             continue
         dtype = np.dtype(gradient.dtype)
