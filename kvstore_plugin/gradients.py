@@ -18,6 +18,7 @@ import operator
 from typing import Any, Callable, Sequence
 
 from . import agreement, arrays, initialization, plan, process
+from . import process_set as process_sets
 from .adoption import GradientMemory
 from .mxnet_compat import DeferredInitializationError, MXNetError, fill_with_zeros
 from .parameters import Named
@@ -140,6 +141,7 @@ class Gradients:
 
     def _look_again(self) -> None:
         """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
+        process_sets.check(self._process_set)  # it may have been removed
         self._refuse_deferred()
         active = [slot for slot in self._slots if slot.parameter._grad is not None]
         try:

@@ -53,7 +53,11 @@ def broadcast_parameters(
         Shapes or dtypes differ between the ranks, or an array carries an error on some rank.
     """
     process.require()
-    process_sets.check(process_set)
+    try:
+        process_sets.check(process_set)
+    except TypeError as error:  # no set: the others may be in the call for all ranks
+        global_process_set.core.refuse(f"{numbered(global_process_set, 'broadcast')}/parameters", str(error))
+        raise
     scope = numbered(process_set, "broadcast")
     carrier = f"{scope}/parameters"
     try:

@@ -455,6 +455,7 @@ def test_a_gradient_that_carries_an_error_fails_on_both(rank):
 
 @pytest.mark.ranks(3)
 def test_a_process_set_averages_and_the_others_update_alone(rank, size):
+    mykv.init()
     members = mykv.add_process_set([0, size - 1])
     try:
         optimizer = _optimizer("sgd", learning_rate=1.0, momentum=0.0, wd=0.0)
