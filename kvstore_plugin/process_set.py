@@ -187,6 +187,7 @@ class _AllRanks(ProcessSet):
 
 
 global_process_set: ProcessSet = _AllRanks()
+"""The set of all ranks, which is there from init() to shutdown()."""
 
 
 def check(process_set: Any) -> None:

@@ -29,11 +29,17 @@ class ReduceOp(enum.Enum):
 
 
 Average = ReduceOp.Average
+"""The mean over the ranks."""
 Sum = ReduceOp.Sum
+"""The sum; for bool, whether any rank has True."""
 Min = ReduceOp.Min
+"""The smallest; for bool, whether all ranks have True."""
 Max = ReduceOp.Max
+"""The largest; for bool, whether any rank has True."""
 Product = ReduceOp.Product
+"""The product; for bool, whether all ranks have True."""
 Adasum = ReduceOp.Adasum
+"""A sum of whole arrays in which what they have in common counts once (Maleki et al., 2020)."""
 
 
 class Plan(NamedTuple):
