@@ -7,6 +7,21 @@ import numbers
 import operator
 from typing import Any
 
+from . import process_set as process_sets
+from .process_set import ProcessSet
+
+
+def check_is_added(process_set: Any) -> None:
+    """Raise what is wrong with a value of the argument `process_set`, of which this process need not be a member.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no ProcessSet, or not added.
+    """
+    if not isinstance(process_set, ProcessSet) or process_set.included() is None:
+        process_sets.check(process_set)
+
 
 def check_predivide_factor(value: Any) -> None:
     """Raise what is wrong with a value of the argument `gradient_predivide_factor`.

@@ -12,8 +12,7 @@ import operator
 from typing import Any, Sequence
 
 from . import arrays, parameters, process
-from . import process_set as process_sets
-from .arguments import check_predivide_factor, whole_number
+from .arguments import check_is_added, check_predivide_factor, whole_number
 from .kvstore import MyKV
 from .mxnet_compat import MXNetError, gluon, mx
 from .process_set import ProcessSet, global_process_set
@@ -67,8 +66,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             raise TypeError(f"The optimizer must be an mx.optimizer.Optimizer, not {type(optimizer).__name__}.")
         check_predivide_factor(gradient_predivide_factor)
         num_groups = whole_number("num_groups", num_groups, 0)
-        if not isinstance(process_set, ProcessSet) or process_set.included() is None:
-            process_sets.check(process_set)  # raises
+        check_is_added(process_set)
         self._optimizer = optimizer
         self._mean = _Mean(process_set, num_groups, parameters.numbered(process_set, "optimizer"))
 
@@ -148,8 +146,7 @@ class _Mean:
     def replace(self, index: Any, gradient: Any) -> None:
         """Replace the gradient of an index, or those of a list of them."""
         if not self.process_set.included():
-            if self.process_set.included() is None:
-                process_sets.check(self.process_set)  # raises: it is gone
+            check_is_added(self.process_set)  # it may have been removed
             return
         if self._scope is None:
             self._scope = parameters.numbered(self.process_set, "optimizer")

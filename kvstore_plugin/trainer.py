@@ -7,8 +7,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
 from . import compression as compressions
 from . import mxnet_compat, parameters, process
-from . import process_set as process_sets
-from .arguments import check_predivide_factor, whole_number
+from .arguments import check_is_added, check_predivide_factor, whole_number
 from .compression import Compression
 from .gradients import Gradients
 from .local_gradients import LocalGradients
@@ -52,7 +51,7 @@ class DistributedTrainer(gluon.Trainer):
         and a dtype by one operation, whatever their size. 0: `bucket_bytes` divides them. With more groups than
         gradients each is a group.
     process_set : ProcessSet, optional
-        The workers that train together; only they may create the trainer.
+        The workers that train together. In a trainer of another worker all parameters stay local.
     root_rank : int, optional
         The worker, as a global rank, whose initial values count. In a process set that does not hold rank 0, the
         default means its first one.
@@ -79,7 +78,7 @@ class DistributedTrainer(gluon.Trainer):
     NotImplementedError
         An argument has a value that is not built yet, or a parameter or its gradient is sparse.
     TypeError, ValueError
-        An argument is wrong, or this worker is not in `process_set`.
+        An argument is wrong, or a process set was not added.
     RuntimeError
         The workers have other sets of parameters, or other arguments.
     """
@@ -105,7 +104,7 @@ class DistributedTrainer(gluon.Trainer):
         process.require()
         scopes = _scopes(process_set, parameter_process_sets, prefix)
         try:
-            process_sets.check(process_set)
+            check_is_added(process_set)
             compressions.check(compression)
             check_predivide_factor(gradient_predivide_factor)
             num_groups = whole_number("num_groups", num_groups, 0)
@@ -115,6 +114,7 @@ class DistributedTrainer(gluon.Trainer):
             named = parameters.named_parameters(params)
             _check_parameters(named)
             named_of = _divided(params, named, process_set, parameter_process_sets)
+            global_process_set.position_of(root_rank)  # raises where it is no rank
             roots = {one: _root(one, root_rank, process_set) for one in scopes}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
         except Exception as error:
@@ -265,7 +265,6 @@ def _root(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> in
     """Rank within a process set of the worker whose values count there."""
     if process_set is of_trainer and root_rank != 0:
         return process_set.position_of(root_rank)
-    global_process_set.position_of(root_rank)
     return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
 
 
@@ -306,12 +305,14 @@ def _divided(
             raise ValueError(f"parameter_process_sets holds {key!r}, which params does not hold.")
         if one is not None and not isinstance(one, ProcessSet):
             raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
-        if one is not None and one.included() is None:
-            process_sets.check(one)  # raises: it was not added
-        chosen[id(parameter)] = one if one is not None and one.included() else None
+        if one is not None:
+            check_is_added(one)
+        chosen[id(parameter)] = one
     divided: dict[ProcessSet | None, list[Named]] = {}
     for one in named:
-        divided.setdefault(chosen.get(id(one.value), process_set), []).append(one)
+        of_parameter = chosen.get(id(one.value), process_set)
+        is_shared = of_parameter is not None and of_parameter.included()
+        divided.setdefault(of_parameter if is_shared else None, []).append(one)
     return divided
 
 

@@ -197,20 +197,27 @@ def test_stale_gradients_are_shared_within_a_set(rank, gather):
 
 
 @pytest.mark.ranks(3)
-def test_a_worker_outside_of_the_set_cannot_make_a_trainer_of_it(rank, gather):
+@pytest.mark.parametrize("root_rank", [0, 2])
+def test_a_trainer_of_a_worker_outside_of_its_set_trains_alone(rank, root_rank):
     with _sets([0, 2]) as (part,):
-        net = dense_network(seed=rank)
+        net = dense_network(seed=rank, dtype="float64")
+        trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, process_set=part, root_rank=root_rank)
+        _train(net, trainer, rank)
+        _assert_equal(parameters(net), _alone([1] if rank == 1 else [root_rank, 2 - root_rank]))
+        everybody = mykv.DistributedTrainer(dense_network(seed=rank).collect_params(), *_SGD)
+        everybody.allreduce_grads()
+
+
+@pytest.mark.ranks(3)
+def test_a_worker_outside_of_the_set_can_neither_make_a_store_of_it_nor_broadcast_in_it(rank):
+    with _sets([0, 2]) as (part,):
         if rank == 1:
-            with pytest.raises(ValueError, match="Rank 1 is not in"):
-                mykv.DistributedTrainer(net.collect_params(), *_SGD, process_set=part)
-            with pytest.raises(ValueError, match="Rank 1 is not in"):
-                mykv.MyKV(part)
-            with pytest.raises(ValueError, match="Rank 1 is not in"):
-                mykv.broadcast_parameters(net.collect_params(), process_set=part)
+            for call in (lambda: mykv.MyKV(part), lambda: mykv.broadcast_parameters({}, 0, None, part)):
+                with pytest.raises(ValueError, match="Rank 1 is not in"):
+                    call()
         else:
-            mykv.DistributedTrainer(net.collect_params(), *_SGD, process_set=part)
-        mykv.DistributedTrainer(net.collect_params(), *_SGD, parameter_process_sets={}, broadcast_period=0)
-        assert len(set(gather(checksum(net)))) == 1
+            mykv.MyKV(part)
+            mykv.broadcast_parameters({}, 0, None, part)
 
 
 @pytest.mark.ranks(3)
