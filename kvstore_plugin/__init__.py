@@ -56,6 +56,7 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "allreduce_",
+    "allreduce_metric",
     "alltoall",
     "barrier",
     "broadcast",
@@ -63,6 +64,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_parameters",
     "ccl_built",
+    "check_in_step",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -89,6 +91,7 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "sync_aux_params",
 ]
 
 try:
@@ -108,6 +111,7 @@ def _is_selftest() -> bool:
 
 
 try:
+    from .auxiliary import sync_aux_params
     from .collectives import (
         allreduce,
         allreduce_,
@@ -119,8 +123,10 @@ try:
         reducescatter,
     )
     from .gathering import allgather, alltoall, barrier, grouped_allgather
+    from .in_step import check_in_step
     from .kvstore import MyKV
     from .membership import add_process_set, remove_process_set
+    from .metrics import allreduce_metric
     from .objects import allgather_object, broadcast_object
     from .optimizer import DistributedOptimizer
     from .parameters import broadcast_parameters

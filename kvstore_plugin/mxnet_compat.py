@@ -71,6 +71,9 @@ SparseNDArray = ndarray.sparse.BaseSparseNDArray
 # Dictionaries whose keys are Parameter.name, which carries a counter of the process; 2.0 has none.
 NAME_KEYED_DICTS: tuple = (gluon.ParameterDict,) if MAJOR == 1 else ()
 
+# The module of EvalMetric.
+metric = mx.metric if MAJOR == 1 else gluon.metric
+
 # Whether this build has devices besides the CPU.
 HAS_GPUS: bool = mx.runtime.Features().is_enabled("CUDA")
 
@@ -91,6 +94,7 @@ __all__ = [
     "fill_with_zeros",
     "gluon",
     "library_handle",
+    "metric",
     "mx",
     "set_trainer_contexts",
     "sum_over_devices",
