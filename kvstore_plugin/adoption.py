@@ -148,7 +148,7 @@ class GradientMemory:
         shapes = [
             parameter.shape
             for parameter in members
-            if np.dtype(parameter.dtype) == dtype and parameter not in self._places
+            if _dtype_name(parameter.dtype) == dtype.name and parameter not in self._places
         ]
         known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
         needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)
@@ -172,6 +172,14 @@ class GradientMemory:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Name of a Parameter's dtype; that of bfloat16, which numpy does not know, is as good as any other."""
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype)
 
 
 def _owner(parameter: Parameter) -> GradientMemory | None:

@@ -33,8 +33,10 @@ class Gradients:
 
     Parameters
     ----------
+    meeting : str
+        The name under which the ranks find out whether they have the same arguments.
     scope : str
-        Begins the names of all operations, for example ``'trainer0'``.
+        Begins the names of all other operations, for example ``'trainer0'``.
     named : sequence of Named
         Parameters with names that are the same on all ranks. Those near the network's input get a higher priority:
         the next forward pass needs them first.
@@ -54,6 +56,7 @@ class Gradients:
 
     def __init__(
         self,
+        meeting: str,
         scope: str,
         named: Sequence[Named],
         reduction: Reduction,
@@ -73,7 +76,7 @@ class Gradients:
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
         labels = [slot.label for slot in self._slots]
-        agreement.check_names(self._process_set, self._carrier, labels, f"parameters of {scope}", label)
+        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}", label)
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
         is_first = self._process_set.rank() == 0
@@ -141,6 +144,7 @@ class Gradients:
 
     def _look_again(self) -> None:
         """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
+        process.rank()  # raises after shutdown()
         process_sets.check(self._process_set)  # it may have been removed
         self._refuse_deferred()
         active = [slot for slot in self._slots if slot.parameter._grad is not None]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from typing import Any, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from . import arrays, parameters, process
 from .arguments import check_is_added, check_predivide_factor, whole_number
 from .kvstore import MyKV
-from .mxnet_compat import MXNetError, gluon, mx
+from .mxnet_compat import MXNetError, NDArray, gluon, mx
 from .process_set import ProcessSet, global_process_set
 
 # All other attributes are the wrapped optimizer's.
@@ -146,57 +146,84 @@ class _Mean:
     def replace(self, index: Any, gradient: Any) -> None:
         """Replace the gradient of an index, or those of a list of them."""
         if not self.process_set.included():
+            process.rank()  # raises after shutdown()
             check_is_added(self.process_set)  # it may have been removed
             return
         if self._scope is None:
             self._scope = parameters.numbered(self.process_set, "optimizer")
-        if isinstance(index, (list, tuple)):
-            groups = self._groups(list(zip(map(_plain, index), gradient)))
-        else:
-            groups = [[(_plain(index), gradient)]]
+        if not isinstance(index, (list, tuple)):
+            index, gradient = [index], [gradient]
+        groups = self._groups([_plain(one) for one in index])
         try:
-            for group in groups:
-                for one, array in group:
-                    arrays.as_list(array, f"gradient of index {one!r}")
+            gradients = _checked(index, gradient)
         except (TypeError, ValueError) as error:
             self._refuse(groups, str(error))
             raise
-        self._push(groups)
+        self._push(groups, gradients)
 
-    def _groups(self, members: list[tuple]) -> list[list[tuple]]:
-        """Pairs of an index and its gradient, divided into those that one operation reduces."""
+    def _groups(self, indices: list) -> list[_Group]:
+        """The indices, divided into those that one operation reduces."""
         if not self.num_groups:
-            return [[member] for member in members]
-        members.sort(key=lambda member: (isinstance(member[0], str), member[0]))
-        groups: list[list[tuple]] = [[] for _ in range(self.num_groups)]
-        for place, member in enumerate(members):
-            groups[place * self.num_groups // len(members)].append(member)
-        return [group for group in groups if group]
+            return [_Group([one], [place]) for place, one in enumerate(indices)]
+        places = sorted(range(len(indices)), key=lambda place: (isinstance(indices[place], str), indices[place]))
+        groups = [_Group([], []) for _ in range(self.num_groups)]
+        for number, place in enumerate(places):
+            group = groups[number * self.num_groups // len(places)]
+            group.indices.append(indices[place])
+            group.places.append(place)
+        return [group for group in groups if group.places]
 
-    def _push(self, groups: Sequence[list[tuple]]) -> None:
+    def _push(self, groups: list[_Group], gradients: Sequence[NDArray]) -> None:
         core = self.process_set.core
         scale = 1.0 / self.process_set.size()
         for number, group in enumerate(groups):
-            handles = arrays.handles([array for _, array in group])
+            name, priority = self._name(group), _priority(group.indices[0])
+            handles = arrays.handles([gradients[place] for place in group.places])
             try:
-                if len(group) == 1 and not self.num_groups:
-                    core.push_allreduce(self._name(group), handles, handles, "sum", scale, _priority(group))
+                if self.num_groups:
+                    label = f"of indices {', '.join(str(one) for one in group.indices)}"
+                    core.push_group(name, handles, handles, "sum", scale, priority, label=label)
                 else:
-                    label = f"of indices {', '.join(str(one) for one, _ in group)}"
-                    core.push_group(self._name(group), handles, handles, "sum", scale, _priority(group), label=label)
+                    core.push_allreduce(name, handles, handles, "sum", scale, priority)
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
-                sentence = f"The gradient of index {group[0][0]!r} cannot be reduced: {error}."
+                sentence = f"The gradient of index {group.indices[0]!r} cannot be reduced: {error}."
                 self._refuse(groups[number:], sentence)
                 raise ValueError(sentence) from error
 
-    def _refuse(self, groups: Sequence[list[tuple]], reason: str) -> None:
+    def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:
             self.process_set.core.refuse(self._name(group), reason)
 
-    def _name(self, group: list[tuple]) -> str:
-        return f"{self._scope}/{group[0][0]!r}"
+    def _name(self, group: _Group) -> str:
+        return f"{self._scope}/{group.indices[0]!r}"
+
+
+class _Group(NamedTuple):
+    """Indices whose gradients one operation reduces, and their places in the lists that update() was given."""
+
+    indices: list
+    places: list
+
+
+def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
+    """The gradients of a list of indices.
+
+    Raises
+    ------
+    TypeError, ValueError
+        There are more or fewer, or one is no dense array on a CPU.
+    """
+    if not isinstance(gradients, (list, tuple)):
+        raise TypeError(f"A list of indices needs a list of gradients, not {type(gradients).__name__}.")
+    if len(index) != len(gradients):
+        raise ValueError(f"There are {len(index)} indices but {len(gradients)} gradients.")
+    for one, gradient in zip(index, gradients):
+        if not isinstance(gradient, NDArray):
+            raise TypeError(f"The gradient of index {one!r} must be an NDArray, not {type(gradient).__name__}.")
+        arrays.as_list(gradient, f"gradient of index {one!r}")
+    return gradients
 
 
 def _plain(index: Any) -> int | str:
@@ -208,10 +235,9 @@ def _plain(index: Any) -> int | str:
     return str(index) if isinstance(index, str) else operator.index(index)
 
 
-def _priority(group: list[tuple]) -> int:
+def _priority(index: int | str) -> int:
     """Lower indices first: in a network they are nearer to its input, where the next forward pass begins."""
-    first = group[0][0]
-    return -first if isinstance(first, int) and 0 <= first < 2**31 else 0
+    return -index if isinstance(index, int) and 0 <= index < 2**31 else 0
 
 
 def _rebuilt(optimizer: Any, mean: _Mean) -> DistributedOptimizer:

@@ -102,7 +102,7 @@ class DistributedTrainer(gluon.Trainer):
         parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
     ) -> None:
         process.require()
-        scopes = _scopes(process_set, parameter_process_sets, prefix)
+        scopes = _scopes(process_set, parameter_process_sets)
         try:
             check_is_added(process_set)
             compressions.check(compression)
@@ -124,29 +124,31 @@ class DistributedTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._broadcast_period = broadcast_period
         self._steps = 0
-        self._shares = [_Share(one, scope, named_of.get(one, []), roots[one]) for one, scope in scopes.items()]
+        suffix = f".{prefix}" if prefix else ""
+        self._shares = [_Share(one, name + suffix, named_of.get(one, []), roots[one]) for one, name in scopes.items()]
         label = (
-            f"root_rank={root_rank}, compression={compression!r}, num_groups={num_groups}, "
+            f"prefix={prefix!r}, root_rank={root_rank}, compression={compression!r}, num_groups={num_groups}, "
             f"gradient_predivide_factor={float(gradient_predivide_factor)}, reduce_method={reduce_method!r}, "
             f"broadcast_period={broadcast_period}"
         )
         how = Reduction(process_set, reduce_method == "mean", compression.wire, bucket_bytes, num_groups)
-        self._gradients = self._met(how, label)
+        self._gradients = self._met(scopes, how, label)
         local = [one.value for one in named_of.get(None, [])]
         if local:
             self._gradients.append(LocalGradients(local, self._follow_devices))
 
-    def _met(self, how: Reduction, label: str) -> list[Gradients | LocalGradients]:
+    def _met(self, scopes: dict[ProcessSet, str], how: Reduction, label: str) -> list[Gradients | LocalGradients]:
         """Meet the other members of each process set, give the parameters equal values, and keep their gradients."""
         met = []
         for number, share in enumerate(self._shares):
             try:
                 reduction = how._replace(process_set=share.process_set)
-                gradients = Gradients(share.scope, share.named, reduction, self._follow_devices, label)
+                meeting = f"{scopes[share.process_set]}/parameters"
+                gradients = Gradients(meeting, share.scope, share.named, reduction, self._follow_devices, label)
                 if self._broadcast_period >= 0:
                     parameters.keep_equal(share.process_set, share.named, share.scope, share.root)
             except Exception as error:
-                _refuse([(later.process_set, later.scope) for later in self._shares[number + 1 :]], error)
+                _refuse(list(scopes.items())[number + 1 :], error)
                 raise
             if share.named:
                 met.append(gradients)
@@ -243,7 +245,7 @@ class _Share(NamedTuple):
     root: int  # within the set
 
 
-def _scopes(process_set: Any, of_parameters: Any, prefix: str | None) -> dict[ProcessSet, str]:
+def _scopes(process_set: Any, of_parameters: Any) -> dict[ProcessSet, str]:
     """What begins the names of this trainer's operations in each process set, of those that this rank is in.
 
     The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
@@ -252,8 +254,7 @@ def _scopes(process_set: Any, of_parameters: Any, prefix: str | None) -> dict[Pr
     if isinstance(of_parameters, Mapping):
         given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
     sets = {one.process_set_id: one for one in given if one.included()}
-    suffix = f".{prefix}" if prefix else ""
-    return {one: parameters.numbered(one, "trainer") + suffix for _, one in sorted(sets.items())}
+    return {one: parameters.numbered(one, "trainer") for _, one in sorted(sets.items())}
 
 
 def _refuse(scopes: Iterable[tuple[ProcessSet, str]], error: Exception) -> None:

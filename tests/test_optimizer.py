@@ -473,3 +473,32 @@ def test_a_process_set_averages_and_the_others_update_alone(rank, size):
         mykv.remove_process_set(members)
     with pytest.raises(ValueError, match="removed"):
         _updated(optimizer, 0, *_pair(rank), None)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("num_groups", [0, 1])
+def test_lists_of_other_lengths_on_one_worker_are_an_error_on_both(rank, num_groups):
+    optimizer = mykv.DistributedOptimizer(_optimizer("sgd", momentum=0.0), num_groups=num_groups)
+    weights, gradients = zip(*(_pair(rank) for _ in range(2)))
+    if rank == 1:
+        with pytest.raises(ValueError, match="2 indices but 1 gradients"):
+            optimizer.update([0, 1], list(weights), list(gradients)[:1], [None, None])
+    else:
+        optimizer.update([0, 1], list(weights), list(gradients), [None, None])
+        with pytest.raises(MXNetError, match="rank 1.*2 indices but 1 gradients"):
+            gradients[1].asnumpy()
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+def test_after_shutdown_it_says_so_and_after_init_it_works_again(rank, gather):
+    optimizer = mykv.DistributedOptimizer(_optimizer("sgd", momentum=0.0))
+    gather("made")
+    mykv.shutdown()
+    weight, gradient = _pair(rank)
+    with pytest.raises(RuntimeError, match="init"):
+        _updated(optimizer, 0, weight, gradient, None)
+    gather("all have left")
+    mykv.init()
+    _updated(optimizer, 0, weight, gradient, None)
+    assert (gradient.asnumpy() == 1.5).all()

@@ -387,3 +387,35 @@ def test_what_is_no_process_set_on_one_worker_is_an_error_on_both(rank, gather):
         mykv.broadcast_parameters(net.collect_params(), **wrong)
     mykv.DistributedTrainer(net.collect_params(), *_SGD)
     mykv.broadcast_parameters(net.collect_params())
+
+
+@pytest.mark.ranks(3)
+def test_a_set_ends_with_shutdown(rank, gather):
+    mykv.init()
+    part = mykv.add_process_set([0, 2])
+    net = dense_network(seed=rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, process_set=part)
+    optimizer = mykv.DistributedOptimizer(mx.optimizer.SGD(), process_set=part)
+    trainer.allreduce_grads()
+    mx.nd.waitall()
+    gather("done")
+    mykv.shutdown()
+    weight = array(np.ones(2), "nd")
+
+    def update():
+        lists = ([one] if IS_2 else one for one in (0, weight, weight.copy(), None))
+        optimizer.update(*lists)
+
+    calls = [trainer.allreduce_grads, update] if rank != 1 else [update]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="init"):
+            call()
+    gather("all have left")
+    mykv.init()
+    for call in calls:
+        with pytest.raises(ValueError, match="shutdown.*add it again"):
+            call()
+    mykv.add_process_set(part)
+    for call in calls:
+        call()
+    mykv.remove_process_set(part)

@@ -369,6 +369,7 @@ def test_compression_changes_nothing_within_a_host(rank, method):
     "argument, values",
     [
         ("reduce_method", ["mean", "sum"]),
+        ("prefix", ["one", "other"]),
         ("num_groups", [0, 3]),
         ("broadcast_period", [0, 5]),
         ("root_rank", [0, 1]),
