@@ -75,6 +75,14 @@ def is_auxiliary(parameter: Any) -> bool:
     return isinstance(parameter, Parameter) and not parameter._differentiable
 
 
+def described(name: str, value: Any) -> str:
+    """A Parameter or an array, named as ranks know it and as this process does, at the beginning of an error."""
+    own = getattr(value, "name", name)
+    # Where ranks count parameters, the name is 'parameter 3'.
+    start = "" if name.startswith("parameter ") else "parameter "
+    return f"{start}{name}".replace("p", "P", 1) + ("" if own == name else f" ({own})")
+
+
 def auxiliary_states(params: Any) -> list[_State]:
     """The auxiliary values in what `sync_aux_params` takes, in an order that is the same on all ranks.
 
@@ -94,7 +102,7 @@ def auxiliary_states(params: Any) -> list[_State]:
         elif not is_auxiliary(value):
             continue
         elif value._data is None:
-            raise ValueError(f"Parameter {name} ({value.name}) has no values yet: run a forward pass first.")
+            raise ValueError(f"{described(name, value)} has no values yet: run a forward pass first.")
         else:
             replicas = value._data
         states.append(_State(name, list(arrays.as_list(replicas, f"value of {name}"))))

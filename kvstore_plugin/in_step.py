@@ -17,7 +17,7 @@ import numpy as np
 from . import agreement, arrays, process, turns
 from . import process_set as process_sets
 from .arguments import whole_number
-from .auxiliary import is_auxiliary
+from .auxiliary import described, is_auxiliary
 from .mxnet_compat import MXNetError, NDArray, Parameter, mx
 from .parameters import Named, named_parameters
 from .process_set import ProcessSet, global_process_set
@@ -116,9 +116,7 @@ def _is_due(named: Sequence[Named], every: int) -> bool:
 
 
 def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str:
-    name = f"Parameter {one.name}"
-    if isinstance(one.value, Parameter) and one.value.name != one.name:
-        name += f" ({one.value.name})"
+    name = described(one.name, one.value)
     if (digests == _DEVICES_DIFFER).any():
         return f"{name} differs between the devices of {_ranks(process_set, digests == _DEVICES_DIFFER)}."
     if (digests == _WITHOUT_VALUES).any():
