@@ -57,6 +57,11 @@ std::shared_ptr<Group> make_group(int comm, std::vector<int> labels, const py::d
   constexpr size_t kMostAddressSpace = size_t{1} << 40;  // there may be dozens of groups
   require_world();
   RuntimeOptions options = options_from(given);
+  int size = 0;
+  MPI_Comm_size(MPI_Comm_f2c(comm), &size);
+  if (labels.size() != static_cast<size_t>(size)) {
+    throw py::value_error("labels must have one number for each of the " + std::to_string(size) + " ranks");
+  }
   options.world.labels = std::move(labels);
   options.world.most_address_space = kMostAddressSpace;
   return std::make_shared<Group>(MPI_Comm_f2c(comm), options);
@@ -108,7 +113,11 @@ void bind_method(py::module_& m, Class& group, const char* name, Result (Group::
   group.def(name, method, extra...);
   m.def(
       name,
-      [method](Arguments... arguments) { return (require_world().*method)(std::forward<Arguments>(arguments)...); },
+      [method](Arguments... arguments) {
+        // Another thread may shut the world down while this one is in here without the GIL.
+        const std::shared_ptr<Group> kept = require_world();
+        return ((*kept).*method)(std::forward<Arguments>(arguments)...);
+      },
       extra...);
 }
 
@@ -116,7 +125,7 @@ void bind_method(py::module_& m, Class& group, const char* name, Result (Group::
 template <class Class, class Get>
 void bind_fact(py::module_& m, Class& group, const char* name, Get get) {
   group.def(name, [get](const Group& g) { return get(g.world()); });
-  m.def(name, [get] { return get(require_world().world()); });
+  m.def(name, [get] { return get(require_world()->world()); });
 }
 
 }  // namespace

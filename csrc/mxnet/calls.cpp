@@ -92,7 +92,7 @@ void push_broadcasts(const Common& common, Handle input, Handle output, size_t r
     operation.count = rows[s] * row_elements;
     if (operation.count > 0) {
       const std::string name =
-          common.name + " from rank " + std::to_string(common.runtime->world().label(operation.root));
+          "what rank " + std::to_string(common.runtime->world().label(operation.root)) + " sends in " + common.name;
       call.requests.push_back(request_for(common, name, operation, shape_text({operation.count})));
       call.requests.back().scattered = true;
       windows.push_back({skip[s] * row_elements, kept, written, s == me});
@@ -181,7 +181,8 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   for (const auto& [dtype, part] : parts) {
     Operation operation = common.operation;
     operation.set_arrays(dtype, part.count);
-    const std::string name = call.requests.empty() ? common.name : common.name + ", its " + dtype_name(dtype);
+    const std::string name =
+        call.requests.empty() ? common.name : std::string("the ") + dtype_name(dtype) + " of " + common.name;
     call.requests.push_back(request_for(common, name, operation, text));
     call.requests.back().scattered = true;
   }

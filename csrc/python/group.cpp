@@ -72,16 +72,19 @@ void require_running(const Buffer& buffer) {
 
 }  // namespace
 
-void attach_bridge(std::unique_ptr<mxnet::Bridge> made) { g_bridge = std::move(made); }
+void attach_bridge(std::unique_ptr<mxnet::Bridge> made) {
+  (void)g_bridge.release();  // another thread may be in a push, without the GIL; a few hundred bytes per init()
+  g_bridge = std::move(made);
+}
 
 std::shared_ptr<Group>& world_group() {
   static std::shared_ptr<Group>& group = *new std::shared_ptr<Group>;
   return group;
 }
 
-Group& require_world() {
+std::shared_ptr<Group> require_world() {
   if (!world_group()) throw Error("mykv is not initialized: call kvstore_plugin.init() first");
-  return *world_group();
+  return world_group();
 }
 
 void leave_all(const std::string& reason) {
@@ -102,6 +105,11 @@ Group::Group(MPI_Comm comm, const RuntimeOptions& options) {
   auto& all = g_runtimes.all;
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
   all.push_back(runtime_);
+}
+
+Group::~Group() {
+  py::gil_scoped_release release;
+  runtime_->leave("it shut mykv down");
 }
 
 void Group::abandon(const std::string& reason) {

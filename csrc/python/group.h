@@ -21,6 +21,11 @@ using Handles = std::vector<uintptr_t>;  // NDArray.handle.value
 class Group {
  public:
   Group(MPI_Comm comm, const RuntimeOptions& options);
+  // Leaves: whatever still holds the runtime afterwards (an engine operation, a buffer) may be the last to let it go on
+  // the runtime's own thread, which cannot wait for itself.
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
 
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
@@ -88,7 +93,7 @@ void attach_bridge(std::unique_ptr<mxnet::Bridge> bridge);
 // The world of init(), or null. It stays, stopped, after abandon(), for engine operations that still come.
 std::shared_ptr<Group>& world_group();
 // The same; throws Error before init().
-Group& require_world();
+std::shared_ptr<Group> require_world();
 
 // Makes all groups of this process leave.
 void leave_all(const std::string& reason);

@@ -9,6 +9,9 @@
 
 namespace mykv {
 
+// Shares up to this size are copied in by the thread that posts them, whether there is room or not.
+constexpr size_t kPostInlineBytes = 32 << 10;
+
 // A request under way. Its counters are guarded by Runtime::mutex_.
 struct Flight {
   Request request;

@@ -222,7 +222,8 @@ void Runtime::account(const Part& part, const std::string& error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     staged_bytes_ -= part.slot_bytes;
-    if (part.slot_bytes > 0) moved_ = Clock::now();
+    // Small shares pass whether there is room or not: they say nothing about those that wait for it.
+    if (part.slot_bytes > kPostInlineBytes) moved_ = Clock::now();
     --flight.under_way;
     ++flight.finished;
     if (error.empty()) flight.agreed = true;

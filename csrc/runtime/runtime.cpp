@@ -12,11 +12,10 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kPostInlineBytes = 32 << 10;  // shares up to this size are copied in by the thread that posts them
-constexpr int64_t kPollUs = 50;                // between two looks at a network on which something is under way
-constexpr int64_t kIdlePollUs = 10000;         // on several hosts with nothing under way: news of ranks that left
-constexpr int64_t kRetryUs = 1000;             // when the host's table is full, or this rank's share of memory
-constexpr int64_t kSleepUs = 1000000;          // upper bound of any sleep
+constexpr int64_t kPollUs = 50;         // between two looks at a network on which something is under way
+constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news of ranks that left
+constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
+constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 
 // A piece of memory that an operation reads or writes.
@@ -120,9 +119,12 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   } else if (request.refusal.empty()) {
     flight->parts = std::max<size_t>(1, (op.count + flight->part_elements - 1) / flight->part_elements);
   }
-  if (flight->parts > 1 && overlap_partly(request)) request.refusal = "its input and its output overlap in part";
+  // Where a part's owner works on the arrays themselves, not on copies, one part can be too many.
+  const bool works_on_arrays = request.inputs.size() == 1 && op.bytes() > kPostInlineBytes;
+  if ((flight->parts > 1 || works_on_arrays) && overlap_partly(request))
+    request.refusal = "its input and its output overlap in part";
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
-  bool direct = !request.refusal.empty() || request.in_place || op.bytes() <= kPostInlineBytes;
+  bool direct = flight->parts == 1 && (!request.refusal.empty() || request.in_place || op.bytes() <= kPostInlineBytes);
   for (;;) {
     {
       std::lock_guard<std::mutex> lock(mutex_);

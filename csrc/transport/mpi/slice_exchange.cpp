@@ -10,8 +10,9 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kStepBytes = 256 << 10;  // work done between two looks at the network
-constexpr size_t kWidenBytes = 64 << 10;  // of each host's values at a time, so that they stay in cache
+constexpr size_t kStepBytes = 256 << 10;          // work done between two looks at the network
+constexpr size_t kWidenBytes = 64 << 10;          // of each host's values at a time, so that they stay in cache
+constexpr size_t kMostMessage = size_t{1} << 30;  // MPI counts with int; messages of one tag keep their order
 constexpr int kScatter = 0, kGather = 1, kBroadcast = 2, kPhases = 3;
 
 void check(int code, const char* what) {
@@ -47,17 +48,27 @@ int SliceExchange::tag(int phase) const {
 }
 
 void SliceExchange::send(const void* data, size_t bytes, size_t host, int phase) {
-  if (bytes == 0) return;
-  requests_.emplace_back();
-  check(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer(host), tag(phase), world_.data(), &requests_.back()),
-        "MPI_Isend");
+  auto* at = static_cast<const char*>(data);
+  for (size_t left = bytes; left > 0;) {
+    const size_t some = std::min(left, kMostMessage);
+    requests_.emplace_back();
+    check(MPI_Isend(at, static_cast<int>(some), MPI_BYTE, peer(host), tag(phase), world_.data(), &requests_.back()),
+          "MPI_Isend");
+    at += some;
+    left -= some;
+  }
 }
 
 void SliceExchange::receive(void* data, size_t bytes, size_t host, int phase) {
-  if (bytes == 0) return;
-  requests_.emplace_back();
-  check(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer(host), tag(phase), world_.data(), &requests_.back()),
-        "MPI_Irecv");
+  auto* at = static_cast<char*>(data);
+  for (size_t left = bytes; left > 0;) {
+    const size_t some = std::min(left, kMostMessage);
+    requests_.emplace_back();
+    check(MPI_Irecv(at, static_cast<int>(some), MPI_BYTE, peer(host), tag(phase), world_.data(), &requests_.back()),
+          "MPI_Irecv");
+    at += some;
+    left -= some;
+  }
 }
 
 // Elements of the own slot as they travel; in memory that stays until the exchange is over.
