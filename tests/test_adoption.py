@@ -628,6 +628,7 @@ def test_memory_is_given_back_with_the_network_when_its_trainer_went_first(rank,
     net = dense_network(seed=0, inputs=500, widths=(500,))
     trainer = _trainer(net)
     _train(net, trainer, rank, range(1), shape=(500,))
+    gc.collect()  # networks of earlier tests
     mx.nd.waitall()
     gather("trained")
     full = _resident()
