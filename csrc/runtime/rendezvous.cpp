@@ -111,6 +111,8 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
   mine.arrived = 1;
   mine.refused = offer.refusal != nullptr;
   mine.slot = offer.slot;
+  mine.stamps.clear();
+  if (stamping()) mine.stamps.set(Stamp::arrived);
   mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
   set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
   ++e.arrived;

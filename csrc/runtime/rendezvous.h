@@ -13,6 +13,7 @@
 #include "memory/segment.h"
 #include "runtime/futex.h"
 #include "runtime/operation.h"
+#include "runtime/stamps.h"
 
 namespace mykv {
 
@@ -27,6 +28,7 @@ struct alignas(64) Record {
   uint64_t slot;  // offset into the segment
   uint8_t arrived;
   uint8_t refused;  // `text` says why
+  Stamps stamps;    // for timelines
   char text[kTextBytes];
 };
 
@@ -132,6 +134,10 @@ class Rendezvous {
 
   Bell& bell(int local_rank) { return bells_[local_rank]; }
   void ring_others();
+  // Counts the timelines of this host's ranks that want stamps.
+  std::atomic<uint32_t>& stamp_flag() { return header_->timelines; }
+  bool stamping() const { return header_->timelines.load(std::memory_order_relaxed) != 0; }
+  Stamps& my_stamps(Entry& entry) const { return entry.records()[local_rank_].stamps; }
   int local_size() const { return static_cast<int>(ranks_.size()); }
   int local_rank() const { return local_rank_; }
   const std::vector<int>& ranks() const { return ranks_; }
@@ -146,6 +152,7 @@ class Rendezvous {
     char departed[kErrorBytes];      // who and why, for messages
     char departed_reason[kErrorBytes];
     alignas(64) std::atomic<uint64_t> log_tail;
+    alignas(64) std::atomic<uint32_t> timelines;  // on a line of its own, since everybody reads it
   };
   struct LockGuard {
     explicit LockGuard(SharedMutex& m) : mutex(m) { mutex.lock(); }

@@ -38,13 +38,17 @@ bool HostTransport::progress() {
       Entry& entry = rendezvous_.entry(item.entry);
       if (entry.owner != kAnybody) {
         ready_.pop();
+        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
         run_owned(entry, item.share);
+        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
         rendezvous_.finish_chunks(item.entry, entry.chunks);
         return true;
       }
       const uint32_t chunk = entry.next_chunk.fetch_add(1, std::memory_order_relaxed);
       if (chunk < entry.chunks) {
+        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set_once(Stamp::begun);
         run_chunk(entry, chunk);
+        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
         rendezvous_.finish_chunks(item.entry, 1);
         return true;
       }
@@ -75,7 +79,9 @@ void HostTransport::run_owned(Entry& entry, const Share& share) const {
 
 void HostTransport::run_whole(uint32_t index) const {
   Entry& entry = rendezvous_.entry(index);
+  if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
   slots_.combine(entry, 0, entry.operation.count, entry.operation.root);
+  if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
   rendezvous_.finish_chunks(index, entry.chunks);
 }
 
