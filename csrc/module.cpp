@@ -6,7 +6,9 @@
 
 #include "kernels/kernels.h"
 #include "python/group.h"
+#include "python/timeline.h"
 #include "runtime/error.h"
+#include "runtime/timeline.h"
 
 namespace py = pybind11;
 
@@ -36,6 +38,7 @@ RuntimeOptions options_from(const py::dict& given) {
 // however the process came to end, since no thread may talk MPI after it.
 int leave_at_finalize(MPI_Comm, int, void*, void*) {
   leave_all("its process has ended");
+  Timeline::instance().stop();
   return MPI_SUCCESS;
 }
 
@@ -235,6 +238,7 @@ PYBIND11_MODULE(mykv_core, m) {
         if (world_group()) world_group()->forget(prefix);
       },
       py::arg("prefix"));
+  bind_timeline(m);
   m.def("kernel_path", &kernel_path);
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }

@@ -37,6 +37,7 @@ from .process import (
     size,
 )
 from .process_set import ProcessSet, global_process_set
+from .timeline import start_timeline, stop_timeline
 
 __all__ = [
     "Adasum",
@@ -91,6 +92,8 @@ __all__ = [
     "rocm_built",
     "shutdown",
     "size",
+    "start_timeline",
+    "stop_timeline",
     "sync_aux_params",
 ]
 

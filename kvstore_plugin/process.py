@@ -305,6 +305,9 @@ def _leave(reason: str, afterwards: str) -> None:
     if membership is not None:
         membership.end_all()
     drain(seconds)  # what did not finish has failed now, and MXNet would report that as an error of its own exit
+    timeline = sys.modules.get(f"{__package__}.timeline")
+    if timeline is not None:
+        timeline.close()
 
 
 def drain(seconds: float) -> None:

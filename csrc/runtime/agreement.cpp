@@ -162,6 +162,14 @@ void Agreement::handle(const Message& m, int from) {
   }
 }
 
+std::vector<PartRecord::Arrival> Agreement::take_arrivals(const Key& key) {
+  const auto it = arrivals_.find({key.high, key.low});
+  if (it == arrivals_.end()) return {};
+  std::vector<PartRecord::Arrival> taken = std::move(it->second);
+  arrivals_.erase(it);
+  return taken;
+}
+
 void Agreement::collect(const Message& m, int from) {
   Pending& p = pending_[{m.key.high, m.key.low}];
   if (p.hosts == 0) {
@@ -175,6 +183,7 @@ void Agreement::collect(const Message& m, int from) {
     p.error = p.name + " differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature + ", rank " +
               std::to_string(world_.label(from)) + " has " + m.signature;
   }
+  if (Timeline::on()) p.arrivals.push_back({world_.label(from), now_ns()});
   if (++p.hosts < world_.hosts().size()) return;
   Message verdict;
   verdict.type = Message::Type::verdict;
@@ -182,6 +191,8 @@ void Agreement::collect(const Message& m, int from) {
   verdict.error = p.error;
   if (p.error.empty() && !departed_.empty()) verdict.error = p.name + ": " + departed_;
   verdict.number = verdict.error.empty() ? next_sequence_++ : 0;
+  if (!Timeline::on()) arrivals_.clear();
+  if (Timeline::on() && verdict.error.empty()) arrivals_[{m.key.high, m.key.low}] = std::move(p.arrivals);
   pending_.erase({m.key.high, m.key.low});
   for (const std::vector<int>& ranks : world_.hosts()) send(verdict, ranks[0]);
 }

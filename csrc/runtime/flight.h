@@ -5,6 +5,7 @@
 #include <string>
 
 #include "runtime/request.h"
+#include "runtime/timeline.h"
 #include "transport/transport.h"
 
 namespace mykv {
@@ -24,6 +25,8 @@ struct Flight {
   bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
   bool ended = false;   // done was called
   std::string error;
+  bool recorded = false;                 // by the timeline; never changes
+  std::unique_ptr<FlightRecord> record;  // until the end of the flight
 };
 
 // One part of a flight, at the rendezvous under one entry.
@@ -38,6 +41,10 @@ struct Part {
   uint32_t generation = 0;
   bool started = false;
   bool announced = false;
+  // For the timeline.
+  PartRecord::Interval copied_in;
+  int64_t agreed = 0;  // by all hosts
+  std::vector<PartRecord::Arrival> hosts;
 };
 
 }  // namespace mykv

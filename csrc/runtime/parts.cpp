@@ -113,7 +113,9 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     try {
       part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
       part.slot = region_.allocate(part.slot_bytes);
+      if (flight->recorded) part.copied_in.begin = now_ns();
       copy_in(*flight, part);
+      if (flight->recorded) part.copied_in.end = now_ns();
     } catch (const Error& error) {
       part.slot_bytes = 0;
       refusal = error.what();
@@ -204,7 +206,13 @@ void Runtime::copy_out(const Flight& flight, const Part& part) const {
 
 void Runtime::finish_part(const Part& part, const std::string& error) {
   const bool in_slot = !part.flight->request.in_place && part.share.output == nullptr;
-  if (error.empty() && in_slot) copy_out(*part.flight, part);
+  PartRecord::Interval copied_out;
+  if (error.empty() && in_slot) {
+    if (part.flight->recorded) copied_out.begin = now_ns();
+    copy_out(*part.flight, part);
+    if (part.flight->recorded) copied_out.end = now_ns();
+  }
+  if (part.flight->recorded) record(part, copied_out);  // while the entry is there
   if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
   try {
     rendezvous_.leave(part.entry);
@@ -232,7 +240,7 @@ void Runtime::account(const Part& part, const std::string& error) {
     over = !flight.ended && flight.under_way == 0 && (dropped || flight.finished == flight.parts);
     flight.ended = flight.ended || over;
   }
-  if (over) flight.request.done(flight.error.empty() ? nullptr : &flight.error);
+  if (over) end(flight, flight.error.empty() ? nullptr : &flight.error);
 }
 
 }  // namespace mykv

@@ -104,7 +104,10 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     e.owner = offer.owner;
     set_text(e.name, kNameBytes, *offer.name);
     e.error[0] = '\0';
-    for (int r = 0; r < local_size(); ++r) e.records()[r].arrived = 0;
+    for (int r = 0; r < local_size(); ++r) {
+      e.records()[r].arrived = 0;
+      e.records()[r].stamps.forget_arrival();
+    }
   }
   Entry& e = entry(arrival.entry);
   Record& mine = e.records()[local_rank_];

@@ -26,9 +26,9 @@ constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two of those
 struct alignas(64) Record {
   uint64_t signature_hash;
   uint64_t slot;  // offset into the segment
+  Stamps stamps;  // for timelines
   uint8_t arrived;
   uint8_t refused;  // `text` says why
-  Stamps stamps;    // for timelines
   char text[kTextBytes];
 };
 

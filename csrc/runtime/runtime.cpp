@@ -104,7 +104,7 @@ void Runtime::post(Request request) {
       if (std::exchange(flight->ended, true)) return;
     }
     const std::string text = flight->request.name + ": " + error.what();
-    flight->request.done(&text);
+    end(*flight, &text);
   }
 }
 
@@ -112,6 +112,8 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   if (forked()) throw Error("mykv works only in the process that initialized it, not in a fork of it");
   Request& request = flight->request;
   const Operation& op = request.operation;
+  if (Timeline::on()) flight->record = Timeline::instance().record();
+  flight->recorded = flight->record != nullptr;
   flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
   flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
   if (request.in_place) {
@@ -163,7 +165,9 @@ void Runtime::run() {
       } else {
         last_work = Clock::now();
       }
+      if (Timeline::marks_cycles()) record_awake();
       sleep(seen);
+      awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
     }
     end_all("this rank has shut mykv down");
   } catch (const std::exception& error) {
@@ -263,6 +267,10 @@ void Runtime::handle_event(const Event& event) {
     case Event::Type::ready:
       part.flight->agreed = true;
       if (std::exchange(part.started, true)) return;
+      if (part.flight->recorded && world_.hosts().size() > 1) {
+        part.agreed = now_ns();
+        part.hosts = agreement_.take_arrivals(rendezvous_.entry(event.entry).key);
+      }
       {
         const Share share = part.share;
         lock.unlock();
@@ -326,6 +334,12 @@ void Runtime::leave(const std::string& reason) {
   thread_.join();
 }
 
+// The last that happens to a flight.
+void Runtime::end(Flight& flight, const std::string* error) {
+  if (flight.recorded) record_end(flight, error);
+  flight.request.done(error);
+}
+
 // Ends everything this rank still has, without the help of others.
 void Runtime::end_all(const std::string& reason) {
   std::vector<std::shared_ptr<Flight>> flights;
@@ -345,7 +359,7 @@ void Runtime::end_all(const std::string& reason) {
   waiting_.clear();
   for (auto& flight : flights) {
     const std::string text = flight->request.name + ": " + reason;
-    flight->request.done(&text);
+    end(*flight, &text);
   }
 }
 

@@ -17,6 +17,7 @@
 #include "runtime/agreement.h"
 #include "runtime/flight.h"
 #include "runtime/patience.h"
+#include "runtime/timeline.h"
 #include "runtime/world.h"
 #include "transport/transport.h"
 
@@ -75,14 +76,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void account(const Part& part, const std::string& error);
   void copy_in(const Flight& flight, const Part& part) const;
   void copy_out(const Flight& flight, const Part& part) const;
+  void end(Flight& flight, const std::string* error);
   void end_all(const std::string& reason);
   void tell_departure();
   void break_down(const std::string& reason);
+  // For the timeline (recording.cpp).
+  void record(const Part& part, const PartRecord::Interval& copied_out);
+  void record_end(Flight& flight, const std::string* error);
+  void record_awake();
 
   const pid_t process_ = getpid();
   RuntimeOptions options_;
   World world_;
   Rendezvous rendezvous_;
+  Timeline::Interest interest_{rendezvous_.stamp_flag()};
   Region region_;
   std::unique_ptr<Transport> transport_;
   Agreement agreement_;
@@ -102,8 +109,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
   std::deque<std::pair<Part, std::string>> finished_;
   bool departure_told_ = false;
-  bool worked_ = false;   // since it last waited
-  bool blocked_ = false;  // something in waiting_ could go if there were room for it
+  bool worked_ = false;      // since it last waited
+  int64_t awake_since_ = 0;  // where the timeline marks that
+  bool blocked_ = false;     // something in waiting_ could go if there were room for it
 
   std::atomic<bool> stopping_{false};
   std::mutex leave_mutex_;

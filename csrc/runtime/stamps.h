@@ -27,6 +27,8 @@ constexpr size_t kStamps = 7;
 // operation was done can be read after it. Before that a reader gets either value.
 class Stamps {
  public:
+  // The others count only for a rank that has this one.
+  void forget_arrival() { at(Stamp::arrived).store(0, std::memory_order_relaxed); }
   void clear() {
     for (auto& time : times_) time.store(0, std::memory_order_relaxed);
   }

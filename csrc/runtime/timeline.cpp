@@ -17,7 +17,7 @@ namespace {
 constexpr auto kPeriod = std::chrono::milliseconds(100);  // between two writes, so at most this much is lost by a kill
 constexpr size_t kMany = 20000;                           // parts that are written at once, some 10 MB of text
 constexpr size_t kMost = 400000;                          // parts in memory (some 100 MB) when the disk cannot follow
-constexpr size_t kTextBytes = 4 << 20;                     // written at once
+constexpr size_t kTextBytes = 4 << 20;                    // written at once
 constexpr int kNice = 10;                                 // training goes first
 
 // Signals are for the threads that the user knows of: Ctrl-C must reach Python's.
@@ -54,7 +54,6 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (started_) throw Error("a timeline is being recorded already: call stop_timeline() first");
   }
-  const int64_t start = now_ns();
   TraceFile trace(std::move(file));
   const int failure = trace.begin(options.members, TraceRows::first_event(options.rank));
   if (failure != 0) return failure;
@@ -66,7 +65,7 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   {
     const WithoutSignals block;
     writer_ = std::thread(
-        [this, rank = options.rank, start](TraceFile written) { run(std::move(written), TraceRows(rank, start)); },
+        [this, rows = TraceRows(options.rank, options.zero)](TraceFile file) { run(std::move(file), rows); },
         std::move(trace));
   }
   started_ = true;

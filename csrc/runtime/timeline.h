@@ -70,6 +70,7 @@ struct AwakeRecord {
 struct TimelineOptions {
   bool mark_cycles = false;
   int rank = 0;
+  int64_t zero = 0;     // now_ns() that the file's times count from
   std::string members;  // of the file's outer object, JSON
 };
 

@@ -71,12 +71,12 @@ void put_arrivals(std::string* out, const PartRecord& part) {
 
 // Operations without a name get a number from the caller, another one for each call: they share a row.
 std::string row_of(const std::string& name) {
-  const size_t slash = name.rfind('/');
-  if (slash == std::string::npos || slash + 1 == name.size()) return name;
-  if (name.find_first_not_of("0123456789", slash + 1) != std::string::npos) return name;
-  for (const char* numbered : {"/unnamed", "/waiting"}) {
-    const size_t bytes = std::strlen(numbered);
-    if (slash >= bytes && name.compare(slash - bytes, bytes, numbered) == 0) return name.substr(0, slash);
+  for (const char* numbered : {"/unnamed/", "/waiting/"}) {
+    const size_t at = name.find(numbered);
+    if (at == std::string::npos) continue;
+    const size_t digits = at + std::strlen(numbered);
+    const size_t rest = std::min(name.find_first_not_of("0123456789", digits), name.size());
+    if (rest > digits) return name.substr(0, digits - 1) + name.substr(rest);
   }
   return name;
 }
@@ -122,7 +122,7 @@ void TraceRows::bar(int lane, const char* name, size_t name_bytes, int64_t begin
   put(out, ",\"tid\":");
   put(out, lane);
   put(out, ",\"ts\":");
-  put_thousandth(out, begin - start_);
+  put_thousandth(out, begin - zero_);
   put(out, ",\"dur\":");
   put_thousandth(out, end - begin);
   put(out, ",\"name\":");
@@ -176,8 +176,9 @@ void TraceRows::write(const FlightRecord& flight, std::string* out) {
 }
 
 void TraceRows::write(const AwakeRecord& awake, std::string* out) {
-  const int tid = lane(awake.thread, awake.begin, awake.end, true, out);
-  bar(tid, "awake", 5, awake.begin, awake.end, out);
+  const int64_t begin = std::max(awake.begin, zero_);
+  const int tid = lane(awake.thread, begin, awake.end, true, out);
+  bar(tid, "awake", 5, begin, awake.end, out);
   put(out, "}");
 }
 
@@ -185,7 +186,7 @@ void TraceRows::write_dropped(uint64_t flights, std::string* out) {
   put(out, ",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":");
   put(out, rank_);
   put(out, ",\"tid\":0,\"ts\":");
-  put_thousandth(out, now_ns() - start_);
+  put_thousandth(out, now_ns() - zero_);
   put(out, ",\"name\":\"operations left out, the file could not be written fast enough\",\"args\":{\"operations\":");
   put(out, static_cast<int64_t>(flights));
   put(out, "}}");

@@ -14,8 +14,8 @@ namespace mykv {
 
 class TraceRows {
  public:
-  // Times in the file count from `start` (now_ns()).
-  TraceRows(int rank, int64_t start) : rank_(rank), start_(start) {}
+  // Times in the file count from `zero` (now_ns()).
+  TraceRows(int rank, int64_t zero) : rank_(rank), zero_(zero) {}
 
   static std::string first_event(int rank);
   // These append to `out` each event with ",\n" before it.
@@ -32,7 +32,7 @@ class TraceRows {
   void bar(int lane, const char* name, size_t name_bytes, int64_t begin, int64_t end, std::string* out) const;
 
   int rank_;
-  int64_t start_;
+  int64_t zero_;
   int lanes_ = 0;
   std::unordered_map<std::string, std::vector<Lane>> rows_;
 };

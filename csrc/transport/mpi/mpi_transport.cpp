@@ -20,7 +20,9 @@ MpiTransport::~MpiTransport() {
 
 void MpiTransport::start(uint32_t entry, const Share&) {
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;
-  exchanges_.push_back(std::make_unique<SliceExchange>(world_, slots_, rendezvous_.entry(entry), entry, slices_));
+  Stamps* const stamps = rendezvous_.stamping() ? &rendezvous_.my_stamps(rendezvous_.entry(entry)) : nullptr;
+  exchanges_.push_back(
+      std::make_unique<SliceExchange>(world_, slots_, rendezvous_.entry(entry), entry, slices_, stamps));
 }
 
 bool MpiTransport::progress() {

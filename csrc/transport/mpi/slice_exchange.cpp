@@ -21,8 +21,10 @@ void check(int code, const char* what) {
 
 }  // namespace
 
-SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices)
-    : world_(world), slots_(slots), entry_(entry), index_(index) {
+SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices,
+                             Stamps* stamps)
+    : world_(world), slots_(slots), entry_(entry), index_(index), stamps_(stamps) {
+  stamp(Stamp::begun);
   const size_t count = entry.operation.count;
   const auto slice = static_cast<size_t>(world.local_rank());
   begin_ = count * slice / slices;
@@ -83,6 +85,7 @@ void SliceExchange::begin_scatter() {
   const size_t hosts = world_.hosts().size();
   const auto me = static_cast<size_t>(world_.host());
   const size_t mine = wire_bytes(segment_begin(me + 1) - segment_begin(me));
+  stamp(Stamp::scatter);
   received_.resize(hosts);
   for (size_t h = 0; h < hosts; ++h) {
     if (h == me) continue;
@@ -125,11 +128,13 @@ void SliceExchange::begin_gather() {
   const size_t hosts = world_.hosts().size();
   const auto me = static_cast<size_t>(world_.host());
   const size_t begin = segment_begin(me), end = segment_begin(me + 1);
+  stamp(Stamp::scattered);
   reduce_segment(begin, end);
   narrowed_.clear();
   const void* result = to_wire(begin, end);
   // This host must go on with the same bits as those that get them over the wire.
   if (entry_.operation.wire) convert(entry_.operation.dtype, own(begin), wire(), result, end - begin);
+  stamp(Stamp::gather);
   for (size_t h = 0; h < hosts; ++h) {
     if (h == me) continue;
     const size_t first = segment_begin(h), bytes = wire_bytes(segment_begin(h + 1) - first);
@@ -151,6 +156,7 @@ void SliceExchange::widen_received() {
 void SliceExchange::begin_broadcast() {
   const size_t width = item_size(entry_.operation.dtype);
   const int root_host = world_.host_of(entry_.operation.root);
+  stamp(Stamp::scatter);
   if (root_host != world_.host()) {
     receive(own(begin_), (end_ - begin_) * width, static_cast<size_t>(root_host), kBroadcast);
     return;
@@ -186,6 +192,7 @@ bool SliceExchange::step() {
     case Phase::gather:
     case Phase::broadcast:
       if (!requests_done()) return false;
+      stamp(Stamp::gathered);
       if (phase_ == Phase::gather && entry_.operation.wire) widen_received();
       cursor_ = begin_;
       phase_ = Phase::spread;
@@ -193,7 +200,9 @@ bool SliceExchange::step() {
     case Phase::spread:
       slots_.spread(entry_, cursor_, stop, source_);
       cursor_ = stop;
-      if (cursor_ == end_) phase_ = Phase::finished;
+      if (cursor_ < end_) return true;
+      stamp(Stamp::finished);
+      phase_ = Phase::finished;
       return true;
     case Phase::finished:
       return false;

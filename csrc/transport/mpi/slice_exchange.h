@@ -12,7 +12,8 @@ namespace mykv {
 
 class SliceExchange {
  public:
-  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices);
+  // `stamps`: where to say when it did what, or null.
+  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices, Stamps* stamps);
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
 
@@ -39,11 +40,15 @@ class SliceExchange {
   int tag(int phase) const;
   void send(const void* data, size_t bytes, size_t host, int phase);
   void receive(void* data, size_t bytes, size_t host, int phase);
+  void stamp(Stamp stamp) {
+    if (stamps_ != nullptr) stamps_->set(stamp);
+  }
 
   const World& world_;
   Slots& slots_;
   Entry& entry_;
   uint32_t index_;
+  Stamps* stamps_;
   size_t begin_;
   size_t end_;
   size_t cursor_;

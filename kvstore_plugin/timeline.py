@@ -1,0 +1,126 @@
+"""The timeline: a file that shows for each operation when it waited for which rank, and what it did the rest of the time.
+
+Only rank 0 writes one. It sees when the other ranks of its host came and what they did, since all of them note that in
+shared memory as long as a timeline is on; of other hosts it sees when it heard that all their ranks had come. So
+nothing is sent for the timeline's sake, and the other ranks need not call start_timeline() at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from importlib import metadata
+
+from . import core as core_loader
+from . import process
+
+_log = logging.getLogger("kvstore_plugin")
+_lock = threading.Lock()
+_path: str | None = None  # of the timeline that is on
+
+
+def start_timeline(file: str | os.PathLike, mark_cycles: bool = False) -> None:
+    """Record what becomes of every operation, in Chrome's trace format, which https://ui.perfetto.dev opens.
+
+    Rank 0 writes the file, and only there must `file` name a place that can be written; an existing file is replaced.
+    On the other ranks the call does nothing but check its arguments, so that all ranks may run the same program. It
+    is no collective call: nobody waits for anybody, and it may come at any time, also in the middle of training. What
+    was asked for before it is left out.
+
+    The file is complete after `stop_timeline`, after `shutdown` and at the end of the program. It is valid JSON at any
+    time; of a process that is killed, the last 0.1 s may be missing.
+
+    Parameters
+    ----------
+    file : str or path
+        The file.
+    mark_cycles : bool, optional
+        Show when the runtime's threads are awake, one row for each process set. (Horovod has cycles of fixed length,
+        and marks these.)
+
+    Raises
+    ------
+    OSError
+        Rank 0 cannot make or write the file, or it is no regular file.
+    RuntimeError
+        A timeline is on already, or init() was not called.
+    TypeError, ValueError
+        `file` is not a path, or is empty.
+    """
+    global _path
+    core = process.core
+    rank = core.rank()
+    path = os.fsdecode(os.fspath(file))
+    if not path:
+        raise ValueError("start_timeline() needs the name of a file.")
+    with _lock:
+        if _path is not None:
+            raise RuntimeError(f"a timeline is recorded to {_path} already: call stop_timeline() first.")
+        if rank == 0:
+            _start(core, path, rank, bool(mark_cycles))
+        _path = path
+
+
+def stop_timeline() -> None:
+    """End the timeline of `start_timeline` and complete its file; without effect where none is on.
+
+    Operations that are under way are left out. A new timeline may be started afterwards.
+
+    Raises
+    ------
+    OSError
+        The file could not be written to its end, for example because the disk is full. What it holds is valid.
+    """
+    global _path
+    with _lock:
+        if _path is None:
+            return
+        path, _path = _path, None
+        failure = core_loader.load().stop_timeline()
+    if failure:
+        raise OSError(failure, f"the timeline is not complete: {os.strerror(failure)}", path)
+
+
+def close() -> None:
+    """End the timeline because this rank leaves the others."""
+    try:
+        stop_timeline()
+    except OSError as error:
+        _log.warning("%s", error)
+
+
+def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
+    # O_NONBLOCK: a pipe that nobody reads is an error and no endless wait.
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(f"the timeline needs a regular file, but {path} is none.")
+        os.ftruncate(fd, 0)
+        zero, members = time.monotonic_ns(), _members(core)
+        failure = core.start_timeline(fd, rank, mark_cycles, zero, members)
+    finally:
+        os.close(fd)
+    if failure:
+        raise OSError(failure, os.strerror(failure), path)
+
+
+def _members(core: object) -> str:
+    """Members of the file's outer object beside the events, as JSON without the brackets."""
+    try:
+        version = metadata.version("mykv")
+    except metadata.PackageNotFoundError:  # imported from a source tree
+        version = None
+    about = {
+        "mykv": version,
+        "host": socket.gethostname(),
+        "rank": core.rank(),
+        "size": core.size(),
+        "host_ranks": core.host_ranks(),
+        "unix_time_at_zero_us": round(time.time() * 1e6),
+    }
+    return json.dumps({"displayTimeUnit": "ms", "otherData": about})[1:-1]
