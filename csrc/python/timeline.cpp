@@ -23,7 +23,8 @@ int start_timeline(int fd, int rank, bool mark_cycles, int64_t zero_ns, const st
 }  // namespace
 
 void bind_timeline(py::module_& m) {
-  m.def("start_timeline", &start_timeline, py::arg("fd"), py::arg("rank"), py::arg("mark_cycles"), py::arg("zero_ns"), py::arg("members"),
+  m.def("start_timeline", &start_timeline, py::arg("fd"), py::arg("rank"), py::arg("mark_cycles"), py::arg("zero_ns"),
+        py::arg("members"),
         "Record into the empty regular file behind `fd`, which stays the caller's. Times count from `zero_ns`\n"
         "(time.monotonic_ns). `members`: JSON, of the outer object. Returns 0, or the errno of a failed write.");
   m.def(

@@ -162,10 +162,10 @@ void Agreement::handle(const Message& m, int from) {
   }
 }
 
-std::vector<PartRecord::Arrival> Agreement::take_arrivals(const Key& key) {
+std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
   const auto it = arrivals_.find({key.high, key.low});
   if (it == arrivals_.end()) return {};
-  std::vector<PartRecord::Arrival> taken = std::move(it->second);
+  std::vector<ArrivalRecord> taken = std::move(it->second);
   arrivals_.erase(it);
   return taken;
 }

@@ -29,7 +29,7 @@ class Agreement {
   // Receives and answers; false when there was nothing.
   bool progress();
   // For the timeline of rank 0: when it heard of which host, named by its first rank. Forgets it.
-  std::vector<PartRecord::Arrival> take_arrivals(const Key& key);
+  std::vector<ArrivalRecord> take_arrivals(const Key& key);
   // Answers are outstanding: look often.
   bool polling() const { return outstanding_ > 0 || !sending_.empty(); }
   // Messages that are still on their way out.
@@ -44,7 +44,7 @@ class Agreement {
     std::string signature;  // of the first host that announced
     int rank = 0;           // its first rank, as messages call it
     std::string error;
-    std::vector<PartRecord::Arrival> arrivals;
+    std::vector<ArrivalRecord> arrivals;
   };
 
   void send(const Message& message, int to);
@@ -56,7 +56,7 @@ class Agreement {
   uint64_t outstanding_ = 0;
   uint64_t next_sequence_ = 1;  // rank 0 only, as is pending_
   std::map<std::pair<uint64_t, uint64_t>, Pending> pending_;
-  std::map<std::pair<uint64_t, uint64_t>, std::vector<PartRecord::Arrival>> arrivals_;  // of what was agreed on
+  std::map<std::pair<uint64_t, uint64_t>, std::vector<ArrivalRecord>> arrivals_;  // of what was agreed on
   std::string departed_;
   bool closed_ = false;  // nothing more is agreed on
   struct Sending {

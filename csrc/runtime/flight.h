@@ -25,7 +25,8 @@ struct Flight {
   bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
   bool ended = false;   // done was called
   std::string error;
-  bool recorded = false;                 // by the timeline; never changes
+  bool recorded = false;  // by the timeline; never changes, as the next one
+  int64_t begun = 0;
   std::unique_ptr<FlightRecord> record;  // until the end of the flight
 };
 
@@ -42,9 +43,9 @@ struct Part {
   bool started = false;
   bool announced = false;
   // For the timeline.
-  PartRecord::Interval copied_in;
-  int64_t agreed = 0;  // by all hosts
-  std::vector<PartRecord::Arrival> hosts;
+  int64_t copied_in = 0;  // since when
+  int64_t agreed = 0;     // by all hosts
+  std::vector<ArrivalRecord> hosts;
 };
 
 }  // namespace mykv

@@ -113,9 +113,8 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     try {
       part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
       part.slot = region_.allocate(part.slot_bytes);
-      if (flight->recorded) part.copied_in.begin = now_ns();
+      if (flight->recorded) part.copied_in = may_run_inline ? flight->begun : now_ns();
       copy_in(*flight, part);
-      if (flight->recorded) part.copied_in.end = now_ns();
     } catch (const Error& error) {
       part.slot_bytes = 0;
       refusal = error.what();

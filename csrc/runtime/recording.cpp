@@ -31,16 +31,14 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   const Stamps& mine = records[world_.local_rank()].stamps;
   PartRecord times;
   times.number = static_cast<uint32_t>(part.begin / part.flight->part_elements);
-  times.copy_in = part.copied_in;
+  if (part.copied_in != 0) times.copy_in = {part.copied_in, mine.get(Stamp::arrived)};
   times.copy_out = copied_out;
-  times.hosts = part.hosts;
   bool all = true;
   int64_t last = 0;
   for (int r = 0; r < world_.local_size(); ++r) {
     const int64_t time = records[r].stamps.get(Stamp::arrived);
     all = all && time != 0;
     last = std::max(last, time);
-    if (time != 0) times.ranks.push_back({rendezvous_.ranks()[static_cast<size_t>(r)], time});
   }
   if (mine.get(Stamp::arrived) != 0) {
     if (world_.hosts().size() > 1) {
@@ -60,7 +58,22 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
     }
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  if (part.flight->record) part.flight->record->parts.push_back(std::move(times));
+  FlightRecord* const record = part.flight->record.get();
+  if (record == nullptr) return;
+  if (record->parts.empty()) {
+    record->parts.reserve(part.flight->parts);
+    record->arrivals.reserve(part.flight->parts * (static_cast<size_t>(world_.local_size()) + part.hosts.size()));
+  }
+  times.arrivals = record->arrivals.size();
+  for (int r = 0; r < world_.local_size(); ++r) {
+    const int64_t time = records[r].stamps.get(Stamp::arrived);
+    if (time == 0) continue;
+    record->arrivals.push_back({rendezvous_.ranks()[static_cast<size_t>(r)], time});
+    ++times.ranks;
+  }
+  record->arrivals.insert(record->arrivals.end(), part.hosts.begin(), part.hosts.end());
+  times.hosts = static_cast<uint32_t>(part.hosts.size());
+  record->parts.push_back(times);
 }
 
 void Runtime::record_end(Flight& flight, const std::string* error) {
@@ -70,7 +83,8 @@ void Runtime::record_end(Flight& flight, const std::string* error) {
     record = std::move(flight.record);
   }
   if (!record) return;
-  record->end = now_ns();
+  const int64_t copied_out = record->parts.empty() ? 0 : record->parts.back().copy_out.end;
+  record->end = error == nullptr && copied_out != 0 ? copied_out : now_ns();
   record->name = flight.request.name;
   record->signature = flight.request.signature;
   if (error != nullptr) record->error = *error;

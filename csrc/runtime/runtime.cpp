@@ -114,6 +114,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   const Operation& op = request.operation;
   if (Timeline::on()) flight->record = Timeline::instance().record();
   flight->recorded = flight->record != nullptr;
+  if (flight->recorded) flight->begun = flight->record->begin;
   flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
   flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
   if (request.in_place) {

@@ -1,5 +1,7 @@
 #include "runtime/timeline.h"
 
+#include <sched.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -18,6 +20,7 @@ constexpr auto kPeriod = std::chrono::milliseconds(100);  // between two writes,
 constexpr size_t kMany = 20000;                           // parts that are written at once, some 10 MB of text
 constexpr size_t kMost = 400000;                          // parts in memory (some 100 MB) when the disk cannot follow
 constexpr size_t kTextBytes = 4 << 20;                    // written at once
+constexpr size_t kSpare = 4096;                           // records that are kept
 constexpr int kNice = 10;                                 // training goes first
 
 // Signals are for the threads that the user knows of: Ctrl-C must reach Python's.
@@ -37,6 +40,19 @@ class WithoutSignals {
 };
 
 }  // namespace
+
+void FlightRecord::clear() {
+  error.clear();
+  parts.clear();
+  arrivals.clear();
+}
+
+void Timeline::Batch::clear() {
+  flights.clear();
+  awake.clear();
+  dropped = 0;
+  weight = 0;
+}
 
 // Never destroyed: threads of the process may come here until its very end.
 Timeline& Timeline::instance() {
@@ -100,6 +116,7 @@ int Timeline::stop() {
   std::lock_guard<std::mutex> lock(mutex_);
   started_ = false;
   batch_ = {};
+  spare_.clear();
   return failure_;
 }
 
@@ -111,7 +128,15 @@ bool Timeline::started() {
 
 std::unique_ptr<FlightRecord> Timeline::record() {
   if (!on()) return nullptr;
-  auto flight = std::make_unique<FlightRecord>();
+  std::unique_ptr<FlightRecord> flight;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!spare_.empty()) {
+      flight = std::move(spare_.back());
+      spare_.pop_back();
+    }
+  }
+  if (!flight) flight = std::make_unique<FlightRecord>();
   flight->session = session();
   flight->begin = now_ns();
   return flight;
@@ -143,33 +168,44 @@ void Timeline::add(AwakeRecord awake) {
 
 // The writer. It is woken by stop() and by a batch that has grown large, and wakes by itself after each period.
 void Timeline::run(TraceFile file, TraceRows rows) {
+  prctl(PR_SET_NAME, "mykv timeline");
+  const sched_param unused{};
+  sched_setscheduler(0, SCHED_BATCH, &unused);  // takes no core from another thread when it wakes up
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
+  Batch batch;
+  std::string text;
   for (bool last = false; !last;) {
-    Batch batch;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       news_.wait_for(lock, kPeriod, [this] { return stopping_ || batch_.weight >= kMany; });
       std::swap(batch, batch_);
       last = stopping_;
     }
-    std::string text;
     int failure = 0;
     const auto write_out = [&](size_t unless_smaller) {
-      if (failure == 0 && text.size() > unless_smaller) failure = file.append(std::exchange(text, {}));
+      if (failure == 0 && text.size() > unless_smaller) failure = file.append(&text);
     };
     for (const auto& flight : batch.flights) {
       rows.write(*flight, &text);
       write_out(kTextBytes);
     }
     for (const AwakeRecord& awake : batch.awake) rows.write(awake, &text);
+    for (auto& flight : batch.flights) flight->clear();
     if (batch.dropped > 0) rows.write_dropped(batch.dropped, &text);
     write_out(0);
-    if (failure == 0) continue;
-    std::lock_guard<std::mutex> lock(mutex_);
-    failure_ = failure;
-    end_recording();
-    batch_ = {};
-    return;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (failure != 0) {
+        failure_ = failure;
+        end_recording();
+        batch_ = {};
+        return;
+      }
+      for (auto& flight : batch.flights) {
+        if (spare_.size() < kSpare) spare_.push_back(std::move(flight));
+      }
+    }
+    batch.clear();
   }
 }
 

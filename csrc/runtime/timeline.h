@@ -23,6 +23,12 @@
 
 namespace mykv {
 
+// When a rank came, or a host, which goes by its first rank.
+struct ArrivalRecord {
+  int rank;
+  int64_t time;
+};
+
 // Times in nanoseconds of now_ns(); 0 for what did not happen.
 struct PartRecord {
   struct Interval {
@@ -38,12 +44,11 @@ struct PartRecord {
   Interval gather;
   Interval spread;  // the result into the slots of this host
   Interval copy_out;
-  struct Arrival {
-    int rank;
-    int64_t time;
-  };
-  std::vector<Arrival> ranks;  // of this host
-  std::vector<Arrival> hosts;  // rank 0 of several hosts: when it heard that all ranks of a host are there
+  // Among FlightRecord::arrivals: those of this host's ranks, then, on rank 0 of several hosts, when it heard of which
+  // host that all its ranks are there.
+  size_t arrivals = 0;
+  uint32_t ranks = 0;
+  uint32_t hosts = 0;
 };
 
 struct FlightRecord {
@@ -58,6 +63,9 @@ struct FlightRecord {
   int64_t end = 0;
   uint64_t session = 0;
   std::vector<PartRecord> parts;
+  std::vector<ArrivalRecord> arrivals;
+
+  void clear();
 };
 
 struct AwakeRecord {
@@ -91,7 +99,7 @@ class Timeline {
   // Between start() and stop(), even if it has ended itself for want of disk space.
   bool started();
 
-  // A record of this session, or null when the timeline is off.
+  // A record of this session, begun now, or null when the timeline is off.
   std::unique_ptr<FlightRecord> record();
   uint64_t session() const { return session_.load(std::memory_order_relaxed); }
   // Of an earlier session: is dropped.
@@ -116,6 +124,7 @@ class Timeline {
     std::vector<AwakeRecord> awake;
     uint64_t dropped = 0;
     size_t weight = 0;  // parts
+    void clear();
   };
   Timeline() = default;
   void end_recording();
@@ -130,6 +139,7 @@ class Timeline {
   std::mutex mutex_;    // guards the members of this paragraph
   std::condition_variable news_;
   Batch batch_;
+  std::vector<std::unique_ptr<FlightRecord>> spare_;  // to be used again, with the memory that they hold
   bool stopping_ = false;
   bool active_ = false;  // records are taken
   bool started_ = false;

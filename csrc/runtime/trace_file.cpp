@@ -26,15 +26,17 @@ int write_all(int fd, const char* data, size_t bytes, size_t offset) {
 }  // namespace
 
 int TraceFile::begin(const std::string& members, const std::string& first_event) {
-  return write("{" + members + ",\n\"traceEvents\": [\n" + first_event);
+  std::string text = "{" + members + ",\n\"traceEvents\": [\n" + first_event;
+  return write(&text);
 }
 
-int TraceFile::append(std::string events) { return events.empty() ? 0 : write(std::move(events)); }
+int TraceFile::append(std::string* events) { return events->empty() ? 0 : write(events); }
 
-int TraceFile::write(std::string text) {
-  const size_t bytes = text.size();
-  text += kClosing;
-  const int failure = write_all(fd_.get(), text.data(), text.size(), end_);
+int TraceFile::write(std::string* text) {
+  const size_t bytes = text->size();
+  *text += kClosing;
+  const int failure = write_all(fd_.get(), text->data(), text->size(), end_);
+  text->clear();
   if (failure == 0) {
     end_ += bytes;
     return 0;

@@ -17,10 +17,11 @@ class TraceFile {
   // Writes the beginning: members of the outer object, and the first event. Returns 0 or an errno, as append() does.
   int begin(const std::string& members, const std::string& first_event);
   // `events`: each of them with ",\n" before it. If not all of it can be written, none of it is there afterwards.
-  int append(std::string events);
+  // Empties `events`, which keeps its memory.
+  int append(std::string* events);
 
  private:
-  int write(std::string text);
+  int write(std::string* text);
 
   FileDescriptor fd_;
   size_t end_ = 0;  // of the last event

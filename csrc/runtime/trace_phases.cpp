@@ -34,6 +34,18 @@ std::vector<PhasePiece> collect(const FlightRecord& flight) {
   return all;
 }
 
+// One part's phases follow one another, but for what clocks and late readers get wrong.
+void in_sequence(std::vector<PhasePiece>* pieces) {
+  int64_t last = 0;
+  for (PhasePiece& piece : *pieces) {
+    piece.begin = std::max(piece.begin, last);
+    last = std::max(last, piece.end);
+  }
+  pieces->erase(std::remove_if(pieces->begin(), pieces->end(),
+                               [](const PhasePiece& piece) { return piece.end - piece.begin < kShortest; }),
+                pieces->end());
+}
+
 }  // namespace
 
 const char* phase_name(Phase phase) {
@@ -47,7 +59,11 @@ std::vector<PhasePiece> phases_of(const FlightRecord& flight) {
     size_t piece;
     bool opens;
   };
-  const std::vector<PhasePiece> all = collect(flight);
+  std::vector<PhasePiece> all = collect(flight);
+  if (flight.parts.size() <= 1) {
+    in_sequence(&all);
+    return all;
+  }
   std::vector<Edge> edges;
   edges.reserve(all.size() * 2);
   for (size_t i = 0; i < all.size(); ++i) {

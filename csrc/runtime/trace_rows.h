@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "runtime/timeline.h"
+#include "runtime/trace_phases.h"
 
 namespace mykv {
 
@@ -29,7 +31,8 @@ class TraceRows {
     int64_t end;  // of its last bar
   };
   int lane(const std::string& row, int64_t begin, int64_t end, bool on_top, std::string* out);
-  void bar(int lane, const char* name, size_t name_bytes, int64_t begin, int64_t end, std::string* out) const;
+  void bar(int lane, std::string_view name, int64_t begin, int64_t end, std::string* out) const;
+  void write_phase(const FlightRecord& flight, const PhasePiece& piece, int tid, std::string* out) const;
 
   int rank_;
   int64_t zero_;
