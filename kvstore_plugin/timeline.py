@@ -1,4 +1,4 @@
-"""The timeline: a file that shows for each operation when it waited for which rank, and what it did the rest of the time.
+"""The timeline: a file that shows for each operation when it waited for which rank, and what it did otherwise.
 
 Only rank 0 writes one. It sees when the other ranks of its host came and what they did, since all of them note that in
 shared memory as long as a timeline is on; of other hosts it sees when it heard that all their ranks had come. So

@@ -1,4 +1,4 @@
-"""The timeline: what its file says of a run, and that it is in order whatever happens to the run, the file or the disk."""
+"""The timeline: what its file says of a run, and that it is in order whatever happens to run, file or disk."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_calls_under_one_name_that_overlap_still_nest(rank, path):
     core = process.require()
     mykv.start_timeline(path)
     arrays = [np.full(100_000, turn, "float32") for turn in range(20)]
-    works = [core.submit_allreduce("set/unnamed/%d" % turn, [one], [one]) for turn, one in enumerate(arrays)]
+    works = [core.submit_allreduce(f"set/unnamed/{turn}", [one], [one]) for turn, one in enumerate(arrays)]
     works += [core.submit_allreduce("set/twice", [one], [np.empty_like(one)]) for one in arrays[:5]]
     for work in works:
         assert work.wait(20)
