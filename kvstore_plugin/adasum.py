@@ -18,6 +18,9 @@ import numpy as np
 from . import arrays
 from .mxnet_compat import NDArray, mx
 
+# More than a process has threads for an operator.
+_ROWS = 256
+
 
 def check(tensors: Sequence[NDArray], size: int) -> None:
     """Refuse what has no Adasum.
@@ -79,10 +82,12 @@ def _share(product: NDArray, square: NDArray) -> NDArray:
 
 
 def _total(values: NDArray) -> NDArray:
-    """Sum of a row, of shape (1,), as a tree of elementwise additions: its order does not depend on threads."""
-    while values.size > 1:
-        half = (values.size + 1) // 2
-        folded = values[:half].copy()
-        folded[: values.size - half] += values[half:]
-        values = folded
-    return values
+    """Sum of a row, of shape (1,), in an order that does not depend on the number of threads.
+
+    MXNet gives each thread whole rows where there are as many rows as threads.
+    """
+    columns, rest = divmod(values.size, _ROWS)
+    if columns > 1:
+        sums = values[: columns * _ROWS].reshape((_ROWS, columns)).sum(axis=1)
+        values = mx.nd.concat(sums, values[columns * _ROWS :], dim=0) if rest else sums
+    return mx.nd.broadcast_to(values.reshape((1, -1)), (_ROWS, values.size)).sum(axis=1)[:1]
