@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, Sequence
 
 from . import compression as compressions
-from . import mxnet_compat, parameters, process
+from . import mxnet_compat, parameters, process, shares
 from .arguments import check_is_added, check_predivide_factor, whole_number
 from .compression import Compression
 from .gradients import Gradients
@@ -102,7 +102,7 @@ class DistributedTrainer(gluon.Trainer):
         parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
     ) -> None:
         process.require()
-        scopes = _scopes(process_set, parameter_process_sets)
+        scopes = shares.scopes_of(process_set, parameter_process_sets)
         try:
             check_is_added(process_set)
             compressions.check(compression)
@@ -113,19 +113,21 @@ class DistributedTrainer(gluon.Trainer):
             _check_choices(prefix, update_on_kvstore, reduce_method)
             named = parameters.named_parameters(params)
             _check_parameters(named)
-            named_of = _divided(params, named, process_set, parameter_process_sets)
+            named_of = shares.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
-            roots = {one: _root(one, root_rank, process_set) for one in scopes}
+            roots = {one: shares.root_of(one, root_rank, process_set) for one in scopes}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
         except Exception as error:
-            _refuse(scopes.items(), error)
+            shares.refuse(scopes.items(), error)
             raise
         self._ignores_stale = False
         self._freshness_is_shared = False
         self._broadcast_period = broadcast_period
         self._steps = 0
         suffix = f".{prefix}" if prefix else ""
-        self._shares = [_Share(one, name + suffix, named_of.get(one, []), roots[one]) for one, name in scopes.items()]
+        self._shares = [
+            shares.Share(one, name + suffix, named_of.get(one, []), roots[one]) for one, name in scopes.items()
+        ]
         label = (
             f"prefix={prefix!r}, root_rank={root_rank}, compression={compression!r}, num_groups={num_groups}, "
             f"gradient_predivide_factor={float(gradient_predivide_factor)}, reduce_method={reduce_method!r}, "
@@ -148,7 +150,7 @@ class DistributedTrainer(gluon.Trainer):
                 if self._broadcast_period >= 0:
                     parameters.keep_equal(share.process_set, share.named, share.scope, share.root)
             except Exception as error:
-                _refuse(list(scopes.items())[number + 1 :], error)
+                shares.refuse(list(scopes.items())[number + 1 :], error)
                 raise
             if share.named:
                 met.append(gradients)
@@ -236,39 +238,6 @@ class DistributedTrainer(gluon.Trainer):
         mxnet_compat.set_trainer_contexts(self, list(new))
 
 
-class _Share(NamedTuple):
-    """The parameters that are trained together by one process set, and how its members know them."""
-
-    process_set: ProcessSet
-    scope: str
-    named: Sequence[Named]
-    root: int  # within the set
-
-
-def _scopes(process_set: Any, of_parameters: Any) -> dict[ProcessSet, str]:
-    """What begins the names of this trainer's operations in each process set, of those that this rank is in.
-
-    The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
-    """
-    given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
-    if isinstance(of_parameters, Mapping):
-        given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
-    sets = {one.process_set_id: one for one in given if one.included()}
-    return {one: parameters.numbered(one, "trainer") for _, one in sorted(sets.items())}
-
-
-def _refuse(scopes: Iterable[tuple[ProcessSet, str]], error: Exception) -> None:
-    for process_set, scope in scopes:
-        process_set.core.refuse(f"{scope}/parameters", str(error))
-
-
-def _root(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
-    """Rank within a process set of the worker whose values count there."""
-    if process_set is of_trainer and root_rank != 0:
-        return process_set.position_of(root_rank)
-    return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
-
-
 def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_method: str) -> None:
     if prefix is not None and not isinstance(prefix, str):
         raise TypeError(f"prefix must be a str, not {type(prefix).__name__}.")
@@ -290,38 +259,6 @@ def _unwrapped(optimizer: Any) -> Any:
         stacklevel=3,
     )
     return optimizer._optimizer
-
-
-def _divided(
-    params: Any, named: Sequence[Named], process_set: ProcessSet, of_parameters: Any
-) -> dict[ProcessSet | None, list[Named]]:
-    """The parameters of each process set that this rank is in, and under None those that stay local."""
-    if of_parameters is not None and not isinstance(of_parameters, Mapping):
-        raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
-    known = {id(one.value) for one in named}
-    chosen: dict[int, ProcessSet | None] = {}
-    for key, one in (of_parameters or {}).items():
-        parameter = key if isinstance(key, Parameter) else _with_key(params, key)
-        if id(parameter) not in known:
-            raise ValueError(f"parameter_process_sets holds {key!r}, which params does not hold.")
-        if one is not None and not isinstance(one, ProcessSet):
-            raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
-        if one is not None:
-            check_is_added(one)
-        chosen[id(parameter)] = one
-    divided: dict[ProcessSet | None, list[Named]] = {}
-    for one in named:
-        of_parameter = chosen.get(id(one.value), process_set)
-        is_shared = of_parameter is not None and of_parameter.included()
-        divided.setdefault(of_parameter if is_shared else None, []).append(one)
-    return divided
-
-
-def _with_key(params: Any, key: Any) -> Any:
-    try:
-        return params[key]
-    except (KeyError, IndexError, TypeError):
-        return None
 
 
 def _in_mxnets_order(params: Any) -> list[Parameter]:

@@ -1,0 +1,78 @@
+"""Whom the parameters of a trainer are trained with: its process set, sets of their own, or nobody."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+
+from . import parameters
+from .arguments import check_is_added
+from .mxnet_compat import Parameter
+from .parameters import Named
+from .process_set import ProcessSet, global_process_set
+
+
+class Share(NamedTuple):
+    """The parameters that are trained together by one process set, and how its members know them."""
+
+    process_set: ProcessSet
+    scope: str
+    named: Sequence[Named]
+    root: int  # within the set
+
+
+def scopes_of(process_set: Any, of_parameters: Any) -> dict[ProcessSet, str]:
+    """What begins the names of this trainer's operations in each process set, of those that this rank is in.
+
+    The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
+    """
+    given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
+    if isinstance(of_parameters, Mapping):
+        given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
+    sets = {one.process_set_id: one for one in given if one.included()}
+    return {one: parameters.numbered(one, "trainer") for _, one in sorted(sets.items())}
+
+
+def refuse(scopes: Iterable[tuple[ProcessSet, str]], error: Exception) -> None:
+    """Tell the other members of each process set why this rank makes no trainer."""
+    for process_set, scope in scopes:
+        process_set.core.refuse(f"{scope}/parameters", str(error))
+
+
+def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
+    """Rank within a process set of the worker whose values count there."""
+    if process_set is of_trainer and root_rank != 0:
+        return process_set.position_of(root_rank)
+    return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
+
+
+def divide(
+    params: Any, named: Sequence[Named], process_set: ProcessSet, of_parameters: Any
+) -> dict[ProcessSet | None, list[Named]]:
+    """The parameters of each process set that this rank is in, and under None those that stay local."""
+    if of_parameters is not None and not isinstance(of_parameters, Mapping):
+        raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
+    known = {id(one.value) for one in named}
+    chosen: dict[int, ProcessSet | None] = {}
+    for key, one in (of_parameters or {}).items():
+        parameter = key if isinstance(key, Parameter) else _with_key(params, key)
+        if id(parameter) not in known:
+            raise ValueError(f"parameter_process_sets holds {key!r}, which params does not hold.")
+        if one is not None and not isinstance(one, ProcessSet):
+            raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
+        if one is not None:
+            check_is_added(one)
+        chosen[id(parameter)] = one
+    divided: dict[ProcessSet | None, list[Named]] = {}
+    for one in named:
+        of_parameter = chosen.get(id(one.value), process_set)
+        is_shared = of_parameter is not None and of_parameter.included()
+        divided.setdefault(of_parameter if is_shared else None, []).append(one)
+    return divided
+
+
+def _with_key(params: Any, key: Any) -> Any:
+    """The parameter with a key, or at a position; None where there is none."""
+    try:
+        return params[key]
+    except (KeyError, IndexError, TypeError):
+        return None
