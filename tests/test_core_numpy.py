@@ -551,7 +551,7 @@ def test_values_travel_between_hosts_in_another_type(core, rank, size, gather, w
             continue
         result = np.empty_like(values[rank])
         assert core.submit_allreduce("wire", [values[rank]], [result], scale=1 / size, wire=wire).wait(30)
-        assert len(set(gather((result.tobytes())))) == 1, path
+        assert len(set(gather(result.tobytes()))) == 1, path
         # Each host's sum is rounded on its way, and the mean is.
         error = np.abs(result - expected)
         assert (error <= (size + 1) * 2.0 ** (-11 if wire == "float16" else -8)).all(), (path, error.max())
