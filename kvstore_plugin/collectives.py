@@ -31,7 +31,8 @@ def allreduce(
     ----------
     tensor : NDArray
         Any shape, the same on all ranks, and any dtype that the release has; of mx.nd or mx.np, dense, on the CPU. It
-        is not changed, and may be changed or deleted at once.
+        is not changed, and may be changed or deleted at once; MXNet's engine lets what else uses it wait for the
+        operation, so that several operations on one array need the same order on all ranks.
     average : bool, optional
         True means ``op=Average``, False ``op=Sum``. Older than `op`, of which it takes the place.
     name : str, optional
