@@ -14,6 +14,7 @@ from support import MXNetError, array, clear_errors, mx, value
 @pytest.fixture(autouse=True)
 def initialized():
     """Initialized, with no process sets but that of all ranks."""
+    mykv.shutdown()  # the tests of another file may have left sets
     mykv.init()
     yield
     mykv.shutdown()
