@@ -72,6 +72,7 @@ class Gradients:
         ]
         self._parameters = [slot.parameter for slot in self._slots]
         self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
+        self._factor: float | None = None  # of the last step
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
@@ -103,7 +104,7 @@ class Gradients:
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool = False, factor: float | None = None) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients has changed.
@@ -113,6 +114,9 @@ class Gradients:
         ignore_stale : bool
             A gradient that no backward has written since the last update counts as zeros; where that is so on all
             workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
+        factor : float, optional
+            What the update will multiply gradients by. Where it is another one than in the last step, the ranks compare
+            theirs, and wait for that: with different factors their weights would drift apart.
 
         Raises
         ------
@@ -126,12 +130,25 @@ class Gradients:
         if self._moved():
             self._when_moved()
             self._look_again()
+        if factor is not None and factor != self._factor:
+            self._agree_on(factor)
         operations = self._operations
         if ignore_stale:
             used = {id(slot) for slot in self._share_freshness()}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
         for operation in operations:
             operation.push()
+
+    def _agree_on(self, factor: float) -> None:
+        label = f"a step with gradients times {factor!r}"
+        try:
+            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], label))
+        except MXNetError as error:
+            raise MXNetError(
+                f"{error}. If their batches differ in size, let step() be given the same one on all workers, as with a "
+                "DistributedSampler or last_batch='discard'."
+            ) from None
+        self._factor = factor
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
@@ -229,7 +246,7 @@ class Gradients:
             raise MXNetError(sentence) from error
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_operations": [], "_proposed": [], "_plan": None}
+        return {**self.__dict__, "_operations": [], "_proposed": [], "_plan": None, "_factor": None}
 
 
 def _divide(slots: Sequence[Slot], num_groups: int) -> None:

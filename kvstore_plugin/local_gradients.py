@@ -23,7 +23,7 @@ class LocalGradients:
         self._when_moved = when_moved
         self._seen: list[Any] = []
 
-    def allreduce(self, ignore_stale: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool = False, factor: float | None = None) -> None:
         """Replace each gradient on several devices by the sum over them."""
         gradients = [parameter._grad for parameter in self._parameters]
         if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):

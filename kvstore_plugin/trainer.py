@@ -162,7 +162,9 @@ class DistributedTrainer(gluon.Trainer):
         Parameters
         ----------
         batch_size : int
-            Size of this worker's batch; gradients are divided by it.
+            Size of this worker's batch; gradients are divided by it. It must be the same on all workers: with others
+            their weights would drift apart, so that is an error. Where it is not that of the last step, this waits
+            until the workers have compared it.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -172,10 +174,11 @@ class DistributedTrainer(gluon.Trainer):
         UserWarning
             A parameter was not used since the last step, and `ignore_stale_grad` is not set.
         MXNetError
-            A parameter has no values yet, here or on another worker, or the workers do not take this step alike.
+            A parameter has no values yet, here or on another worker, or the workers do not take this step alike, for example with
+            batches of different sizes.
         """
         self._check_and_rescale_grad(self._scale / batch_size)
-        self._allreduce(ignore_stale_grad)
+        self._allreduce(ignore_stale_grad, self._scale / batch_size)
         self._update(ignore_stale_grad)
 
     def allreduce_grads(self) -> None:
@@ -191,7 +194,8 @@ class DistributedTrainer(gluon.Trainer):
         Parameters
         ----------
         batch_size : int
-            Size of this worker's batch; gradients are divided by it.
+            Size of this worker's batch; gradients are divided by it. It must be the same on all workers, which only
+            step() checks.
         ignore_stale_grad : bool, optional
             As for step().
         """
@@ -202,10 +206,10 @@ class DistributedTrainer(gluon.Trainer):
                 gradients.share_freshness()
         self._update(ignore_stale_grad)
 
-    def _allreduce(self, ignore_stale: bool) -> None:
+    def _allreduce(self, ignore_stale: bool, factor: float | None = None) -> None:
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.allreduce(ignore_stale)
+                gradients.allreduce(ignore_stale, factor)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
                     later.refuse(str(error))

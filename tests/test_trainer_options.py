@@ -405,3 +405,27 @@ def test_an_ordinary_optimizer_is_taken_without_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         mykv.DistributedTrainer(net.collect_params(), mx.optimizer.SGD(learning_rate=0.1))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("who", ["all", "one"])
+def test_batches_of_different_sizes_are_an_error_before_the_weights_differ(rank, gather, who):
+    net = dense_network(rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+
+    def step(batch_size):
+        _backward(net, rank)
+        trainer.step(batch_size)
+        mx.nd.waitall()
+
+    step(8)
+    before = checksum(net)
+    differs = 7 - rank % 2 if who == "all" else 7 if rank == 1 else 8
+    with pytest.raises(MXNetError, match="gradients times"):
+        step(differs)
+    clear_errors()
+    if who == "all":  # who has asked has noticed in time
+        assert checksum(net) == before
+        for batch_size in (8, 4, 8):
+            step(batch_size)
+        assert len(set(gather(checksum(net)))) == 1
