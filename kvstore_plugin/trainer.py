@@ -174,8 +174,8 @@ class DistributedTrainer(gluon.Trainer):
         UserWarning
             A parameter was not used since the last step, and `ignore_stale_grad` is not set.
         MXNetError
-            A parameter has no values yet, here or on another worker, or the workers do not take this step alike, for example with
-            batches of different sizes.
+            A parameter has no values yet, here or on another worker, or the workers do not take this step alike, for
+            example with batches of different sizes.
         """
         self._check_and_rescale_grad(self._scale / batch_size)
         self._allreduce(ignore_stale_grad, self._scale / batch_size)
