@@ -318,6 +318,8 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number):
         env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # A job in the background of a script ignores SIGINT, and so would what it starts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         pids = _await(lambda: mark.exists() and len(mark.read_text().split()) == 2 and mark.read_text().split())
