@@ -177,8 +177,9 @@ class DistributedTrainer(gluon.Trainer):
             A parameter has no values yet, here or on another worker, or the workers do not take this step alike, for
             example with batches of different sizes.
         """
-        self._check_and_rescale_grad(self._scale / batch_size)
-        self._allreduce(ignore_stale_grad, self._scale / batch_size)
+        factor = self._scale / batch_size
+        self._check_and_rescale_grad(factor)
+        self._allreduce(ignore_stale_grad, factor)
         self._update(ignore_stale_grad)
 
     def allreduce_grads(self) -> None:
