@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include "kernels/kernels.h"
+#include "python/compressor.h"
 #include "python/group.h"
 #include "python/timeline.h"
 #include "runtime/error.h"
@@ -27,6 +28,13 @@ RuntimeOptions options_from(const py::dict& given) {
       options.part_bytes = py::cast<size_t>(item.second);
     } else if (key == "staging_bytes") {
       options.staging_bytes = py::cast<size_t>(item.second);
+    } else if (key == "versions") {
+      for (const auto& [name, version] : py::cast<py::dict>(item.second))
+        options.world.versions.emplace_back(py::cast<std::string>(name), py::cast<std::string>(version));
+    } else if (key == "network_bytes") {
+      options.network_bytes = py::cast<size_t>(item.second);
+    } else if (key == "compress_bytes") {
+      options.compress_bytes = py::cast<size_t>(item.second);
     } else {
       throw py::value_error("mykv_core.init() has no option '" + key + "'");
     }
@@ -174,6 +182,8 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_fact(m, group, "local_size", [](const World& w) { return w.local_size(); });
   bind_fact(m, group, "cross_rank", [](const World& w) { return w.cross_rank(); });
   bind_fact(m, group, "cross_size", [](const World& w) { return w.cross_size(); });
+  bind_fact(m, group, "lonely", [](const World& w) { return w.lonely(); });
+  bind_method(m, group, "agreement_traffic", &Group::agreement_traffic);
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
   group.def("abandon", &Group::abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
   group.def("shutdown", [](Group& g) { g.abandon("it shut mykv down"); });
@@ -183,7 +193,7 @@ PYBIND11_MODULE(mykv_core, m) {
   const auto root = py::arg("root") = 0;
   const auto priority = py::arg("priority") = 0;
   const auto label = py::arg("label") = "";
-  const auto wire = py::arg("wire") = "";  // the type in which values travel between hosts; '': their own
+  const auto wire = py::arg("wire") = "";  // between hosts: a type of values, or a compressor; '': as they are
   const py::arg name("name"), inputs("inputs"), outputs("outputs"), input("input"), output("output"), rows("rows");
   bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority, label,
               wire);
@@ -196,12 +206,26 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_method(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
   bind_method(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority,
               label, wire);
-  bind_method(m, group, "refuse", &Group::refuse, name, py::arg("reason"));
+  const py::arg arrays("arrays"), division("division");
+  bind_method(m, group, "push_reduce_to_owners", &Group::push_reduce_to_owners, name, arrays, division, py::arg("own"),
+              py::arg("next") = Handles(), op, scale, priority, label, wire);
+  bind_method(m, group, "push_gather_from_owners", &Group::push_gather_from_owners, name, arrays, division, priority,
+              label, py::arg("turn_of") = "");
+  bind_method(m, group, "refuse", &Group::refuse, name, py::arg("reason"), py::arg("turn_of") = "");
+  bind_method(
+      m, group, "waiting", &Group::waiting, py::arg("name") = "", py::arg("least_seconds") = 0.0,
+      "For whom operations under way wait: (name, seconds, ranks that have not come, ranks that do not respond),\n"
+      "the longest wait first. Asks the other hosts.");
+  bind_method(m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"),
+              "For each name the ranks that have come to the operation which this rank will ask for next under it.");
+  bind_method(m, group, "give_up", &Group::give_up, name, py::arg("reason"),
+              "End what is under way under `name`, on all ranks, unless all of them have come.");
   bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
   bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
   bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),
-              py::arg("count"), py::arg("dtype"), py::arg("layout") = "", op, scale, priority, wire);
-  group.def("forget", &Group::forget, py::arg("prefix"), "Drop the turn counters of all names with this prefix.");
+              py::arg("count"), py::arg("dtype"), py::arg("layout") = "", op, scale, priority, wire,
+              py::arg("shards") = BucketShards());
+  group.def("forget", &Group::forget, py::arg("prefix"), "Drop what is remembered of all names with this prefix.");
 
   py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
                                               "Memory in the host's shared segment, zeroed; keeps the core alive.")
@@ -217,10 +241,11 @@ PYBIND11_MODULE(mykv_core, m) {
   py::class_<PreparedBucket>(
       m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
       .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
-                    const std::vector<uintptr_t>&, const std::string&, double, int, const std::string&>(),
+                    const std::vector<uintptr_t>&, const std::string&, double, int, const std::string&,
+                    const BucketShards&>(),
            py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
            py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
-           py::arg("wire") = "")
+           py::arg("wire") = "", py::arg("shards") = BucketShards())
       .def("push", &PreparedBucket::push, "Start it once more.");
 
   m.def(
@@ -238,7 +263,12 @@ PYBIND11_MODULE(mykv_core, m) {
         if (world_group()) world_group()->forget(prefix);
       },
       py::arg("prefix"));
+  bind_compressor(m);
   bind_timeline(m);
+  m.def("begin_stall_watch", &begin_stall_watch);
+  m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
+  m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),
+        "Wait until operations of this process stall, or go on again: a list of (whether they go on, sentence).");
   m.def("kernel_path", &kernel_path);
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }

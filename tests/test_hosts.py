@@ -279,7 +279,11 @@ def test_names_can_be_forgotten_right_after_they_were_used(core, rank, size, hos
 @_one_and_two
 @pytest.mark.parametrize(
     "option, variable, values",
-    [("part_bytes", "MYKV_PART_BYTES", (1_000_000, 2_000_000)), ("virtual_hosts", "MYKV_VIRTUAL_HOSTS", (1, 2))],
+    [
+        ("part_bytes", "MYKV_PART_BYTES", (1_000_000, 2_000_000)),
+        ("network_bytes", "MYKV_NETWORK_BYTES", (1_000_000, 2_000_000)),
+        ("virtual_hosts", "MYKV_VIRTUAL_HOSTS", (1, 2)),
+    ],
 )
 def test_settings_that_differ_are_refused_on_all_ranks(rank, size, hosts, gather, option, variable, values):
     import mykv_core as core
@@ -417,3 +421,102 @@ def test_pushpull_on_two_hosts_sums_and_names_what_differs(rank, size):
     for word in ("odd", "(3,)", "(4,)"):
         assert word in str(failure.value)
     clear_errors()
+
+
+@pytest.mark.ranks(2, 3, env=_ENV)
+@_one_and_two
+def test_ranks_of_other_versions_are_refused_naming_both(rank, size, hosts, gather):
+    import mykv_core as core
+
+    for name in ("mykv", "MXNet"):
+        versions = {"mykv": "1.0", "MXNet": "1.9.1"}
+        if rank == size - 1:
+            versions[name] = "2.0"
+        with pytest.raises(core.Error, match=rf"rank 0 has mykv 1.0, MXNet 1.9.1 and rank {size - 1} has .*{name} 2.0"):
+            _start(virtual_hosts=hosts, versions=versions)
+        gather("all know")
+    _start(virtual_hosts=hosts, versions={"mykv": "1.0"})
+    _works(core, size, "again")
+    gather("done")
+    core.shutdown()
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_a_rank_that_waits_for_another_host_sleeps(core, rank, size, hosts, gather):
+    """Under 5% of a core, while a rank of another host is late."""
+    for _ in range(3):
+        array = np.ones(1000)
+        gather("go")
+        if rank == 1:
+            time.sleep(1.0)
+        begin = time.process_time()
+        assert core.submit_allreduce("late", [array], [array]).wait(20)
+        used = time.process_time() - begin
+        assert rank == 1 or used < 0.05, used
+
+
+@pytest.mark.ranks(3, 4, env=_ENV)
+def test_a_higher_priority_overtakes_what_waits_for_the_network(rank, size, gather):
+    """All ranks see one order, whoever posts first: operations wait at rank 0, which begins with the most urgent."""
+    import mykv_core as core
+
+    _start(virtual_hosts=2, network_bytes=1 << 16)
+    arrays = [np.full(100_000, float(rank), "float32") for _ in range(30)]
+    works = [core.submit_allreduce(f"x{k}", [array], [array], priority=k) for k, array in enumerate(arrays)]
+    for array, work in zip(arrays, works):
+        assert work.wait(30)
+        assert (array == size * (size - 1) / 2).all()
+    gather("done")
+    core.shutdown()
+
+
+@pytest.mark.ranks(2, 4, env=_ENV)
+def test_agreeing_takes_two_small_messages_for_each_host_and_operation_at_most(core, rank, size, hosts, gather):
+    """Texts travel once."""
+    array = np.ones(1000)
+    for _ in range(3):
+        assert core.submit_allreduce("a long name of an operation " * 4, [array], [array]).wait(10)
+    gather("known")
+    before = np.array(core.agreement_traffic())
+    for _ in range(10):
+        assert core.submit_allreduce("a long name of an operation " * 4, [array], [array]).wait(10)
+    gather("counted")
+    sent, sent_bytes, received, received_bytes = np.array(core.agreement_traffic()) - before
+    if core.local_rank() == 0:
+        assert (sent, received) == (10, 10)
+        assert sent_bytes <= 10 * 48 and received_bytes <= 10 * 48
+    else:
+        assert (sent, received) == (0, 0)
+
+
+_WITHOUT_MEMFD = """
+import ctypes, logging, struct, sys
+import numpy as np
+
+# A filter of system calls (seccomp(2)) that refuses memfd_create, number 319 on x86-64, with EPERM.
+program = b"".join(struct.pack("HBBI", *line) for line in [
+    (0x20, 0, 0, 0), (0x15, 0, 1, 319), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)])
+buffer = ctypes.create_string_buffer(program)
+class Program(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(4, ctypes.addressof(buffer)))) == 0
+
+import kvstore_plugin as mykv
+import mxnet as mx
+mykv.init()
+store = mx.kv.create("mykv")
+x = mx.nd.full((300000,), mykv.rank() + 1)
+store.pushpull("x", x)
+assert (x.asnumpy() == mykv.size() * (mykv.size() + 1) / 2).all()
+assert (mykv.local_size(), mykv.cross_size()) == (1, mykv.size())
+print("summed", mykv.rank())
+"""
+
+
+def test_ranks_that_may_not_share_memory_are_hosts_of_their_own_and_say_so_once(mpirun):
+    result = mpirun(3, _WITHOUT_MEMFD)
+    assert result.code == 0, result.text
+    assert all(f"summed {rank}" in result.stdout for rank in range(3)), result.text
+    assert result.text.count("memfd_create") == 1, result.text

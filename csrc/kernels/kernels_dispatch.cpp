@@ -3,12 +3,12 @@
 #include <atomic>
 #include <cstring>
 
+#include "kernels/float_mode.h"
 #include "kernels/kernel_path.h"
 #include "kernels/kernels.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#include <immintrin.h>
 #endif
 
 namespace mykv {
@@ -28,51 +28,12 @@ bool cpu_has_avx512() {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-unsigned read_float_mode() { return _mm_getcsr(); }
-void write_float_mode(unsigned mode) { _mm_setcsr(mode); }
-constexpr unsigned kUnusualModes = 0x8000 | 0x6000 | 0x0040;  // flush to zero, rounding mode, denormals are zero
-
 #else
 
 bool cpu_has_avx2() { return false; }
 bool cpu_has_avx512() { return false; }
 
-#if defined(__aarch64__)
-
-uint64_t read_float_mode() {
-  uint64_t mode = 0;
-  asm volatile("mrs %0, fpcr" : "=r"(mode));
-  return mode;
-}
-void write_float_mode(uint64_t mode) { asm volatile("msr fpcr, %0" : : "r"(mode)); }
-constexpr uint64_t kUnusualModes =
-    0x07c80000;  // alternative half, default NaN, flush to zero (also halves), rounding mode
-
-#else
-
-unsigned read_float_mode() { return 0; }
-void write_float_mode(unsigned) {}
-constexpr unsigned kUnusualModes = 0;
-
 #endif
-#endif
-
-// Libraries built with -ffast-math leave their threads flushing subnormals to zero, and threads inherit that. Two ranks
-// must not round differently for it: the kernels run with the default rounding and with subnormals.
-class DefaultFloatMode {
- public:
-  DefaultFloatMode() : saved_(read_float_mode()) {
-    if ((saved_ & kUnusualModes) != 0) write_float_mode(saved_ & ~kUnusualModes);
-  }
-  ~DefaultFloatMode() {
-    if ((saved_ & kUnusualModes) != 0) write_float_mode(saved_);
-  }
-  DefaultFloatMode(const DefaultFloatMode&) = delete;
-  DefaultFloatMode& operator=(const DefaultFloatMode&) = delete;
-
- private:
-  const decltype(read_float_mode()) saved_;
-};
 
 // Storing past the cache gains only where it saves reading the line first; in place, the line is there already, and it
 // measured 1.5 to 4 times slower.

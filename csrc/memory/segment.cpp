@@ -10,8 +10,13 @@ namespace mykv {
 
 namespace {
 
-FileDescriptor make_memfd(size_t bytes) {
+// None, with the reason in *refused, where the system allows no memfd: an old kernel, or a sandbox.
+FileDescriptor make_memfd(size_t bytes, std::string* refused) {
   FileDescriptor fd(memfd_create("mykv", MFD_CLOEXEC));
+  if (!fd && errno != EMFILE && errno != ENFILE && errno != ENOMEM) {
+    *refused = system_error("mykv cannot make a shared memory segment (memfd_create)").what();
+    return {};
+  }
   if (!fd) throw system_error("mykv cannot make a shared memory segment (memfd_create)");
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw system_error("mykv cannot size its shared memory segment (ftruncate)");
@@ -22,7 +27,8 @@ FileDescriptor make_memfd(size_t bytes) {
 }  // namespace
 
 Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(bytes) {
-  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_.get(), 0);
+  const int kind = fd_ ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, kind | MAP_NORESERVE, fd_.get(), 0);
   if (base == MAP_FAILED) {
     throw system_error("mykv cannot map its shared memory segment of " + std::to_string(bytes >> 20) +
                        " MiB of address space (is `ulimit -v` set?)");
@@ -30,7 +36,7 @@ Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(b
   base_ = static_cast<char*>(base);
 }
 
-Segment Segment::create(size_t bytes) { return Segment(make_memfd(bytes), bytes); }
+Segment Segment::create(size_t bytes, std::string* refused) { return Segment(make_memfd(bytes, refused), bytes); }
 
 Segment Segment::map(FileDescriptor fd) {
   struct stat status{};
@@ -53,6 +59,7 @@ Segment::~Segment() {
 }
 
 void Segment::commit(size_t offset, size_t bytes) const {
+  if (!fd_) return;  // private pages are taken when they are touched
   int failed;
   do {
     failed = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
@@ -64,6 +71,10 @@ void Segment::commit(size_t offset, size_t bytes) const {
 }
 
 void Segment::discard(size_t offset, size_t bytes) const {
+  if (!fd_) {
+    (void)madvise(base_ + offset, bytes, MADV_DONTNEED);
+    return;
+  }
   // Failing only means that the memory stays taken until the segment goes.
   (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "runtime/handle.h"
 
@@ -13,7 +14,8 @@ class Segment {
  public:
   Segment() = default;
   // Makes a segment of `bytes` of address space; memory is taken only where it is touched or committed.
-  static Segment create(size_t bytes);
+  // Where the system allows no segment that can be shared, it is memory of this process, and *refused says why.
+  static Segment create(size_t bytes, std::string* refused);
   // Maps the segment behind a descriptor that another process handed over.
   static Segment map(FileDescriptor fd);
 

@@ -207,7 +207,8 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
                             const std::vector<Handle>& written) const {
   const auto failure = blocking_ ? std::make_shared<std::string>() : nullptr;
   pushed->failure = failure;
-  const uint64_t turn = pushed->runtime->take_turn(name);
+  const std::string& turn_of = pushed->call.turn_of;
+  const uint64_t turn = turn_of.empty() ? pushed->runtime->take_turn(name) : pushed->runtime->last_turn(turn_of);
   for (Request& request : pushed->call.requests) request.turn = turn;
   const std::string shown = "mykv " + name;
   void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);

@@ -18,6 +18,8 @@ struct Call {
   std::vector<Request> requests;  // complete but for the memory and the turn
   // One after the other, each only when the one before it has succeeded; otherwise all at the same time.
   bool chained = false;
+  // Not empty: the name of the operation whose turn this one has, in place of the next turn under its own.
+  std::string turn_of;
   std::vector<Handle> inputs;  // an array may be in both
   std::vector<Handle> outputs;
   // Puts the memory of inputs and outputs into the requests, when the engine runs the operation.

@@ -63,11 +63,72 @@ Request request_for(const Common& common, const std::string& name, const Operati
   return request;
 }
 
+Request request_for(const Common& common, const std::string& name, const Operation& operation, const std::string& shape,
+                    std::shared_ptr<const std::vector<Shard>> shards) {
+  Request request;
+  request.name = name;
+  request.operation = operation;
+  request.signature = signature_of(operation, shape, common.runtime->world(), common.label, shards.get());
+  request.shards = std::move(shards);
+  request.scattered = true;
+  return request;
+}
+
 void push(const Common& common, Call call) {
   common.bridge.push(common.runtime, common.name, common.operation.priority, std::move(call));
 }
 
 size_t sum(const std::vector<size_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), size_t{0}); }
+
+// A shard of so many rows for each rank.
+std::shared_ptr<const std::vector<Shard>> shards_of_rows(const std::vector<size_t>& rows, size_t row_elements) {
+  auto shards = std::make_shared<std::vector<Shard>>();
+  size_t begin = 0;
+  for (size_t r = 0; r < rows.size(); ++r) {
+    shards->push_back({begin, rows[r] * row_elements, static_cast<int32_t>(r)});
+    begin += shards->back().count;
+  }
+  return shards;
+}
+
+// Arrays of one dtype as one operation, in which they lie one after the other, and its division.
+struct Shards {
+  Shards(const Common& common, const std::vector<Handle>& arrays, const std::vector<ArrayShard>& division);
+  DType dtype = DType::float32;
+  std::vector<size_t> begins;  // of the arrays, in the operation
+  std::vector<size_t> counts;
+  size_t count = 0;
+  std::string text;
+  std::shared_ptr<const std::vector<Shard>> shards;
+  std::vector<Shard> own;
+};
+
+Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const std::vector<ArrayShard>& division) {
+  if (arrays.empty()) throw Error("no array was given");
+  for (const Handle array : arrays) {
+    const Description d = describe(common.bridge.api(), array);
+    if (!begins.empty() && d.dtype != dtype) throw Error("the arrays of one call differ in dtype");
+    dtype = d.dtype;
+    begins.push_back(count);
+    counts.push_back(d.count());
+    count += d.count();
+    text += (text.empty() ? "" : ", ") + shape_text(d.shape);
+  }
+  auto made = std::make_shared<std::vector<Shard>>();
+  size_t end = 0;
+  const World& world = common.runtime->world();
+  for (const ArrayShard& one : division) {
+    if (one.array >= arrays.size() || one.root < 0 || one.root >= world.size() ||
+        begins[one.array] + one.begin != end || one.begin + one.count > counts[one.array]) {
+      throw Error("shards must be all elements of the arrays in their order, and their owners ranks");
+    }
+    made->push_back({end, one.count, one.root});
+    if (one.root == world.rank()) own.push_back(made->back());
+    end += one.count;
+  }
+  if (end != count) throw Error("shards must be all elements of the arrays");
+  shards = std::move(made);
+}
 
 // One broadcast from each rank that has something to send, all at the same time. rows[s]: what rank s sends;
 // take[s], skip[s]: of that, how many rows this rank keeps, and how many lie before them.
@@ -206,9 +267,20 @@ void push_allgather(const Common& common, Handle input, Handle output, const std
   if (rows.size() != static_cast<size_t>(common.runtime->world().size()))
     throw Error("rows must have one number per rank");
   const Description d = describe_rows(common.bridge.api(), input, output, rows[me], sum(rows));
-  Common typed = common;
-  typed.operation.dtype = d.dtype;
-  push_broadcasts(typed, input, output, d.row_elements(), rows, rows, std::vector<size_t>(rows.size(), 0));
+  Operation operation = common.operation;
+  operation.kind = Kind::broadcast;
+  operation.set_arrays(d.dtype, sum(rows) * d.row_elements());
+  const auto shards = shards_of_rows(rows, d.row_elements());
+  const Shard own = (*shards)[me];
+  Call call;
+  call.requests.push_back(request_for(common, common.name, operation, "rows", shards));
+  call.inputs = {input};
+  call.outputs = {output};
+  call.place = [own](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    requests[0].sources.push_back({own.begin, own.count, in[0]});
+    requests[0].targets.push_back({0, requests[0].operation.count, out[0]});
+  };
+  push(common, std::move(call));
 }
 
 void push_alltoall(const Common& common, Handle input, Handle output, const std::vector<std::vector<size_t>>& rows) {
@@ -233,20 +305,77 @@ void push_reducescatter(const Common& common, Handle input, Handle output) {
   const auto size = static_cast<size_t>(common.runtime->world().size());
   const Description whole = describe(common.bridge.api(), input);
   if (whole.shape.empty()) throw Error("a scalar has no rows");
-  const size_t each = whole.shape[0] / size, more = whole.shape[0] % size;
-  const size_t first = each * me + std::min(me, more), mine = each + (me < more);
-  const Description d = describe_rows(common.bridge.api(), input, output, whole.shape[0], mine);
+  std::vector<size_t> rows(size, whole.shape[0] / size);
+  for (size_t r = 0; r < whole.shape[0] % size; ++r) ++rows[r];
+  const Description d = describe_rows(common.bridge.api(), input, output, whole.shape[0], rows[me]);
   Operation operation = common.operation;
+  operation.kind = Kind::reduce;
   operation.set_arrays(d.dtype, d.count());
+  const auto shards = shards_of_rows(rows, d.row_elements());
+  const Shard own = (*shards)[me];
   Call call;
-  call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape)));
-  call.requests[0].scattered = true;
+  call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape), shards));
   call.inputs = {input};
   call.outputs = {output};
-  const Target target{first * d.row_elements(), mine * d.row_elements(), nullptr};
-  call.place = [target](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+  call.place = [own](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
     requests[0].sources.push_back({0, requests[0].operation.count, in[0]});
-    requests[0].targets.push_back({target.begin, target.count, out[0]});
+    requests[0].targets.push_back({own.begin, own.count, out[0]});
+  };
+  push(common, std::move(call));
+}
+
+void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arrays,
+                           const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
+                           const std::vector<Handle>& next) {
+  const Shards all(common, arrays, division);
+  if (own.size() != all.own.size()) {
+    throw Error("this rank owns " + std::to_string(all.own.size()) + " shards, but got " + std::to_string(own.size()) +
+                " arrays for them");
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    const Description d = describe(common.bridge.api(), own[i]);
+    if (d.dtype != all.dtype || d.count() != all.own[i].count)
+      throw Error("an array for " + std::to_string(all.own[i].count) + " elements is " + d.text());
+  }
+  Operation operation = common.operation;
+  operation.kind = Kind::reduce;
+  operation.set_arrays(all.dtype, all.count);
+  Call call;
+  call.requests.push_back(request_for(common, common.name, operation, all.text, all.shards));
+  call.inputs = arrays;
+  call.outputs = own;
+  call.outputs.insert(call.outputs.end(), next.begin(), next.end());
+  call.place = [all](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+    for (size_t i = 0; i < in.size(); ++i) requests[0].sources.push_back({all.begins[i], all.counts[i], in[i]});
+    for (size_t i = 0; i < all.own.size(); ++i)
+      requests[0].targets.push_back({all.own[i].begin, all.own[i].count, out[i]});
+  };
+  push(common, std::move(call));
+}
+
+void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
+                             const std::vector<ArrayShard>& division, const std::string& turn_of) {
+  const Shards all(common, arrays, division);
+  Operation operation = common.operation;
+  operation.kind = Kind::broadcast;
+  operation.set_arrays(all.dtype, all.count);
+  Call call;
+  call.turn_of = turn_of;
+  call.requests.push_back(request_for(common, common.name, operation, all.text, all.shards));
+  call.outputs = arrays;
+  const int me = common.runtime->world().rank();
+  call.place = [all, division, me](std::vector<Request>& requests, const std::vector<void*>&,
+                                   const std::vector<void*>& arrays) {
+    const size_t width = item_size(all.dtype);
+    for (size_t i = 0; i < division.size(); ++i) {
+      const Shard& shard = (*all.shards)[i];
+      char* data = static_cast<char*>(arrays[division[i].array]) + division[i].begin * width;
+      if (shard.root == me) {
+        requests[0].sources.push_back({shard.begin, shard.count, data});
+      } else {
+        requests[0].targets.push_back({shard.begin, shard.count, data});
+      }
+    }
   };
   push(common, std::move(call));
 }

@@ -31,6 +31,25 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 // outputs[i] = inputs[i] reduced over all ranks; one transfer for each dtype, one after the other.
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs);
 
+// Elements [begin, begin + count) of one of several arrays, and the rank that owns them.
+struct ArrayShard {
+  size_t array;
+  size_t begin;
+  size_t count;
+  int root;
+};
+
+// Each element of the arrays, reduced over all ranks, goes to its owner alone: own[i] gets this rank's i-th shard.
+// `division`: all elements of the arrays, in their order; the same on all ranks. `next`: arrays that what comes after
+// it writes on any rank; they are not touched, but the operation waits for them, and if it fails they carry the error.
+void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arrays,
+                           const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
+                           const std::vector<Handle>& next);
+
+// The arrays get on all ranks the bits that each element has on its owner. `turn_of`: as in Call.
+void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
+                             const std::vector<ArrayShard>& division, const std::string& turn_of);
+
 // The three that follow suppose that the ranks have agreed on all arguments but the values.
 
 // rows[r]: first dimension of rank r's input. The output holds the inputs one after the other.

@@ -4,10 +4,15 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
 #include <mutex>
 
+#include "compress/compressor.h"
 #include "runtime/error.h"
 #include "runtime/signature.h"
+#include "runtime/stall_watch.h"
 
 namespace py = pybind11;
 
@@ -35,18 +40,26 @@ DType dtype_named(const std::string& name) {
   return dtype;
 }
 
-Operation allreduce_operation(const std::string& op, double scale, int priority, const std::string& wire) {
+// `wire`: the dtype in which values travel between hosts, or a compressor ('topk k=0.01 ...'), or nothing.
+Operation allreduce_operation(const Runtime& runtime, const std::string& op, double scale, int priority,
+                              const std::string& wire) {
   Operation operation;
   operation.kind = Kind::allreduce;
   if (!reduce_op_from_name(op, &operation.reduce_op)) throw py::value_error("mykv has no operation '" + op + "'");
   operation.scale = scale;
   operation.priority = priority;
-  if (!wire.empty()) {
-    operation.wire = dtype_named(wire);
-    if (*operation.wire != DType::float16 && *operation.wire != DType::bfloat16) {
+  DType dtype;
+  if (wire.empty()) return operation;
+  if (dtype_from_name(wire, &dtype)) {
+    operation.wire = dtype;
+    if (dtype != DType::float16 && dtype != DType::bfloat16) {
       throw py::value_error("values travel as float16 or bfloat16, not as " + wire);
     }
+    return operation;
   }
+  if (operation.reduce_op != ReduceOp::sum) throw py::value_error("only sums can be compressed, not a " + op);
+  operation.compressor = &compress::compressor_of(wire);
+  operation.compress_from = runtime.options().compress_bytes;
   return operation;
 }
 
@@ -98,6 +111,76 @@ void leave_all(const std::string& reason) {
   }
 }
 
+namespace {
+
+struct Watching {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool on = false;
+  std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // of the watching thread alone
+};
+Watching& g_watching = *new Watching;
+
+// Often enough for the shorter limit, and for a process that was stopped itself to be noticed.
+std::chrono::duration<double> look_every(const StallLimits& limits) {
+  double seconds = 1;
+  for (double limit : {limits.warn_seconds, limits.abort_seconds}) {
+    if (limit > 0) seconds = std::min(seconds, limit / 8);
+  }
+  return std::chrono::duration<double>(std::max(seconds, 0.01));
+}
+
+std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits) {
+  std::vector<std::weak_ptr<Runtime>> all;
+  {
+    std::lock_guard<std::mutex> lock(g_runtimes.mutex);
+    all = g_runtimes.all;
+  }
+  std::vector<std::pair<bool, std::string>> reports;
+  for (const std::weak_ptr<Runtime>& one : all) {
+    const std::shared_ptr<Runtime> runtime = one.lock();
+    if (!runtime) continue;
+    for (StallReport& report : g_watching.of[one].look(*runtime, limits)) {
+      reports.emplace_back(report.over, std::move(report.text));
+    }
+  }
+  for (auto it = g_watching.of.begin(); it != g_watching.of.end();) {
+    it = it->first.expired() ? g_watching.of.erase(it) : std::next(it);
+  }
+  return reports;
+}
+
+}  // namespace
+
+std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds) {
+  const StallLimits limits{warn_seconds, abort_seconds};
+  const auto interval = look_every(limits);
+  py::gil_scoped_release release;
+  std::unique_lock<std::mutex> lock(g_watching.mutex);
+  while (g_watching.on) {
+    const auto before = std::chrono::steady_clock::now();
+    if (g_watching.ended.wait_for(lock, interval, [] { return !g_watching.on; })) break;
+    // This process was stopped, maybe all were: give them time for a step.
+    if (std::chrono::steady_clock::now() - before > 2 * interval + std::chrono::milliseconds(500)) continue;
+    lock.unlock();
+    std::vector<std::pair<bool, std::string>> reports = look_at_all(limits);
+    if (!reports.empty()) return reports;
+    lock.lock();
+  }
+  return std::nullopt;
+}
+
+void begin_stall_watch() {
+  std::lock_guard<std::mutex> lock(g_watching.mutex);
+  g_watching.on = true;
+}
+
+void end_stall_watch() {
+  std::lock_guard<std::mutex> lock(g_watching.mutex);
+  g_watching.on = false;
+  g_watching.ended.notify_all();
+}
+
 Group::Group(MPI_Comm comm, const RuntimeOptions& options) {
   py::gil_scoped_release release;
   runtime_ = std::make_shared<Runtime>(comm, options);
@@ -112,10 +195,41 @@ Group::~Group() {
   runtime_->leave("it shut mykv down");
 }
 
+std::vector<uint64_t> Group::agreement_traffic() {
+  const Agreement& agreement = runtime_->agreement();
+  return {agreement.sent().messages, agreement.sent().bytes, agreement.received().messages, agreement.received().bytes};
+}
+
 void Group::abandon(const std::string& reason) {
   const std::shared_ptr<Runtime> leaving = runtime_;
   py::gil_scoped_release release;
   leaving->leave(reason);
+}
+
+std::vector<Group::WaitingTuple> Group::waiting(const std::string& name, double least_seconds) {
+  const std::shared_ptr<Runtime> asked = runtime_;
+  py::gil_scoped_release release;
+  std::vector<WaitingTuple> result;
+  for (const Waiting& one : asked->waiting(least_seconds, name)) {
+    std::vector<int> silent = one.unresponsive;
+    silent.insert(silent.end(), one.unknown.begin(), one.unknown.end());
+    result.emplace_back(one.name, one.seconds, asked->world().labels(one.missing), asked->world().labels(silent));
+  }
+  return result;
+}
+
+std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::string>& names) {
+  const std::shared_ptr<Runtime> asked = runtime_;
+  py::gil_scoped_release release;
+  std::vector<std::vector<int>> result;
+  for (const std::vector<int>& ranks : asked->waiting_for_this(names)) result.push_back(asked->world().labels(ranks));
+  return result;
+}
+
+void Group::give_up(const std::string& name, const std::string& reason) {
+  const std::shared_ptr<Runtime> asked = runtime_;
+  py::gil_scoped_release release;
+  asked->give_up(name, reason);
 }
 
 Operation Group::broadcast_operation(int root, int priority) const {
@@ -176,7 +290,7 @@ std::unique_ptr<Work> Group::submit_allreduce(const std::string& name, const std
                                               double scale, int priority, const std::string& label,
                                               const std::string& wire) {
   if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
-  return submit(name, allreduce_operation(op, scale, priority, wire), inputs, outputs, label);
+  return submit(name, allreduce_operation(*runtime_, op, scale, priority, wire), inputs, outputs, label);
 }
 
 std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std::optional<py::array>& input,
@@ -201,7 +315,7 @@ namespace {
 
 // The elements [begin, begin + count) of a buffer, as a request in place.
 Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
-                         const std::string& layout, Operation operation) {
+                         const std::string& layout, Operation operation, const BucketShards& division) {
   require_running(*buffer);
   operation.in_place = true;
   const size_t width = item_size(operation.dtype);
@@ -209,8 +323,21 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
   Request request;
   request.name = name;
   request.operation = operation;
-  request.signature =
-      signature_of(operation, shape_text({operation.count}) + " in place " + layout, buffer->runtime()->world(), "");
+  if (!division.empty()) {
+    auto shards = std::make_shared<std::vector<Shard>>();
+    size_t end = 0;
+    for (const auto& [at, count, root] : division) {
+      if (at != end || root < 0 || root >= buffer->runtime()->world().size())
+        throw py::value_error("shards must be all elements of the bucket in their order, and their owners ranks");
+      shards->push_back({at, count, root});
+      end += count;
+    }
+    if (end != operation.count) throw py::value_error("shards must be all elements of the bucket");
+    request.shards = std::move(shards);
+    request.operation.kind = Kind::reduce;
+  }
+  request.signature = signature_of(request.operation, shape_text({operation.count}) + " in place " + layout,
+                                   buffer->runtime()->world(), "", request.shards.get());
   request.in_place = buffer->offset() + begin * width;
   request.owner = buffer;
   return request;
@@ -220,20 +347,22 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
 
 std::unique_ptr<Work> Group::submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                                            size_t count, const std::string& dtype, const std::string& layout,
-                                           const std::string& op, double scale, int priority, const std::string& wire) {
+                                           const std::string& op, double scale, int priority, const std::string& wire,
+                                           const BucketShards& shards) {
   if (!runs(*buffer)) throw Error("the buffer is of another runtime");
-  Operation operation = allreduce_operation(op, scale, priority, wire);
+  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
   operation.set_arrays(dtype_named(dtype), count);
-  return post(request_in_place(name, buffer, begin, layout, operation), {});
+  return post(request_in_place(name, buffer, begin, layout, operation, shards), {});
 }
 
 PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                                const std::string& dtype, const std::string& layout, const Handles& arrays,
-                               const std::string& op, double scale, int priority, const std::string& wire)
+                               const std::string& op, double scale, int priority, const std::string& wire,
+                               const BucketShards& shards)
     : buffer_(std::move(buffer)) {
-  Operation operation = allreduce_operation(op, scale, priority, wire);
+  Operation operation = allreduce_operation(*buffer_->runtime(), op, scale, priority, wire);
   operation.set_arrays(dtype_named(dtype), count);
-  prepared_ = bridge().prepare(request_in_place(name, buffer_, begin, layout, operation), handles(arrays));
+  prepared_ = bridge().prepare(request_in_place(name, buffer_, begin, layout, operation, shards), handles(arrays));
 }
 
 void PreparedBucket::push() const {
@@ -246,7 +375,8 @@ void PreparedBucket::push() const {
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,
                            const std::string& op, double scale, int priority, const std::string& label,
                            const std::string& wire) {
-  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority, wire), label};
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
+                             label};
   py::gil_scoped_release release;
   mxnet::push_allreduce(common, handles(inputs), handles(outputs));
 }
@@ -260,7 +390,8 @@ void Group::push_broadcast(const std::string& name, uintptr_t input, const Handl
 
 void Group::push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
                        double scale, int priority, const std::string& label, const std::string& wire) {
-  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority, wire), label};
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
+                             label};
   py::gil_scoped_release release;
   mxnet::push_group(common, handles(inputs), handles(outputs));
 }
@@ -281,15 +412,42 @@ void Group::push_alltoall(const std::string& name, uintptr_t input, uintptr_t ou
 
 void Group::push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
                                double scale, int priority, const std::string& label, const std::string& wire) {
-  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(op, scale, priority, wire), label};
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
+                             label};
   py::gil_scoped_release release;
   mxnet::push_reducescatter(common, handle(input), handle(output));
 }
 
-void Group::refuse(const std::string& name, const std::string& reason) {
+namespace {
+
+std::vector<mxnet::ArrayShard> array_shards(const Group::Division& division) {
+  std::vector<mxnet::ArrayShard> shards;
+  for (const auto& [array, begin, count, root] : division) shards.push_back({array, begin, count, root});
+  return shards;
+}
+
+}  // namespace
+
+void Group::push_reduce_to_owners(const std::string& name, const Handles& arrays, const Division& division,
+                                  const Handles& own, const Handles& next, const std::string& op, double scale,
+                                  int priority, const std::string& label, const std::string& wire) {
+  const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
+                             label};
+  py::gil_scoped_release release;
+  mxnet::push_reduce_to_owners(common, handles(arrays), array_shards(division), handles(own), handles(next));
+}
+
+void Group::push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division,
+                                    int priority, const std::string& label, const std::string& turn_of) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
+  py::gil_scoped_release release;
+  mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), turn_of);
+}
+
+void Group::refuse(const std::string& name, const std::string& reason, const std::string& turn_of) {
   Request request;
   request.name = name;
-  request.turn = runtime_->take_turn(name);
+  request.turn = turn_of.empty() ? runtime_->take_turn(name) : runtime_->last_turn(turn_of);
   request.signature = "a refusal";
   request.refusal = reason.empty() ? "no reason was given" : reason;
   request.done = [](const std::string*) {};

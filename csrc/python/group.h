@@ -18,6 +18,10 @@ namespace mykv {
 
 using Handles = std::vector<uintptr_t>;  // NDArray.handle.value
 
+// (begin, count, owner) of all elements of a bucket, in their order: each is reduced to its owner alone. Empty: all get
+// all of it.
+using BucketShards = std::vector<std::tuple<size_t, size_t, int>>;
+
 class Group {
  public:
   Group(MPI_Comm comm, const RuntimeOptions& options);
@@ -30,6 +34,8 @@ class Group {
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
+  // Messages and bytes that this rank has sent to other hosts to agree on what to run, and has received.
+  std::vector<uint64_t> agreement_traffic();
 
   // Arrays of numpy.
   std::unique_ptr<Work> submit_allreduce(const std::string& name, const std::vector<pybind11::array>& inputs,
@@ -44,7 +50,8 @@ class Group {
   std::shared_ptr<Buffer> allocate(size_t bytes);
   std::unique_ptr<Work> submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                                       size_t count, const std::string& dtype, const std::string& layout,
-                                      const std::string& op, double scale, int priority, const std::string& wire);
+                                      const std::string& op, double scale, int priority, const std::string& wire,
+                                      const BucketShards& shards);
 
   // Arrays of MXNet.
   void push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
@@ -60,7 +67,23 @@ class Group {
   void push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
                           double scale, int priority, const std::string& label, const std::string& wire);
 
-  void refuse(const std::string& name, const std::string& reason);
+  // division: (array, begin, count, owner) of all elements, in their order.
+  using Division = std::vector<std::tuple<size_t, size_t, size_t, int>>;
+  void push_reduce_to_owners(const std::string& name, const Handles& arrays, const Division& division,
+                             const Handles& own, const Handles& next, const std::string& op, double scale, int priority,
+                             const std::string& label, const std::string& wire);
+  void push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division, int priority,
+                               const std::string& label, const std::string& turn_of);
+
+  // turn_of: the name of the operation whose turn this one has; empty: the next turn under its own name.
+  void refuse(const std::string& name, const std::string& reason, const std::string& turn_of);
+
+  // (name, seconds, ranks that have not arrived, ranks that do not respond or whose hosts do not), ranks as messages
+  // call them, the longest wait first. Empty `name`: all operations.
+  using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
+  std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
+  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names);
+  void give_up(const std::string& name, const std::string& reason);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   // Tells the other ranks that this one goes, and stops.
   void abandon(const std::string& reason);
@@ -79,7 +102,7 @@ class PreparedBucket {
  public:
   PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                  const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
-                 double scale, int priority, const std::string& wire);
+                 double scale, int priority, const std::string& wire, const BucketShards& shards);
   void push() const;
 
  private:
@@ -97,5 +120,12 @@ std::shared_ptr<Group> require_world();
 
 // Makes all groups of this process leave.
 void leave_all(const std::string& reason);
+
+// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each. None after
+// end_stall_watch(), or where both limits are 0. For one thread of Python, which has no business with the GIL
+// meanwhile.
+std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds);
+void begin_stall_watch();
+void end_stall_watch();
 
 }  // namespace mykv

@@ -1,6 +1,8 @@
 #include "runtime/agreement.h"
 
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "runtime/error.h"
 
@@ -20,32 +22,32 @@ void put(std::vector<char>& out, const void* data, size_t bytes) {
 }
 
 void put(std::vector<char>& out, const std::string& text) {
-  const auto size = static_cast<uint32_t>(text.size());
+  const auto size = static_cast<uint16_t>(std::min<size_t>(text.size(), std::numeric_limits<uint16_t>::max()));
   put(out, &size, sizeof size);
-  put(out, text.data(), text.size());
+  put(out, text.data(), size);
 }
 
 // Reads what put() wrote; a message that is too short for what it claims is refused.
 class Reader {
  public:
   Reader(const char* data, size_t bytes) : data_(data), left_(bytes) {}
-  void get(void* to, size_t bytes) {
-    if (bytes > left_) throw Error("mykv received a malformed message from another host (different versions?)");
-    std::memcpy(to, data_, bytes);
-    data_ += bytes;
-    left_ -= bytes;
-  }
+  bool at_end() const { return left_ == 0; }
+  void get(void* to, size_t bytes) { std::memcpy(to, take(bytes), bytes); }
   std::string text() {
-    uint32_t size = 0;
+    uint16_t size = 0;
     get(&size, sizeof size);
-    if (size > left_) throw Error("mykv received a malformed message from another host (different versions?)");
-    std::string result(data_, size);
-    data_ += size;
-    left_ -= size;
-    return result;
+    return std::string(take(size), size);
   }
 
  private:
+  const char* take(size_t bytes) {
+    if (bytes > left_) throw Error("mykv received a malformed message from another host (different versions?)");
+    const char* taken = data_;
+    data_ += bytes;
+    left_ -= bytes;
+    return taken;
+  }
+
   const char* data_;
   size_t left_;
 };
@@ -53,86 +55,155 @@ class Reader {
 }  // namespace
 
 struct Agreement::Message {
-  enum class Type : uint8_t { announce = 1, verdict = 2, depart = 3 };
+  enum class Type : uint8_t {
+    announce = 1,
+    verdict = 2,
+    depart = 3,
+    give_up = 4,  // any rank to rank 0
+    end = 5,      // rank 0 to all
+    ended = 6,    // and back, where there was something to end
+  };
+  enum : uint8_t { kHasTexts = 1, kHasError = 2 };
+
   Type type = Type::announce;
   Key key;
-  uint64_t number = 0;  // announce: the signature's hash; verdict: the sequence; depart: the rank
+  uint64_t number = 0;   // announce: stands for the texts; verdict: the sequence number; depart: the rank
+  int32_t priority = 0;  // announce
+  bool has_texts = false;
   std::string name;
   std::string signature;
   std::string error;
 
-  std::vector<char> encode() const {
-    std::vector<char> out;
+  void encode(std::vector<char>& out) const {
+    const auto flags = static_cast<uint8_t>((has_texts ? kHasTexts : 0) | (error.empty() ? 0 : kHasError));
     put(out, &type, sizeof type);
-    put(out, &key, sizeof key);
+    put(out, &flags, sizeof flags);
     put(out, &number, sizeof number);
-    put(out, name);
-    put(out, signature);
-    put(out, error);
-    return out;
+    if (type != Type::depart) put(out, &key, sizeof key);
+    if (type == Type::announce) put(out, &priority, sizeof priority);
+    if (has_texts) {
+      put(out, name);
+      put(out, signature);
+    }
+    if (!error.empty()) put(out, error);
   }
-  static Message decode(const std::vector<char>& bytes) {
+  static Message decode(Reader& reader) {
     Message m;
-    Reader reader(bytes.data(), bytes.size());
+    uint8_t flags = 0;
     reader.get(&m.type, sizeof m.type);
-    reader.get(&m.key, sizeof m.key);
+    reader.get(&flags, sizeof flags);
     reader.get(&m.number, sizeof m.number);
-    m.name = reader.text();
-    m.signature = reader.text();
-    m.error = reader.text();
+    if (m.type != Type::depart) reader.get(&m.key, sizeof m.key);
+    if (m.type == Type::announce) reader.get(&m.priority, sizeof m.priority);
+    m.has_texts = (flags & kHasTexts) != 0;
+    if (m.has_texts) {
+      m.name = reader.text();
+      m.signature = reader.text();
+    }
+    if ((flags & kHasError) != 0) m.error = reader.text();
     return m;
   }
 };
 
-void Agreement::announce(uint32_t index) {
+void Agreement::announce(uint32_t index, uint32_t places) {
   if (closed_) return;
   Entry& entry = rendezvous_.entry(index);
+  Record& record = entry.records()[0];
   Message m;
   m.type = Message::Type::announce;
   m.key = entry.key;
-  m.number = entry.records()[0].signature_hash;
-  m.name = entry.name;
-  m.signature = entry.records()[0].text;
+  m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
+  m.priority = entry.operation.priority;
   m.error = entry.error;
-  ++outstanding_;
-  send(m, 0);
+  if (told_.size() >= KnownTexts::kRemembered) told_.clear();
+  if (told_.insert(m.number).second) {
+    m.has_texts = true;
+    m.name = entry.name;
+    m.signature = record.text;
+  }
+  outstanding_.insert({m.key.high, m.key.low});
+  if (world_.rank() == 0) {
+    // All hosts bring the same operation, or it does not run.
+    Pending& pending = pending_[{m.key.high, m.key.low}];
+    pending.places = places;
+    pending.bytes = entry.operation.bytes();
+  }
+  tell_root(m);
+}
+
+void Agreement::done(uint64_t sequence) {
+  const auto it = under_way_.find(sequence);
+  if (it == under_way_.end()) return;
+  bytes_under_way_ -= it->second;
+  under_way_.erase(it);
+  give_verdicts();
 }
 
 void Agreement::depart(int rank, const std::string& reason) {
   Message m;
   m.type = Message::Type::depart;
   m.number = static_cast<uint64_t>(rank);
-  m.error = reason;
-  send(m, 0);
+  m.error = reason.empty() ? "no reason was given" : reason;
+  tell_root(m);
+  flush();
 }
 
-void Agreement::send(const Message& message, int to) {
-  if (to == world_.rank()) {
-    handle(message, to);
-    return;
+void Agreement::tell_root(const Message& message) {
+  if (world_.rank() == 0) {
+    handle(message, 0);
+  } else {
+    message.encode(news_);
   }
-  sending_.push_back({message.encode(), MPI_REQUEST_NULL});
+}
+
+// Rank 0 tells every host, its own one last of all: what it hears there may lead to more news.
+void Agreement::tell_all(const Message& message) {
+  message.encode(news_for_all_);
+  handle(message, 0);
+}
+
+void Agreement::flush() {
+  if (!news_.empty()) send(std::make_shared<std::vector<char>>(std::exchange(news_, {})), 0);
+  if (news_for_all_.empty()) return;
+  const auto bytes = std::make_shared<std::vector<char>>(std::exchange(news_for_all_, {}));
+  for (const std::vector<int>& ranks : world_.hosts()) {
+    if (ranks[0] != 0) send(bytes, ranks[0]);
+  }
+}
+
+void Agreement::send(std::shared_ptr<const std::vector<char>> bytes, int to) {
+  sent_.add(bytes->size());
+  sending_.push_back({std::move(bytes), MPI_REQUEST_NULL});
   Sending& s = sending_.back();
-  check(MPI_Isend(s.bytes.data(), static_cast<int>(s.bytes.size()), MPI_BYTE, to, kTag, world_.control(), &s.request),
+  check(MPI_Isend(s.bytes->data(), static_cast<int>(s.bytes->size()), MPI_BYTE, to, kTag, world_.control(), &s.request),
         "MPI_Isend");
 }
 
-bool Agreement::progress() {
+void Agreement::progress_sending() {
   for (auto it = sending_.begin(); it != sending_.end();) {
-    int done = 0;
-    check(MPI_Test(&it->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
-    it = done ? sending_.erase(it) : std::next(it);
+    int ended = 0;
+    check(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    it = ended ? sending_.erase(it) : std::next(it);
   }
+  flush();
+}
+
+bool Agreement::progress() {
+  const bool told = !news_.empty() || !news_for_all_.empty();
+  progress_sending();
   int there = 0;
   MPI_Message handle_of_message;
   MPI_Status status;
   check(MPI_Improbe(MPI_ANY_SOURCE, kTag, world_.control(), &there, &handle_of_message, &status), "MPI_Improbe");
-  if (!there) return false;
+  if (!there) return told;
   int bytes = 0;
   MPI_Get_count(&status, MPI_BYTE, &bytes);
   std::vector<char> buffer(static_cast<size_t>(bytes));
   check(MPI_Mrecv(buffer.data(), bytes, MPI_BYTE, &handle_of_message, &status), "MPI_Mrecv");
-  handle(Message::decode(buffer), status.MPI_SOURCE);
+  received_.add(buffer.size());
+  for (Reader reader(buffer.data(), buffer.size()); !reader.at_end();)
+    handle(Message::decode(reader), status.MPI_SOURCE);
+  flush();
   return true;
 }
 
@@ -142,24 +213,79 @@ void Agreement::handle(const Message& m, int from) {
       collect(m, from);
       return;
     case Message::Type::verdict:
-      if (outstanding_ > 0) --outstanding_;
+      outstanding_.erase({m.key.high, m.key.low});
       rendezvous_.agree(m.key, m.number, m.error);
       return;
     case Message::Type::depart:
       // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same
       // operations agreed on before it and none after it.
-      if (world_.rank() == 0) {
-        if (!departed_.empty()) return;
+      if (world_.rank() == 0 && departed_.empty()) {
         departed_ = "rank " + std::to_string(m.number) + " has left: " + m.error;
-        for (const std::vector<int>& ranks : world_.hosts()) {
-          if (ranks[0] != 0) send(m, ranks[0]);
-        }
+        give_verdicts();
+        tell_all(m);
+        return;
       }
-      outstanding_ = 0;
+      if (closed_) return;
+      outstanding_.clear();
       closed_ = true;
       rendezvous_.close(static_cast<int>(m.number), m.error);
       return;
+    case Message::Type::give_up:
+      decide_end(m);
+      return;
+    case Message::Type::end:
+      end(m);
+      return;
+    case Message::Type::ended: {
+      const auto it = given_up_.find({m.key.high, m.key.low});
+      if (it == given_up_.end()) return;
+      it->second.left.erase(from);
+      if (it->second.left.empty()) given_up_.erase(it);
+      return;
+    }
   }
+  throw Error("mykv received a malformed message from another host (different versions?)");
+}
+
+void Agreement::give_up(const Key& key, const std::string& reason) {
+  Message m;
+  m.type = Message::Type::give_up;
+  m.key = key;
+  m.error = reason;
+  tell_root(m);
+}
+
+void Agreement::decide_end(const Message& m) {
+  const KeyNumbers key{m.key.high, m.key.low};
+  for (const auto& [place, ready] : ready_) {
+    if (ready.key == m.key) return;  // all have announced it
+  }
+  if (given_up_.find(key) == given_up_.end()) {
+    GivenUp given_up;
+    given_up.reason = m.error;
+    for (const std::vector<int>& ranks : world_.hosts()) given_up.left.insert(ranks[0]);
+    given_up_.emplace(key, std::move(given_up));
+    pending_.erase(key);
+  }
+  tell_end(m.key);
+}
+
+void Agreement::tell_end(const Key& key) {
+  Message m;
+  m.type = Message::Type::end;
+  m.key = key;
+  m.error = given_up_.at({key.high, key.low}).reason;
+  tell_all(m);
+}
+
+// On every host. What was announced after rank 0 has told the end is on its way there, and is answered in the same way.
+void Agreement::end(const Message& m) {
+  const bool announced = outstanding_.erase({m.key.high, m.key.low}) > 0;
+  if (!rendezvous_.give_up(m.key, m.error, announced)) return;
+  Message ended;
+  ended.type = Message::Type::ended;
+  ended.key = m.key;
+  tell_root(ended);
 }
 
 std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
@@ -171,30 +297,64 @@ std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
 }
 
 void Agreement::collect(const Message& m, int from) {
+  if (m.has_texts) texts_.add(m.number, {m.name, m.signature});
+  if (given_up_.count({m.key.high, m.key.low}) > 0) {
+    pending_.erase({m.key.high, m.key.low});
+    tell_end(m.key);
+    return;
+  }
   Pending& p = pending_[{m.key.high, m.key.low}];
   if (p.hosts == 0) {
-    p.signature_hash = m.number;
-    p.name = m.name;
-    p.signature = m.signature;
+    p.text = m.number;
     p.rank = world_.label(from);
+    p.priority = m.priority;
   }
   if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
-  if (p.error.empty() && p.signature_hash != m.number) {
-    p.error = p.name + " differs between ranks: rank " + std::to_string(p.rank) + " has " + p.signature + ", rank " +
-              std::to_string(world_.label(from)) + " has " + m.signature;
+  if (p.error.empty() && p.text != m.number) {
+    const KnownTexts::Texts one = texts_.get(p.text), other = texts_.get(m.number);
+    p.error = one.name + " differs between ranks: rank " + std::to_string(p.rank) + " has " + one.signature +
+              ", rank " + std::to_string(world_.label(from)) + " has " + other.signature;
   }
   if (Timeline::on()) p.arrivals.push_back({world_.label(from), now_ns()});
   if (++p.hosts < world_.hosts().size()) return;
+  const Pending complete = std::move(p);
+  pending_.erase({m.key.high, m.key.low});
+  if (!Timeline::on()) arrivals_.clear();
+  if (!complete.error.empty()) {
+    give_verdict(m.key, 0, complete.error);
+  } else if (!departed_.empty()) {
+    give_verdict(m.key, 0, texts_.get(complete.text).name + ": " + departed_);
+  } else {
+    ready_.emplace(std::make_pair(-int64_t{complete.priority}, ready_count_++), Ready{m.key, complete});
+    give_verdicts();
+  }
+}
+
+// To what is ready, as far as it goes: the network has work while the next verdict travels only if two operations at
+// least are under way, however large. When a rank has left, to all of it, since all had announced it before.
+void Agreement::give_verdicts() {
+  while (!ready_.empty()) {
+    const auto first = ready_.begin();
+    const size_t bytes = first->second.pending.bytes;
+    if (under_way_.size() > 1 && bytes_under_way_ + bytes > most_bytes_ && departed_.empty()) return;
+    const Ready next = std::move(first->second);
+    ready_.erase(first);
+    const uint64_t sequence = next_sequence_;
+    next_sequence_ += next.pending.places;
+    under_way_[sequence] = bytes;
+    bytes_under_way_ += bytes;
+    if (!next.pending.arrivals.empty()) arrivals_[{next.key.high, next.key.low}] = next.pending.arrivals;
+    give_verdict(next.key, sequence, {});
+  }
+}
+
+void Agreement::give_verdict(const Key& key, uint64_t sequence, const std::string& error) {
   Message verdict;
   verdict.type = Message::Type::verdict;
-  verdict.key = m.key;
-  verdict.error = p.error;
-  if (p.error.empty() && !departed_.empty()) verdict.error = p.name + ": " + departed_;
-  verdict.number = verdict.error.empty() ? next_sequence_++ : 0;
-  if (!Timeline::on()) arrivals_.clear();
-  if (Timeline::on() && verdict.error.empty()) arrivals_[{m.key.high, m.key.low}] = std::move(p.arrivals);
-  pending_.erase({m.key.high, m.key.low});
-  for (const std::vector<int>& ranks : world_.hosts()) send(verdict, ranks[0]);
+  verdict.key = key;
+  verdict.number = sequence;
+  verdict.error = error;
+  tell_all(verdict);
 }
 
 }  // namespace mykv

@@ -13,11 +13,23 @@ namespace mykv {
 // Shares up to this size are copied in by the thread that posts them, whether there is room or not.
 constexpr size_t kPostInlineBytes = 32 << 10;
 
+// Which elements a part has, and their root.
+struct Piece {
+  size_t begin;
+  size_t count;
+  int32_t root;
+};
+
 // A request under way. Its counters are guarded by Runtime::mutex_.
 struct Flight {
+  // Cuts the request into parts of at most so many elements; of a request in place each shard is one.
+  void cut(size_t part_bytes);
+  Piece piece(size_t number) const;
+
   Request request;
   uint64_t number = 0;  // of its first part, among the parts of all flights; see Transport::owner
   size_t part_elements = 0;
+  std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;
   size_t next = 0;       // the next part to send
   size_t under_way = 0;  // parts sent and not finished
@@ -33,6 +45,7 @@ struct Flight {
 // One part of a flight, at the rendezvous under one entry.
 struct Part {
   std::shared_ptr<Flight> flight;
+  size_t number = 0;
   size_t begin = 0;  // elements
   size_t count = 0;
   uint64_t slot = 0;
@@ -40,8 +53,11 @@ struct Part {
   Share share;  // instead of a slot
   uint32_t entry = 0;
   uint32_t generation = 0;
+  Key key;
+  int64_t since = 0;  // it is at the rendezvous; coarse_now_ns()
   bool started = false;
   bool announced = false;
+  bool large = false;  // more than kPostInlineBytes
   // For the timeline.
   int64_t copied_in = 0;  // since when
   int64_t agreed = 0;     // by all hosts

@@ -40,13 +40,31 @@ void SharedMutex::init() {
   if (failed != 0) throw Error("mykv cannot make a lock in shared memory");
 }
 
-void SharedMutex::lock() {
-  const int failed = pthread_mutex_lock(&mutex_);
+namespace {
+void check_locked(int failed, pthread_mutex_t* mutex) {
   if (failed == 0) return;
   // The holder died inside: what it was changing cannot be trusted. The lock is left unusable on purpose, so that
   // every other rank gets this error too.
-  if (failed == EOWNERDEAD) pthread_mutex_unlock(&mutex_);
+  if (failed == EOWNERDEAD) pthread_mutex_unlock(mutex);
   throw Error("a rank on this host died while it changed mykv's shared table");
+}
+}  // namespace
+
+void SharedMutex::lock() { check_locked(pthread_mutex_lock(&mutex_), &mutex_); }
+
+bool SharedMutex::try_lock(int64_t timeout_us) {
+  timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += timeout_us / 1000000;
+  until.tv_nsec += (timeout_us % 1000000) * 1000;
+  if (until.tv_nsec >= 1000000000) {
+    ++until.tv_sec;
+    until.tv_nsec -= 1000000000;
+  }
+  const int failed = pthread_mutex_timedlock(&mutex_, &until);
+  if (failed == ETIMEDOUT) return false;
+  check_locked(failed, &mutex_);
+  return true;
 }
 
 }  // namespace mykv

@@ -27,6 +27,8 @@ class SharedMutex {
  public:
   void init();
   void lock();
+  // False when somebody else held it for `timeout_us`.
+  bool try_lock(int64_t timeout_us);
   void unlock() { pthread_mutex_unlock(&mutex_); }
 
  private:

@@ -10,25 +10,37 @@
 
 namespace mykv {
 
-enum class Kind : uint8_t { allreduce = 0, broadcast = 1 };
+namespace compress {
+class Compressor;
+}
+
+enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2 };
 
 struct Operation {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
-  int32_t root = 0;       // broadcast: the rank whose bits everyone gets
-  double scale = 1.0;     // allreduce: applied once to the reduced value
+  int32_t root = 0;       // broadcast: the rank whose bits everyone gets; reduce: the one that gets the result
+  double scale = 1.0;     // allreduce, reduce: applied once to the reduced value
   size_t count = 0;       // elements
   int32_t priority = 0;   // higher runs first
   bool in_place = false;  // all shares lie in the segment already
-  // Floating-point allreduce: the type in which values travel between hosts, where it is not dtype.
+  // Floating-point allreduce and reduce: the type in which values travel between hosts, where it is not dtype.
   std::optional<DType> wire;
+  // Instead: what shortens the values between hosts, for arrays of at least so many bytes. The pointer counts in the
+  // process alone that has set it, and for as long as that lives.
+  const compress::Compressor* compressor = nullptr;
+  size_t compress_from = 0;
 
-  // Sets what the arrays say; only float32 and float64 travel in another type.
+  // Sets what the arrays say; only float32 and float64 travel in another form.
   void set_arrays(DType type, size_t elements) {
     dtype = type;
     count = elements;
-    if (type != DType::float32 && type != DType::float64) wire.reset();
+    if (type != DType::float32 && type != DType::float64) {
+      wire.reset();
+      compressor = nullptr;
+    }
+    if (bytes() < compress_from) compressor = nullptr;
   }
   size_t bytes() const { return count * item_size(dtype); }
 };

@@ -12,29 +12,53 @@ namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
 
-// Whether the kernels can work on the request's arrays themselves: one of each, on boundaries of their items.
-bool fits_kernels(const Request& request) {
-  if (request.scattered || request.inputs.size() != 1 || request.outputs.size() != 1) return false;
-  const size_t width = item_size(request.operation.dtype);
-  return reinterpret_cast<uintptr_t>(request.inputs[0]) % width == 0 &&
-         reinterpret_cast<uintptr_t>(request.outputs[0]) % width == 0;
-}
-
-// The elements that a part and one place have in common.
-struct Overlap {
-  template <class Place>
-  Overlap(const Part& part, const Place& place)
-      : begin(std::max(part.begin, place.begin)), end(std::min(part.begin + part.count, place.begin + place.count)) {}
+struct Range {
   size_t begin;
   size_t end;
+  size_t count() const { return end - begin; }
 };
 
-// Calls use(place, overlap) for all places that share elements with the part.
+Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }
+
+// Calls use(place, common elements) for all places that share elements with the range.
 template <class Place, class Use>
-void for_overlaps(const std::vector<Place>& places, const Part& part, Use&& use) {
+void for_overlaps(const std::vector<Place>& places, const Range& range, Use&& use) {
   auto place = std::partition_point(places.begin(), places.end(),
-                                    [&](const Place& p) { return p.begin + p.count <= part.begin; });
-  for (; place != places.end() && place->begin < part.begin + part.count; ++place) use(*place, Overlap(part, *place));
+                                    [&](const Place& p) { return p.begin + p.count <= range.begin; });
+  for (; place != places.end() && place->begin < range.end; ++place) {
+    use(*place, Range{std::max(range.begin, place->begin), std::min(range.end, place->begin + place->count)});
+  }
+}
+
+// Where the whole of a range lies in one of the places, or null.
+template <class Place>
+char* one_place(const std::vector<Place>& places, const Range& range, size_t width) {
+  char* found = nullptr;
+  for_overlaps(places, range, [&](const Place& place, const Range& both) {
+    if (both.count() < range.count()) return;
+    found = static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) +
+            (both.begin - place.begin) * width;
+  });
+  return found;
+}
+
+// The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
+// Otherwise the share is empty.
+Share share_of(const Request& request, const Part& part) {
+  const size_t width = item_size(request.operation.dtype);
+  const size_t offset = part.begin * width;
+  Share share;
+  if (request.scattered) {
+    share.input = one_place(request.sources, range_of(part), width);
+    share.output = one_place(request.targets, range_of(part), width);
+  } else if (request.inputs.size() == 1 && request.outputs.size() == 1) {
+    share.input = static_cast<const char*>(request.inputs[0]) + offset;
+    share.output = static_cast<char*>(request.outputs[0]) + offset;
+  }
+  const bool fits = share.input != nullptr && share.output != nullptr &&
+                    reinterpret_cast<uintptr_t>(share.input) % width == 0 &&
+                    reinterpret_cast<uintptr_t>(share.output) % width == 0;
+  return fits ? share : Share();
 }
 
 }  // namespace
@@ -87,8 +111,10 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   const Request& request = flight->request;
   Part part;
   part.flight = flight;
-  part.begin = number * flight->part_elements;
-  part.count = std::min(flight->part_elements, request.operation.count - part.begin);
+  const Piece piece = flight->piece(number);
+  part.number = number;
+  part.begin = piece.begin;
+  part.count = piece.count;
   std::string refusal = request.refusal;
   {
     // The other ranks may have sent parts after one that failed here, and wait for all of them.
@@ -97,28 +123,33 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   }
   Operation operation = request.operation;
   operation.count = part.count;
+  operation.root = piece.root;
   Rendezvous::Offer offer;
   offer.key = make_key(request.name, request.turn, number);
+  part.key = offer.key;
   offer.owner = transport_->owner(operation, flight->number + number);
-  const bool fits = fits_kernels(request);
-  const size_t offset = part.begin * item_size(operation.dtype);
-  if (!refusal.empty()) {
-    // Nothing to bring.
-  } else if (offer.owner == world_.local_rank() && fits) {
-    part.share = {static_cast<const char*>(request.inputs[0]) + offset,
-                  static_cast<char*>(request.outputs[0]) + offset};
+  if (offer.owner == world_.local_rank() && !request.in_place) part.share = share_of(request, part);
+  if (!refusal.empty() || part.share.input != nullptr) {
+    // Nothing to bring to a slot.
   } else if (request.in_place) {
-    part.slot = *request.in_place;
+    part.slot = *request.in_place + part.begin * item_size(operation.dtype);
+  } else if (transport_->taken_from_root(operation) && operation.root != world_.rank()) {
+    part.share.take = [this, flight, begin = part.begin, count = part.count](const char* slot) {
+      copy_out(flight->request, begin, count, slot);
+    };
   } else {
     try {
       part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
       part.slot = region_.allocate(part.slot_bytes);
       if (flight->recorded) part.copied_in = may_run_inline ? flight->begun : now_ns();
-      copy_in(*flight, part);
+      copy_in(request, operation, part);
     } catch (const Error& error) {
       part.slot_bytes = 0;
       refusal = error.what();
     }
+  }
+  if (operation.compressor != nullptr && refusal.empty() && world_.hosts().size() > 1) {
+    part.share.compression = compressions_.of(request.name, number, operation, request.operation.count);
   }
   offer.name = &request.name;
   offer.signature = &request.signature;
@@ -130,8 +161,11 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
         part.entry = a.entry;
         part.generation = a.generation;
+        part.large = operation.bytes() > kPostInlineBytes;
+        part.since = coarse_now_ns();
         std::lock_guard<std::mutex> lock(mutex_);
         ++flight->under_way;
+        large_parts_ += part.large;
         staged_bytes_ += part.slot_bytes;
         parts_[a.entry] = part;
       });
@@ -166,18 +200,15 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   return true;
 }
 
-void Runtime::copy_in(const Flight& flight, const Part& part) const {
-  const Request& request = flight.request;
-  const Operation& op = request.operation;
+void Runtime::copy_in(const Request& request, const Operation& op, const Part& part) const {
   if (op.kind == Kind::broadcast && op.root != world_.rank()) return;
   const size_t width = item_size(op.dtype);
   const size_t offset = part.begin * width;
   char* slot = world_.segment().base() + part.slot;
   if (request.scattered) {
-    for_overlaps(request.sources, part, [&](const Source& from, const Overlap& both) {
+    for_overlaps(request.sources, range_of(part), [&](const Source& from, const Range& both) {
       copy(slot + (both.begin - part.begin) * width,
-           static_cast<const char*>(from.data) + (both.begin - from.begin) * width, (both.end - both.begin) * width,
-           false);
+           static_cast<const char*>(from.data) + (both.begin - from.begin) * width, both.count() * width, false);
     });
     return;
   }
@@ -191,24 +222,23 @@ void Runtime::copy_in(const Flight& flight, const Part& part) const {
   reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &target, 1, part.count, 1.0, false);
 }
 
-void Runtime::copy_out(const Flight& flight, const Part& part) const {
-  const size_t width = item_size(flight.request.operation.dtype);
-  const char* slot = world_.segment().base() + part.slot;
-  for_overlaps(flight.request.targets, part, [&](const Target& to, const Overlap& both) {
-    copy(static_cast<char*>(to.data) + (both.begin - to.begin) * width, slot + (both.begin - part.begin) * width,
-         (both.end - both.begin) * width, false);
+// Elements [begin, begin + count) of the result, which lie in a slot, to where the request wants them.
+void Runtime::copy_out(const Request& request, size_t begin, size_t count, const char* slot) const {
+  const size_t width = item_size(request.operation.dtype);
+  for_overlaps(request.targets, Range{begin, begin + count}, [&](const Target& to, const Range& both) {
+    copy(static_cast<char*>(to.data) + (both.begin - to.begin) * width, slot + (both.begin - begin) * width,
+         both.count() * width, false);
   });
-  for (void* output : flight.request.outputs) {
-    copy(static_cast<char*>(output) + part.begin * width, slot, part.count * width, false);
+  for (void* output : request.outputs) {
+    copy(static_cast<char*>(output) + begin * width, slot, count * width, false);
   }
 }
 
 void Runtime::finish_part(const Part& part, const std::string& error) {
-  const bool in_slot = !part.flight->request.in_place && part.share.output == nullptr;
   PartRecord::Interval copied_out;
-  if (error.empty() && in_slot) {
+  if (error.empty() && part.slot_bytes > 0) {
     if (part.flight->recorded) copied_out.begin = now_ns();
-    copy_out(*part.flight, part);
+    copy_out(part.flight->request, part.begin, part.count, world_.segment().base() + part.slot);
     if (part.flight->recorded) copied_out.end = now_ns();
   }
   if (part.flight->recorded) record(part, copied_out);  // while the entry is there
@@ -229,6 +259,7 @@ void Runtime::account(const Part& part, const std::string& error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     staged_bytes_ -= part.slot_bytes;
+    large_parts_ -= part.large;
     // Small shares pass whether there is room or not: they say nothing about those that wait for it.
     if (part.slot_bytes > kPostInlineBytes) moved_ = Clock::now();
     --flight.under_way;

@@ -30,7 +30,7 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   Record* const records = rendezvous_.entry(part.entry).records();
   const Stamps& mine = records[world_.local_rank()].stamps;
   PartRecord times;
-  times.number = static_cast<uint32_t>(part.begin / part.flight->part_elements);
+  times.number = static_cast<uint32_t>(part.number);
   if (part.copied_in != 0) times.copy_in = {part.copied_in, mine.get(Stamp::arrived)};
   times.copy_out = copied_out;
   bool all = true;

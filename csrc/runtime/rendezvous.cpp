@@ -10,10 +10,13 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kEntries = 1 << 16;    // operations in flight on a host; more wait in their own rank
-constexpr uint32_t kBuckets = 1 << 16;    // hash chains
-constexpr uint32_t kLogEvents = 1 << 18;  // a rank that lags further behind looks at all its entries instead
-constexpr uint32_t kNone = 0;             // chains hold index + 1, so that zeroed memory is an empty table
+constexpr uint32_t kEntries = 1 << 16;      // operations in flight on a host; more wait in their own rank
+constexpr uint32_t kBuckets = 1 << 16;      // hash chains
+constexpr uint32_t kLogEvents = 1 << 18;    // a rank that lags further behind looks at all its entries instead
+constexpr uint32_t kNone = 0;               // chains hold index + 1, so that zeroed memory is an empty table
+constexpr int64_t kLookUs = 1000000;        // for the table's lock, when somebody only wants to look
+constexpr int64_t kBeatNs = 100000000;      // a beat in so many nanoseconds is enough
+constexpr int64_t kSilenceNs = 5000000000;  // some times the longest sleep of a rank's thread
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -259,6 +262,48 @@ std::string Rendezvous::departed_text() const {
 State Rendezvous::state(uint32_t index) {
   LockGuard guard(header_->mutex);
   return entry(index).state;
+}
+
+Standing Rendezvous::standing(const Key& key) {
+  Standing standing;
+  if (!header_->mutex.try_lock(kLookUs)) throw Error("a rank of this host keeps mykv's shared table locked");
+  const uint32_t link = find(key);
+  if (link != kNone) {
+    Entry& e = entry(link - 1);
+    standing.found = true;
+    standing.state = e.state;
+    standing.waiting = e.state != State::done && e.records()[local_rank_].arrived;
+    for (int r = 0; r < local_size(); ++r) {
+      if (!e.records()[r].arrived) standing.missing.push_back(r);
+      if (e.records()[r].arrived && e.records()[r].refused) standing.refused.push_back(r);
+    }
+  }
+  header_->mutex.unlock();
+  return standing;
+}
+
+bool Rendezvous::give_up(const Key& key, const std::string& reason, bool announced) {
+  LockGuard guard(header_->mutex);
+  const uint32_t link = find(key);
+  if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
+  end_locked(link - 1, std::string(entry(link - 1).name) + ": " + reason);
+  bells_[local_rank_].ring();
+  return true;
+}
+
+void Rendezvous::beat() {
+  std::atomic<int64_t>& beat = bells_[local_rank_].beat;
+  const int64_t now = coarse_now_ns();
+  if (now - beat.load(std::memory_order_relaxed) > kBeatNs) beat.store(now, std::memory_order_relaxed);
+}
+
+std::vector<int> Rendezvous::unresponsive() const {
+  const int64_t now = coarse_now_ns();
+  std::vector<int> ranks;
+  for (int r = 0; r < local_size(); ++r) {
+    if (now - bells_[r].beat.load(std::memory_order_relaxed) > kSilenceNs) ranks.push_back(r);
+  }
+  return ranks;
 }
 
 void Rendezvous::append(Event::Type type, uint32_t index) {

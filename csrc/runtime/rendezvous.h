@@ -61,6 +61,15 @@ struct alignas(64) Entry {
 
 constexpr int32_t kAnybody = -1;
 
+// Where an operation stands on one host.
+struct Standing {
+  bool found = false;    // some rank of this host has arrived, and not all have left
+  bool waiting = false;  // this rank has arrived, and there is no result
+  State state = State::gathering;
+  std::vector<int> missing;  // local ranks that have not arrived
+  std::vector<int> refused;  // local ranks that have, with a refusal
+};
+
 struct Event {
   enum class Type : uint32_t { announced, ready, done };
   Type type;
@@ -128,6 +137,16 @@ class Rendezvous {
   std::string departed_text() const;  // both in one sentence
   State state(uint32_t index);
 
+  // For those who look why nothing goes on, and must not wait themselves. Throws Error when a rank keeps the table
+  // locked for a second: it was stopped in the middle of a change.
+  Standing standing(const Key& key);
+  // Ends an operation that some rank of this host has not arrived at, which gets the error when it comes, or one that
+  // is announced to the other hosts, if `announced`. False when there is no such operation.
+  bool give_up(const Key& key, const std::string& reason, bool announced);
+  // This rank's thread is alive, and which local ranks have not shown that for some seconds.
+  void beat();
+  std::vector<int> unresponsive() const;
+
   // The next event that this rank has not seen.
   // `overrun` is set when the log was overwritten before it was read: look at all own entries instead.
   bool next_event(Event* event, bool* overrun);
@@ -143,7 +162,9 @@ class Rendezvous {
   const std::vector<int>& ranks() const { return ranks_; }
 
  private:
-  struct alignas(64) PaddedBell : Bell {};
+  struct alignas(64) PaddedBell : Bell {
+    std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
+  };
   struct alignas(64) Header {
     SharedMutex mutex;
     uint32_t used;                   // entries ever used

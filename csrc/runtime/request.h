@@ -23,17 +23,28 @@ struct Target {
   void* data = nullptr;
 };
 
+// Elements [begin, begin + count) of an operation, with a root of their own.
+struct Shard {
+  size_t begin = 0;
+  size_t count = 0;
+  int32_t root = 0;
+};
+
 struct Request {
   std::string name;       // what the ranks match by ...
   uint64_t turn = 0;      // ... and which call under that name this is
   std::string signature;  // must be the same text on all ranks; stands in messages
   std::string refusal;    // not empty: this rank cannot take part, and why
   Operation operation;
+  // Not null: in place of operation.root each of these has a root. In their order they are all of the operation, so
+  // that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.
+  std::shared_ptr<const std::vector<Shard>> shards;
   // Replicas on this rank's devices. allreduce: all are summed. broadcast: only the first one, of the root, counts.
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   // Instead of inputs and outputs: the share is gathered from several places, and the result scattered to several;
-  // neither need be all of it. Both are in the order of their elements.
+  // neither need be all of it. Both are in the order of their elements. Of a reduce only the root's targets are
+  // written, of a broadcast only the root's sources read.
   bool scattered = false;
   std::vector<Source> sources;
   std::vector<Target> targets;

@@ -1,5 +1,6 @@
 #include "runtime/runtime.h"
 
+#include <sched.h>
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -12,7 +13,6 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kPollUs = 50;         // between two looks at a network on which something is under way
 constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news of ranks that left
 constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
@@ -65,10 +65,15 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
       rendezvous_(world_.segment().base(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
                   world_.local_rank(), false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
-      transport_(choose_transport(world_, rendezvous_)),
-      agreement_(world_, rendezvous_),
-      patience_(world_.local_size()) {
+      transport_(choose_transport(world_, rendezvous_, options.network_bytes)),
+      agreement_(world_, rendezvous_, 2 * options.network_bytes),
+      inquiry_(world_, rendezvous_),
+      patience_(world_.local_size()),
+      lookout_(world_.local_size()) {
+  rendezvous_.beat();
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
+  world_.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
+  world_.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -86,7 +91,14 @@ uint64_t Runtime::take_turn(const std::string& name) {
   return turns_[name]++;
 }
 
+uint64_t Runtime::last_turn(const std::string& name) {
+  std::lock_guard<std::mutex> lock(turns_mutex_);
+  const auto it = turns_.find(name);
+  return it == turns_.end() || it->second == 0 ? 0 : it->second - 1;
+}
+
 void Runtime::forget(const std::string& prefix) {
+  compressions_.forget(prefix);
   std::lock_guard<std::mutex> lock(turns_mutex_);
   for (auto it = turns_.begin(); it != turns_.end();) {
     it = it->first.compare(0, prefix.size(), prefix) == 0 ? turns_.erase(it) : std::next(it);
@@ -116,12 +128,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   flight->recorded = flight->record != nullptr;
   if (flight->recorded) flight->begun = flight->record->begin;
   flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
-  flight->part_elements = std::max<size_t>(1, options_.part_bytes / item_size(op.dtype));
-  if (request.in_place) {
-    flight->part_elements = std::max<size_t>(1, op.count);
-  } else if (request.refusal.empty()) {
-    flight->parts = std::max<size_t>(1, (op.count + flight->part_elements - 1) / flight->part_elements);
-  }
+  flight->cut(options_.part_bytes);
   // Where a part's owner works on the arrays themselves, not on copies, one part can be too many.
   const bool works_on_arrays = request.inputs.size() == 1 && op.bytes() > kPostInlineBytes;
   if ((flight->parts > 1 || works_on_arrays) && overlap_partly(request))
@@ -154,6 +161,7 @@ void Runtime::run() {
     for (;;) {
       const uint32_t seen = bell.count();
       const bool stopping = stopping_.load();  // before the work, which then includes telling the other hosts
+      rendezvous_.beat();
       if (work()) {
         if (stopping) last_work = Clock::now();
         worked_ = true;
@@ -208,23 +216,37 @@ bool Runtime::work() {
   worked |= transport_->progress();
   if (agreement_.speaks()) {
     worked |= agreement_.progress();
+    if (!worked) worked = inquiry_.answer_one();
     tell_departure();
   }
+  if (wished_.load(std::memory_order_acquire)) worked |= take_wishes();
   return worked;
 }
 
 void Runtime::sleep(uint32_t seen) {
-  bool expecting;
+  bool expecting, soon;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     expecting = !parts_.empty();
+    soon = large_parts_ == 0;
   }
-  if (std::exchange(worked_, false) && expecting) patience_.hope();
+  const bool polling = transport_->polling() || agreement_.polling();
+  const bool worked = std::exchange(worked_, false);
+  if (polling) {
+    if (worked) lookout_.moved();
+    const int64_t pause = lookout_.pause(transport_->polling(), soon);
+    if (pause == 0) {
+      sched_yield();
+    } else {
+      rendezvous_.bell(world_.local_rank()).wait(seen, blocked_ ? std::min(pause, kRetryUs) : pause);
+    }
+    return;
+  }
+  if (worked && expecting) patience_.hope();
   if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
   if (agreement_.speaks()) limit = kIdlePollUs;
-  if (blocked_) limit = kRetryUs;
-  if (transport_->polling() || agreement_.polling()) limit = kPollUs;
+  if (blocked_ || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
   if (stopping_.load()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);
 }
@@ -263,7 +285,9 @@ void Runtime::handle_event(const Event& event) {
     case Event::Type::announced:
       if (!agreement_.speaks() || std::exchange(part.announced, true)) return;
       lock.unlock();
-      agreement_.announce(event.entry);
+      if (rendezvous_.state(event.entry) == State::announced) {
+        agreement_.announce(event.entry, transport_->places(rendezvous_.entry(event.entry).operation));
+      }
       return;
     case Event::Type::ready:
       part.flight->agreed = true;
@@ -282,6 +306,7 @@ void Runtime::handle_event(const Event& event) {
       finished_.emplace_back(part, rendezvous_.entry(event.entry).error);
       parts_.erase(it);
       lock.unlock();
+      agreement_.done(rendezvous_.entry(event.entry).sequence);
       transport_->stop(event.entry);
       return;
   }

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <deque>
 #include <map>
 #include <memory>
@@ -15,9 +16,13 @@
 #include <unordered_map>
 
 #include "runtime/agreement.h"
+#include "runtime/compression_state.h"
 #include "runtime/flight.h"
+#include "runtime/inquiry.h"
+#include "runtime/lookout.h"
 #include "runtime/patience.h"
 #include "runtime/timeline.h"
+#include "runtime/waiting.h"
 #include "runtime/world.h"
 #include "transport/transport.h"
 
@@ -30,6 +35,11 @@ struct RuntimeOptions {
   size_t part_bytes = 512 << 10;
   // Memory for the slots of parts under way: little enough to stay in cache. It is exceeded only when nothing moves.
   size_t staging_bytes = 4 << 20;
+  // Several hosts: memory for what this rank receives from the others; operations of twice as much for each slice are
+  // under way. The same on all ranks.
+  size_t network_bytes = 4 << 20;
+  // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
+  size_t compress_bytes = 64 << 10;
 };
 
 class Buffer;
@@ -41,7 +51,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Takes the next turn under `name`; call it in the order in which the operations are asked for.
   uint64_t take_turn(const std::string& name);
-  // Drops the turn counters of all names that begin with `prefix`.
+  // The turn that was taken last under `name`, for what belongs to that operation under another name. With a counter of
+  // its own it would fall behind on a rank that failed in between.
+  uint64_t last_turn(const std::string& name);
+  // Drops the turn counters of all names that begin with `prefix`, and what their compression has kept back.
   void forget(const std::string& prefix);
   // Returns at once. The request's buffers must stay until done was called.
   void post(Request request);
@@ -55,6 +68,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool forked() const { return getpid() != process_; }
 
   const World& world() const { return world_; }
+  const RuntimeOptions& options() const { return options_; }
+  const Agreement& agreement() const { return agreement_; }
+
+  // Who keeps this rank's operations waiting (waiting.cpp). Any thread.
+  // How long the oldest of them has waited, in seconds; 0: there is none.
+  double longest_wait();
+  // Those that have waited so long, the oldest first; of `name` only, unless it is empty. On several hosts this asks
+  // the others, which takes up to some seconds where one of them does not answer.
+  std::vector<Waiting> waiting(double least_seconds, const std::string& name);
+  // For each name the ranks that have arrived at the operation at which this rank will come next, and has not asked
+  // for. On several hosts this asks the others, as waiting() does.
+  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names);
+  // Ends the operations under `name` that some rank has not arrived at, with an error on all ranks, also on those that
+  // come later. Without effect where all have arrived.
+  void give_up(const std::string& name, const std::string& reason);
+  // This rank leaves, with this reason; for when a rank has arrived and does not go on.
+  void break_off(const std::string& reason);
 
  private:
   friend class Buffer;
@@ -74,11 +104,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void rescan();
   void finish_part(const Part& part, const std::string& error);
   void account(const Part& part, const std::string& error);
-  void copy_in(const Flight& flight, const Part& part) const;
-  void copy_out(const Flight& flight, const Part& part) const;
+  void copy_in(const Request& request, const Operation& op, const Part& part) const;
+  void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
   void end(Flight& flight, const std::string* error);
   void end_all(const std::string& reason);
   void tell_departure();
+  bool take_wishes();
+  std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   void break_down(const std::string& reason);
   // For the timeline (recording.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
@@ -93,17 +125,30 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Region region_;
   std::unique_ptr<Transport> transport_;
   Agreement agreement_;
+  Inquiry inquiry_;
   Patience patience_;
+  Lookout lookout_;
 
   std::mutex turns_mutex_;
   std::unordered_map<std::string, uint64_t> turns_;
+  CompressionStates compressions_;
 
   std::mutex mutex_;                            // guards the members of this paragraph
   std::deque<std::shared_ptr<Flight>> posted_;  // for the thread to take over
   std::unordered_map<uint32_t, Part> parts_;    // by entry: what this rank has under way
   std::string stopped_;                         // why no request is taken any more
   size_t staged_bytes_ = 0;
+  size_t large_parts_ = 0;
   Clock::time_point moved_;  // when a slot was last taken within the limit, or given back
+  struct Question {
+    std::vector<Key> keys;
+    bool asked = false;
+    std::vector<Inquiry::Answer> answers;
+  };
+  std::shared_ptr<Question> question_;  // wishes of other threads for this runtime's
+  std::deque<std::pair<Key, std::string>> to_give_up_;
+  std::string break_off_;
+  std::condition_variable answered_;
 
   // Of the thread alone.
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
@@ -113,6 +158,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   int64_t awake_since_ = 0;  // where the timeline marks that
   bool blocked_ = false;     // something in waiting_ could go if there were room for it
 
+  std::atomic<bool> wished_{false};  // there is one, or a message of one is still on its way
+  std::mutex asking_mutex_;
   std::atomic<bool> stopping_{false};
   std::mutex leave_mutex_;
   std::thread thread_;

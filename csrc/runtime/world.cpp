@@ -20,6 +20,20 @@ void check(int code, const char* what) {
   throw Error(std::string("MPI failed in ") + what + ": " + std::string(text, static_cast<size_t>(length)));
 }
 
+// Ranks may come minutes after each other (one compiles, or loads data), and most MPIs wait spinning: meet asleep
+// first.
+MPI_Comm wait_for_all(MPI_Comm comm) {
+  constexpr int kLongestUs = 2000;
+  MPI_Request request;
+  check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  for (int us = 1;; us = std::min(2 * us, kLongestUs)) {
+    int done = 0;
+    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (done) return comm;
+    usleep(static_cast<useconds_t>(us));
+  }
+}
+
 Communicator duplicate(MPI_Comm comm) {
   MPI_Comm copy;
   check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
@@ -72,9 +86,10 @@ int Communicator::size() const {
 }
 
 World::World(MPI_Comm parent, const WorldOptions& options)
-    : options_(options), control_(duplicate(parent)), data_(duplicate(parent)) {
+    : options_(options), control_(duplicate(wait_for_all(parent))), data_(duplicate(parent)) {
   rank_ = control_.rank();
   size_ = control_.size();
+  require_same_versions();
   int* largest_tag = nullptr;
   int known = 0;
   MPI_Comm_get_attr(data_.get(), MPI_TAG_UB, &largest_tag, &known);
@@ -112,6 +127,31 @@ void World::require_same(const char* what, uint64_t value) const {
   }
 }
 
+// Ranks of other versions may exchange other messages: this comes first, and its form must never change.
+void World::require_same_versions() const {
+  uint64_t hash = 0;
+  std::string mine;
+  for (const auto& [name, version] : options_.versions) {
+    mine += (mine.empty() ? "" : ", ") + name + " " + version;
+    hash = hash_bytes(mine.data(), mine.size(), hash);
+  }
+  std::vector<uint64_t> hashes(static_cast<size_t>(size_));
+  check(MPI_Allgather(&hash, 1, MPI_UINT64_T, hashes.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
+  const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t one) { return one != hashes[0]; });
+  if (other == hashes.end()) return;
+  constexpr size_t kBytes = 256;
+  const auto who = static_cast<size_t>(other - hashes.begin());
+  std::string texts[2];
+  for (const size_t root : {size_t{0}, who}) {
+    char text[kBytes] = {};
+    mine.copy(text, kBytes - 1);
+    check(MPI_Bcast(text, kBytes, MPI_CHAR, static_cast<int>(root), control_.get()), "MPI_Bcast");
+    texts[root != 0] = text;
+  }
+  throw Error("mykv needs the same versions on all ranks, but rank " + std::to_string(label(0)) + " has " + texts[0] +
+              " and rank " + std::to_string(label(static_cast<int>(who))) + " has " + texts[1]);
+}
+
 std::vector<int> World::labels(const std::vector<int>& ranks) const {
   std::vector<int> result;
   for (int rank : ranks) result.push_back(label(rank));
@@ -140,11 +180,12 @@ int World::cross_size() const {
 // offers its segment, those who get it stay together, and the others meet anew among themselves. Returns what went
 // wrong on this rank; one that fails takes its group along, so that nobody waits for it.
 std::string World::meet_on_host(Communicator candidates) {
-  for (;;) {
+  for (bool first = true;; first = false) {
     const int local_size = candidates.size();
     region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
     const size_t bytes = table_bytes_for(local_size) + region_bytes_ * static_cast<size_t>(local_size);
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
+    if (first && candidates.size() > 1) lonely_ = mine.lonely;
     std::vector<int> results(static_cast<size_t>(local_size));
     const int result = static_cast<int>(mine.result);
     check(MPI_Allgather(&result, 1, MPI_INT, results.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");

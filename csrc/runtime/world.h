@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "memory/segment.h"
@@ -39,6 +40,8 @@ class Communicator {
 struct WorldOptions {
   // Ranks of one machine are split into this many groups that share no memory, as if they were hosts (for tests).
   int virtual_hosts = 1;
+  // What must be the same on all ranks, before anything else is exchanged: names and versions.
+  std::vector<std::pair<std::string, std::string>> versions;
   // What messages call the ranks, where this is a part of a larger world; empty: by their ranks.
   std::vector<int> labels;
   // Address space, in bytes, that one host's segment may take.
@@ -81,11 +84,15 @@ class World {
 
   // Throws Error on every rank unless all ranks pass the same value. Collective.
   void require_same(const char* what, uint64_t value) const;
+  // Why this rank shares no memory with the others of its machine, where that is not because they are in another
+  // container; empty on all but one rank of the machine.
+  const std::string& lonely() const { return lonely_; }
 
  private:
   std::string meet_on_host(Communicator candidates);
   std::string settle(const Communicator& group);
   void throw_failures(const std::string& mine) const;
+  void require_same_versions() const;
 
   const WorldOptions options_;
   Communicator control_;
@@ -98,6 +105,7 @@ class World {
   std::vector<std::vector<int>> hosts_;
   std::vector<int> host_of_;
   Segment segment_;
+  std::string lonely_;
   size_t table_bytes_ = 0;
   size_t region_bytes_ = 0;
 };

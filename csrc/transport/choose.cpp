@@ -4,9 +4,9 @@
 
 namespace mykv {
 
-std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous) {
+std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous, size_t network_bytes) {
   if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, rendezvous);
-  return std::make_unique<MpiTransport>(world, rendezvous);
+  return std::make_unique<MpiTransport>(world, rendezvous, network_bytes);
 }
 
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -15,10 +16,14 @@
 
 namespace mykv {
 
+class CompressionState;
+
 // Memory of this process that takes the place of its slot.
 struct Share {
   const char* input = nullptr;
   char* output = nullptr;
+  std::function<void(const char* slot)> take;     // instead: copies the result out of another rank's slot
+  std::shared_ptr<CompressionState> compression;  // where values are compressed between hosts
 };
 
 class Transport {
@@ -28,9 +33,13 @@ class Transport {
   // The local rank that does all the work of an operation, or kAnybody. Its share need not lie in a slot. `number`
   // counts operations in the order in which most ranks will send them, so that owners can take turns.
   virtual int32_t owner(const Operation& operation, uint64_t number) const = 0;
+  // Whether the others take the result of a broadcast straight from the root's slot and so have none themselves.
+  virtual bool taken_from_root(const Operation& operation) const = 0;
   // Into how many pieces this transport cuts an operation; the same on every rank of a host. The operation is done
   // when Rendezvous::finish_chunks() was told of that many.
   virtual uint32_t pieces(const Operation& operation) const = 0;
+  // How many places an operation takes in the order that hosts agree on.
+  virtual uint32_t places(const Operation& operation) const = 0;
   // Operations of at most so many bytes may be done whole by the rank that arrives last (run_whole).
   virtual size_t inline_limit() const = 0;
   // Does the whole of such an operation, on any thread of that rank.
@@ -47,7 +56,8 @@ class Transport {
 };
 
 // The choice for this world: shared memory alone on one host, MPI between hosts else.
-std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous);
+// `network_bytes`: memory for what this rank receives from other hosts.
+std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous, size_t network_bytes);
 
 // Each transport of this build, with the reason why it does not serve this world ('' where it does).
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world);

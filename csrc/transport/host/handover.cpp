@@ -109,20 +109,23 @@ FileDescriptor call(const Token& name, const Token& secret) {
   return connection;
 }
 
-// What rank 0 tells the others: where to call, the job's secret, and whether there is anything to call for.
+// What rank 0 tells the others: where to call, the job's secret, whether there is a segment, and whether to call.
 struct Offer {
   Token name{};
   Token secret{};
   int made = 0;
+  int shared = 0;
 };
 
-FileDescriptor listen_under(const Token& name, int callers) {
+// Leaves in *refused why the system allows no such socket.
+FileDescriptor listen_under(const Token& name, int callers, std::string* refused) {
   FileDescriptor listener = unix_socket();
   sockaddr_un address;
   const socklen_t length = address_of(name, &address);
   if (!listener || bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
       listen(listener.get(), callers) != 0) {
-    throw system_error("mykv cannot open a Unix socket for the ranks of this host");
+    *refused = system_error("mykv cannot open a Unix socket for the ranks of this host").what();
+    return {};
   }
   return listener;
 }
@@ -132,19 +135,20 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
   Handover mine;
   FileDescriptor listener;
   try {
-    *segment = Segment::create(bytes);
+    *segment = Segment::create(bytes, &mine.lonely);
     segment->commit(0, 4096);
     if (getrandom(&offer.name, sizeof offer.name, 0) < 0 || getrandom(&offer.secret, sizeof offer.secret, 0) < 0) {
       throw system_error("mykv cannot get random bytes");
     }
-    listener = listen_under(offer.name, size);
+    if (mine.lonely.empty()) listener = listen_under(offer.name, size, &mine.lonely);
     offer.made = 1;
+    offer.shared = mine.lonely.empty();
   } catch (const Error& error) {
-    mine = {Handover::Result::failed, error.what()};
+    mine = {Handover::Result::failed, error.what(), ""};
   }
   if (size == 1) return mine;
   MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm);
-  if (!offer.made) return mine;
+  if (!offer.made || !offer.shared) return mine;
   int callers = 0;
   const int self = 0;
   MPI_Allreduce(&self, &callers, 1, MPI_INT, MPI_SUM, comm);
@@ -155,20 +159,21 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
 Handover take(MPI_Comm comm, Segment* segment) {
   Offer offer;
   MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm);
-  if (!offer.made) return {Handover::Result::failed, ""};
+  if (!offer.made) return {Handover::Result::failed, "", ""};
+  if (!offer.shared) return {Handover::Result::separate, "", ""};
   // All connect before the first is served: the connections queue at the listener, so nobody waits for one that
   // never comes.
   const FileDescriptor connection = call(offer.name, offer.secret);
   const int connected = connection ? 1 : 0;
   int callers = 0;
   MPI_Allreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm);
-  if (!connection) return {Handover::Result::separate, ""};
+  if (!connection) return {Handover::Result::separate, "", ""};
   FileDescriptor fd = receive_descriptor(connection.get());
-  if (!fd) return {Handover::Result::separate, ""};
+  if (!fd) return {Handover::Result::separate, "", ""};
   try {
     *segment = Segment::map(std::move(fd));
   } catch (const Error& error) {
-    return {Handover::Result::failed, error.what()};
+    return {Handover::Result::failed, error.what(), ""};
   }
   return {};
 }

@@ -18,10 +18,12 @@ struct Handover {
   };
   Result result = Result::joined;
   std::string failure;
+  std::string lonely;  // of a first rank that keeps its segment for itself: why it cannot be shared
 };
 
 // Collective over `comm`, and never throws, so that no rank waits for one that failed. Rank 0 makes a segment of
-// `bytes` bytes, the others get it mapped in *segment.
+// `bytes` bytes, the others get it mapped in *segment. Where the system lets nobody share memory, rank 0 keeps its own
+// and the others are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

@@ -13,11 +13,17 @@ HostTransport::HostTransport(const World& world, Rendezvous& rendezvous)
     : rendezvous_(rendezvous), slots_(world.segment().base(), rendezvous) {}
 
 int32_t HostTransport::owner(const Operation& operation, uint64_t number) const {
+  if (operation.kind == Kind::reduce && (operation.in_place || operation.bytes() > kInlineBytes)) return operation.root;
   const bool copied = operation.kind == Kind::allreduce && !operation.in_place && operation.bytes() > kInlineBytes;
   return copied ? static_cast<int32_t>(number % static_cast<uint64_t>(rendezvous_.local_size())) : kAnybody;
 }
 
+bool HostTransport::taken_from_root(const Operation& operation) const {
+  return operation.kind == Kind::broadcast && operation.bytes() > kInlineBytes;
+}
+
 uint32_t HostTransport::pieces(const Operation& operation) const {
+  if (taken_from_root(operation)) return static_cast<uint32_t>(rendezvous_.local_size());
   return static_cast<uint32_t>(std::max<size_t>(1, (operation.bytes() + kChunkBytes - 1) / kChunkBytes));
 }
 
@@ -36,6 +42,14 @@ bool HostTransport::progress() {
     const Item item = ready_.top();
     if (running_[item.entry] == item.order) {
       Entry& entry = rendezvous_.entry(item.entry);
+      if (taken_from_root(entry.operation)) {
+        ready_.pop();
+        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
+        if (item.share.take) item.share.take(slots_.slot(entry, entry.operation.root));
+        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
+        rendezvous_.finish_chunks(item.entry, 1);
+        return true;
+      }
       if (entry.owner != kAnybody) {
         ready_.pop();
         if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);

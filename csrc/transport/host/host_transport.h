@@ -3,7 +3,8 @@
 // other one, so ranks that outnumber the cores, or are late to wake, slow nothing down.
 //
 // What must be copied in and out has an owner instead, another one for each part: it need not copy its own share, but
-// reads and writes that where it lies. All ranks have to copy their shares of other parts anyway.
+// reads and writes that where it lies. All ranks have to copy their shares of other parts anyway. The owner of a reduce
+// is its root; and of what a root broadcasts, each rank copies its own, out of the root's slot.
 //
 // Elements are summed in the order of ranks whoever does it, so the bits do not depend on who did.
 #pragma once
@@ -20,7 +21,9 @@ class HostTransport : public Transport {
   HostTransport(const World& world, Rendezvous& rendezvous);
   const char* name() const override { return "host"; }
   int32_t owner(const Operation& operation, uint64_t number) const override;
+  bool taken_from_root(const Operation& operation) const override;
   uint32_t pieces(const Operation& operation) const override;
+  uint32_t places(const Operation&) const override { return 1; }
   size_t inline_limit() const override;
   void start(uint32_t entry, const Share& share) override;
   void stop(uint32_t entry) override {

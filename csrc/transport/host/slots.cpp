@@ -10,16 +10,17 @@ void Slots::gather_pointers(Entry& entry, size_t begin, std::vector<void*>& poin
   for (int r = 0; r < rendezvous_.local_size(); ++r) pointers.push_back(slot(entry, r) + offset);
 }
 
-void Slots::combine(Entry& entry, size_t begin, size_t end, int source) const {
+void Slots::combine(Entry& entry, size_t begin, size_t end, int root) const {
   if (entry.operation.kind == Kind::broadcast) {
-    spread(entry, begin, end, source);
+    spread(entry, begin, end, root);
     return;
   }
   static thread_local std::vector<void*> pointers;
   gather_pointers(entry, begin, pointers);
   const Operation& op = entry.operation;
-  reduce(op.dtype, op.reduce_op, pointers.data(), rendezvous_.local_size(), pointers.data(), rendezvous_.local_size(),
-         end - begin, op.scale, false);
+  const bool to_one = op.kind == Kind::reduce;
+  reduce(op.dtype, op.reduce_op, pointers.data(), rendezvous_.local_size(), pointers.data() + (to_one ? root : 0),
+         to_one ? 1 : rendezvous_.local_size(), end - begin, op.scale, false);
 }
 
 void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const Share& share) const {
@@ -33,8 +34,9 @@ void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const Share& s
   // The kernels take one type of pointer for what they read and for what they write in place.
   inputs[me] = const_cast<char*>(share.input) + offset;
   outputs[me] = share.output + offset;
-  reduce(op.dtype, op.reduce_op, inputs.data(), rendezvous_.local_size(), outputs.data(), rendezvous_.local_size(),
-         end - begin, op.scale, false);
+  const bool to_one = op.kind == Kind::reduce;
+  reduce(op.dtype, op.reduce_op, inputs.data(), rendezvous_.local_size(), outputs.data() + (to_one ? me : 0),
+         to_one ? 1 : rendezvous_.local_size(), end - begin, op.scale, false);
 }
 
 void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const {

@@ -13,10 +13,10 @@ class Slots {
 
   char* slot(Entry& entry, int local_rank) const { return base_ + entry.records()[local_rank].slot; }
 
-  // Elements [begin, end): all local ranks' shares reduced (allreduce) or the source's (broadcast, `source` local
-  // rank), written into every slot.
-  void combine(Entry& entry, size_t begin, size_t end, int source) const;
-  // The same of an allreduce whose owner's share is not in its slot.
+  // Elements [begin, end): all local ranks' shares reduced, written into every slot (allreduce) or into that of the
+  // local rank `root` (reduce); or the root's share written into every slot (broadcast).
+  void combine(Entry& entry, size_t begin, size_t end, int root) const;
+  // The same of an allreduce or reduce whose owner's share is not in its slot.
   void combine_owned(Entry& entry, size_t begin, size_t end, const Share& share) const;
   // Elements [begin, end): all shares reduced without scaling into the slot of `into` alone.
   void reduce_into(Entry& entry, size_t begin, size_t end, int into) const;

@@ -5,29 +5,35 @@
 //
 // Between hosts the slice is reduced by a direct reduce-scatter and allgather: of the slice each host gets one
 // segment from all others, reduces it in the order of the hosts, and sends the result to all. One host computes a
-// segment for all, so the bits are the same everywhere.
+// segment for all, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction
+// operations", 2004, has it in steps of powers of two; sent directly, each value crosses the network twice just so.)
+//
+// Slices travel in chunks, so that reducing on the host, both ways of the network and writing to the slots overlap.
+// Chunks enter in the order that the hosts agreed on, as far as there is memory for what they receive: the first one
+// that is not finished is under way on all hosts, so none waits for another's memory for ever.
 #pragma once
-
-#include <mpi.h>
 
 #include <deque>
 #include <memory>
 #include <vector>
 
 #include "transport/host/slots.h"
+#include "transport/mpi/chunk.h"
 #include "transport/transport.h"
 
 namespace mykv {
 
-class SliceExchange;
-
 class MpiTransport : public Transport {
  public:
-  MpiTransport(const World& world, Rendezvous& rendezvous);
+  MpiTransport(const World& world, Rendezvous& rendezvous, size_t network_bytes);
   ~MpiTransport() override;
   const char* name() const override { return "mpi"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
+  bool taken_from_root(const Operation&) const override { return false; }
   uint32_t pieces(const Operation&) const override { return slices_; }
+  uint32_t places(const Operation& operation) const override {
+    return SliceExchange::chunks(operation, slices_, world_.hosts().size());
+  }
   size_t inline_limit() const override { return 0; }
   void run_whole(uint32_t) const override {}
   void start(uint32_t entry, const Share& share) override;
@@ -36,11 +42,22 @@ class MpiTransport : public Transport {
   bool polling() const override { return !exchanges_.empty(); }
 
  private:
+  bool step_chunks(bool spreading_too);
+  bool admit();
+  void finish(size_t chunk);
+
   const World& world_;
   Rendezvous& rendezvous_;
   Slots slots_;
+  const size_t network_bytes_;
   uint32_t slices_;
-  std::deque<std::unique_ptr<SliceExchange>> exchanges_;
+  Messages messages_;
+  Staging staging_;
+  std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // in their agreed order
+  std::vector<std::unique_ptr<Chunk>> chunks_;            // under way, in the same order
+  size_t chunk_bytes_ = 0;                                // of those under way
+  uint32_t next_chunk_ = 0;                               // of the first exchange that has chunks to come ...
+  size_t entering_ = 0;                                   // ... which is this one of exchanges_
 };
 
 }  // namespace mykv

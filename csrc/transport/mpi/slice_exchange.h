@@ -1,47 +1,67 @@
-// One slice of one operation on its way between the hosts: a small state machine that never blocks.
+// One slice of one operation on its way between the hosts, cut into chunks that travel independently of each other.
 #pragma once
 
-#include <mpi.h>
-
-#include <vector>
+#include <cstdint>
 
 #include "transport/host/slots.h"
+#include "transport/mpi/wire_format.h"
 #include "transport/transport.h"
 
 namespace mykv {
 
+// What the chunks of a slice have in common. Each chunk is divided among the hosts: a host gets its segment of all
+// others' chunks, reduces it, and sends the result to all. Where an operation has a root, all of the chunk is the
+// segment of the root's host.
 class SliceExchange {
  public:
-  // `stamps`: where to say when it did what, or null.
-  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices, Stamps* stamps);
+  // `stamps`: where to say when it did what, or null. `compression`: null where values are not compressed.
+  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices, Stamps* stamps,
+                std::shared_ptr<CompressionState> compression);
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
 
-  // One step; returns whether anything moved.
-  bool step();
-  bool finished() const { return phase_ == Phase::finished; }
+  // The chunks of a slice; the same on all ranks, for slices whose sizes differ by an element too.
+  static uint32_t chunks(const Operation& operation, uint32_t slices, size_t hosts);
+
+  const World& world() const { return world_; }
+  const Operation& operation() const { return entry_.operation; }
   uint32_t index() const { return index_; }
+  uint64_t sequence() const { return entry_.sequence; }
+  uint32_t chunks() const { return chunks_; }
+  size_t begin() const { return begin_; }
+  size_t chunk_begin(uint32_t chunk) const { return begin_ + (end_ - begin_) * chunk / chunks_; }
+  const WireFormat& wire() const { return wire_; }
+  // Every host's values are needed for the result.
+  bool reduces() const { return operation().kind != Kind::broadcast; }
+  // The result is for all hosts.
+  bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
+  // The host that has all segments, or -1 if each has one.
+  int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
 
- private:
-  enum class Phase { reduce_on_host, scatter, gather, broadcast, spread, finished };
+  // Elements of the own slot, which holds what this host has of a reduction.
+  char* own(size_t element) const { return at(world_.local_rank(), element); }
+  // Elements of the slot that holds the result, or on other hosts than the root's what a broadcast brought.
+  char* result(size_t element) const { return at(result_rank_, element); }
+  void reduce_on_host(size_t begin, size_t end) const;
+  void spread(size_t begin, size_t end) const { slots_.spread(entry_, begin, end, result_rank_); }
 
-  void begin_scatter();
-  void begin_gather();
-  void begin_broadcast();
-  bool requests_done();
-  size_t segment_begin(size_t host) const;
-  char* own(size_t element) const;
-  DType wire() const { return entry_.operation.wire.value_or(entry_.operation.dtype); }
-  size_t wire_bytes(size_t elements) const { return elements * item_size(wire()); }
-  const void* to_wire(size_t begin, size_t end);
-  void reduce_segment(size_t begin, size_t end);
-  void widen_received();
+  // The rank that owns this slice on another host, and the tag of a chunk's messages to and from it.
   int peer(size_t host) const { return world_.hosts()[host][static_cast<size_t>(world_.local_rank())]; }
-  int tag(int phase) const;
-  void send(const void* data, size_t bytes, size_t host, int phase);
-  void receive(void* data, size_t bytes, size_t host, int phase);
+  enum class Leg { scatter, gather };
+  int tag(uint32_t chunk, Leg leg) const;
+
+  // Counts a chunk as finished; whether it was the last one.
+  bool finish_chunk() { return ++finished_ == chunks_; }
   void stamp(Stamp stamp) {
     if (stamps_ != nullptr) stamps_->set(stamp);
+  }
+  void stamp_once(Stamp stamp) {
+    if (stamps_ != nullptr) stamps_->set_once(stamp);
+  }
+
+ private:
+  char* at(int local_rank, size_t element) const {
+    return slots_.slot(entry_, local_rank) + element * item_size(operation().dtype);
   }
 
   const World& world_;
@@ -49,14 +69,12 @@ class SliceExchange {
   Entry& entry_;
   uint32_t index_;
   Stamps* stamps_;
+  uint32_t chunks_;
+  uint32_t finished_ = 0;
   size_t begin_;
   size_t end_;
-  size_t cursor_;
-  Phase phase_;
-  int source_;                               // the local rank whose slot holds the result before it is spread
-  std::vector<std::vector<char>> received_;  // from each host, as it travels
-  std::vector<std::vector<char>> narrowed_;  // what is sent, where it travels in another type
-  std::vector<MPI_Request> requests_;
+  WireFormat wire_;
+  int result_rank_;
 };
 
 }  // namespace mykv

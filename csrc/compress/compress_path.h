@@ -1,0 +1,94 @@
+// What one instruction set's file offers to the compressors. Only plain data and function pointers: those files are
+// compiled with instructions this CPU may lack, so nothing inline may be shared with them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "compress/philox.h"
+
+namespace mykv::compress {
+
+// Codes of 1, 2, 4, 8 or 16 bits lie in 32-bit words so that 16 neighbours are packed side by side: of a group of
+// 16 * (32 / bits) elements, element 16 * j + w has the bits [j * bits, (j + 1) * bits) of word w.
+constexpr size_t kGroupWords = 16;
+constexpr size_t kGroupBytes = kGroupWords * sizeof(uint32_t);
+__attribute__((always_inline)) constexpr size_t group_elements(int bits) {
+  return kGroupWords * (32 / static_cast<size_t>(bits));
+}
+__attribute__((always_inline)) constexpr size_t packed_bytes(size_t count, int bits) {
+  return (count + group_elements(bits) - 1) / group_elements(bits) * kGroupBytes;
+}
+
+// Random rounding to the levels of dithering.
+template <typename T>
+struct Dither {
+  T factor;      // |value| * factor counts in steps
+  T most;        // and is at most this many
+  int bits;      // of a code: one for the sign, the others for the number of the level
+  bool natural;  // the levels are 0, 1, 2, 4, 8, ... steps, otherwise 0, 1, 2, 3, ...
+  Draws draws;
+};
+
+template <typename T>
+struct KeyOf;
+template <>
+struct KeyOf<float> {
+  using type = uint32_t;
+};
+template <>
+struct KeyOf<double> {
+  using type = uint64_t;
+};
+
+// A magnitude as an integer of the same order: the bits without the sign.
+template <typename T>
+using Key = typename KeyOf<T>::type;
+
+template <typename T>
+struct Loops {
+  // corrected = values + residual; whether all of it is finite. Without residual (null): corrected = values.
+  bool (*correct)(T* corrected, const T* values, const T* residual, size_t count);
+  // out = a - b
+  void (*subtract)(T* out, const T* a, const T* b, size_t count);
+
+  // Sums in double: 16 of them, of the elements with the same place in each row of 16, added up in the order of places.
+  double (*sum_magnitudes)(const T* values, size_t count);
+  double (*sum_products)(const T* a, const T* b, size_t count);
+  T (*largest_magnitude)(const T* values, size_t count);
+
+  // Codes 1: value >= threshold, 2: value <= -threshold, 0: else; of them threshold, -threshold and 0.
+  void (*encode_two_bit)(uint32_t* words, const T* values, size_t count, T threshold);
+  void (*decode_two_bit)(T* values, const uint32_t* words, size_t count, T threshold);
+  // Codes 1: value > bound (value >= 0), 0: else; of them magnitude and -magnitude.
+  void (*encode_above)(uint32_t* words, const T* values, size_t count, T bound);
+  void (*encode_sign)(uint32_t* words, const T* values, size_t count);
+  void (*decode_sign)(T* values, const uint32_t* words, size_t count, T magnitude);
+  // Codes: number of the level, and the sign as their highest bit; of them (sign) level * step.
+  void (*encode_dither)(uint32_t* words, const T* values, size_t count, const Dither<T>& dither);
+  void (*decode_dither)(T* values, const uint32_t* words, size_t count, T step, int bits, bool natural);
+
+  // Indices and keys of the elements whose keys are at least `bound`, in their order; returns how many.
+  size_t (*collect)(uint32_t* indices, Key<T>* keys, const T* values, size_t count, Key<T> bound);
+};
+
+struct CompressPath {
+  const char* name;
+  Loops<float> floats;
+  Loops<double> doubles;
+  // The same of keys that are the complements of random numbers.
+  size_t (*collect_draws)(uint32_t* indices, uint32_t* keys, size_t count, const Draws& draws, uint32_t bound);
+};
+
+// Null where the build lacks the instruction set.
+const CompressPath* generic_loops();
+const CompressPath* avx2_loops();
+const CompressPath* avx512_loops();
+
+// The path of the kernels in use (kernels/kernels.h).
+const CompressPath& compress_path();
+
+template <typename T>
+const Loops<T>& loops();
+
+}  // namespace mykv::compress

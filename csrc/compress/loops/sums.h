@@ -1,0 +1,96 @@
+// Sums over an array, what is left after compression, and whether everything is finite.
+#pragma once
+
+#include "compress/loops/blocks.h"
+
+namespace mykv::compress {
+namespace {
+
+template <typename T>
+static bool correct(T* corrected, const T* values, const T* residual, size_t count) {
+  Key<T> finite[kRow];
+  for (size_t l = 0; l < kRow; ++l) finite[l] = 1;
+  const auto note = [&](T value, size_t l) __attribute__((always_inline)) {
+    finite[l] &= static_cast<Key<T>>((bits_of<Key<T>>(value) & kMagnitude<T>) < kInfinity<T>);
+  };
+  size_t i = 0;
+  if (residual != nullptr) {
+    for (; count - i >= kRow; i += kRow) {
+      T row[kRow];
+      for (size_t l = 0; l < kRow; ++l) row[l] = values[i + l] + residual[i + l];
+      for (size_t l = 0; l < kRow; ++l) note(row[l], l);
+      __builtin_memcpy(corrected + i, row, sizeof row);
+    }
+    for (size_t l = 0; i < count; ++i, ++l) {
+      corrected[i] = values[i] + residual[i];
+      note(corrected[i], l);
+    }
+  } else {
+    for (; count - i >= kRow; i += kRow) {
+      T row[kRow];
+      __builtin_memcpy(row, values + i, sizeof row);
+      for (size_t l = 0; l < kRow; ++l) note(row[l], l);
+      __builtin_memcpy(corrected + i, row, sizeof row);
+    }
+    for (size_t l = 0; i < count; ++i, ++l) {
+      corrected[i] = values[i];
+      note(values[i], l);
+    }
+  }
+  Key<T> all = 1;
+  for (size_t l = 0; l < kRow; ++l) all &= finite[l];
+  return all != 0;
+}
+
+template <typename T>
+static void subtract(T* out, const T* a, const T* b, size_t count) {
+  for (size_t i = 0; i < count; ++i) out[i] = a[i] - b[i];
+}
+
+MYKV_INLINE double sum_of_places(const double* places) {
+  double sum = 0;
+  for (size_t l = 0; l < kRow; ++l) sum += places[l];
+  return sum;
+}
+
+template <typename T>
+static double sum_magnitudes(const T* values, size_t count) {
+  double places[kRow] = {};
+  size_t i = 0;
+  for (; count - i >= kRow; i += kRow) {
+    for (size_t l = 0; l < kRow; ++l) places[l] += static_cast<double>(magnitude(values[i + l]));
+  }
+  for (size_t l = 0; i < count; ++i, ++l) places[l] += static_cast<double>(magnitude(values[i]));
+  return sum_of_places(places);
+}
+
+template <typename T>
+static double sum_products(const T* a, const T* b, size_t count) {
+  double places[kRow] = {};
+  size_t i = 0;
+  for (; count - i >= kRow; i += kRow) {
+    for (size_t l = 0; l < kRow; ++l) places[l] += static_cast<double>(a[i + l]) * static_cast<double>(b[i + l]);
+  }
+  for (size_t l = 0; i < count; ++i, ++l) places[l] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return sum_of_places(places);
+}
+
+template <typename T>
+static T largest_magnitude(const T* values, size_t count) {
+  T places[kRow] = {};
+  const auto note = [&](T value, size_t l) __attribute__((always_inline)) {
+    const T size = magnitude(value);
+    places[l] = size > places[l] ? size : places[l];
+  };
+  size_t i = 0;
+  for (; count - i >= kRow; i += kRow) {
+    for (size_t l = 0; l < kRow; ++l) note(values[i + l], l);
+  }
+  for (size_t l = 0; i < count; ++i, ++l) note(values[i], l);
+  T most = places[0];
+  for (size_t l = 1; l < kRow; ++l) most = places[l] > most ? places[l] : most;
+  return most;
+}
+
+}  // namespace
+}  // namespace mykv::compress

@@ -1,0 +1,33 @@
+// Messages of some elements: their indices, in rising order, and their values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "compress/compressor.h"
+
+namespace mykv::compress {
+
+// How many elements are sent: a number for the whole array, or a share of it.
+class Few {
+ public:
+  // Takes the parameter 'k': a whole number from 1, or a fraction between 0 and 1.
+  explicit Few(Parameters& parameters);
+  // Of a piece: the same share as of the array, at least one element. A number is rounded up, a fraction down.
+  size_t of(const Piece& piece) const;
+
+ private:
+  double k_;
+};
+
+size_t sparse_bytes(const Piece& piece, size_t kept);
+
+// Writes the elements at `indices`, times `factor`.
+template <class T>
+void write_sparse(const Piece& piece, const T* values, const uint32_t* indices, size_t kept, T factor, char* payload);
+
+// Writes all elements: zeros but for those of the payload. Throws Error where an index lies outside of the piece.
+template <class T>
+void read_sparse(const Piece& piece, const char* payload, size_t kept, T* values);
+
+}  // namespace mykv::compress

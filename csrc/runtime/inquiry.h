@@ -1,0 +1,54 @@
+// How a rank asks the other hosts where operations stand. Each host's first rank answers from its table. Nothing is
+// sent while nobody asks.
+#pragma once
+
+#include <mpi.h>
+
+#include <list>
+#include <vector>
+
+#include "runtime/rendezvous.h"
+#include "runtime/world.h"
+
+namespace mykv {
+
+class Inquiry {
+ public:
+  Inquiry(const World& world, Rendezvous& rendezvous) : world_(world), rendezvous_(rendezvous) {}
+
+  // What one other host has answered.
+  struct Answer {
+    int host = 0;
+    std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived
+    std::vector<int> unresponsive;          // its ranks whose threads have not been seen for a while
+  };
+  // Asks all other hosts. A new question makes answers to the last one void.
+  void ask(const std::vector<Key>& keys);
+  // The answers that have come since the last call.
+  std::vector<Answer> take_answers();
+  // A host's first rank: answers a question; false when there was none.
+  bool answer_one();
+  // Sees to messages that are on their way out.
+  void progress();
+  bool sending() const { return !sending_.empty(); }
+
+ private:
+  static constexpr int kQuestionTag = 2;
+  static constexpr int kAnswerTag = 3;
+
+  using Numbers = std::vector<uint64_t>;
+  void send(Numbers numbers, int to, int tag);
+  // The next message with this tag, and its sender; empty when there is none.
+  Numbers receive(int tag, int* from);
+
+  const World& world_;
+  Rendezvous& rendezvous_;
+  uint64_t question_ = 0;  // the last one of this rank
+  struct Sending {
+    Numbers numbers;
+    MPI_Request request;
+  };
+  std::list<Sending> sending_;
+};
+
+}  // namespace mykv

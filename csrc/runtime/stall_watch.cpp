@@ -1,0 +1,123 @@
+#include "runtime/stall_watch.h"
+
+#include <algorithm>
+#include <cmath>
+#include <ctime>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kMostNames = 5;  // in one message
+
+std::string seconds_text(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, seconds < 10 ? "%.1f s" : "%.0f s", seconds);
+  return text;
+}
+
+std::string time_of_day(double seconds_ago) {
+  timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  const double then_seconds = static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - seconds_ago;
+  const auto then = static_cast<std::time_t>(std::floor(then_seconds));
+  std::tm parts{};
+  localtime_r(&then, &parts);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M:%S", &parts);
+  return text;
+}
+
+// The operations that wait for the same ranks, in one sentence.
+std::string sentence(const std::vector<const Waiting*>& alike, const World& world) {
+  std::vector<std::string> names;
+  for (const Waiting* one : alike) {
+    if (std::find(names.begin(), names.end(), one->name) == names.end()) names.push_back(one->name);
+  }
+  std::string text;
+  for (size_t k = 0; k < std::min(names.size(), kMostNames); ++k) text += (k > 0 ? ", " : "") + names[k];
+  if (names.size() > kMostNames) text += " and " + std::to_string(names.size() - kMostNames) + " more";
+  const double seconds = alike[0]->seconds;
+  return text + (names.size() == 1 ? " has" : " have") + " waited for " + seconds_text(seconds) + " (since " +
+         time_of_day(seconds) + ") for " + culprits_text(*alike[0], world);
+}
+
+std::string all_sentences(const std::vector<Waiting>& waiting, const World& world) {
+  std::vector<std::vector<const Waiting*>> groups;
+  for (const Waiting& one : waiting) {
+    const auto same = std::find_if(groups.begin(), groups.end(), [&](const std::vector<const Waiting*>& group) {
+      return group[0]->missing == one.missing && group[0]->complete == one.complete;
+    });
+    if (same == groups.end()) {
+      groups.push_back({&one});
+    } else {
+      same->push_back(&one);
+    }
+  }
+  std::string text;
+  for (const std::vector<const Waiting*>& group : groups) text += (text.empty() ? "" : "; ") + sentence(group, world);
+  return text;
+}
+
+}  // namespace
+
+std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& limits) {
+  std::vector<StallReport> reports;
+  if (runtime.world().size() == 1 || runtime.left()) return reports;
+  const double longest = runtime.longest_wait();
+  if (longest < longest_ || longest == 0) {
+    // The oldest has ended.
+    if (warned_ && !aborted_) reports.push_back({true, "operations go on after " + seconds_text(longest_)});
+    *this = {};
+  }
+  longest_ = longest;
+  if (limits.warn_seconds > 0 && longest >= std::max(limits.warn_seconds, next_warning_)) {
+    next_warning_ = 2 * std::max(limits.warn_seconds, longest);
+    warn(runtime, limits.warn_seconds, &reports);
+  }
+  if (limits.abort_seconds > 0 && longest >= limits.abort_seconds) abort(runtime, limits.abort_seconds, &reports);
+  return reports;
+}
+
+void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>* reports) {
+  const World& world = runtime.world();
+  try {
+    std::vector<Waiting> waiting = runtime.waiting(seconds, "");
+    const auto others_speak = [&](const Waiting& one) { return !speaks_of(one, world); };
+    waiting.erase(std::remove_if(waiting.begin(), waiting.end(), others_speak), waiting.end());
+    if (waiting.empty()) return;
+    reports->push_back({false, all_sentences(waiting, world)});
+  } catch (const Error& error) {
+    reports->push_back({false, "nothing has gone on for " + seconds_text(longest_) + ": " + error.what()});
+  }
+  warned_ = true;
+}
+
+void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport>* reports) {
+  const World& world = runtime.world();
+  const std::string limit = " (MYKV_STALL_ABORT_S is " + seconds_text(seconds) + ")";
+  try {
+    for (const Waiting& one : runtime.waiting(seconds, "")) {
+      const std::string reason =
+          "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit;
+      // Rank 0 decides between hosts. Where all have come, nobody but this rank can end its part.
+      const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
+      const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
+      if (one.complete || (world.hosts().size() > 1 && undecidable)) {
+        runtime.break_off(reason);
+      } else if (speaks_of(one, world)) {
+        runtime.give_up(one.name, reason);
+      } else {
+        continue;
+      }
+      if (!std::exchange(aborted_, true)) reports->push_back({false, one.name + ": " + reason});
+      if (one.complete) return;
+    }
+  } catch (const Error& error) {
+    runtime.break_off(std::string(error.what()) + limit);
+  }
+}
+
+}  // namespace mykv

@@ -1,0 +1,52 @@
+// Memory for what comes from other hosts and for what is encoded for them; kept for the next chunk, since fresh memory
+// costs a page fault for every 4 KiB.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+class Staging {
+ public:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  struct Block {
+    std::unique_ptr<char, Free> memory;
+    size_t bytes = 0;
+    char* data() const { return memory.get(); }
+  };
+
+  // At least so many bytes, on a cache line.
+  Block take(size_t bytes) {
+    for (Block& kept : free_) {
+      if (kept.bytes < bytes) continue;
+      Block block = std::move(kept);
+      kept = std::move(free_.back());
+      free_.pop_back();
+      return block;
+    }
+    // None is large enough: one that is too small would never be used again.
+    if (!free_.empty()) free_.pop_back();
+    constexpr size_t kLine = 64;
+    Block block;
+    block.bytes = (bytes + kLine - 1) / kLine * kLine;
+    block.memory.reset(static_cast<char*>(std::aligned_alloc(kLine, block.bytes)));
+    if (block.memory == nullptr) throw Error("there is no memory for what the hosts exchange");
+    return block;
+  }
+  void give_back(Block block) {
+    if (block.memory != nullptr) free_.push_back(std::move(block));
+  }
+
+ private:
+  std::vector<Block> free_;
+};
+
+}  // namespace mykv

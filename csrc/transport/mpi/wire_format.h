@@ -1,0 +1,78 @@
+// How values travel between hosts: as they are, in another type, or compressed.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <memory>
+
+#include "kernels/kernels.h"
+#include "runtime/compression_state.h"
+#include "runtime/operation.h"
+
+namespace mykv {
+
+class WireFormat {
+ public:
+  // Of values on their way out, what compression has to know.
+  struct Place {
+    size_t begin = 0;  // elements from the beginning of the slice on
+    size_t count = 0;
+    uint32_t ticket = 0;     // counts the uses
+    uint64_t stream = 0;     // another one for whatever travels in one use
+    bool is_result = false;  // scaled, or what one host has
+  };
+
+  // For a slice of so many elements. `compression`: null where values are not compressed.
+  WireFormat(const Operation& operation, std::shared_ptr<CompressionState> compression, size_t slice, size_t hosts)
+      : dtype_(operation.dtype),
+        wire_(operation.wire.value_or(operation.dtype)),
+        compression_(std::move(compression)),
+        slice_(slice),
+        result_unit_(std::fabs(operation.scale) * static_cast<double>(hosts)) {}
+
+  // Values travel as they lie in memory: nothing is encoded.
+  bool plain() const { return wire_ == dtype_ && compression_ == nullptr; }
+  // What was encoded together can be decoded in pieces.
+  bool divisible() const { return compression_ == nullptr; }
+  CompressionState* compression() const { return compression_.get(); }
+  // Of so many elements on the wire.
+  size_t bytes(size_t elements) const {
+    return compression_ == nullptr ? elements * item_size(wire_) : compression_->compressor().bytes(piece(elements));
+  }
+  // Elements [begin, end) of what encode() has made of more elements.
+  const char* at(const char* encoded, size_t begin) const { return encoded + begin * item_size(wire_); }
+
+  void encode(char* to, const char* from, const Place& place) const {
+    if (compression_ == nullptr) {
+      convert(wire_, to, dtype_, from, place.count);
+      return;
+    }
+    compress::Input input;
+    input.values = from;
+    input.residual = compression_->residual(place.begin, slice_);
+    // Each host's sum may bring one unit, times the scale: a result of larger units loses none, and lags no more.
+    input.unit = place.is_result ? result_unit_ : 1.0;
+    input.draws.step = place.ticket;
+    input.draws.stream = place.stream;
+    compression_->compressor().encode(piece(place.count), input, to);
+  }
+
+  void decode(char* to, const char* from, size_t elements) const {
+    if (compression_ == nullptr) {
+      convert(dtype_, to, wire_, from, elements);
+    } else {
+      compression_->compressor().decode(piece(elements), from, to);
+    }
+  }
+
+ private:
+  compress::Piece piece(size_t elements) const { return {dtype_, elements, compression_->total()}; }
+
+  DType dtype_;
+  DType wire_;
+  std::shared_ptr<CompressionState> compression_;
+  size_t slice_;
+  double result_unit_;
+};
+
+}  // namespace mykv
