@@ -11,6 +11,7 @@ from __future__ import annotations
 from importlib import metadata
 from pathlib import Path
 
+from . import mpi_settings
 from .capabilities import (
     ccl_built,
     cuda_built,
@@ -52,6 +53,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNorm",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -64,6 +66,7 @@ __all__ = [
     "broadcast_",
     "broadcast_object",
     "broadcast_parameters",
+    "broadcast_states",
     "ccl_built",
     "check_in_step",
     "cross_rank",
@@ -80,6 +83,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "mpi_built",
@@ -96,6 +100,8 @@ __all__ = [
     "stop_timeline",
     "sync_aux_params",
 ]
+
+mpi_settings.apply()
 
 try:
     __version__ = metadata.version("mykv")
@@ -114,6 +120,7 @@ def _is_selftest() -> bool:
 
 
 try:
+    from . import module_api  # noqa: F401
     from .auxiliary import sync_aux_params
     from .collectives import (
         allreduce,
@@ -127,6 +134,7 @@ try:
     )
     from .gathering import allgather, alltoall, barrier, grouped_allgather
     from .in_step import check_in_step
+    from .joining import join
     from .kvstore import MyKV
     from .membership import add_process_set, remove_process_set
     from .metrics import allreduce_metric
@@ -135,6 +143,8 @@ try:
     from .parameters import broadcast_parameters
     from .reduce_ops import Adasum, Average, Max, Min, Product, Sum
     from .sampler import DistributedSampler
+    from .states import broadcast_states
+    from .sync_batch_norm import SyncBatchNorm
     from .trainer import DistributedTrainer
 except ImportError:
     if not _is_selftest():

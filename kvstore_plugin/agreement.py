@@ -47,6 +47,31 @@ def extremes(
     return -result[0], result[1]
 
 
+def of_all(process_set: ProcessSet, name: str, numbers: Sequence[int], label: str = "") -> np.ndarray:
+    """The numbers that each rank passes.
+
+    Parameters
+    ----------
+    process_set, name, numbers, label
+        As for `extremes`; equally many numbers on all ranks.
+
+    Returns
+    -------
+    ndarray of int64, shape (size, len(numbers))
+        Row r is what rank r of the process set has passed.
+
+    Raises
+    ------
+    mykv_core.Error
+        As for `extremes`.
+    """
+    rows = np.zeros((process_set.size(), len(numbers)), dtype=np.int64)
+    rows[process_set.rank()] = numbers
+    result = np.empty_like(rows)
+    process.wait(process_set.core.submit_allreduce(name, [rows], [result], label=label))
+    return result
+
+
 def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], what: str, label: str = "") -> None:
     """Raise an error on every rank unless all ranks pass the same names in the same order.
 

@@ -5,6 +5,7 @@ The common case, one dense array, must cost well under a microsecond: a Trainer 
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ from .mxnet_compat import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 _DENSE = {NDArray, mx.np.ndarray}
 
 
-def as_list(value: Any, what: str) -> Sequence[NDArray]:
+def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     """The arrays in `value`, an NDArray or a list or tuple of them.
 
     Parameters
@@ -24,6 +25,8 @@ def as_list(value: Any, what: str) -> Sequence[NDArray]:
         What the user passed.
     what : str
         What to call it in an error, for example ``'value of key 3'``.
+    dense : bool, optional
+        Whether sparse arrays are refused.
 
     Raises
     ------
@@ -43,14 +46,14 @@ def as_list(value: Any, what: str) -> Sequence[NDArray]:
         raise TypeError(f"The {what} must be an NDArray or a list of NDArrays, not {type(value).__name__}.")
     for array in value:
         if type(array) not in _DENSE or HAS_GPUS:
-            _check(array, what)
+            _check(array, what, dense)
     return value
 
 
-def _check(array: Any, what: str) -> None:
+def _check(array: Any, what: str, dense: bool = True) -> None:
     if not isinstance(array, NDArray):
         raise TypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
-    if isinstance(array, SparseNDArray):
+    if dense and isinstance(array, SparseNDArray):
         raise ValueError(
             f"The {what} is a sparse array ({array.stype}), and only dense ones can be reduced: use tostype('default')."
         )
@@ -91,6 +94,82 @@ def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
     """A new array with these values and their dtype, with the type and device of another."""
     made = mx.nd.array(values, ctx=like.context, dtype=values.dtype)
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
+
+
+def copy(source: NDArray, target: NDArray) -> None:
+    """Copy an array of any kind and shape into another, dense or sparse, of its shape and dtype; not recorded."""
+    if target is source:
+        return
+    with not_recorded(), mx.util.np_shape(True):
+        if isinstance(target, SparseNDArray):
+            source = source.as_nd_ndarray().tostype(target.stype)
+        else:
+            source, target = source.as_nd_ndarray(), target.as_nd_ndarray()
+        source.copyto(target)
+
+
+def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> None:
+    """Let a row_sparse array hold some rows of another array, of its shape and dtype. Waits for both arguments.
+
+    Parameters
+    ----------
+    source : NDArray
+        Shape (n, ...).
+    numbers : NDArray
+        The numbers of the rows, of any shape and order; one that is there twice counts once.
+    target : row_sparse NDArray
+    what : str
+        What to call the target in an error.
+
+    Raises
+    ------
+    ValueError
+        The target is not row_sparse.
+    IndexError
+        A number is that of no row.
+    """
+    if not isinstance(target, SparseNDArray) or target.stype != "row_sparse":
+        raise ValueError(f"The {what} must be a row_sparse array, not a {target.stype} one.")
+    wanted = np.unique(numbers.asnumpy()).astype(np.int64)
+    if wanted.size and not 0 <= wanted[0] <= wanted[-1] < source.shape[0]:
+        raise IndexError(
+            f"The row_ids must be from 0 to {source.shape[0] - 1}, but there are some from {wanted[0]} to {wanted[-1]}."
+        )
+    place = {"ctx": target.context, "dtype": target.dtype}
+    with not_recorded():
+        held = mx.nd.sparse.zeros("row_sparse", target.shape, **place)
+        indices = mx.nd.array(wanted, dtype=np.int64, ctx=source.context)
+        if wanted.size and isinstance(source, SparseNDArray):
+            held = mx.nd.sparse.retain(source, indices)
+        elif wanted.size:
+            values = mx.nd.take(source.as_nd_ndarray(), indices)
+            held = mx.nd.sparse.row_sparse_array((values, indices), target.shape, **place)
+        held.copyto(target)
+
+
+def total(replicas: Sequence[NDArray]) -> NDArray:
+    """The sum of arrays on several devices, on the first one's; a single array itself."""
+    if len(replicas) == 1:
+        return replicas[0]
+    with not_recorded(), mx.util.np_shape(True):
+        result = replicas[0].copy()
+        for array in replicas[1:]:
+            result += array.as_in_context(result.context)
+    return result
+
+
+def elements(array: NDArray, begin: int, count: int) -> NDArray:
+    """A view of elements [begin, begin + count) of a dense array: flat, or the array itself if they are all of it."""
+    if count == array.size:
+        return array
+    with not_recorded():
+        view = array.as_nd_ndarray().reshape((-1,))[begin : begin + count]
+    return view.as_np_ndarray() if isinstance(array, mx.np.ndarray) else view
+
+
+def item_size(array: NDArray) -> int:
+    """Bytes of an element."""
+    return 2 if dtype_name(array.dtype) == "bfloat16" else np.dtype(array.dtype).itemsize
 
 
 def rows(array: NDArray, first: int, last: int) -> NDArray:
@@ -137,6 +216,25 @@ def check_alike(arrays: Sequence[NDArray], what: str) -> None:
 def dtype_name(dtype: Any) -> str:
     """Name of an array's dtype as the core has it, for example ``'float32'``."""
     return getattr(dtype, "__name__", None) or ("bfloat16" if "bfloat16" in str(dtype) else str(dtype))
+
+
+def memory(array: NDArray) -> np.ndarray:
+    """The bytes of a dense array itself, as uint8, once it is written; asnumpy() would copy them.
+
+    Raises
+    ------
+    MXNetError
+        The array carries an error.
+    """
+    array = array.as_nd_ndarray()
+    array.wait_to_read()
+    nbytes = array.size * np.dtype(array.dtype).itemsize
+    if nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    address = ctypes.c_void_p()
+    # Here MXNet brings values that an operator keeps in a layout of its own back into the usual one.
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)
 
 
 def handles(arrays: Sequence[NDArray]) -> list[int]:

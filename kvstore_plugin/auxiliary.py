@@ -1,4 +1,4 @@
-"""sync_aux_params: the running means and variances of BatchNorm, made equal on all workers.
+"""The running means and variances of BatchNorm, made equal on all workers: sync_aux_params, and what trainers do.
 
 They come from the batches of each worker and device and not from gradients, so training lets them drift apart. That
 does not disturb training, which does not use them; it matters where they are: in evaluation and in what is saved.
@@ -6,11 +6,11 @@ does not disturb training, which does not use them; it matters where they are: i
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 from . import agreement, arrays, process, turns
-from .mxnet_compat import MXNetError, NDArray, Parameter, gluon
-from .parameters import named_parameters
+from .mxnet_compat import MXNetError, NDArray, Parameter, gluon, mx
+from .parameters import Named, named_parameters
 from .process_set import ProcessSet, global_process_set
 from .turns import Turn
 
@@ -68,6 +68,52 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     for state in states:
         for array in state.replicas:
             array.wait_to_read()
+
+
+class Averaging:
+    """The auxiliary values of a trainer, as often as they are averaged over the workers of a process set.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+    scope : str
+        Begins the name of the operation.
+    named : sequence of Named
+        The trainer's parameters, the same on all workers; some of them are auxiliary.
+    """
+
+    def __init__(self, process_set: ProcessSet, scope: str, named: Sequence[Named]) -> None:
+        self._process_set = process_set
+        self._name = f"{scope}/aux"
+        self._named = [one for one in named if is_auxiliary(one.value)]
+
+    def push(self) -> None:
+        """Average the values that are there, over all devices of all workers. Returns at once.
+
+        A value that has not been initialized is left out, so it must be so on all workers, or they get an MXNetError.
+        """
+        states = [_State(name, value._data) for name, value, _ in self._named if value._data is not None]
+        if not states:
+            return
+        with arrays.not_recorded():
+            totals = [_sum(state.replicas) for state in states]
+            # Workers may have other numbers of devices, so what is divided by is added up as well.
+            count = mx.nd.full((1,), len(states[0].replicas), dtype="float64")
+            firsts = [state.replicas[0] for state in states]
+            sources, targets = arrays.handles([*totals, count]), arrays.handles([*firsts, count])
+            label = f"{len(states)} auxiliary values"
+            self._process_set.core.push_group(self._name, sources, targets, "sum", 1.0, label=label)
+            for state in states:
+                first = state.replicas[0]
+                divisor = count.astype(first.dtype)
+                first /= divisor.as_np_ndarray() if isinstance(first, mx.np.ndarray) else divisor
+                for array in state.replicas[1:]:
+                    first.copyto(array)
+
+    def refuse(self, reason: str) -> None:
+        """Let the other workers' part fail with the reason."""
+        if self._named:
+            self._process_set.core.refuse(self._name, reason)
 
 
 def is_auxiliary(parameter: Any) -> bool:

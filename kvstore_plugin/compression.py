@@ -1,6 +1,13 @@
-"""In what type gradients travel between hosts."""
+"""In what form gradients travel between hosts: what the argument `compression` of a trainer says of it.
+
+More ways, which keep what they lose, are named by a dictionary: see gradient_compression.py.
+"""
 
 from __future__ import annotations
+
+from typing import Any
+
+from .gradient_compression import GradientCompression, gradient_compression
 
 
 class _Method:
@@ -22,6 +29,8 @@ class Compression:
     16 bits there, and those of other types as they are. Within a host, in shared memory, gradients are summed in their
     own type, which is faster than to convert them, and exact. So on one host all choices give the same bits.
 
+    The argument `compression_params` names these too, and others that make messages shorter still.
+
     Attributes
     ----------
     none
@@ -37,15 +46,26 @@ class Compression:
     bf16 = _Method("bf16", "bfloat16")
 
 
-def check(compression: object) -> None:
-    """Raise what is wrong with a value of the argument `compression`.
+def choose(compression: Any, compression_params: Any) -> _Method | GradientCompression:
+    """What the arguments `compression` and `compression_params` of a trainer say together.
+
+    The result has an attribute `wire`, the core's text for it.
 
     Raises
     ------
-    TypeError
-        It is none of the attributes of `Compression`.
+    TypeError, ValueError
+        One of them is wrong, or both choose something.
     """
     if not isinstance(compression, _Method):
         raise TypeError(
             f"compression must be an attribute of Compression, such as Compression.fp16, not {compression!r}."
         )
+    if compression_params is None:
+        return compression
+    if compression is not Compression.none:
+        raise ValueError(
+            f"Give either compression ({compression!r}) or compression_params ({compression_params!r}), not both."
+        )
+    chosen = gradient_compression(compression_params)
+    named = {method.wire: method for method in (Compression.none, Compression.fp16, Compression.bf16)}
+    return named.get(chosen.wire, chosen)

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import logging
 import operator
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
-from . import agreement, arrays, initialization, plan, process
+from . import agreement, arrays, factors, initialization, loading, parameters, plan, process
 from . import process_set as process_sets
 from .adoption import GradientMemory
-from .mxnet_compat import DeferredInitializationError, MXNetError, fill_with_zeros
+from .mxnet_compat import MXNetError, NDArray, fill_with_zeros
 from .parameters import Named
 from .plan import Operation, Plan, Reduction, Slot
+from .store_optimizer import ShardedUpdate
 
+_data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
 _log = logging.getLogger("kvstore_plugin")
 
@@ -41,11 +43,13 @@ class Gradients:
         Parameters with names that are the same on all ranks. Those near the network's input get a higher priority:
         the next forward pass needs them first.
     reduction : Reduction
-        What becomes of them. Of the ranks' values of bucket_bytes, that of the set's rank 0 counts.
+        What becomes of them, the same on all ranks, which `label` sees to.
     when_moved : callable
         Called without arguments when parameters have got other gradient arrays, before these are looked at.
     label : str
         What else must be the same on all ranks, as a text for the error where it is not.
+    keys : dict of int, optional
+        What the optimizer on the store calls each parameter, by id().
 
     Raises
     ------
@@ -62,17 +66,24 @@ class Gradients:
         reduction: Reduction,
         when_moved: Callable[[], None],
         label: str = "",
+        keys: Mapping[int, int] | None = None,
     ) -> None:
         self._scope = scope
         self._when_moved = when_moved
         self._process_set = reduction.process_set
         self._carrier = f"{scope}/parameters"
         self._slots = [
-            Slot(name, f"{scope}/gradients/{name}", parameter, -position, None) for name, parameter, position in named
+            Slot(
+                name, f"{scope}/gradients/{name}", parameter, -position, None, (keys or {}).get(id(parameter), position)
+            )
+            for name, parameter, position in named
         ]
         self._parameters = [slot.parameter for slot in self._slots]
         self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
-        self._factor: float | None = None  # of the last step
+        self._seen_weights: list[Any] = []  # with an optimizer on the store
+        self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
+        self._factor: tuple[float, int] | None = None  # of the last step, with the number of devices
+        self._agreed = 0.0  # what the ranks have agreed on for it
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
@@ -80,16 +91,13 @@ class Gradients:
         agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}", label)
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
-        is_first = self._process_set.rank() == 0
-        proposed = [reduction.bucket_bytes if is_first else -1]
-        _, (bucket_bytes,) = agreement.extremes(self._process_set, self._carrier, proposed)
-        self._reduction = reduction._replace(bucket_bytes=int(bucket_bytes))
-        self._memory = GradientMemory(self._process_set, self._reduction.bucket_bytes)
+        self._reduction = reduction
+        self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
         _divide(in_order, reduction.num_groups)
         self._memory.own([(slot.parameter, slot.group) for slot in in_order])
-        if self._memory.late and is_first:
+        if self._memory.late and self._process_set.rank() == 0:
             _log.warning(
                 "%d of the %d parameters of %s were there before a backward ran, so their gradients are reduced by "
                 "copying, which is slower: make the DistributedTrainer before the first backward.",
@@ -102,9 +110,11 @@ class Gradients:
         """Whether a parameter has other gradient arrays than at the last step: cast, reset_ctx, grad_req, first use."""
         if not self._operations or not self._memory.attached():
             return True
+        if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
+            return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool = False, factor: float | None = None) -> None:
+    def allreduce(self, ignore_stale: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients has changed.
@@ -114,9 +124,6 @@ class Gradients:
         ignore_stale : bool
             A gradient that no backward has written since the last update counts as zeros; where that is so on all
             workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
-        factor : float, optional
-            What the update will multiply gradients by. Where it is another one than in the last step, the ranks compare
-            theirs, and wait for that: with different factors their weights would drift apart.
 
         Raises
         ------
@@ -130,34 +137,88 @@ class Gradients:
         if self._moved():
             self._when_moved()
             self._look_again()
-        if factor is not None and factor != self._factor:
-            self._agree_on(factor)
+        if loading.any_of(self._parameters):
+            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loading.LABEL))
+            loading.forget(self._parameters)
         operations = self._operations
         if ignore_stale:
             used = {id(slot) for slot in self._share_freshness()}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
-        for operation in operations:
-            operation.push()
+            keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
+        self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
+        for number, operation in enumerate(operations):
+            try:
+                operation.push()
+            except BaseException as error:
+                pushed = isinstance(error, MXNetError)  # NaiveEngine has run it
+                self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
+                raise
 
-    def _agree_on(self, factor: float) -> None:
-        label = f"a step with gradients times {factor!r}"
-        try:
-            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], label))
-        except MXNetError as error:
-            raise MXNetError(
-                f"{error}. If their batches differ in size, let step() be given the same one on all workers, as with a "
-                "DistributedSampler or last_batch='discard'."
-            ) from None
-        self._factor = factor
+    def update(self) -> None:
+        """Let the optimizer on the store update the parameters from what allreduce() has brought. Returns at once."""
+        while self._to_update:
+            operation, keys = self._to_update.pop(0)
+            try:
+                operation.update.apply(keys)
+            except BaseException as error:
+                self.refuse_update(f"the update has failed there: {error}")
+                raise
+
+    def refuse_update(self, reason: str) -> None:
+        """Let the others not wait for the weights of updates that allreduce() has begun and update() has not done."""
+        begun, self._to_update = self._to_update, []
+        for operation, _ in begun:
+            operation.update.refuse_weights(reason)
+
+    def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
+        """Refuse what is left of a step of which some operations are pushed."""
+        self._to_update = [(one, None) for one in pushed if one.update is not None]
+        self.refuse_update(reason)
+        for operation in others:
+            self._refuse(operation, reason)
+
+    def _refuse(self, operation: Operation, reason: str) -> None:
+        if operation.update is None:
+            self._process_set.core.refuse(operation.name, reason)
+        else:
+            ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
+
+    def agree_on(self, factor: float) -> float:
+        """What all ranks multiply gradients by in an update. Where it has changed they compare theirs, and wait.
+
+        Parameters
+        ----------
+        factor : float
+            What this rank would multiply them by itself.
+
+        Raises
+        ------
+        MXNetError
+            The ranks are about to do other things, or with factors that do not fit (see factors.py).
+        """
+        device_count = len(self._parameters[0]._data or ()) or 1
+        if (factor, device_count) != self._factor:
+            mine = factors.numbers(factor, device_count)
+            met = self._ask(lambda carrier: agreement.of_all(self._process_set, carrier, mine, factors.LABEL))
+            self._agreed = factors.common(met, self._process_set.ranks, self._scope)
+            self._factor = (factor, device_count)
+        return self._agreed
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
         self._share_freshness(clear=False)
 
+    def awaited_by(self) -> list[int]:
+        """The ranks that have begun a step that this one has not called for."""
+        come = self._process_set.core.waiting_for_this(self._names())
+        return sorted({rank for ranks in come for rank in ranks})
+
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
-        for name in self._names():
-            self._process_set.core.refuse(name, reason)
+        if not self._operations:
+            self._process_set.core.refuse(self._carrier, reason)
+        for operation in self._operations:
+            self._refuse(operation, reason)
 
     def _look_again(self) -> None:
         """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
@@ -168,18 +229,27 @@ class Gradients:
         try:
             for slot in active:
                 arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
+            parameters.check_devices((slot.label, slot.parameter) for slot in active)
         except ValueError as error:
             self.refuse(str(error))
             raise
+        store_optimizer = self._reduction.store_optimizer
+        new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = plan.propose(self._scope, self._reduction, self._memory, active)
         proposed = [str(operation) for operation in operations]
         if proposed != self._proposed or not proposed:
-            self._agree(active, operations)
+            try:
+                self._agree(active, operations)
+            except Exception:
+                if new:
+                    store_optimizer.release(new)  # other ranks have not given them owners
+                raise
             self._proposed = proposed
         if self._plan is not None:
             operations = plan.follow(self._scope, self._reduction, self._plan, active, operations)
         self._operations = operations
         self._seen = [parameter._grad for parameter in self._parameters]
+        self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
 
     def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
         labels = [slot.label for slot in active]
@@ -202,17 +272,8 @@ class Gradients:
     def _refuse_deferred(self) -> None:
         """Raise an error, here and on the other ranks, if a parameter that needs a gradient has no values yet."""
         deferred = [slot for slot in self._slots if slot.parameter._grad is None and slot.parameter.grad_req != "null"]
-        if not deferred:
-            return
-        sentence = (
-            f"Parameter {deferred[0].label} ({deferred[0].parameter.name}) has no values yet on rank {process.rank()}: "
-            "its initialization was deferred to the first forward pass, which has not used it; pass a batch through "
-            "the network before step(), or give its layer the size of its input (in_units, in_channels)."
-        )
-        self.refuse(sentence)
-        for slot in deferred:  # those that have values wait for this rank's
-            initialization.refuse(slot.parameter, sentence)
-        raise DeferredInitializationError(sentence)
+        if deferred:
+            initialization.refuse_deferred(deferred, self.refuse)
 
     def _share_freshness(self, clear: bool = True) -> list[Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace what is stale there on this one."""
@@ -236,17 +297,21 @@ class Gradients:
 
     def _ask(self, exchange: Any) -> Any:
         """Run an exchange under the name of the first operation that the others would push if they did not ask."""
-        carrier, *others = self._names()
         try:
-            return exchange(carrier)
+            return exchange(self._names()[0])
         except RuntimeError as error:
             sentence = f"The ranks do not take this step of {self._scope} alike: {error}"
-            for name in others:
-                self._process_set.core.refuse(name, sentence)
+            # The first one's turn is over; its weights, and the other operations, are what other ranks may wait for.
+            self._break_off(self._operations[:1], self._operations[1:], sentence)
             raise MXNetError(sentence) from error
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_operations": [], "_proposed": [], "_plan": None, "_factor": None}
+        return {**self.__dict__, "_operations": [], "_proposed": [], "_plan": None, "_factor": None, "_to_update": []}
+
+
+def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
+    """Keys and weights, in the order of the network, in which their gradients come to lie in buckets too."""
+    return [(slot.key, slot.parameter._data[0]) for slot in sorted(slots, key=lambda slot: -slot.priority)]
 
 
 def _divide(slots: Sequence[Slot], num_groups: int) -> None:

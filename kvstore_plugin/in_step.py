@@ -7,7 +7,6 @@ rate on one worker only, or memory that fails. Each worker sends a digest of the
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import weakref
 from typing import Any, Sequence
@@ -18,9 +17,10 @@ from . import agreement, arrays, process, turns
 from . import process_set as process_sets
 from .arguments import whole_number
 from .auxiliary import described, is_auxiliary
-from .mxnet_compat import MXNetError, NDArray, Parameter, mx
+from .mxnet_compat import MXNetError, NDArray, Parameter
 from .parameters import Named, named_parameters
 from .process_set import ProcessSet, global_process_set
+from .sparse import is_row_sparse
 
 # In place of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
@@ -45,7 +45,8 @@ def check_in_step(
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter or NDArray
-        As for `DistributedTrainer`; without values that are meant to differ between workers.
+        As for `DistributedTrainer`; without values that are meant to differ between workers. A row that a row_sparse
+        array lacks counts as zeros.
     every : int, optional
         Only the first call and then every n-th does something. The calls are counted by the first Parameter in
         `params`, so with arrays there must be 1.
@@ -58,7 +59,7 @@ def check_in_step(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: an argument is wrong, an array is sparse or on a GPU, this rank is not in the
+        What this rank can see alone: an argument is wrong, an array is csr or on a GPU, this rank is not in the
         process set. The other ranks get an MXNetError that names this one.
     MXNetError
         A parameter differs between workers, or between the devices of one: the first one in the order of the network
@@ -138,8 +139,9 @@ def _ranks(process_set: ProcessSet, chosen: np.ndarray) -> str:
 def _digest_of(value: Any) -> int:
     if isinstance(value, Parameter) and value._data is None:
         return _WITHOUT_VALUES
-    replicas = arrays.as_list(value if isinstance(value, NDArray) else value._data, "value of a parameter")
-    digests = {digest(array) for array in replicas}
+    held = [value] if isinstance(value, NDArray) else value._data
+    replicas = arrays.as_list(held, "value of a parameter", dense=not is_row_sparse(held))
+    digests = {digest(array if array.stype == "default" else array.tostype("default")) for array in replicas}
     return digests.pop() if len(digests) == 1 else _DEVICES_DIFFER
 
 
@@ -154,23 +156,10 @@ def digest(array: NDArray) -> int:
         The array carries an error.
     """
     hashed = hashlib.blake2b(f"{array.shape} {arrays.dtype_name(array.dtype)}".encode(), digest_size=7)
-    memory = _memory(array)
+    memory = arrays.memory(array)
     blocks = memory.size // _BLOCK_BYTES
     if blocks:
         rows = memory[: blocks * _BLOCK_BYTES].view(np.uint64).reshape(blocks, _ROWS, _WORDS)
         hashed.update(np.add.reduce(rows, axis=1))
     hashed.update(memory[blocks * _BLOCK_BYTES :])
     return 1 + int.from_bytes(hashed.digest(), "big")
-
-
-def _memory(array: NDArray) -> np.ndarray:
-    """The bytes of an array itself; asnumpy() would take several times as long as all the rest, for its copy."""
-    array = array.as_nd_ndarray()
-    array.wait_to_read()
-    nbytes = array.size * np.dtype(array.dtype).itemsize
-    if nbytes == 0:
-        return np.empty(0, dtype=np.uint8)
-    address = ctypes.c_void_p()
-    # Here MXNet brings values that an operator keeps in a layout of its own back into the usual one.
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, Callable, NoReturn, Sequence
 
-from . import arrays, process
-from .mxnet_compat import NDArray, Parameter
+from . import process
+from .mxnet_compat import DeferredInitializationError, NDArray, Parameter
 from .process_set import ProcessSet
+from .sparse_values import push_broadcast
 
 
 class Broadcast:
@@ -47,9 +48,7 @@ class Broadcast:
 
     def push(self, values: list[NDArray]) -> None:
         """Send `values`, one array per device, or overwrite them with the root's."""
-        self.process_set.core.push_broadcast(
-            self.name, values[0].handle.value, arrays.handles(values), self.root, self.priority
-        )
+        push_broadcast(self.process_set, self.name, values[0], values, self.root, self.priority)
 
     def refuse(self, reason: str) -> None:
         """Take this rank's turn with a refusal."""
@@ -89,6 +88,32 @@ def refuse(parameter: Parameter, reason: str) -> None:
             broadcast.refuse(reason)
         broadcast.covered = False
     waiting[:] = [broadcast for broadcast in waiting if broadcast.lasting]
+
+
+def refuse_deferred(deferred: Sequence[Any], tell: Callable[[str], None]) -> NoReturn:
+    """Raise an error for parameters that need a gradient and have no values yet, here and on the other ranks.
+
+    Parameters
+    ----------
+    deferred : sequence of objects with the attributes `label` and `parameter`
+        At least one.
+    tell : callable
+        Lets the other ranks' part in the step fail with the sentence that it is given.
+
+    Raises
+    ------
+    DeferredInitializationError
+    """
+    first = deferred[0]
+    sentence = (
+        f"Parameter {first.label} ({first.parameter.name}) has no values yet on rank {process.rank()}: its "
+        "initialization was deferred to the first forward pass, which has not used it; pass a batch through the "
+        "network before step(), or give its layer the size of its input (in_units, in_channels)."
+    )
+    tell(sentence)
+    for one in deferred:  # those that have values wait for this rank's
+        refuse(one.parameter, sentence)
+    raise DeferredInitializationError(sentence)
 
 
 def _initialized(parameter: Parameter) -> None:

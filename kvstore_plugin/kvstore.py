@@ -6,18 +6,27 @@ same key, so that they get an error and do not wait.
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+import weakref
+from typing import Any, Sequence
 
-from . import arrays, parameters, process
+from . import agreement, arrays, calls, gathering, optimizer_states, parameters, process
 from . import process_set as process_sets
-from .mxnet_compat import KVStoreBase, MXNetError, NDArray, create_stores_by_name
+from .calls import Call
+from .gradient_compression import gradient_compression
+from .mxnet_compat import (
+    KVStoreBase,
+    MXNetError,
+    NDArray,
+    SparseNDArray,
+    create_stores_by_name,
+    refuse_sparse_parameters,
+)
 from .process_set import ProcessSet, global_process_set
-
-# Priorities travel as 32 bits.
-_LARGEST_PRIORITY = 2**31 - 1
-
-# One call for one key: the name that all ranks use for it, what goes in and what comes out.
-_Call = Tuple[str, Sequence[NDArray], Sequence[NDArray]]
+from .row_update import RowUpdate
+from .sparse import is_row_sparse
+from .sparse_values import push_broadcast, sum_rows, summed
+from .store_optimizer import Member, ShardedUpdate, StoreOptimizer
+from .stored_values import StoredValues
 
 
 @KVStoreBase.register
@@ -45,8 +54,16 @@ class MyKV(KVStoreBase):
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
         process_sets.check(process_set)
+        self._begin(parameters.numbered(process_set, "kv"), process_set)
+
+    def _begin(self, scope: str, process_set: ProcessSet) -> None:
         self._process_set = process_set
-        self._scope = parameters.numbered(process_set, "kv")
+        self._scope = scope
+        self._values = StoredValues()
+        self._wire = ""  # how sums travel between hosts, in the words of the core
+        self._optimizer: StoreOptimizer | None = None
+        self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
+        _stores[scope] = self
 
     def __repr__(self) -> str:
         return f"<MyKV {self._scope}>"
@@ -84,6 +101,9 @@ class MyKV(KVStoreBase):
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Copy the bits of rank 0's `value` into `out` on every rank.
 
+        The first array of `out` is the value in the store from then on: push() and an optimizer on the store change
+        it, and pull() copies from it.
+
         Parameters
         ----------
         key : int, str, or list of them
@@ -102,19 +122,16 @@ class MyKV(KVStoreBase):
             What this rank can see alone: wrong types, other shapes or dtypes in `out` than in `value`, lists of other
             lengths. The other ranks then get an MXNetError in `out` that says so.
         """
-        calls = self._calls("broadcast", key, value, out, priority)
-        for number, (name, inputs, outputs) in enumerate(calls):
-            try:
-                self._process_set.core.push_broadcast(
-                    name, inputs[0].handle.value, arrays.handles(outputs), 0, priority
-                )
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                raise self._refused(calls[number:], error) from error
+        listed = self._calls("broadcast", key, value, out, priority)
+        self._push_broadcasts(listed, [call.outputs for call in listed], priority)
+        for call in listed:
+            self._values.lend(call)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum `value` over all workers and over all devices of a list.
+
+        The value that the store holds under the key is left as it is. With an optimizer (`set_optimizer`), the sum is
+        the gradient by which it updates the value, and `out` gets the new value.
 
         Parameters
         ----------
@@ -124,158 +141,431 @@ class MyKV(KVStoreBase):
             Any shape; the dtypes that the release has. float16 and bfloat16 are summed in float32. Not changed unless
             it is in `out` itself.
         out : like `value`, optional
-            Where the sum goes, on every rank; into `value` by default.
+            Where the sum, or the new value, goes, on every rank; into `value` by default. As a list, it has the devices
+            of `value` in the same order.
         priority : int, optional
             Operations with a higher one run first.
 
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone, as for `broadcast`.
+            What this rank can see alone, as for `broadcast`; with an optimizer also a key that was never initialized.
         """
-        calls = self._calls("pushpull", key, value, out, priority)
-        for number, (name, inputs, outputs) in enumerate(calls):
-            source = arrays.handles(inputs)
-            target = source if outputs is inputs else arrays.handles(outputs)
-            try:
-                self._process_set.core.push_allreduce(name, source, target, "sum", 1.0, priority)
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                raise self._refused(calls[number:], error) from error
+        if self._optimizer is not None:
+            self._update(self._calls("pushpull", key, value, out, priority, stored=True), priority, True)
+            return
+        listed = self._calls("pushpull", key, value, out, priority)
+        self._push_sums(listed, [call.outputs for call in listed], priority)
+
+    def init(self, key: Any, value: Any) -> None:
+        """Store a copy of rank 0's `value` on every rank. Returns at once.
+
+        A key that has a value already gets this one in its place.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+            What the ranks are matched by.
+        value : NDArray, or list of NDArray for a list of keys
+            As for `broadcast`; it is not changed.
+
+        Raises
+        ------
+        TypeError, ValueError
+            What this rank can see alone, as for `broadcast`. The other ranks get an MXNetError in what they pull.
+        """
+        listed = self._calls("init", key, value, None, 0)
+        self._push_broadcasts(listed, [[self._values.create(call)] for call in listed], 0)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Sum `value` over all workers and all devices of a list, and store the sum. Returns at once.
+
+        The sum replaces the value in the store, as in MXNet's dist_sync. With an optimizer (`set_optimizer`), it is the
+        gradient by which that updates the value.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+            What the ranks are matched by; init() or broadcast() was called for them.
+        value : NDArray or list of NDArray (several devices), or a list of these for a list of keys
+            Of the shape and dtype of the value in the store. It is not changed.
+        priority : int, optional
+            Operations with a higher one run first.
+
+        Raises
+        ------
+        TypeError, ValueError
+            What this rank can see alone: a key was never initialized, another shape or dtype, a list on other devices
+            than another list for its key. The other ranks get an MXNetError in what they pull.
+        """
+        listed = self._calls("push", key, value, None, priority, stored=True)
+        if self._optimizer is not None:
+            self._update(listed, priority, False)
+            return
+        self._push_sums(listed, [[self._values.own(call)] for call in listed], priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Copy the value in the store, as the calls before this one leave it, into `out`. Returns at once.
+
+        Nothing is sent: every worker holds the value.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+            Keys for which init() or broadcast() was called.
+        out : NDArray or list of NDArray (several devices), or a list of these for a list of keys
+            Of the shape and dtype of the value in the store.
+        priority : int, optional
+            Without effect.
+        ignore_sparse : bool, optional
+            Whether sparse arrays in `out` are left alone. If not, they get the whole value.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `out` does not fit the value in the store, or a key was never initialized.
+        """
+        for call in calls.checked(self._scope, "pull", key, out, None, priority):
+            home = self._values.home(call)
+            for array in call.inputs:
+                if not (ignore_sparse and isinstance(array, SparseNDArray)):
+                    arrays.copy(home, array)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Copy some rows of the value in the store into row_sparse arrays. Waits for the value, sends nothing.
+
+        Parameters
+        ----------
+        key : int, str, or list of them
+            Keys for which init() or broadcast() was called.
+        out : row_sparse NDArray or list of them (several devices), or a list of these for a list of keys
+            Of the shape and dtype of the value in the store. They hold the rows that were asked for, and no others.
+        priority : int, optional
+            Without effect.
+        row_ids : NDArray or list of NDArray
+            Numbers of rows, in any order, also repeatedly: one array for all of `out`, or one for each array in it.
+
+        Raises
+        ------
+        TypeError, ValueError
+            `out` or `row_ids` do not fit the value in the store or each other, or a key was never initialized.
+        IndexError
+            The value has no such row.
+        """
+        listed = calls.checked(self._scope, "pull", key, out, None, priority)
+        numbers = iter(calls.row_ids(row_ids, sum(len(call.inputs) for call in listed)))
+        for call in listed:
+            home = self._values.home(call)
+            for array in call.inputs:
+                arrays.copy_rows(home, next(numbers), array, f"out of key {call.key!r}")
+
+    def barrier(self) -> None:
+        """Wait until all workers call it. Operations that were started before may still be under way."""
+        gathering.barrier(self._process_set)
+
+    _barrier = barrier  # its name in MXNet's own stores
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do `capability`; False for 'optimizer' and for names that it does not know."""
-        return False
+        """Whether the store can do `capability`: 'optimizer', to update weights; False for other names."""
+        return isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Not built: raises NotImplementedError."""
-        raise NotImplementedError(
-            "MyKV keeps no weights, so it cannot run an optimizer: use update_on_kvstore=False in gluon.Trainer(...)."
-        )
+        """Let an optimizer update the values in the store: push() and pushpull() bring it gradients from then on.
+
+        Each worker updates a share of the values and keeps the states of that share alone. The optimizer must be the
+        same on all workers. It is kept by reference, so that what is changed in it (learning rate, rescale_grad) counts
+        from the next update on. The store's keys are the indices by which it knows parameters.
+
+        Parameters
+        ----------
+        optimizer : mxnet.optimizer.Optimizer
+            Any that works on single parameters. The one that the store has already changes nothing.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no optimizer, is a `DistributedOptimizer`, cannot update a share on each worker (Nadam, SGLD), or the
+            store has another one.
+        """
+        if self._optimizer is None:
+            self._optimizer = StoreOptimizer.of(optimizer, self._process_set, self)
+        elif optimizer is not self._optimizer.optimizer:
+            raise ValueError(
+                f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), whose states belong "
+                f"to its values: make another store for this {type(optimizer).__name__}, or change the first one's "
+                "learning rate and the like in place."
+            )
+
+    @property
+    def _updater(self) -> Any:
+        # gluon.Trainer.load_states reads its `optimizer`.
+        return None if self._optimizer is None else self._optimizer.updater
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV has no optimizer whose states it could save: use Trainer.save_states.")
+        """Write the states of the optimizer on the store to a file. Collective; the store's first worker writes.
+
+        The file is MXNet's own: it holds whole states, so that another number of workers can load it, or a Trainer
+        without a store. It is written whole or not at all. Workers that do not call this within MYKV_CHECKPOINT_WAIT_S
+        (60 s) make it an error on those that have.
+
+        Parameters
+        ----------
+        fname : str
+            Counts on the first worker.
+        dump_optimizer : bool, optional
+            Whether the optimizer is written too, with its settings, scheduler and counts of updates.
+
+        Raises
+        ------
+        RuntimeError
+            The store has no optimizer.
+        OSError
+            On the first worker: the file cannot be written, and is what it was before.
+        MXNetError
+            On the other workers then; workers are missing, or have other parameters.
+        """
+        self._assign_known("save_optimizer_states")
+        optimizer_states.save(self._optimizer, self._scope, fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV has no optimizer whose states it could load: use Trainer.load_states.")
+        """Go on with the optimizer's states from a file. Collective; the store's first worker reads.
+
+        The values in the store must be there: each worker gets the states of its share of them. A file with an
+        optimizer replaces that of the store. What the file may hold: see docs/optimizer-on-the-store.md.
+
+        Parameters
+        ----------
+        fname : str
+            Counts on the first worker.
+
+        Raises
+        ------
+        RuntimeError
+            The store has no optimizer.
+        OSError, ValueError
+            On the first worker: the file cannot be read, is damaged, or is of another network or optimizer. The states
+            are what they were before, on all workers.
+        MXNetError
+            On the other workers then; workers are missing, or have other parameters.
+        """
+        self._assign_known("load_optimizer_states")
+        optimizer_states.load(self._optimizer, self._scope, fname)
+
+    def _assign_known(self, call: str) -> None:
+        if self._optimizer is None:
+            raise RuntimeError(f"{call}: the store has no optimizer; call set_optimizer() first.")
+        self._optimizer.assign(one for one in self._values.all() if self._optimizer.is_trained(one[0]))
 
     def set_gradient_compression(self, compression_params: dict) -> None:
-        """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV does not compress gradients yet: leave out compression_params.")
+        """Compress what push() and pushpull() bring to other hosts, from now on.
 
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV keeps no values between calls: use pushpull.")
+        Within a host everything is summed in full precision. Between hosts, the hosts' sums and the result travel
+        compressed; all workers get the same bits. What is lost is kept, and added under the same key the next time
+        (error feedback). Only float32 and float64 are compressed, in arrays of at least MYKV_COMPRESS_BYTES; not
+        row_sparse values. All workers must choose the same; otherwise calls fail with an error that shows both.
 
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Not built: raises NotImplementedError."""
-        raise NotImplementedError("MyKV keeps no values between calls: use pushpull or broadcast.")
+        Parameters
+        ----------
+        compression_params : dict
+            'type' (or 'compressor', as BytePS calls it), and parameters of that type. All but 'none', 'fp16' and 'bf16'
+            have 'ef', whether there is error feedback, True by default.
 
-    def init(self, key: Any, value: Any) -> None:
-        """Not built: raises NotImplementedError. The Module API asks for it, which keeps weights in the store."""
-        raise NotImplementedError("MyKV keeps no values between calls: use broadcast (and Gluon instead of Module).")
+            - 'none', 'fp16', 'bf16': as `Compression` has them.
+            - '2bit': 'threshold', above 0, 0.5 by default. MXNet's own: threshold, -threshold or 0 for each element.
+            - '1bit': 'threshold', 0.5 by default. MXNet's own: 1 for elements above it, else -1.
+            - 'onebit': 'scaling', True by default. The signs, times the mean magnitude; without scaling 1 and -1
+              (Karimireddy et al., Error Feedback Fixes SignSGD, ICML 2019).
+            - 'topk': 'k', 0.01 by default. The largest elements: a fraction of them, or a whole number for each array
+              (Stich et al., Sparsified SGD with Memory, NeurIPS 2018).
+            - 'randomk': 'k' as before, 'seed', 0 by default. Random elements (the same paper); without error feedback
+              enlarged, so that their mean is the value.
+            - 'dithering': 'partition', 'linear' or 'natural'; 'normalize', 'max' or 'l2'; 'k', 127 or with 'natural' 7
+              by default; 'seed'. Randomly rounded to k levels (Alistarh et al., QSGD, NeurIPS 2017), or to k powers of
+              two (Horvath et al., Natural Compression, MSML 2022).
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is no dictionary, or has an unknown type, or parameters that this type does not know or take.
+        """
+        self._wire = gradient_compression(compression_params).wire
 
     def __reduce__(self) -> tuple:
-        # A copy is the same store: nothing but the name of its keys makes one.
         return _store_named, (self._scope, self._process_set)
 
-    def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int) -> list[_Call]:
-        """Check a whole call before any of it runs; if something is wrong, refuse all of it on the other ranks too."""
+    def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int, stored: bool = False) -> list[Call]:
+        """Check a whole call before any of it runs; if something is wrong, refuse all of it on the other ranks too.
+
+        With `stored`, the keys must have values in the store, and the arrays must fit them.
+        """
         try:
-            if type(priority) is not int or not -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
-                _refuse_priority(priority)
-            if type(key) is int or type(key) is str:
-                return [self._call(method, key, value, out)]
-            return self._several_calls(method, key, value, out)
+            listed = calls.checked(self._scope, method, key, value, out, priority)
+            for call in listed:
+                if stored:
+                    self._values.home(call)
+                elif method == "pushpull" and (len(call.inputs) > 1 or len(call.outputs) > 1):
+                    self._values.check_devices(call)
+            return listed
         except (TypeError, ValueError) as error:
-            for name in self._names(key):
-                self._process_set.core.refuse(name, str(error))
+            for name in calls.names(self._scope, key):
+                self._refuse(name, str(error), method)
             raise
 
-    def _call(self, method: str, key: int | str, value: Any, out: Any) -> _Call:
-        inputs = arrays.as_list(value, f"value of key {key!r}")
-        if method == "broadcast" and len(inputs) > 1:
-            raise ValueError(f"The value of key {key!r} must be one NDArray, but it is a list of {len(inputs)}.")
-        if out is None:
-            outputs = inputs
-            if len(inputs) > 1:
-                arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
+    def meet(self, keys: Sequence[int | str], label: str) -> None:
+        """Wait until all workers come to this with the same label, in place of their next call for the keys.
+
+        Parameters
+        ----------
+        keys : sequence of int or str
+            Those that a worker which does not come here would push next.
+        label : str
+            What all workers must be about to do.
+
+        Raises
+        ------
+        MXNetError
+            A worker has other things to do. The sentence has the label; the others get it in the results of their
+            calls.
+        """
+        carrier, *others = [name for key in keys for name in calls.names(self._scope, key)]
+        try:
+            agreement.extremes(self._process_set, carrier, [], label)
+        except RuntimeError as error:
+            for name in others:
+                self._refuse(name, str(error), "pushpull")
+            if self._optimizer is not None:
+                self._process_set.core.refuse(ShardedUpdate.names(carrier)[1], str(error), turn_of=carrier)
+            raise MXNetError(str(error)) from error
+
+    def _push_broadcasts(self, listed: list[Call], targets: list[Any], priority: int) -> None:
+        for number, call in enumerate(listed):
+            try:
+                push_broadcast(self._process_set, call.name, call.inputs[0], targets[number], 0, priority)
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
+            except (RuntimeError, ValueError) as error:
+                raise self._refused(listed[number:], error, "broadcast") from error
+
+    def _push_sums(self, listed: list[Call], targets: list[Any], priority: int) -> None:
+        for number, call in enumerate(listed):
+            if is_row_sparse(call.inputs):
+                self._sum_rows(listed[number:], targets[number], priority)
+                continue
+            source = arrays.handles(call.inputs)
+            target = source if targets[number] is call.inputs else arrays.handles(targets[number])
+            try:
+                self._process_set.core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
+            except (RuntimeError, ValueError) as error:
+                raise self._refused(listed[number:], error, "push") from error
+
+    def _sum_rows(self, listed: list[Call], targets: Sequence[NDArray], priority: int) -> None:
+        """Sum the row_sparse arrays of the first one of some calls."""
+        call = listed[0]
+        try:
+            sum_rows(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, targets, priority)
+        except Exception as error:
+            for later in listed[1:]:
+                self._refuse(later.name, str(error), "push")
+            raise
+
+    def _update(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
+        """Let the optimizer update the values of some calls from the sums of their inputs."""
+        values = self._values.all() if any(not self._is_assigned(call) for call in listed) else []
+        if values:
+            self._optimizer.assign(one for one in values if self._optimizer.is_trained(one[0]))
+            self._optimizer.assign((call.key, self._values.home(call)) for call in listed)
+        for number, call in enumerate(listed):
+            home = self._values.home(call)
+            copies = [array for array in call.outputs if array is not home] if with_outputs else []
+            if is_row_sparse(call.inputs):
+                self._update_rows(listed[number:], [home, *copies], priority)
+                continue
+            try:
+                gradient = arrays.total(call.inputs)
+                member = Member(call.key, gradient, [home, *copies])
+                update = self._updates.get(call.name)
+                if update is None or not update.is_of([member]):
+                    update = self._updates[call.name] = ShardedUpdate(self._optimizer, call.name, [member], priority)
+                update.reduce([gradient], wire=self._wire)
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
+            except (RuntimeError, ValueError, MemoryError) as error:
+                raise self._refused(listed[number:], error, "push") from error
+            try:
+                update.apply()
+            except BaseException as error:
+                self._refuse_later(listed[number:], error)
+                raise
+
+    def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
+        """Let the optimizer update the value of the first one of some calls from row_sparse gradients."""
+        call = listed[0]
+        try:
+            update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
+        except NotImplementedError as error:
+            raise self._refused(listed, error, "push") from error
+        label = f"an update with gradients times {self._optimizer.factor!r}, "
+        try:
+            rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority, label)
+        except Exception as error:
+            update.refuse(str(error))  # the others have failed too, and refuse as well
+            self._refuse_later(listed, error)
+            raise
+        try:
+            update.apply(rows)
+        except BaseException as error:
+            self._refuse_later(listed, error)
+            raise
+
+    def _refuse_later(self, listed: list[Call], error: BaseException) -> None:
+        """Refuse the calls after the first one, whose update has failed."""
+        for later in listed[1:]:
+            self._refuse(later.name, f"the update of key {listed[0].key!r} has failed there: {error}", "push")
+
+    def _is_assigned(self, call: Call) -> bool:
+        return self._optimizer.is_assigned(call.key, self._values.home(call))
+
+    def _refuse(self, name: str, reason: str, method: str) -> None:
+        """Let what the other ranks do with a key by this method fail: an update is two operations."""
+        is_update = self._optimizer is not None and method in ("push", "pushpull")
+        if is_update:
+            ShardedUpdate.refuse(self._process_set.core, name, reason)
         else:
-            outputs = arrays.as_list(out, f"out of key {key!r}")
-            arrays.check_alike([*inputs, *outputs], f"value and out of key {key!r}")
-        return f"{self._scope}/{key!r}", inputs, outputs
+            self._process_set.core.refuse(name, reason)
 
-    def _several_calls(self, method: str, key: Any, value: Any, out: Any) -> list[_Call]:
-        if isinstance(key, (int, str)):  # True, an IntEnum and the like
-            return [self._call(method, _plain(key), value, out)]
-        if not isinstance(key, (list, tuple)):
-            raise TypeError(f"A key must be an int, a str or a list of them, not {type(key).__name__}.")
-        for one in key:
-            if not isinstance(one, (int, str)):
-                raise TypeError(f"A list of keys must hold ints or strs, not {type(one).__name__}.")
-        outs = [None] * len(key) if out is None else out
-        for what, given in (("values", value), ("outs", outs)):
-            if not isinstance(given, (list, tuple)):
-                raise TypeError(f"A list of keys needs a list of {what}, not {type(given).__name__}.")
-            if len(given) != len(key):
-                raise ValueError(f"There are {len(key)} keys but {len(given)} {what}.")
-        calls = [self._call(method, _plain(k), v, o) for k, v, o in zip(key, value, outs)]
-        return calls if len({call[0] for call in calls}) == len(calls) else _grouped(method, calls)
-
-    def _refused(self, calls: list[_Call], error: Exception) -> ValueError:
+    def _refused(self, listed: list[Call], error: Exception, method: str) -> ValueError:
         """Refuse what is left of a call whose first array the core does not take (a dtype); returns what to raise.
 
         Where there is no core, this raises the RuntimeError that says so.
         """
-        reason = f"Key {_shown(calls[0][0])}: {error}."
-        for name, _, _ in calls:
-            self._process_set.core.refuse(name, reason)
+        reason = f"Key {listed[0].key!r}: {error}."
+        for call in listed:
+            self._refuse(call.name, reason, method)
         return ValueError(reason)
 
-    def _names(self, key: Any) -> list[str]:
-        """Names of the keys in `key`, each once; those that are no keys have none."""
-        keys = key if isinstance(key, (list, tuple)) else [key]
-        return list(dict.fromkeys(f"{self._scope}/{_plain(k)!r}" for k in keys if isinstance(k, (int, str))))
 
-
-def _shown(name: str) -> str:
-    return name.partition("/")[2]
-
-
-def _plain(key: int | str) -> int | str:
-    """The key as a plain int or str, so that ranks that use subclasses of these agree with ranks that do not."""
-    return int(key) if isinstance(key, int) else str(key)
-
-
-def _refuse_priority(priority: Any) -> None:
-    if not isinstance(priority, int):
-        raise TypeError(f"The priority must be an int, not {type(priority).__name__}.")
-    if not -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
-        raise ValueError(f"The priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {priority}.")
-
-
-def _grouped(method: str, calls: list[_Call]) -> list[_Call]:
-    """Calls in which a key occurs more than once: its values are devices of one value, as in MXNet's own stores."""
-    if method == "broadcast":
-        raise ValueError("A list of keys for broadcast must not hold a key twice.")
-    groups: dict[str, tuple[list, list]] = {}
-    for name, inputs, outputs in calls:
-        group = groups.setdefault(name, ([], []))
-        group[0].extend(inputs)
-        group[1].extend(outputs)
-    for name, (inputs, outputs) in groups.items():
-        arrays.check_alike(inputs + outputs, f"values of key {_shown(name)}")
-    return [(name, inputs, outputs) for name, (inputs, outputs) in groups.items()]
+# By scope, for copies: a copy of a store is the store.
+_stores: weakref.WeakValueDictionary[str, MyKV] = weakref.WeakValueDictionary()
 
 
 def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
-    store = MyKV.__new__(MyKV)
-    store._scope, store._process_set = scope, process_set
-    return store
+    """The store with this name; in another process than the one that made it, one without values."""
+    if scope not in _stores:
+        store = MyKV.__new__(MyKV)
+        store._begin(scope, process_set)
+    return _stores[scope]
+
+
+def _is_named(store: Any) -> bool:
+    return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == "mykv")
 
 
 create_stores_by_name("mykv")
+refuse_sparse_parameters(
+    _is_named,
+    "gluon.Trainer cannot train sparse parameters with the store 'mykv': use kvstore_plugin.DistributedTrainer(params, "
+    "optimizer, optimizer_params) in its place, without kvstore.",
+)

@@ -14,13 +14,13 @@ from typing import Mapping
 
 _log = logging.getLogger("kvstore_plugin")
 
-# MPI_Get_library_version() texts: what is looked for, and the implementation it means; the group is the major version.
+# MPI_Get_library_version() texts, and what the build says (mykv_mpi.py): what is looked for, and the implementation it means; the group is the major version.
 _IMPLEMENTATIONS = (
     (r"Open MPI v(\d+)", "Open MPI"),
     (r"Intel\(R\) MPI Library (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),
     (r"MVAPICH\S*\s+Version\s*:?\s*(\d+)", "MVAPICH"),
     (r"CRAY MPICH version (\d+)", "Cray MPICH"),
-    (r"MPICH Version:\s*(\d+)", "MPICH"),
+    (r"MPICH(?: Version:)?\s*(\d+)", "MPICH"),
 )
 
 # Step numbers from here on are no steps of srun but the batch script (-5), interactive (-6) and others, as unsigned.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Sequence
 
+from . import sparse
 from .mxnet_compat import Parameter, sum_over_devices
 
 
@@ -23,18 +24,30 @@ class LocalGradients:
         self._when_moved = when_moved
         self._seen: list[Any] = []
 
-    def allreduce(self, ignore_stale: bool = False, factor: float | None = None) -> None:
+    def allreduce(self, ignore_stale: bool = False) -> None:
         """Replace each gradient on several devices by the sum over them."""
         gradients = [parameter._grad for parameter in self._parameters]
         if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):
             self._when_moved()
             self._seen = gradients
         for replicas in gradients:
-            if replicas is not None and len(replicas) > 1:
+            if replicas is None or len(replicas) == 1:
+                continue
+            if sparse.is_row_sparse(replicas):
+                sparse.sum_over_devices(replicas, "gradient of a parameter")
+            else:
                 sum_over_devices(replicas)
+
+    def agree_on(self, factor: float) -> float:
+        """The factor: nobody else updates these parameters."""
+        return factor
 
     def share_freshness(self) -> None:
         """Nobody shares it."""
+
+    def awaited_by(self) -> list[int]:
+        """Nobody waits."""
+        return []
 
     def refuse(self, reason: str) -> None:
         """Nobody waits."""

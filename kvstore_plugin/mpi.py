@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any, Sequence
 
-from . import launch
+from . import launch, mpi_settings
 
 # Of the messages by which the members of a process set make its communicator; large, so that users have another one.
 _TAG = 32001
@@ -26,6 +26,7 @@ def start(core: ModuleType) -> ModuleType:
     if MPI.Is_finalized():
         raise RuntimeError("MPI was finalized already, kvstore_plugin cannot be initialized any more.")
     if not MPI.Is_initialized():
+        mpi_settings.apply()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise RuntimeError(

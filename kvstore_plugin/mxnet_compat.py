@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import re
 import sys
-from typing import Any, Callable
+import weakref
+from typing import Any, Callable, Sequence
 
 _INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs, such as mxnet-cu112"
 
@@ -74,19 +76,28 @@ NAME_KEYED_DICTS: tuple = (gluon.ParameterDict,) if MAJOR == 1 else ()
 # The module of EvalMetric.
 metric = mx.metric if MAJOR == 1 else gluon.metric
 
+# So many arrays multi_all_finite takes; with 500 the process crashes.
+_MOST_INPUTS = 200
+
+# Whether a Parameter can have row_sparse values and gradients; Gluon 2.0 initializes none.
+HAS_SPARSE_PARAMETERS: bool = MAJOR == 1
+
 # Whether this build has devices besides the CPU.
 HAS_GPUS: bool = mx.runtime.Features().is_enabled("CUDA")
 
 __all__ = [
     "HAS_GPUS",
+    "HAS_SPARSE_PARAMETERS",
     "MAJOR",
     "NAME_KEYED_DICTS",
+    "BatchNorm",
     "DeferredInitializationError",
     "KVStoreBase",
     "MXNetError",
     "NDArray",
     "Parameter",
     "SparseNDArray",
+    "all_finite",
     "autograd",
     "contexts",
     "create_stores_by_name",
@@ -96,9 +107,12 @@ __all__ = [
     "library_handle",
     "metric",
     "mx",
+    "refuse_sparse_parameters",
+    "set_current_device",
     "set_trainer_contexts",
     "sum_over_devices",
     "trainer_contexts",
+    "trainer_of",
     "updater_with",
     "view_of_memory",
     "wait_for_all",
@@ -134,6 +148,12 @@ def trainer_contexts(trainer: gluon.Trainer) -> list:
     return trainer._contexts if MAJOR == 1 else trainer._devices
 
 
+def trainer_of(parameter: Parameter) -> gluon.Trainer | None:
+    """The Trainer that was made last of those that train a Parameter, if it is there."""
+    trainer = parameter._trainer
+    return trainer() if isinstance(trainer, weakref.ref) else trainer
+
+
 def set_trainer_contexts(trainer: gluon.Trainer, devices: list) -> None:
     """Tell a Trainer that its parameters live on other devices now."""
     setattr(trainer, "_contexts" if MAJOR == 1 else "_devices", devices)
@@ -146,9 +166,27 @@ def updater_with(optimizer: Any, states: bytes) -> Any:
     return updater
 
 
+def all_finite(arrays: Sequence[NDArray]) -> bool:
+    """Whether no element of the arrays, which are of floating-point numbers, is infinite or NaN. Waits for them."""
+    alike: dict[Any, list] = {}  # one call takes arrays of one dtype
+    for array in arrays:
+        alike.setdefault(array.dtype, []).append(array.as_nd_ndarray())
+    packs = [one[i : i + _MOST_INPUTS] for one in alike.values() for i in range(0, len(one), _MOST_INPUTS)]
+    with autograd.pause():
+        flags = [ndarray.multi_all_finite(*pack, num_arrays=len(pack)) for pack in packs]
+    return all(flag.asscalar() for flag in flags)
+
+
+def set_current_device(optimizer: Any, device_id: int) -> None:
+    """Let an optimizer count the updates of a device; it has counters for each."""
+    (optimizer._set_current_context if MAJOR == 1 else optimizer._set_current_device)(device_id)
+
+
 def fill_with_zeros(array: NDArray) -> None:
-    """Set an array, of mx.nd or mx.np and of any shape, to zero."""
-    if isinstance(array, mx.np.ndarray):
+    """Set an array, of mx.nd or mx.np and of any shape, to zero; a row_sparse one holds no rows afterwards."""
+    if isinstance(array, SparseNDArray):
+        ndarray.sparse.zeros(array.stype, array.shape, ctx=array.context, dtype=array.dtype).copyto(array)
+    elif isinstance(array, mx.np.ndarray):
         array[()] = 0
     else:
         array[:] = 0
@@ -163,10 +201,47 @@ def sum_over_devices(replicas: list) -> None:
         total.copyto(array)
 
 
+class BatchNorm(gluon.nn.BatchNorm):
+    """gluon.nn.BatchNorm whose forward pass, hybridized or not, is the method normalized(F, x, gamma, ...)."""
+
+    if MAJOR == 1:
+
+        def hybrid_forward(self, F: Any, x: Any, *parameters: Any, **named: Any) -> Any:
+            names = ("gamma", "beta", "running_mean", "running_var")
+            given = [x, *parameters, *(named[name] for name in names if name in named)]
+            result = self.normalized(F, *(one.as_nd_ndarray() for one in given))
+            return result.as_np_ndarray() if mx.util.is_np_array() else result
+
+    else:
+
+        def forward(self, x: Any) -> Any:
+            parameters = (self.gamma, self.beta, self.running_mean, self.running_var)
+            given = [x, *(parameter.data(x.device) for parameter in parameters)]
+            return self.normalized(ndarray, *(one.as_nd_ndarray() for one in given)).as_np_ndarray()
+
+
 def view_of_memory(memory: Any, like: NDArray) -> NDArray:
     """An array over the memory of a numpy array, without a copy, of mx.np or mx.nd as `like` is."""
     view = ndarray.from_numpy(memory, zero_copy=True)
     return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
+
+
+def _let_views_end_late() -> None:
+    """Replace the function by which MXNet gives memory back to numpy by one that also works while Python exits.
+
+    MXNet's own one is gone when its modules are, and a view of memory that something else still holds by then (AMP in
+    2.0 holds the frames of the script) would end the process with a segmentation fault.
+    """
+    holder = ndarray.ndarray if MAJOR == 1 else mx.dlpack
+    kind = type(holder.dl_managed_tensor_deleter)
+    give_back = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
+
+    def end(tensor: Any, give_back: Any = give_back) -> None:  # as a default, since global names may be gone
+        give_back(tensor.contents.manager_ctx)
+
+    function = kind(end)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # for good
+    holder.dl_managed_tensor_deleter = function
 
 
 def create_stores_by_name(name: str) -> None:
@@ -195,3 +270,33 @@ def _creating(original: Callable, name: str) -> Callable:
 
     _create_kvstore.creates_stores_by_name = name
     return _create_kvstore
+
+
+def refuse_sparse_parameters(applies: Callable[[Any], bool], sentence: str) -> None:
+    """Make gluon.Trainer raise a ValueError where it is to train sparse parameters with a certain store.
+
+    MXNet's own error, for any store that is not of its own class, does not say what to do instead; for the name of one
+    and sparse values there is none.
+
+    Parameters
+    ----------
+    applies : callable
+        Whether it is that store, from the Trainer's argument `kvstore`.
+    sentence : str
+        Of the error.
+    """
+    original = gluon.Trainer._init_kvstore
+    if getattr(original, "refuses_sparse_parameters", False):
+        return
+
+    @functools.wraps(original)
+    def _init_kvstore(self: gluon.Trainer) -> None:
+        if (self._contains_sparse_weight or self._contains_sparse_grad) and applies(self._kvstore_params["kvstore"]):
+            raise ValueError(sentence)
+        original(self)
+
+    _init_kvstore.refuses_sparse_parameters = True
+    gluon.Trainer._init_kvstore = _init_kvstore
+
+
+_let_views_end_late()

@@ -52,6 +52,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         An argument is wrong, or `optimizer` is a DistributedOptimizer itself.
     """
 
+    averages_gradients = True  # for what does so itself
+
     def __init__(
         self,
         optimizer: Any,
@@ -141,6 +143,10 @@ class _Mean:
     def __init__(self, process_set: ProcessSet, num_groups: int, scope: str | None) -> None:
         self.process_set = process_set
         self.num_groups = num_groups
+        self._scope = scope
+
+    def rename(self, scope: str) -> None:
+        """Begin the names of all operations anew with another scope, the same on all workers."""
         self._scope = scope
 
     def replace(self, index: Any, gradient: Any) -> None:

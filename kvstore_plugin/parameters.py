@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from . import agreement, arrays, initialization, process
+from . import agreement, arrays, initialization, loading, process
 from . import process_set as process_sets
 from .initialization import Broadcast
-from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter
+from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon
 from .process_set import ProcessSet, global_process_set
+from .sparse import is_row_sparse
 
 # What a rank knows of a parameter before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
@@ -35,6 +36,7 @@ def broadcast_parameters(
     params : ParameterDict, dict or list of Parameter or NDArray, or a pair of such dicts
         ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Matched between ranks
         by key, and by position where the keys are Parameter.name (ParameterDict), which may differ between processes.
+        Those that are row_sparse travel whole, and hold all rows afterwards.
     root_rank : int, optional
         The rank whose values count, as a global rank.
     prefix : str, optional
@@ -45,7 +47,7 @@ def broadcast_parameters(
     Raises
     ------
     TypeError, ValueError
-        `params` holds something else, a sparse array, or an array on a GPU; `root_rank` is not in the set; this
+        `params` holds something else, a csr array, or an array on a GPU; `root_rank` is not in the set; this
         process is not.
     RuntimeError
         The ranks hold other sets of parameters.
@@ -80,6 +82,7 @@ def broadcast_parameters(
                 arriving += _arrays(value)
         elif lowest < _WAITS:  # else one waits on every rank, after which all values are equal
             initialization.wait_for(value, broadcast)
+    loading.forget([one.value for one in named if isinstance(one.value, Parameter)])
     for array in arriving:
         array.wait_to_read()
 
@@ -100,6 +103,7 @@ def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root
     """
     if not named:
         return
+    loading.forget([one.value for one in named])
     least, most = agreement.extremes(process_set, f"{scope}/parameters", [_state(one.value) for one in named])
     for (name, parameter, position), lowest, highest in zip(named, least, most):
         broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=True)
@@ -166,11 +170,42 @@ def named_parameters(params: Any) -> list[Named]:
         values = params if isinstance(params, (list, tuple)) else params.values()
         named = [Named(f"parameter {number}", value, number) for number, value in enumerate(values)]
     else:
-        raise TypeError(f"params must be a dict or a list of Parameters, not {type(params).__name__}.")
+        what = "net.collect_params(), and not the network itself" if isinstance(params, gluon.Block) else ""
+        what = what or f"a dict or a list of Parameters, such as net.collect_params(), not {type(params).__name__}"
+        raise TypeError(f"params must be {what}.")
     unique: dict[int, Named] = {}
     for one in named:
         unique.setdefault(id(one.value), one)
     return list(unique.values())
+
+
+def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
+    """Refuse parameters of one trainer that are not on the same devices in the same order.
+
+    Parameters
+    ----------
+    named : iterable of (str, Parameter)
+        Names for the error, and parameters; those that are not initialized are on no devices yet.
+
+    Raises
+    ------
+    ValueError
+        Names two that differ, and their devices.
+    """
+    first: tuple[str, list] | None = None
+    for name, parameter in named:
+        try:
+            devices = contexts(parameter)
+        except RuntimeError:  # not initialized
+            continue
+        if first is None:
+            first = (name, devices)
+        elif devices != first[1]:
+            places = [", ".join(str(device) for device in one) for one in (first[1], devices)]
+            raise ValueError(
+                f"All parameters must be on the same devices in the same order, but parameter {first[0]} is on "
+                f"{places[0]} and parameter {name} on {places[1]}."
+            )
 
 
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:
@@ -183,7 +218,8 @@ def _named_values(params: Any, prefix: str) -> Iterator[Named]:
             if not isinstance(value, (Parameter, NDArray)):
                 raise TypeError(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
             if isinstance(value, NDArray) or value._data is not None:
-                arrays.as_list(_arrays(value), f"value of {name}")
+                held = _arrays(value)
+                arrays.as_list(held, f"value of {name}", dense=not is_row_sparse(held))
             yield Named(f"{prefix}{half}{name}", value, position)
 
 

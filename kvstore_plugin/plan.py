@@ -18,8 +18,9 @@ from . import agreement, arrays, process
 from .adoption import Bucket, GradientMemory
 from .mxnet_compat import Parameter
 from .process_set import ProcessSet
+from .store_optimizer import Member, ShardedUpdate, StoreOptimizer
 
-# Only these travel in 16 bits between hosts.
+# Only these are compressed between hosts.
 _COMPRESSED_DTYPES = ("float32", "float64")
 
 # Packs save the cost of an operation for each small gradient. Larger ones come later into their copies' overlap: those
@@ -36,14 +37,19 @@ class Slot:
         What the parameter is called in messages, and its gradient's own operation.
     group : int or None
         Number of the group that it is reduced with.
+    key : int
+        What the optimizer calls it.
     """
 
-    def __init__(self, label: str, name: str, parameter: Parameter, priority: int, group: int | None) -> None:
+    def __init__(
+        self, label: str, name: str, parameter: Parameter, priority: int, group: int | None, key: int = 0
+    ) -> None:
         self.label = label
         self.name = name
         self.parameter = parameter
         self.priority = priority
         self.group = group
+        self.key = key
 
 
 class Reduction(NamedTuple):
@@ -51,9 +57,10 @@ class Reduction(NamedTuple):
 
     process_set: ProcessSet
     mean: bool  # or sum
-    wire: str  # type between hosts, empty for the gradient's own
+    compression: str  # type or compressor between hosts, empty for values as they are
     bucket_bytes: int  # 0: nothing is packed
     num_groups: int  # 0: gradients are packed by bucket_bytes
+    store_optimizer: StoreOptimizer | None = None  # what updates from the sums, each worker its shards
 
     @property
     def scale(self) -> float:
@@ -65,9 +72,14 @@ class Reduction(NamedTuple):
         """Whether one operation reduces several gradients."""
         return bool(self.bucket_bytes or self.num_groups)
 
+    @property
+    def wire(self) -> str:
+        """Type in which rows travel between hosts. Compressors remember places, and the next rows are others."""
+        return self.compression if self.compression in ("float16", "bfloat16") else ""
+
     def wire_of(self, dtype: Any) -> str:
-        """Type in which a gradient of this one travels between hosts; empty for its own."""
-        return self.wire if self.wire and np.dtype(dtype).name in _COMPRESSED_DTYPES else ""
+        """Type or compressor for a gradient of this dtype between hosts; empty for values as they are."""
+        return self.compression if self.compression and np.dtype(dtype).name in _COMPRESSED_DTYPES else ""
 
 
 class Operation(NamedTuple):
@@ -77,6 +89,7 @@ class Operation(NamedTuple):
     slots: Sequence[Slot]
     layout: str  # empty where they are copied
     push: Callable[[], None]
+    update: ShardedUpdate | None = None  # what follows, with an optimizer on the store
 
     def __str__(self) -> str:
         return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}"
@@ -157,7 +170,13 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
     count = bucket.used // bucket.dtype.itemsize
     priority = max(slot.priority for slot, _, _ in members)
     wire = reduction.wire_of(bucket.dtype)
-    compressed = {"wire": wire} if wire else {}
+    slots = [slot for slot, _, _ in members]
+    update = None
+    options: dict[str, Any] = {"wire": wire} if wire else {}
+    if reduction.store_optimizer is not None:
+        update = _update(reduction.store_optimizer, name, slots, priority, in_place=True)
+        options["shards"] = _shards(reduction.store_optimizer, bucket, members)
+        handles += update.weights
     prepared = process.core.PreparedBucket(
         name,
         bucket.buffer,
@@ -169,25 +188,51 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
         "sum",
         reduction.scale,
         priority,
-        **compressed,
+        **options,
     )
-    return Operation(name, [slot for slot, _, _ in members], layout, prepared.push)
+    return Operation(name, slots, layout, prepared.push, update)
+
+
+def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[tuple]) -> list[tuple[int, int, int]]:
+    """The division of a bucket: that of its gradients, and what lies between them with the one before it."""
+    pieces = [
+        (begin // bucket.dtype.itemsize + shard.begin, shard.owner)
+        for slot, begin, _ in sorted(members, key=lambda member: member[1])
+        for shard in store_optimizer.shards_of(slot.key)
+    ]
+    runs = [piece for i, piece in enumerate(pieces) if i == 0 or piece[1] != pieces[i - 1][1]]
+    begins = [0, *(begin for begin, _ in runs[1:])]
+    ends = [*begins[1:], bucket.used // bucket.dtype.itemsize]
+    return [(begin, end - begin, owner) for begin, end, (_, owner) in zip(begins, ends, runs)]
+
+
+def _update(
+    store_optimizer: StoreOptimizer, name: str, slots: Sequence[Slot], priority: int, in_place: bool
+) -> ShardedUpdate:
+    members = [Member(slot.key, slot.parameter._grad[0], slot.parameter._data) for slot in slots]
+    return ShardedUpdate(store_optimizer, name, members, priority, in_place)
 
 
 def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operation:
     process_set, scale = reduction.process_set, reduction.scale
-    wire = reduction.wire_of(slots[0].parameter._grad[0].dtype) if reduction.wire else ""
+    wire = reduction.wire_of(slots[0].parameter._grad[0].dtype) if reduction.compression else ""
     compressed = {"wire": wire} if wire else {}
     priority = max(slot.priority for slot in slots)
+    name = slots[0].name if len(slots) == 1 else f"{scope}/packed/{slots[0].label}"
+    if reduction.store_optimizer is not None:
+        update = _update(reduction.store_optimizer, name, slots, priority, in_place=False)
+
+        def push_to_owners() -> None:
+            update.reduce([arrays.total(slot.parameter._grad) for slot in slots], scale, wire)
+
+        return Operation(name, slots, "", push_to_owners, update)
     if len(slots) == 1:
-        name = slots[0].name
         handles = arrays.handles(slots[0].parameter._grad)
 
         def push() -> None:
             process_set.core.push_allreduce(name, handles, handles, "sum", scale, priority, **compressed)
 
         return Operation(name, slots, "", push)
-    name = f"{scope}/packed/{slots[0].label}"
     handles = arrays.handles([slot.parameter._grad[0] for slot in slots])
 
     def push_all() -> None:

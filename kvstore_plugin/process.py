@@ -8,25 +8,32 @@ child, whose copies of the runtime's threads and of MPI do not exist.
 from __future__ import annotations
 
 import atexit
+import logging
+import math
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Sequence
+import time
+from typing import TYPE_CHECKING, Any, Callable, Sequence
 
 import numpy as np
 
 from . import core as core_loader
-from . import launch, mpi, settings
+from . import launch, mpi, mpi_settings, settings, stall_watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .process_set import ProcessSet
 
+_log = logging.getLogger("kvstore_plugin")
+
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
 # A wait for other ranks looks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
+# A wait that takes long looks why; with several hosts that is a question to the others.
+_FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
 
 
 class _NoCore:
@@ -90,6 +97,9 @@ def init(
     except BaseException as error:
         _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
         raise
+    if core.lonely():
+        _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
+    mpi_settings.warn_if_late(core)
     launch.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
 
 
@@ -161,22 +171,36 @@ def ranks_in(comm: MPI.Intracomm) -> list[int]:
     return mpi.ranks_in(comm, _group)
 
 
-def wait(work: Any) -> None:
+def wait(work: Any, look: Callable[[], None] | None = None) -> None:
     """Wait for a ``Work`` of the core, so that Ctrl-C is noticed meanwhile.
+
+    Parameters
+    ----------
+    work : Work
+    look : callable, optional
+        Called without arguments when the wait has taken 2 s, 4 s, 8 s and so on, at least every 30 s.
 
     Raises
     ------
     mykv_core.Error
         The operation failed; the sentence says why.
     """
+    began = time.monotonic()
+    next_look = _FIRST_LOOK_S if look is not None else math.inf
     try:
         while not work.wait(_SIGNAL_CHECK_S):
-            pass
+            if time.monotonic() - began >= next_look:
+                next_look += min(next_look, _LONGEST_PAUSE_S)
+                look()
     except BaseException:
-        if not work.done():  # Ctrl-C, or whatever a signal handler raises
-            # The core writes to the arrays until the end, and dropping the work would wait for that.
-            _interrupted.append(work)
+        keep(work)  # Ctrl-C, or whatever a signal handler raises
         raise
+
+
+def keep(work: Any) -> None:
+    """Keep work that nobody waits for any more: the core writes to its arrays, and dropping it waits for the end."""
+    if not work.done():
+        _interrupted.append(work)
 
 
 def _join(comm: Any) -> None:
@@ -186,11 +210,20 @@ def _join(comm: Any) -> None:
     MPI = mpi.start(loaded)
     launch.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     comm = mpi.communicator(comm)
-    loaded.init(comm.py2f(), settings.core_options())
+    stall_limits = settings.stall_limits()
+    loaded.init(comm.py2f(), {**settings.core_options(), "versions": _versions(loaded)})
     _comm, _group = comm, comm.Get_group()
     core = loaded
     _attach_mxnet()
     _install_hooks()
+    stall_watch.begin(core, stall_limits)
+
+
+def _versions(loaded: Any) -> dict[str, str]:
+    """What must be the same on all ranks; ranks of one job may have been started in different environments."""
+    compat = sys.modules.get(f"{__package__}.mxnet_compat")
+    versions = {"mykv": loaded.build_info()["version"]}
+    return versions if compat is None else {**versions, "MXNet": compat.mx.__version__}
 
 
 def _checked_sets(process_sets: Any) -> list:
@@ -299,6 +332,7 @@ def _leave(reason: str, afterwards: str) -> None:
     seconds = settings.exit_wait_seconds()
     drain(seconds)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
+    stall_watch.end(leaving)
     leaving.abandon(reason)
     leaving.shutdown()
     membership = sys.modules.get(f"{__package__}.membership")

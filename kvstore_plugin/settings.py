@@ -1,26 +1,35 @@
 """The one place that reads environment variables of the package, so that this table is complete.
 
-=====================  =========  ===============================================================================
+====================== =========  ===============================================================================
 variable               default    meaning
-=====================  =========  ===============================================================================
+====================== =========  ===============================================================================
 MYKV_PART_BYTES        524288     arrays larger than this (bytes) travel in parts of this size
 MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
+MYKV_NETWORK_BYTES     4194304    memory (bytes) for what other hosts send, per rank
+MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed between hosts
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own unfinished operations
-=====================  =========  ===============================================================================
+MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
+MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
+MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
+====================== =========  ===============================================================================
 
-MYKV_PART_BYTES and MYKV_VIRTUAL_HOSTS must be the same on all ranks, which is checked. Variables of launchers
-(``OMPI_COMM_WORLD_SIZE`` and the like) are not settings; launch.py reads them.
+MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES and MYKV_VIRTUAL_HOSTS must be the same on all ranks, which is
+checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings; launch.py reads them.
 """
 
 from __future__ import annotations
 
+import math
 import os
+from typing import NamedTuple
 
 # Variable -> (name of the option in mykv_core.init, smallest value that makes sense).
 _CORE_OPTIONS = {
     "MYKV_PART_BYTES": ("part_bytes", 4096),
     "MYKV_STAGING_BYTES": ("staging_bytes", 4096),
+    "MYKV_NETWORK_BYTES": ("network_bytes", 4096),
+    "MYKV_COMPRESS_BYTES": ("compress_bytes", 0),
     "MYKV_VIRTUAL_HOSTS": ("virtual_hosts", 1),
 }
 
@@ -44,6 +53,42 @@ def core_options() -> dict[str, int]:
 def exit_wait_seconds() -> float:
     """Seconds that a rank which exits waits for its own unfinished operations before it leaves the others."""
     return float(_whole_number("MYKV_EXIT_WAIT_S", os.environ.get("MYKV_EXIT_WAIT_S", "5"), 0))
+
+
+class StallLimits(NamedTuple):
+    """How long (seconds) operations may wait for other ranks; 0: for ever."""
+
+    warn: float
+    abort: float
+
+
+def stall_limits() -> StallLimits:
+    """When operations that wait are logged, and when they fail.
+
+    Raises
+    ------
+    ValueError
+        A variable holds no number of at least 0.
+    """
+    return StallLimits(_seconds("MYKV_STALL_WARN_S", 60), _seconds("MYKV_STALL_ABORT_S", 0))
+
+
+def checkpoint_wait_seconds() -> float:
+    """Seconds that a worker waits for the others to come to a call that saves or loads optimizer states."""
+    return _seconds("MYKV_CHECKPOINT_WAIT_S", 60)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{variable} must be a number of seconds of at least 0, but it is {text!r}.")
+    return value
 
 
 def _whole_number(variable: str, text: str, smallest: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-from . import parameters
+from . import agreement, parameters
 from .arguments import check_is_added
 from .mxnet_compat import Parameter
 from .parameters import Named
@@ -18,6 +18,63 @@ class Share(NamedTuple):
     scope: str
     named: Sequence[Named]
     root: int  # within the set
+
+
+class Company:
+    """All workers of a trainer: those that skip a step together, or go on together when one has no more data.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        That of the trainer.
+    shares : sequence of Share
+        The trainer's.
+    stays_local : bool
+        Whether it has parameters that are trained on this worker alone.
+
+    Attributes
+    ----------
+    process_set : ProcessSet
+    scope : str
+        Begins the names of what the workers do together; empty where this worker is not among them.
+    is_apart : bool
+        Whether some worker has parameters that are not reduced over all of them, so that they may see other gradients.
+    is_divided : bool
+        Whether some worker shares parameters with a part of them.
+    reaches_out : bool
+        Whether some worker shares parameters with workers that are not among them.
+    """
+
+    def __init__(self, process_set: ProcessSet, shares: Sequence[Share], stays_local: bool) -> None:
+        self.process_set = process_set
+        self.scope = next((share.scope for share in shares if share.process_set is process_set), "")
+        others = [share.process_set for share in shares if share.process_set is not process_set and share.named]
+        inside = set(process_set.ranks) if self.scope else set()
+        self.is_apart = bool(self.scope) and bool(others or stays_local)
+        self.is_divided = bool(others)
+        self.reaches_out = any(not inside.issuperset(one.ranks) for one in others)
+
+    def meet(self) -> None:
+        """Let all workers know what is so on some of them. Collective over the process set."""
+        mine = [self.is_apart, self.is_divided, self.reaches_out]
+        _, some = agreement.extremes(self.process_set, f"{self.scope}/parameters", mine)
+        self.is_apart, self.is_divided, self.reaches_out = map(bool, some)
+
+    def check_undivided(self, what: str) -> None:
+        """Raise a ValueError if some parameters are trained by a part of the workers."""
+        if self.is_divided:
+            raise ValueError(
+                f"{what} needs each parameter of a trainer in its process set, or local: here parameter_process_sets "
+                "has process sets of its own."
+            )
+
+    def check(self, what: str) -> None:
+        """Raise a ValueError if what all workers must do alike would concern workers that are not among them."""
+        if self.reaches_out:
+            raise ValueError(
+                f"{what} needs all workers that share parameters of a trainer in its process set: here "
+                "parameter_process_sets has ranks that process_set has not."
+            )
 
 
 def scopes_of(process_set: Any, of_parameters: Any) -> dict[ProcessSet, str]:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
-from typing import Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
+from . import (
+    arrays,
+    mixed_precision,
+    mxnet_compat,
+    optimizer_states,
+    order,
+    parameters,
+    process,
+    shares,
+    sync_batch_norm,
+)
 from . import compression as compressions
-from . import mxnet_compat, parameters, process, shares
 from .arguments import check_is_added, check_predivide_factor, whole_number
+from .auxiliary import Averaging
 from .compression import Compression
 from .gradients import Gradients
 from .local_gradients import LocalGradients
@@ -16,17 +28,38 @@ from .optimizer import DistributedOptimizer
 from .parameters import Named
 from .plan import Reduction
 from .process_set import ProcessSet, global_process_set
+from .sparse_gradients import SparseGradients
+from .sparse_weights import Listed
+from .store_optimizer import StoreOptimizer
+
+if TYPE_CHECKING:
+    from .joining import join
 
 _REDUCE_METHODS = ("mean", "sum")
+
+
+def _without_store(original: Any) -> Any:
+    """DistributedTrainer.__init__, which says what to do about an argument that only gluon.Trainer has."""
+
+    @functools.wraps(original)
+    def __init__(self: DistributedTrainer, *arguments: Any, **named: Any) -> None:
+        if "kvstore" in named:
+            raise TypeError(
+                "DistributedTrainer takes no kvstore: it is one, or use gluon.Trainer(..., kvstore='mykv')."
+            )
+        original(self, *arguments, **named)
+
+    return __init__
 
 
 class DistributedTrainer(gluon.Trainer):
     """Trains the same parameters on all workers, each on data of its own.
 
     Gradients are averaged over the workers, so that the arguments of step() mean what they mean in one process with a
-    worker's batch. All workers start from the values of `root_rank`, also where the parameters are initialized later,
-    in the first forward pass or anew. Creating a trainer is collective, as init() is, which it calls if nobody has;
-    all workers must create their trainers in the same order, with the same arguments (but for `bucket_bytes`).
+    worker's batch. Of row_sparse gradients only rows travel that some worker has. All workers start from the values of
+    `root_rank`, also where the parameters are initialized later, in the first forward pass or anew. Creating a trainer
+    is collective, as init() is, which it calls if nobody has; all workers must create their trainers in the same order,
+    with the same arguments.
 
     Parameters
     ----------
@@ -40,6 +73,7 @@ class DistributedTrainer(gluon.Trainer):
         As for gluon.Trainer.
     compression : optional
         Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`.
+        Others are in `compression_params`; give only one of the two.
     gradient_predivide_factor : float, optional
         Finite and above 0. Elsewhere it divides gradients before they are summed, so that sums of float16 stay in
         range, and multiplies the result. Here sums of 16 bits are formed in 32, and one scale is applied to the sum, so
@@ -56,7 +90,10 @@ class DistributedTrainer(gluon.Trainer):
         The worker, as a global rank, whose initial values count. In a process set that does not hold rank 0, the
         default means its first one.
     update_on_kvstore : bool, optional
-        Must be None or False: there are no servers.
+        True: each worker runs the optimizer on its share of the parameters only, keeps the states of that share only,
+        and gets the other weights from the workers that update them. The result is the same, in less time and memory;
+        it needs step(), since allreduce_grads() would have no gradients to show, and one process set. False, the
+        default: each worker updates all parameters itself.
     bucket_bytes : int, optional
         Gradients are put into shared memory next to each other, up to so many bytes, and each such bucket is reduced
         by one operation. 0: they stay where MXNet made them, and each is copied into shared memory and back (with
@@ -68,6 +105,13 @@ class DistributedTrainer(gluon.Trainer):
         0: parameters are broadcast at the start only. n > 0: in every n-th step, before the update, they are again
         overwritten on every worker and device with those of `root_rank`. -1: they are never broadcast, those whose
         initialization is deferred neither; the workers must see to equal values themselves.
+    aux_sync_period : int, optional
+        n > 0: in every n-th step the running means and variances of BatchNorm, as far as they are in `params`, are
+        averaged over all devices of all workers, as `sync_aux_params` does; the step does not wait for it. 0: never, so
+        call `sync_aux_params` before evaluating and saving.
+    compression_params : dict, optional
+        How gradients are compressed between hosts, as `MyKV.set_gradient_compression` takes it: for example
+        ``{'type': 'topk', 'k': 0.01}``. row_sparse gradients travel as they are, but for 'fp16' and 'bf16'.
     parameter_process_sets : dict, optional
         Process sets of single parameters, in place of `process_set`. Its keys are Parameters, or keys of `params`.
         Where the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
@@ -76,13 +120,15 @@ class DistributedTrainer(gluon.Trainer):
     Raises
     ------
     NotImplementedError
-        An argument has a value that is not built yet, or a parameter or its gradient is sparse.
+        An argument has a value that is not built yet; or a parameter is sparse, and of a kind or in a release of MXNet
+        that cannot be trained.
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError
         The workers have other sets of parameters, or other arguments.
     """
 
+    @_without_store
     def __init__(
         self,
         params: Any,
@@ -99,72 +145,107 @@ class DistributedTrainer(gluon.Trainer):
         bucket_bytes: int = 16 << 20,
         reduce_method: str = "mean",
         broadcast_period: int = 0,
+        aux_sync_period: int = 0,
+        compression_params: Mapping[str, Any] | None = None,
         parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
     ) -> None:
         process.require()
         scopes = shares.scopes_of(process_set, parameter_process_sets)
         try:
             check_is_added(process_set)
-            compressions.check(compression)
+            compression = compressions.choose(compression, compression_params)
             check_predivide_factor(gradient_predivide_factor)
             num_groups = whole_number("num_groups", num_groups, 0)
             bucket_bytes = whole_number("bucket_bytes", bucket_bytes, 0)
             broadcast_period = whole_number("broadcast_period", broadcast_period, -1)
+            aux_sync_period = whole_number("aux_sync_period", aux_sync_period, 0)
             _check_choices(prefix, update_on_kvstore, reduce_method)
             named = parameters.named_parameters(params)
             _check_parameters(named)
+            parameters.check_devices((one.name, one.value) for one in named)
+            if update_on_kvstore:
+                _check_update_on_kvstore(named, process_set, parameter_process_sets)
             named_of = shares.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
             roots = {one: shares.root_of(one, root_rank, process_set) for one in scopes}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
+            self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
         except Exception as error:
             shares.refuse(scopes.items(), error)
             raise
         self._ignores_stale = False
         self._freshness_is_shared = False
         self._broadcast_period = broadcast_period
+        self._reduce_method = reduce_method
+        self._join: join | None = None  # the one around the training loop
         self._steps = 0
         suffix = f".{prefix}" if prefix else ""
         self._shares = [
             shares.Share(one, name + suffix, named_of.get(one, []), roots[one]) for one, name in scopes.items()
         ]
+        local = [one.value for one in named_of.get(None, [])]
+        self._company = shares.Company(process_set, self._shares, bool(local))
         label = (
             f"prefix={prefix!r}, root_rank={root_rank}, compression={compression!r}, num_groups={num_groups}, "
+            f"bucket_bytes={bucket_bytes}, "
             f"gradient_predivide_factor={float(gradient_predivide_factor)}, reduce_method={reduce_method!r}, "
-            f"broadcast_period={broadcast_period}"
+            f"broadcast_period={broadcast_period}, aux_sync_period={aux_sync_period}, "
+            f"update_on_kvstore={bool(update_on_kvstore)}"
         )
-        how = Reduction(process_set, reduce_method == "mean", compression.wire, bucket_bytes, num_groups)
+        how = Reduction(
+            process_set,
+            reduce_method == "mean",
+            compression.wire,
+            bucket_bytes,
+            num_groups,
+            self._store_optimizer,
+        )
         self._gradients = self._met(scopes, how, label)
-        local = [one.value for one in named_of.get(None, [])]
+        self._aux_sync_period = aux_sync_period
+        self._until_aux_sync = aux_sync_period
+        self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalGradients(local, self._follow_devices))
+        order.made(self)
 
-    def _met(self, scopes: dict[ProcessSet, str], how: Reduction, label: str) -> list[Gradients | LocalGradients]:
+    def _met(self, scopes: dict[ProcessSet, str], how: Reduction, label: str) -> list[Any]:
         """Meet the other members of each process set, give the parameters equal values, and keep their gradients."""
-        met = []
+        met, sparse = [], []  # these at the end, since they wait for backward, after which the dense ones have begun
         for number, share in enumerate(self._shares):
             try:
                 reduction = how._replace(process_set=share.process_set)
                 meeting = f"{scopes[share.process_set]}/parameters"
-                gradients = Gradients(meeting, share.scope, share.named, reduction, self._follow_devices, label)
+                dense = [one for one in share.named if one.value._grad_stype == "default"]
+                rest = [one for one in share.named if one.value._grad_stype != "default"]
+                which = f", sparse gradients of {', '.join(one.name for one in rest)}" if rest else ""
+                gradients = Gradients(
+                    meeting, share.scope, dense, reduction, self._follow_devices, label + which, self._keys()
+                )
+                if rest:
+                    sparse.append(SparseGradients(share.scope, rest, reduction, self._follow_devices, self._keys()))
+                if share.process_set is self._company.process_set:
+                    self._company.meet()
                 if self._broadcast_period >= 0:
                     parameters.keep_equal(share.process_set, share.named, share.scope, share.root)
             except Exception as error:
                 shares.refuse(list(scopes.items())[number + 1 :], error)
                 raise
-            if share.named:
+            if dense:
                 met.append(gradients)
-        return met
+        return met + sparse
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Average the gradients over the workers and update the parameters. Returns at once.
+        """Average the gradients over the workers and update the parameters.
+
+        Returns at once, unless there are row_sparse gradients: then it waits until all workers have computed theirs.
 
         Parameters
         ----------
         batch_size : int
-            Size of this worker's batch; gradients are divided by it. It must be the same on all workers: with others
-            their weights would drift apart, so that is an error. Where it is not that of the last step, this waits
-            until the workers have compared it.
+            Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
+            on all workers: with others their weights would drift apart, so that is an error. Only workers with unequal
+            numbers of devices may also have batches of one size on each device; gradients are then averaged over all
+            devices. Where it is not that of the last step, this waits until the workers have compared it.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -178,16 +259,40 @@ class DistributedTrainer(gluon.Trainer):
             example with batches of different sizes.
         """
         factor = self._scale / batch_size
-        self._check_and_rescale_grad(factor)
-        self._allreduce(ignore_stale_grad, factor)
-        self._update(ignore_stale_grad)
+        if self._join is None:
+            self._step(factor, ignore_stale_grad)
+        else:
+            self._join.step(self, factor, ignore_stale_grad)
+
+    def _step(self, factor: float, ignore_stale_grad: bool) -> None:
+        self._check_and_rescale_grad(self._agreed(factor))
+        if self._store_optimizer is not None and not ignore_stale_grad:
+            self._refuse_stale()
+        try:
+            self._allreduce(ignore_stale_grad)
+            self._update(ignore_stale_grad)
+        except BaseException as error:  # also Ctrl-C, after which this worker may go on
+            for gradients in self._gradients if self._store_optimizer is not None else ():
+                gradients.refuse_update(f"the step was broken off there: {error}")
+            raise
 
     def allreduce_grads(self) -> None:
-        """Average the gradients over the workers, for use before update(): clip them, look at them. Returns at once.
+        """Average the gradients over the workers, for use before update(): clip them, look at them.
+
+        Returns at once, unless there are row_sparse gradients, as step() does.
 
         Once update() was called with ignore_stale_grad=True, this takes stale gradients as zeros, as step() then does.
+
+        Raises
+        ------
+        RuntimeError
+            The trainer was made with update_on_kvstore=True.
         """
-        self._allreduce(self._ignores_stale)
+        self._require_local_updates("allreduce_grads")
+        if self._join is None:
+            self._allreduce(self._ignores_stale)
+        else:
+            self._join.allreduce_grads(self, self._ignores_stale)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from gradients that allreduce_grads() has averaged.
@@ -195,25 +300,67 @@ class DistributedTrainer(gluon.Trainer):
         Parameters
         ----------
         batch_size : int
-            Size of this worker's batch; gradients are divided by it. It must be the same on all workers, which only
-            step() checks.
+            Size of this worker's batch; gradients are divided by it. It must be the same on all workers, as for step().
         ignore_stale_grad : bool, optional
             As for step().
+
+        Raises
+        ------
+        RuntimeError
+            The trainer was made with update_on_kvstore=True.
+        MXNetError
+            The batches of the workers differ in size.
         """
-        self._check_and_rescale_grad(self._scale / batch_size)
+        self._require_local_updates("update")
+        factor = self._scale / batch_size
+        if self._join is None:
+            self._apply(factor, ignore_stale_grad)
+        else:
+            self._join.update(self, factor, ignore_stale_grad)
+
+    def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
+        self._check_and_rescale_grad(self._agreed(factor))
         self._ignores_stale = ignore_stale_grad
         if ignore_stale_grad and not self._freshness_is_shared:
             for gradients in self._gradients:
                 gradients.share_freshness()
         self._update(ignore_stale_grad)
 
-    def _allreduce(self, ignore_stale: bool, factor: float | None = None) -> None:
+    def _agreed(self, factor: float) -> float:
+        """What all workers multiply gradients by, where this one would multiply by `factor`."""
+        agreed = set()
+        for gradients in self._gradients:
+            try:
+                agreed.add(gradients.agree_on(factor))
+            except Exception as error:
+                self._refuse(str(error), but=gradients)  # who has failed together with the others it has asked
+                raise
+        if len(agreed) > 1:
+            sentence = (
+                "Workers with unequal numbers of devices must give step() batches of one size where parameters have "
+                "process sets of their own, or are trained on one worker alone."
+            )
+            self._refuse(sentence)
+            raise ValueError(sentence)
+        return agreed.pop() if agreed else factor
+
+    def _refuse(self, reason: str, but: Any = None) -> None:
+        """Take no part in a step of the other workers."""
+        for gradients in self._gradients:
+            if gradients is not but:
+                gradients.refuse(reason)
+
+    def _allreduce(self, ignore_stale: bool) -> None:
+        sync_batch_norm.end_step()
+        order.stepped(self)
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.allreduce(ignore_stale, factor)
+                gradients.allreduce(ignore_stale)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
                     later.refuse(str(error))
+                for averaging in self._due_averagings():
+                    averaging.refuse(str(error))
                 raise
         self._freshness_is_shared = ignore_stale
 
@@ -223,10 +370,141 @@ class DistributedTrainer(gluon.Trainer):
             if self._steps % self._broadcast_period == 0:
                 for share in self._shares:
                     parameters.broadcast_again(share.process_set, share.named, share.scope, share.root)
-        super()._update(ignore_stale_grad)
+        for averaging in self._due_averagings():
+            averaging.push()
+        if not self._company.is_apart or getattr(self, "_amp_loss_scaler", None) is None:
+            self._run_updaters(ignore_stale_grad)
+        elif not mixed_precision.skips_step(self, self._company):
+            with mixed_precision.without_scaler(self):
+                self._run_updaters(ignore_stale_grad)
+
+    def _due_averagings(self) -> list[Averaging]:
+        """Count a step, and return what is to be averaged in it."""
+        self._until_aux_sync -= 1
+        if self._until_aux_sync != 0:
+            return []
+        self._until_aux_sync = self._aux_sync_period
+        return self._averagings
+
+    def _run_updaters(self, ignore_stale_grad: bool) -> None:
+        if self._store_optimizer is not None:
+            for number, gradients in enumerate(self._gradients):
+                try:
+                    gradients.update()
+                except Exception as error:
+                    for later in self._gradients[number + 1 :]:  # the sparse ones
+                        later.refuse_update(str(error))
+                    raise
+            for parameter in self._params:
+                for weight in parameter._data if parameter.grad_req != "null" else ():
+                    weight._fresh_grad = False
+            return
+        if not self._contains_sparse_weight:
+            super()._update(ignore_stale_grad)
+            return
+        given = self._params
+        self._params = [Listed(one) if one._stype == "row_sparse" else one for one in given]
+        try:
+            super()._update(ignore_stale_grad)
+        finally:
+            self._params = given
+
+    def save_states(self, fname: str) -> None:
+        """Write the optimizer with its states to a file, which any Trainer of these parameters can load.
+
+        With update_on_kvstore=True it is collective, and the first worker writes, whole or not at all. Otherwise each
+        worker that calls it writes all states, which are the same on all, so that one should.
+
+        Parameters
+        ----------
+        fname : str
+
+        Raises
+        ------
+        OSError
+            The file cannot be written.
+        MXNetError
+            With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
+        """
+        if self._store_optimizer is None:
+            super().save_states(fname)
+            return
+        self._assign_owners()
+        optimizer_states.save(self._store_optimizer, self._shares[0].scope, fname, True)
+
+    def load_states(self, fname: str) -> None:
+        """Go on with the optimizer and its states from a file that any Trainer of these parameters has saved.
+
+        With update_on_kvstore=True it is collective, the first worker reads, and the parameters must have values;
+        nothing is changed where it fails. Otherwise each worker reads.
+
+        Parameters
+        ----------
+        fname : str
+
+        Raises
+        ------
+        OSError, ValueError
+            The file cannot be read, is damaged, or is of another network.
+        MXNetError
+            With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
+        """
+        if self._store_optimizer is None:
+            super().load_states(fname)
+            return
+        self._assign_owners()
+        optimizer_states.load(self._store_optimizer, self._shares[0].scope, fname)
+        self._optimizer = self._store_optimizer.optimizer
+        self._optimizer.param_dict = dict(enumerate(self._params))
+
+    def _assign_owners(self) -> None:
+        """Give owners to the parameters that have values, as the first step does."""
+        self._store_optimizer.assign(
+            (key, parameter._data[0])
+            for key, parameter in enumerate(self._params)
+            if parameter.grad_req != "null" and parameter._data is not None
+        )
+
+    def _keys(self) -> dict[int, int]:
+        """The numbers by which the optimizer knows the parameters."""
+        return {id(parameter): number for number, parameter in enumerate(self._params)}
+
+    def _require_local_updates(self, method: str) -> None:
+        if self._store_optimizer is not None:
+            raise RuntimeError(
+                f"{method}() needs gradients that each worker has all of, and with update_on_kvstore=True it has its "
+                "share only: call step(), or make the DistributedTrainer with update_on_kvstore=False."
+            )
+
+    def _refuse_stale(self) -> None:
+        """Raise MXNet's warning of gradients that no backward has written, before the other workers wait for this."""
+        for parameter in self._params:
+            if parameter.grad_req == "null":
+                continue
+            if all(weight._fresh_grad for weight in parameter._data or ()):
+                continue
+            sentence = (
+                f"The gradient of parameter {parameter.name} on rank {process.rank()} has not been updated by backward "
+                "since the last step: a mistake in the network, or, if it is meant to use some of its parameters only, "
+                "a case for step(..., ignore_stale_grad=True)."
+            )
+            self._refuse(sentence)
+            raise UserWarning(sentence)
+
+    def _check_mixed_precision(self) -> None:
+        """Raise a ValueError if a worker's overflow cannot be made to skip the step on all workers."""
+        if self._store_optimizer is not None:
+            raise ValueError(mixed_precision.ON_STORE)
+        self._company.check("AMP")
 
     def _allreduce_grads(self) -> None:
         self.allreduce_grads()
+
+    def _row_sparse_pull(self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False) -> None:
+        """Some rows of a row_sparse Parameter, for its row_sparse_data() and for saving it; it holds all of them."""
+        for array in out if isinstance(out, (list, tuple)) else [out]:
+            if all(array is not weight for weight in parameter._data):
+                arrays.copy_rows(parameter._data[0], row_id, array, f"out of {parameter.name}")
 
     def _init_kvstore(self) -> None:
         # There is no store to set up, and MXNet's own version wants all parameters to be initialized.
@@ -250,8 +528,22 @@ def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_me
         raise TypeError(f"reduce_method must be a str, not {type(reduce_method).__name__}.")
     if reduce_method not in _REDUCE_METHODS:
         raise ValueError(f"reduce_method must be 'mean' or 'sum', not {reduce_method!r}.")
-    if update_on_kvstore:
-        raise NotImplementedError("update_on_kvstore=True is not built yet: each worker updates its own copy.")
+    if update_on_kvstore not in (None, False, True):
+        raise TypeError(f"update_on_kvstore must be True, False or None, not {update_on_kvstore!r}.")
+
+
+def _check_update_on_kvstore(named: Sequence[Named], process_set: ProcessSet, of_parameters: Any) -> None:
+    if of_parameters:
+        raise ValueError("update_on_kvstore=True needs all parameters in one process set: not parameter_process_sets.")
+    if not process_set.included():
+        raise ValueError(f"update_on_kvstore=True needs this worker, rank {process.rank()}, in the process set.")
+    for label, parameter, _ in named:
+        if parameter._stype != "default":
+            raise NotImplementedError(
+                f"The values of parameter {label} ({parameter.name}) are {parameter._stype}, and with "
+                "update_on_kvstore=True only gradients may be sparse: use nn.Embedding(sparse_grad=True), or "
+                "update_on_kvstore=False."
+            )
 
 
 def _unwrapped(optimizer: Any) -> Any:
@@ -261,7 +553,7 @@ def _unwrapped(optimizer: Any) -> Any:
         "DistributedTrainer was given a DistributedOptimizer and takes the optimizer that it wraps, since both of them "
         "average gradients: pass that one.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     return optimizer._optimizer
 
@@ -277,8 +569,13 @@ def _check_parameters(named: Sequence[Named]) -> None:
         if not isinstance(parameter, Parameter):
             raise TypeError(f"params must hold Parameters, but {label} is a {type(parameter).__name__}.")
         for what, stype in (("values", parameter._stype), ("gradient", parameter._grad_stype)):
-            if stype != "default":
+            if stype != "default" and not mxnet_compat.HAS_SPARSE_PARAMETERS:
                 raise NotImplementedError(
-                    f"The {what} of parameter {label} ({parameter.name}) are {stype}, and only dense arrays can be "
-                    "reduced: use sparse_grad=False, stype='default' and grad_stype='default'."
+                    f"The {what} of parameter {label} ({parameter.name}) are {stype}, but only MXNet 1.9 trains sparse "
+                    "parameters: use sparse_grad=False, stype='default' and grad_stype='default'."
+                )
+            if stype not in ("default", "row_sparse"):
+                raise NotImplementedError(
+                    f"The {what} of parameter {label} ({parameter.name}) are {stype}, and only dense and row_sparse "
+                    "arrays can be trained: use stype='default' and grad_stype='default'."
                 )

@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from . import process
+from . import order, process
 from .mxnet_compat import MXNetError
 from .process_set import check
 
@@ -112,7 +112,8 @@ class Turn:
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
-        wait(self.submit(self.core.submit_allreduce, [rows], [result], label=label))
+        work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
+        wait(work, lambda: order.look(self.core, self.name, self.call))
         return result
 
 
@@ -167,8 +168,8 @@ def described(call: str, name: Any) -> str:
     return call if name is None else f"{call} {str(name)!r}"
 
 
-def wait(work: Any) -> None:
-    """Wait for work of the core.
+def wait(work: Any, look: Callable[[], None] | None = None) -> None:
+    """Wait for work of the core, with the arguments of process.wait().
 
     Raises
     ------
@@ -176,7 +177,7 @@ def wait(work: Any) -> None:
         It has failed.
     """
     try:
-        process.wait(work)
+        process.wait(work, look)
     except MXNetError:
         raise
     except RuntimeError as error:

@@ -150,6 +150,93 @@ def test_a_network_in_training(rank, gather, hybridize):
     assert len(set(gather(net(x).asnumpy().tobytes()))) == 1  # evaluation
 
 
+def _statistics_in_training(rank, steps, hybridize=None, ctx=None, **options):
+    """Those after each step of a trainer, with batches of each rank and device."""
+    net = _network(0, ctx)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **options)
+    after = []
+    for step in range(steps):
+        losses = []
+        with autograd.record():
+            for device in ctx or [mx.cpu()]:
+                seed = 100 * step + 10 * rank + device.device_id
+                x = array(np.random.RandomState(seed).randn(*_SHAPE).astype("float32"), ctx=device)
+                losses.append((net(x) ** 2).mean())
+        autograd.backward(losses)
+        trainer.step(1)
+        after.append(_statistics(net))
+    return after
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("hybridize", [None, {"static_alloc": True}])
+def test_a_trainer_averages_in_every_nth_step(hybridize, rank, size, gather):
+    mine = _statistics_in_training(rank, 4, hybridize, aux_sync_period=2)
+    everyones = gather(mine)
+    for step, names in enumerate(mine):
+        for name, (values,) in names.items():
+            distinct = {one[step][name][0].tobytes() for one in everyones}
+            if step % 2:
+                assert len(distinct) == 1, f"step {step}"
+            elif name.startswith("1."):  # the second layer's mean depends on the first one's beta alone
+                assert len(distinct) == size, f"step {step}"
+            if step == 1 and name.startswith("1."):
+                # Until then nothing of it has reached the weights, so each worker's own are those without averaging.
+                alone = gather(_statistics_in_training(rank, 2))
+                mean = np.mean([one[1][name][0] for one in alone], axis=0)
+                np.testing.assert_allclose(values, mean, rtol=1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_a_trainer_averages_over_all_devices_however_many_a_worker_has(rank, gather):
+    devices = [mx.cpu(0), mx.cpu(1), mx.cpu(2)] if rank else None
+    averaged = _statistics_in_training(rank, 1, ctx=devices, aux_sync_period=1)[0]
+    alone = gather(_statistics_in_training(rank, 1, ctx=devices)[0])
+    for name, replicas in averaged.items():
+        mean = np.mean(alone[0][name] + alone[1][name], axis=0)
+        for values in replicas:
+            np.testing.assert_allclose(values, mean, rtol=1e-6)
+        assert len({values.tobytes() for one in gather(averaged) for values in one[name]}) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_trainer_does_not_average_by_default(rank, gather):
+    mine = _statistics_in_training(rank, 2)
+    assert len({one[1]["1.running_mean"][0].tobytes() for one in gather(mine)}) == 2
+
+
+@pytest.mark.ranks(2)
+def test_a_step_that_one_worker_cannot_take_does_not_leave_the_others_values_waiting(rank):
+    net = _network(0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, aux_sync_period=1)
+    with autograd.record():
+        loss = (net(array(np.ones(_SHAPE, "float32"))) ** 2).mean()
+    loss.backward()
+    trainer.step(1)
+    if rank == 1:
+        net[0].weight.grad_req = "null"  # which the others would have to do as well
+        net[0].weight.grad_req = "write"
+        net.cast("float64")
+    with autograd.record():
+        loss = (net(array(np.ones(_SHAPE, "float64" if rank else "float32"))) ** 2).mean()
+    loss.backward()
+    with pytest.raises(MXNetError):
+        trainer.step(1)
+        net[1].running_mean.data().asnumpy()
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+def test_wrong_periods(rank):
+    net = _network(0)
+    with pytest.raises(ValueError, match="aux_sync_period must be at least 0, not -1"):
+        mykv.DistributedTrainer(net.collect_params(), "sgd", aux_sync_period=-1)
+    with pytest.raises(RuntimeError, match=r"(?s)aux_sync_period=0.*aux_sync_period=1|=1.*aux_sync_period=0"):
+        mykv.DistributedTrainer(net.collect_params(), "sgd", aux_sync_period=rank)
+
+
 @pytest.mark.ranks(2)
 def test_arrays_as_of_a_module(rank):
     values = {"mean": array(np.full(3, rank + 1.0)), "count": array(np.array([4 * rank], "int32"))}
@@ -209,7 +296,7 @@ def test_ranks_that_differ(rank):
 def test_wrong_arguments(rank):
     with pytest.raises(ValueError, match="root_rank must be a rank, from 0 to 1, not 2"):
         mykv.sync_aux_params({}, root_rank=2)
-    with pytest.raises(TypeError, match="params must be a dict or a list of Parameters, not int"):
+    with pytest.raises(TypeError, match="params must be a dict or a list of Parameters, such as .*, not int"):
         mykv.sync_aux_params(3)
     with pytest.raises(TypeError, match="must hold Parameters or NDArrays, but x is a str"):
         mykv.sync_aux_params({"x": "y"})

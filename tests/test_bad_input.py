@@ -35,7 +35,7 @@ _WRONG = {
     "value is a number": (TypeError, lambda s: s.pushpull("k", 3.0)),
     "value is an empty list": (ValueError, lambda s: s.pushpull("k", [])),
     "value holds numpy": (TypeError, lambda s: s.pushpull("k", [_good(), np.ones(3)])),
-    "value is sparse": (ValueError, lambda s: s.pushpull("k", mx.nd.sparse.zeros("row_sparse", (3, 2)))),
+    "value is csr": (ValueError, lambda s: s.pushpull("k", mx.nd.sparse.zeros("csr", (3, 2)))),
     "devices of other shapes": (ValueError, lambda s: s.pushpull("k", [_good(3), _good(4)])),
     "devices of other dtypes": (ValueError, lambda s: s.pushpull("k", [_good(), array(np.ones(3, "int32"))])),
     "out is numpy": (TypeError, lambda s: s.pushpull("k", _good(), np.ones(3))),
@@ -241,3 +241,19 @@ def test_many_errors_in_a_row_leave_nothing_behind(store, rank, size):
         else:
             assert (value(inout) == 2).all()
     _next_call_works(store, "key", size)
+
+
+@pytest.mark.ranks(2, 3)
+def test_trainers_with_other_bucket_sizes_or_compression_name_both(rank, size, gather):
+    for option, values in (("bucket_bytes", (1 << 20, 2 << 20)), ("compression", ("fp16", "none"))):
+        value_here = values[rank == size - 1]
+        if option == "compression":
+            value_here = getattr(mykv.Compression, value_here)
+        net = dense_network(seed=0)
+        with pytest.raises(Exception) as failure:
+            mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **{option: value_here})
+        text = str(failure.value)
+        assert "rank 0" in text and f"rank {size - 1}" in text, text
+        for one in values:
+            assert f"{option}={one}" in text or f"{one}" in text, text
+        gather("all know")

@@ -233,7 +233,7 @@ def test_other_roots_on_the_ranks_are_an_error(rank):
 
 
 @pytest.mark.ranks(2)
-def test_sparse_arrays_are_refused(rank):
-    sparse = mx.nd.sparse.zeros("row_sparse", (4, 2))
+def test_csr_arrays_are_refused(rank):
+    sparse = mx.nd.sparse.zeros("csr", (4, 2))
     with pytest.raises(ValueError, match="sparse"):
         mykv.broadcast_parameters({"a": sparse})

@@ -75,9 +75,10 @@ def test_gluon_script_learns(mpirun):
 
 
 @pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
-def test_module_script_learns_the_same_on_both_workers(mpirun):
+@pytest.mark.parametrize("name", ["module_digits.py", "module_store_digits.py"])
+def test_module_script_learns_the_same_on_both_workers(mpirun, name):
     pytest.importorskip("sklearn")
-    result = mpirun(2, _EXAMPLES / "module_digits.py", timeout=120)
+    result = mpirun(2, _EXAMPLES / name, timeout=120)
     assert result.code == 0, result.text
     assert "weights of all workers: the same" in result.stdout, result.text
     accuracy = float(re.search(r"accuracy on 360 held-out digits: ([\d.]+)%", result.stdout).group(1))

@@ -21,6 +21,7 @@ _INTEL = "Intel(R) MPI Library 2021.14 for Linux* OS\n"
     [
         (_OPEN_MPI, ("Open MPI", "5")),
         (_MPICH, ("MPICH", "4")),
+        ("MPICH 5.0.2", ("MPICH", "5")),  # what the build says
         (_INTEL, ("Intel MPI", "2021")),
         ("Some other MPI 7\nmore", ("Some other MPI 7", "")),
     ],

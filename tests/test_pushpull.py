@@ -83,7 +83,7 @@ def test_array_larger_than_the_memory_for_parts(store, rank, size):
 @pytest.mark.ranks(2)
 def test_devices_of_a_list_are_summed_and_all_outs_written(store, rank, kind):
     values = [array(np.full(5, 10.0 * rank + k), kind, mx.cpu(k)) for k in range(3)]
-    outs = [array(np.zeros(5), kind, mx.cpu(k)) for k in range(2)]
+    outs = [array(np.zeros(5), kind, mx.cpu(k)) for k in range(3)]
     store.pushpull("devices", values, outs)
     for out in outs:
         assert (value(out) == 0 + 1 + 2 + 10 + 11 + 12).all()
@@ -199,12 +199,13 @@ def test_call_returns_at_once(store, rank, gather):
         store.pushpull("warm", small)
         small.wait_to_read()
         seconds = []
-        for _ in range(5):
+        for _ in range(10):
             gather("both are ready")
             begin = time.perf_counter()
             store.pushpull("at once", inout)
             seconds.append(time.perf_counter() - begin)
             inout.wait_to_read()
+        # Waiting for the sum would take many times as long, every time; but threads that compute it may hold the core.
         assert sorted(seconds)[2] < 1e-3, seconds
 
 
@@ -291,6 +292,8 @@ def test_any_calls_are_those_of_numpy(rank, size, data):
     with mx.util.np_shape(True):
         for k in order if rank % 2 else order[::-1]:
             dtype, shape, kind, devices, outs = calls[k]
+            if outs is not None and 1 not in (devices, outs):
+                outs = devices  # lists of several must be on the same ones
             values = [array(numbers(rank + 5 * d, shape, dtype), kind, mx.cpu(d)) for d in range(devices)]
             targets = values if outs is None else [array(np.zeros(shape, dtype), kind, mx.cpu(d)) for d in range(outs)]
             store.pushpull(k, values, None if outs is None else targets)

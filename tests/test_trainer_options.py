@@ -170,23 +170,6 @@ def test_frozen_parameters_do_not_count_in_groups(rank, watched, gather):
 
 
 @pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("of_first", [0, 1, 200, 16 << 20])
-def test_the_first_ranks_bucket_bytes_count(rank, watched, gather, of_first):
-    sizes = [of_first, 300, 0]
-    net = dense_network(rank)
-    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, bucket_bytes=sizes[rank])
-    _train(net, trainer, rank)
-    reference = dense_network(rank)
-    pushed = list(watched.pushed)
-    watched.pushed.clear()
-    _train(reference, mykv.DistributedTrainer(reference.collect_params(), *_SGD, bucket_bytes=of_first), rank)
-    assert pushed == watched.pushed
-    assert len(pushed) // 3 == {0: 6, 1: 6, 200: len(pushed) // 3, 16 << 20: 1}[of_first]
-    assert checksum(net) == checksum(reference)
-    assert len(set(gather(checksum(net)))) == 1
-
-
-@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 16 << 20])
 def test_the_first_ranks_plan_is_followed_where_layers_were_initialized_in_other_orders(
     rank, watched, gather, caplog, bucket_bytes
@@ -429,3 +412,42 @@ def test_batches_of_different_sizes_are_an_error_before_the_weights_differ(rank,
         for batch_size in (8, 4, 8):
             step(batch_size)
         assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("who", ["all", "one"])
+def test_update_compares_batch_sizes_too(rank, size, gather, who):
+    net = dense_network(rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+
+    def step(batch_size):
+        _backward(net, rank)
+        trainer.allreduce_grads()
+        mx.nd.waitall()
+        trainer.update(batch_size)
+
+    step(8)
+    before = checksum(net)
+    if who == "all":
+        with pytest.raises(MXNetError, match="gradients times.*same one on all workers"):
+            step(7 - rank)
+        assert checksum(net) == before
+        for batch_size in (8, 4, 8):
+            step(batch_size)
+        assert len(set(gather(checksum(net)))) == 1
+        return
+    with pytest.raises(MXNetError, match="gradients times"):  # the others see it in their next step
+        step(7 if rank == 1 else 8)
+        step(8)
+    clear_errors()
+
+
+@pytest.mark.ranks(1)
+def test_arguments_that_others_take():
+    net = dense_network(seed=0)
+    with pytest.raises(TypeError, match="params must be net.collect_params.., and not the network itself"):
+        mykv.DistributedTrainer(net, "sgd")
+    with pytest.raises(TypeError, match="such as net.collect_params.., not int"):
+        mykv.DistributedTrainer(3, "sgd")
+    with pytest.raises(TypeError, match="takes no kvstore: it is one"):
+        mykv.DistributedTrainer(net.collect_params(), "sgd", kvstore="mykv")

@@ -1,0 +1,64 @@
+"""Files that are written whole or not at all.
+
+What is written goes to a temporary file in the same directory, which is synchronized to the disk and then takes the
+name of the old file (rename(2), POSIX.1-2017: any other process sees the old file or the new one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from typing import BinaryIO, Callable
+
+
+def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
+    """Replace a file with what `fill` writes, or leave it as it is.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        Of a file that there is, or is not; a symbolic link is followed.
+    fill : callable
+        Writes the whole content to the open binary file that it is given.
+
+    Raises
+    ------
+    OSError
+        The file cannot be written: no such directory, no permission, no space, a limit of the process. It names the
+        file and the reason, and the file is what it was before.
+    """
+    try:
+        target = os.path.realpath(os.fspath(path))
+        if os.path.lexists(target) and not stat.S_ISREG(os.stat(target).st_mode):
+            raise OSError(None, "it is no regular file")
+        _replace(target, fill)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise type(error)(
+            error.errno, f"it could not be written and is what it was before: {reason}", os.fspath(path)
+        ) from error
+
+
+def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
+    directory, name = os.path.split(target)
+    temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    # The name is on the disk only with its directory; a file system that cannot do that has done what it can.
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

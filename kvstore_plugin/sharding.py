@@ -1,0 +1,127 @@
+"""Who owns which elements of the parameters, for an optimizer that each worker runs on its own share.
+
+The division depends on nothing but its arguments, so all workers make the same one without talking.
+
+Where the optimizer works element by element, parameters are laid out in a line, which is cut into groups of a few
+megabytes, and each group into as many equally long pieces as there are workers. So all have work whenever a group of
+gradients is there, hardly any parameter is cut, and a large one is shared by all. Where parameters must stay whole, the
+largest goes to the worker that has least, then the next one (Graham, Bounds on multiprocessing timing anomalies, 1969).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from typing import NamedTuple, Sequence
+
+# Where parameters are cut: so many bytes are a cache line, which two workers should not write, and a full vector.
+_ALIGNMENT = 64
+
+# Rows up to so many bytes are not cut, so that a worker can update its rows from those of a row_sparse gradient. Pieces
+# that differ by one of them do not show.
+_LARGEST_ROW = 64 << 10
+
+# Pieces that would be smaller stay with their neighbour. This much more or less does not show.
+_SMALLEST_PIECE = 16 << 10
+
+
+class Shard(NamedTuple):
+    """Elements [begin, begin + count) of a parameter, flattened, and the rank that updates them."""
+
+    owner: int
+    begin: int
+    count: int
+
+
+class Size(NamedTuple):
+    """What a parameter measures."""
+
+    count: int  # elements
+    width: int  # bytes of an element
+    row: int = 1  # elements of a row
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.count * self.width
+
+    @property
+    def unit(self) -> int:
+        """Bytes of which a piece has a multiple."""
+        row = self.row * self.width
+        aligned = row * _ALIGNMENT // math.gcd(row, _ALIGNMENT)
+        return aligned if aligned <= _LARGEST_ROW else row if row <= _LARGEST_ROW else max(_ALIGNMENT, self.width)
+
+
+def divide(sizes: Sequence[Size], workers: int, elementwise: bool, group_bytes: int) -> list[tuple[Shard, ...]]:
+    """The shards of each parameter, in the order of their elements. No worker owns two of one parameter.
+
+    Parameters
+    ----------
+    sizes : sequence of Size
+        Those of the parameters.
+    workers : int
+        How many share them.
+    elementwise : bool
+        Whether a parameter may be cut.
+    group_bytes : int
+        Bytes of parameters that are there at about the same time.
+    """
+    if elementwise:
+        return [shards for group in _groups(sizes, group_bytes) for shards in _cut(group, workers)]
+    return _whole(sizes, workers)
+
+
+def _groups(sizes: Sequence[Size], group_bytes: int) -> list[list[Size]]:
+    groups: list[list[Size]] = []
+    used = 0
+    for size in sizes:
+        if not groups or used + size.nbytes > group_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(size)
+        used += size.nbytes
+    return groups
+
+
+def _cut(group: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
+    """The parameters of one group, laid out in a line of bytes that is cut into equal pieces."""
+    starts = [0]
+    for size in group:
+        starts.append(starts[-1] + size.nbytes)
+    cuts = [0]
+    for worker in range(1, workers):
+        wanted = starts[-1] * worker // workers
+        number = min(bisect.bisect_right(starts, wanted), len(group)) - 1
+        cuts.append(max(cuts[-1], _place_of_cut(wanted, starts[number], starts[number + 1], group[number].unit)))
+    cuts.append(starts[-1])
+    divided = []
+    for start, (count, width, _) in zip(starts, group):
+        pieces = [
+            Shard(
+                owner,
+                max(begin - start, 0) // width,
+                (min(end - start, count * width) - max(begin - start, 0)) // width,
+            )
+            for owner, (begin, end) in enumerate(zip(cuts, cuts[1:]))
+        ]
+        divided.append(tuple(piece for piece in pieces if piece.count > 0))
+    return divided
+
+
+def _place_of_cut(wanted: int, start: int, end: int, unit: int) -> int:
+    """Where to cut a parameter that lies at bytes [start, end) of the line; one of both if it stays whole."""
+    at = start + (wanted - start) // unit * unit
+    if min(at - start, end - at) < _SMALLEST_PIECE:
+        return start if wanted - start < end - wanted else end
+    return at
+
+
+def _whole(sizes: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
+    loads = [0] * workers
+    divided: list[tuple[Shard, ...]] = [()] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda i: (-sizes[i].nbytes, i)):
+        owner = min(range(workers), key=lambda worker: (loads[worker], worker))
+        loads[owner] += sizes[number].nbytes
+        divided[number] = (Shard(owner, 0, sizes[number].count),) if sizes[number].count else ()
+    return divided

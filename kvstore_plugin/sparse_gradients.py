@@ -1,0 +1,216 @@
+"""The row_sparse gradients of one trainer, beside `Gradients`, which has the dense ones.
+
+They are reduced by sparse.py. In every step the workers tell each other how many rows each gradient has, which also
+shows whether they take the step alike, and who has used which parameter.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from . import agreement, factors, initialization, process, sparse, turns
+from . import process_set as process_sets
+from .mxnet_compat import Parameter
+from .parameters import Named
+from .plan import Reduction
+from .row_update import RowUpdate
+from .sparse import Contribution, Rows
+
+
+class _Gradient(NamedTuple):
+    label: str
+    parameter: Parameter
+    key: int  # what the optimizer on the store calls it
+
+
+class SparseGradients:
+    """The row_sparse gradients of one trainer that are reduced over one process set.
+
+    Parameters
+    ----------
+    scope : str
+        Begins the names of all operations, for example ``'trainer0'``.
+    named : sequence of Named
+        Parameters with names that are the same on all ranks.
+    reduction : Reduction
+        What becomes of them; how dense gradients are packed does not concern them.
+    when_moved : callable
+        Called without arguments when parameters may have moved to other devices.
+    keys : dict of int, optional
+        What the optimizer on the store calls each parameter, by id().
+
+    Raises
+    ------
+    RuntimeError
+        The ranks have other parameters. Collective: all ranks get it.
+    """
+
+    def __init__(
+        self,
+        scope: str,
+        named: Sequence[Named],
+        reduction: Reduction,
+        when_moved: Callable[[], None],
+        keys: Mapping[int, int] | None = None,
+    ) -> None:
+        self._scope = scope
+        self._name = f"{scope}/sparse"
+        self._reduction = reduction
+        self._when_moved = when_moved
+        self._gradients = [_Gradient(one.name, one.value, (keys or {}).get(id(one.value), 0)) for one in named]
+        self._to_update: list[tuple[RowUpdate, Rows]] = []
+        self._workspace = sparse.Workspace(reduction.process_set)
+        self._priority = max(-one.position for one in named)
+        self._factor: tuple[float, int] | None = None  # of the last step, with the number of devices
+        self._agreed = 0.0  # what the ranks have agreed on for it
+        labels = [one.label for one in self._gradients]
+        agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
+
+    def allreduce(self, ignore_stale: bool = False) -> None:
+        """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
+
+        Waits until backward has written the gradients on all workers, and they are summed.
+
+        Parameters
+        ----------
+        ignore_stale : bool
+            A gradient that no backward has written since the last update counts as one without rows; where that is so
+            on all workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
+
+        Raises
+        ------
+        DeferredInitializationError
+            A parameter has no values yet; the other ranks get an MXNetError that names it.
+        MXNetError
+            The ranks do not take this step alike, or a gradient carries an error on one of them.
+        ValueError
+            What is wrong with a gradient of this rank; the other ranks get an MXNetError that says so.
+        """
+        active = self._active()
+        with self._turn() as turn:
+            contributions = [_contribution(one, ignore_stale) for one in active]
+            numbers = [_has_one_device(contributions)]
+            numbers += [_is_fresh(one.parameter) for one in active]
+            numbers += [one.indices.size for one in contributions]
+            met = turn.meet(f"a step with the sparse gradients {_described(active, contributions)}", numbers)
+        fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
+        chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
+        sums = sparse.allreduce(
+            self._reduction.process_set,
+            self._name,
+            [contributions[number] for number in chosen],
+            counts[:, chosen],
+            self._reduction.scale,
+            self._priority,
+            self._reduction.wire,
+            self._workspace if met[:, 0].all() else None,
+        )
+        if self._reduction.store_optimizer is not None:
+            self._to_update = [(self._update_of(active[number]), rows) for number, rows in zip(chosen, sums)]
+            return
+        for number, rows in zip(chosen, sums):
+            for gradient in active[number].parameter._grad:
+                sparse.assign(gradient, rows)
+            if ignore_stale:
+                _set_fresh(active[number].parameter)
+
+    def update(self) -> None:
+        """Let the optimizer on the store update the parameters from what allreduce() has brought. Returns at once."""
+        while self._to_update:
+            update, rows = self._to_update.pop(0)
+            try:
+                update.apply(rows)
+            except Exception as error:
+                self.refuse_update(str(error))
+                raise
+
+    def refuse_update(self, reason: str) -> None:
+        """Leave out what update() has not done yet, and let it fail on the other ranks, with the reason."""
+        for update, _ in self._to_update:
+            update.refuse(f"the update has failed there: {reason}")
+        self._to_update = []
+
+    def _update_of(self, one: _Gradient) -> RowUpdate:
+        store_optimizer = self._reduction.store_optimizer
+        weights = one.parameter._data
+        if not store_optimizer.is_assigned(one.key, weights[0]):
+            store_optimizer.assign([(one.key, weights[0])])
+        return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
+
+    def agree_on(self, factor: float) -> float:
+        """What all ranks multiply gradients by in an update. Where it has changed they compare theirs, and wait.
+
+        Parameters
+        ----------
+        factor : float
+            What this rank would multiply them by itself.
+
+        Raises
+        ------
+        MXNetError
+            The ranks are about to do other things, or with factors that do not fit (see factors.py).
+        """
+        device_count = len(self._gradients[0].parameter._data or ()) or 1
+        if (factor, device_count) != self._factor:
+            with self._turn() as turn:
+                met = turn.meet(factors.LABEL, factors.numbers(factor, device_count))
+            self._agreed = factors.common(met, self._reduction.process_set.ranks, self._scope)
+            self._factor = (factor, device_count)
+        return self._agreed
+
+    def share_freshness(self) -> None:
+        """Let a parameter that some worker has used since the last update count as fresh on all workers."""
+        active = self._active()
+        with self._turn() as turn:
+            label = f"an update with the sparse gradients {', '.join(one.label for one in active)}"
+            met = turn.meet(label, [_is_fresh(one.parameter) for one in active])
+        for number in np.flatnonzero(met.any(axis=0)):
+            _set_fresh(active[number].parameter)
+
+    def awaited_by(self) -> list[int]:
+        """The ranks that have begun a step that this one has not called for."""
+        return self._reduction.process_set.core.waiting_for_this([self._name])[0]
+
+    def refuse(self, reason: str) -> None:
+        """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        self._reduction.process_set.core.refuse(self._name, reason)
+        for one in self._deferred():  # those that have values wait for this rank's
+            initialization.refuse(one.parameter, reason)
+
+    def _active(self) -> list[_Gradient]:
+        process.rank()  # raises after shutdown()
+        process_sets.check(self._reduction.process_set)  # it may have been removed
+        self._when_moved()
+        if self._deferred():
+            initialization.refuse_deferred(self._deferred(), self.refuse)
+        return [one for one in self._gradients if one.parameter._grad is not None]
+
+    def _deferred(self) -> list[_Gradient]:
+        return [one for one in self._gradients if one.parameter._grad is None and one.parameter.grad_req != "null"]
+
+    def _turn(self) -> turns.Turn:
+        return turns.Turn(self._reduction.process_set, self._name, f"the sparse gradients of {self._scope}")
+
+
+def _contribution(one: _Gradient, ignore_stale: bool) -> Contribution:
+    stale = [ignore_stale and not weight._fresh_grad for weight in one.parameter._data]
+    return sparse.contribution(one.parameter._grad, f"gradient of {one.label}", stale)
+
+
+def _has_one_device(contributions: Sequence[Contribution]) -> bool:
+    return all(len(one.devices) == 1 for one in contributions)
+
+
+def _is_fresh(parameter: Parameter) -> bool:
+    return any(weight._fresh_grad for weight in parameter._data)
+
+
+def _set_fresh(parameter: Parameter) -> None:
+    for weight in parameter._data:
+        weight._fresh_grad = True
+
+
+def _described(active: Sequence[_Gradient], contributions: Sequence[Contribution]) -> str:
+    return ", ".join(f"{one.label} ({rows})" for one, rows in zip(active, contributions))

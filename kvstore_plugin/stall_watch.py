@@ -1,0 +1,48 @@
+"""Warns when operations wait long for other ranks, by Python's logging.
+
+The core finds out who waits for whom (``csrc/runtime/stall_watch.cpp``). Here is the thread that asks it and logs what
+it says; it spends its time in the core, without the GIL, so that a main thread that waits does not keep it from
+speaking.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from . import settings
+
+_log = logging.getLogger("kvstore_plugin")
+# The thread may be asking other hosts, which takes some seconds where one does not answer.
+_JOIN_S = 10.0
+
+_thread: threading.Thread | None = None
+
+
+def begin(core: Any, limits: settings.StallLimits) -> None:
+    """Watch the operations of this process, unless it is alone or both limits are off."""
+    global _thread
+    if core.size() == 1 or not any(limits):
+        return
+    core.begin_stall_watch()
+    _thread = threading.Thread(target=_watch, args=(core, limits), name="kvstore_plugin-stalls", daemon=True)
+    _thread.start()
+
+
+def end(core: Any) -> None:
+    """Stop watching; before Python exits, since a thread that comes back from the core then ends the process."""
+    global _thread
+    if _thread is not None:
+        core.end_stall_watch()
+        _thread.join(_JOIN_S)
+        _thread = None
+
+
+def _watch(core: Any, limits: settings.StallLimits) -> None:
+    while True:
+        reports = core.next_stalls(limits.warn, limits.abort)
+        if reports is None:
+            return
+        for _, sentence in reports:
+            _log.warning("mykv on rank %d: %s", core.rank() if core.is_initialized() else -1, sentence)

@@ -1,0 +1,101 @@
+"""What gluon.Trainer lacks with the store 'mykv', so that a checkpoint can be loaded at any time."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any, Callable
+
+from . import loading, sync_batch_norm
+from .kvstore import MyKV
+from .mxnet_compat import gluon
+
+# Of Trainers that have given their parameters to a store of ours, what they know of it.
+_attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def was_attached(trainer: gluon.Trainer) -> bool:
+    """Whether a Trainer has given its parameters to a store of ours, at whatever time."""
+    return trainer in _attached
+
+
+def attach_again(trainer: gluon.Trainer) -> None:
+    """Undo what set_data() and load_parameters() do to a Trainer that updates on the store: it forgets its store.
+
+    In its next step it would broadcast the parameters again. That is not needed where all workers have the same.
+    """
+    vars(trainer).update(_attached[trainer], _kv_initialized=True, _params_to_init=[])
+
+
+def _keeping(original: Callable) -> Callable:
+    """Trainer._init_kvstore, which keeps the store that it makes.
+
+    After set_data() and load_parameters() it is called once more, and with the store's name it would make another
+    store, whose operations would wait for those of workers that go on with the first one.
+    """
+
+    @functools.wraps(original)
+    def _init_kvstore(self: gluon.Trainer) -> None:
+        if self in _attached:
+            _meet(self, _attached[self]["_kvstore"])
+        original(self)
+        if isinstance(self._kvstore, MyKV):
+            self._kvstore_params["kvstore"] = self._kvstore
+            names = ("_kvstore", "_update_on_kvstore", "_distributed")
+            _attached[self] = {name: vars(self)[name] for name in names}
+
+    _init_kvstore.keeps = True
+    return _init_kvstore
+
+
+def _noticing(original: Callable) -> Callable:
+    """Trainer._allreduce_grads, which lets the workers notice where only some have loaded parameters or states."""
+
+    @functools.wraps(original)
+    def _allreduce_grads(self: gluon.Trainer) -> None:
+        if isinstance(self._kvstore, MyKV):
+            sync_batch_norm.end_step()
+            if loading.any_of(self._params):
+                _meet(self, self._kvstore)
+        original(self)
+
+    _allreduce_grads.keeps = True
+    return _allreduce_grads
+
+
+def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
+    """Find out whether all workers have loaded what this one has, in place of the next step's first operation."""
+    keys = [number for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
+    if keys:
+        store.meet(keys, loading.LABEL)
+    loading.forget(trainer._params)
+
+
+def _loading_alone(original: Callable) -> Callable:
+    """Trainer.load_states, which sets up the store only if that is where the states are.
+
+    Setting it up broadcasts the first worker's parameters, to which the others come in their first step.
+    """
+
+    @functools.wraps(original)
+    def load_states(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+        if self._kv_initialized or self._kvstore_params["update_on_kvstore"] is not False:
+            original(self, *args, **kwargs)
+            return
+        waiting, self._params_to_init, self._kv_initialized = self._params_to_init, [], True
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            self._params_to_init, self._kv_initialized = waiting, False
+
+    load_states.keeps = True
+    return load_states
+
+
+for _name, _wrapped in (
+    ("_init_kvstore", _keeping),
+    ("_allreduce_grads", _noticing),
+    ("load_states", _loading_alone),
+):
+    if not getattr(getattr(gluon.Trainer, _name), "keeps", False):
+        setattr(gluon.Trainer, _name, _wrapped(getattr(gluon.Trainer, _name)))

@@ -1,0 +1,264 @@
+"""Files of the optimizer's states: their format, how they are written and read, and the shards they are made of."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import resource
+
+import kvstore_plugin as mykv
+import mxnet as mx
+import numpy as np
+import pytest
+from kvstore_plugin import atomic_file, state_file
+from mxnet import autograd, gluon
+from support import IS_2, MXNetError, array, dense_network, parameters
+
+_WAIT = {"MYKV_CHECKPOINT_WAIT_S": "1"}
+
+
+def _fill(text: bytes):
+    return lambda file: file.write(text)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "file"
+    atomic_file.write(path, _fill(b"one"))
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    atomic_file.write(link, _fill(b"two"))
+    assert path.read_bytes() == b"two" and link.is_symlink()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["file", "link"]
+
+
+@pytest.mark.parametrize("where", ["no directory", "a directory", "a device", "a file in the place of a directory"])
+def test_a_place_where_no_file_can_be_is_named_with_the_reason(tmp_path, where):
+    (tmp_path / "file").write_bytes(b"old")
+    path = {
+        "no directory": tmp_path / "missing" / "file",
+        "a directory": tmp_path,
+        "a device": "/dev/full",
+        "a file in the place of a directory": tmp_path / "file" / "file",
+    }[where]
+    with pytest.raises(OSError) as failure:
+        atomic_file.write(path, _fill(b"new"))
+    assert str(path) in str(failure.value) and "could not be written" in str(failure.value)
+    assert (tmp_path / "file").read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def test_no_room_for_a_file_leaves_the_old_one(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="is what it was before"):
+            atomic_file.write(path, _fill(b"x" * 5000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+def _updater(**options):
+    updater = mx.optimizer.get_updater(mx.optimizer.create("adam", **options))
+    weight = mx.nd.array(np.ones((3, 4), "float32"))
+    updater([0], [mx.nd.ones((3, 4))], [weight])
+    updater.states["name"] = None
+    return updater
+
+
+@pytest.mark.parametrize("dump", [False, True])
+def test_what_mxnet_saves_is_read_and_the_other_way_round(tmp_path, dump):
+    updater = _updater(learning_rate=0.25, lr_scheduler=mx.lr_scheduler.FactorScheduler(3))
+    path = tmp_path / "states"
+    path.write_bytes(updater.get_states(dump_optimizer=dump))
+    content = state_file.read(path)
+    assert list(content.states) == [0, "name"] and content.states["name"] is None
+    np.testing.assert_array_equal(content.states[0][0].asnumpy(), updater.states[0][0].asnumpy())
+    assert (content.optimizer is not None) == dump
+    with open(path, "wb") as file:
+        state_file.write(file, content)
+    other = mx.optimizer.get_updater(mx.optimizer.create("adam"))
+    other.set_states(path.read_bytes())
+    np.testing.assert_array_equal(other.states[0][1].asnumpy(), updater.states[0][1].asnumpy())
+    if dump:
+        assert other.optimizer.lr_scheduler.step == 3 and other.optimizer.num_update == updater.optimizer.num_update
+
+
+class _Calls:
+    def __init__(self, function, *arguments):
+        self._call = function, arguments
+
+    def __reduce__(self):
+        return self._call
+
+
+def test_a_file_cannot_call_functions(tmp_path):
+    flag = tmp_path / "called"
+    for evil in (_Calls(os.mkdir, str(flag)), _Calls(eval, f"__import__('os').mkdir({str(flag)!r})"), _Calls(type, 1)):
+        with pytest.raises(ValueError, match="'file' holds no optimizer states that can be read"):
+            state_file.parse(pickle.dumps({0: evil}), "file")
+    assert not flag.exists()
+
+
+def test_damaged_files_are_refused():
+    data = _updater().get_states(dump_optimizer=True)
+    for length in [*range(0, len(data), max(1, len(data) // 60)), len(data) - 1]:
+        with pytest.raises(ValueError, match="'file' holds"):
+            state_file.parse(data[:length], "file")
+    for other in (
+        data + b"x",
+        b"no pickle at all",
+        pickle.dumps([1]),
+        pickle.dumps(({}, 3)),
+        pickle.dumps({1.5: None}),
+    ):
+        with pytest.raises(ValueError, match="'file' holds"):
+            state_file.parse(other, "file")
+
+
+def _trainer(net, kind: str, name: str = "adam", **options):
+    optimizer = mx.optimizer.create(name, learning_rate=0.01, **options)
+    if kind == "distributed":
+        return mykv.DistributedTrainer(net.collect_params(), optimizer, update_on_kvstore=True, reduce_method="sum")
+    if kind == "plain":
+        return gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
+    if IS_2:
+        optimizer.aggregate_num = 1
+    return gluon.Trainer(net.collect_params(), optimizer, kvstore=mx.kv.create("mykv"), update_on_kvstore=True)
+
+
+def _steps(net, trainer, first: int, last: int, part: int, parts: int) -> None:
+    for turn in range(first, last):
+        data = np.random.RandomState(turn).uniform(-1, 1, (12, 60)).astype("float32")
+        with autograd.record():
+            loss = (net(array(data[part::parts])) ** 2).sum()
+        loss.backward()
+        trainer.step(12)
+    mx.nd.waitall()
+
+
+def _net():
+    return dense_network(5, inputs=60, widths=(500, 7))
+
+
+def _flat(net) -> np.ndarray:
+    return np.concatenate([value.ravel() for _, value in sorted(parameters(net).items())])
+
+
+def _set(net, values: np.ndarray) -> None:
+    from support import structure
+
+    for _, parameter in sorted(structure(net).items()):
+        size = int(np.prod(parameter.shape))
+        parameter.set_data(array(values[:size].reshape(parameter.shape)))
+        values = values[size:]
+
+
+@pytest.mark.ranks(1, 2, 3, timeout=120)
+@pytest.mark.parametrize("kind", ["distributed", "stock"])
+@pytest.mark.parametrize("name, options", [("adam", {}), ("sgd", {"momentum": 0.9}), ("sgd", {})])
+def test_training_goes_on_from_a_file_as_without_interruption(tmp_path, gather, rank, size, kind, name, options):
+    """On as many workers, and in a Trainer without a store, whose own file is loaded in turn."""
+    path = gather(str(tmp_path / "states"))[0]
+    scheduled = dict(options, lr_scheduler=mx.lr_scheduler.FactorScheduler(2, 0.9, base_lr=0.01))
+    net = _net()
+    trainer = _trainer(net, kind, name, **scheduled)
+    _steps(net, trainer, 0, 3, rank, size)
+    trainer.save_states(path)
+    saved = _flat(net)
+    _steps(net, trainer, 3, 6, rank, size)
+    wanted = _flat(net)
+
+    again = _net()
+    _set(again, saved)
+    trainer = _trainer(again, kind, name, **options)
+    trainer.load_states(path)
+    _steps(again, trainer, 3, 6, rank, size)
+    np.testing.assert_array_equal(_flat(again), wanted)
+
+    alone = _net()
+    _set(alone, saved)
+    plain = _trainer(alone, "plain", name, **options)
+    plain.load_states(path)
+    own = str(tmp_path / "plain")
+    plain.save_states(own)
+    _steps(alone, plain, 3, 6, 0, 1)
+    np.testing.assert_allclose(_flat(alone), wanted, atol=1e-6)
+
+    back = _net()
+    _set(back, saved)
+    trainer = _trainer(back, kind, name, **options)
+    trainer.load_states(gather(own)[0])
+    _steps(back, trainer, 3, 6, rank, size)
+    np.testing.assert_array_equal(_flat(back), wanted)
+
+
+@pytest.mark.ranks(2, 3, env=_WAIT)
+def test_workers_that_do_not_call_are_named_and_all_go_on(tmp_path, gather, rank, size):
+    path = gather(str(tmp_path / "states"))[0]
+    net = _net()
+    trainer = _trainer(net, "distributed")
+    _steps(net, trainer, 0, 1, rank, size)
+    for _ in range(2):
+        if rank == 0:
+            with pytest.raises(MXNetError, match=rf"had not called it: \[{', '.join(map(str, range(1, size)))}\]"):
+                trainer.save_states(path)
+            assert not os.path.exists(path)
+        _steps(net, trainer, 1, 2, rank, size)
+    trainer.save_states(path)
+    assert state_file.read(path).optimizer is not None
+    if rank != 0:
+        with pytest.raises(MXNetError, match=r"had not called it: \[0"):
+            trainer.load_states(path)
+    gather("those have given up")
+    trainer.load_states(path)
+    _steps(net, trainer, 2, 3, rank, size)
+    assert len({value.tobytes() for value in gather(_flat(net))}) == 1
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("kind", ["distributed", "stock"])
+def test_what_fails_on_the_first_worker_fails_on_all_and_changes_nothing(tmp_path, gather, rank, size, kind):
+    folder = gather(str(tmp_path))[0]
+    net = _net()
+    trainer = _trainer(net, kind)
+    _steps(net, trainer, 0, 2, rank, size)
+    good = os.path.join(folder, "good")
+    trainer.save_states(good)
+    bad = {name: os.path.join(folder, name) for name in ("truncated", "shape", "key", "kind", "empty")}
+    if rank == 0:
+        with open(good, "rb") as file:
+            data = file.read()
+        states, optimizer = pickle.loads(data)
+        shape = {**states, 0: tuple(mx.nd.ones((2, 2)) for _ in states[0])}
+        for name, content in {
+            "truncated": data[:-100],
+            "shape": pickle.dumps((shape, optimizer)),
+            "key": pickle.dumps(({**states, 77: None}, optimizer)),
+            "kind": pickle.dumps((states, mx.optimizer.create("sgd"))),
+            "empty": pickle.dumps({}),
+        }.items():
+            with open(bad[name], "wb") as file:
+                file.write(content)
+    gather("the files are there")
+    for path in (*bad.values(), os.path.join(folder, "absent")):
+        with pytest.raises((OSError, ValueError) if rank == 0 else MXNetError) as failure:
+            trainer.load_states(path)
+        assert path in str(failure.value) and (rank == 0 or "rank 0" in str(failure.value))
+    with pytest.raises(OSError if rank == 0 else MXNetError, match="could not be written"):
+        trainer.save_states(os.path.join(folder, "no directory", "file"))
+    _steps(net, trainer, 2, 4, rank, size)
+
+    undisturbed = _net()
+    trainer = _trainer(undisturbed, kind)
+    _steps(undisturbed, trainer, 0, 4, rank, size)
+    np.testing.assert_array_equal(_flat(undisturbed), _flat(net))
+
+
+@pytest.mark.ranks(2)
+def test_a_store_without_optimizer_has_no_states(rank, tmp_path):
+    store = mx.kv.create("mykv")
+    for call in (store.save_optimizer_states, store.load_optimizer_states):
+        with pytest.raises(RuntimeError, match=r"no optimizer; call set_optimizer"):
+            call(str(tmp_path / "file"))
