@@ -2,7 +2,8 @@
 
     mpirun -n 2 python examples/digits_trainer.py
 
-The lines that distribute it are marked. The stock Trainer sums over workers, so step() is told the global batch.
+The lines that distribute it are marked. The stock Trainer sums over workers, so step() is told the global batch. It
+updates on the store, as is its default (update_on_kvstore=True): each worker updates its share of the weights.
 """
 
 import sys

@@ -33,6 +33,7 @@ def arguments():
     parser.add_argument("--num-batches-per-iter", type=int, default=10, help="steps timed together (10)")
     parser.add_argument("--num-iters", type=int, default=10, help="how many such times are taken (10)")
     parser.add_argument("--fp16-allreduce", action="store_true", help="gradients travel between hosts in 16 bits")
+    parser.add_argument("--update-on-kvstore", action="store_true", help="each worker updates its share of the weights")
     return parser.parse_args()
 
 
@@ -50,7 +51,9 @@ def make_step(args):
     compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
     params = net.collect_params()
     hvd.broadcast_parameters(params, root_rank=0)
-    trainer = hvd.DistributedTrainer(params, optimizer, compression=compression)
+    trainer = hvd.DistributedTrainer(
+        params, optimizer, compression=compression, update_on_kvstore=args.update_on_kvstore
+    )
 
     def step():
         with autograd.record():
