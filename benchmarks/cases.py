@@ -33,10 +33,26 @@ def step(model: str, flavour: str) -> Case:
     return {**gradients(model, flavour), "id": f"step/{model}/{flavour}", "step": True}
 
 
+def update(optimizer: str, flavour: str) -> Case:
+    """step() of ResNet-18 with gradients ready, and the memory of the optimizer's states.
+
+    The flavour 'store' updates on the store, each worker its share; with 'own' each worker updates everything.
+    """
+    name = f"update/resnet18/{optimizer}/{flavour}"
+    shared = {"model": "resnet18", "optimizer": optimizer, "flavour": flavour}
+    return {"id": name, "kind": "update", **shared, "step": True, "iterations": 16, "warmup": 3}
+
+
 def training(flavour: str, iterations: int = 12) -> Case:
     """Whole training steps, beside a network of the same process that trains alone."""
     name = f"training/{flavour}"
     return {"id": name, "kind": "training", "flavour": flavour, **_TRAINING, "iterations": iterations, "warmup": 3}
+
+
+def stream(flavour: str) -> Case:
+    """Training that waits only now and then, beside its compute and its communication alone."""
+    name = f"stream/{flavour}"
+    return {"id": name, "kind": "stream", "flavour": flavour, **_TRAINING, "steps": 6, "iterations": 3, "warmup": 1}
 
 
 def breakdown(flavour: str) -> Case:

@@ -45,7 +45,7 @@ def show(results: Results) -> None:
 
 def formatted(found: Spread, series: str) -> str:
     """A median with its quartiles in the unit of the series."""
-    factor, unit = {"share": (100, "%"), "bytes": (1 / MB, "MB")}.get(series, (1e3, "ms"))
+    factor, unit = {"share": (100, "%"), "bytes": (1 / MB, "MB")}.get(series.split()[-1], (1e3, "ms"))
     low, middle, high = (f"{value * factor:.4g}" for value in (found.lower, found.median, found.upper))
     return f"{middle:>8} {unit} ({low} to {high}, n={found.count})"
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from . import environments
+from .network import Network
 from .peers import Setup
 from .workers.meeting import Meeting
 
@@ -34,8 +35,10 @@ class LaunchError(RuntimeError):
     """The processes failed or took too long; the message ends with their last words."""
 
 
-def launch(setup: Setup, ranks: int, cases: list[dict[str, Any]], limit_s: float) -> list[list[dict[str, Any]]]:
-    """Run `cases` in `ranks` processes.
+def launch(
+    setup: Setup, ranks: int, cases: list[dict[str, Any]], limit_s: float, network: Network | None = None
+) -> list[list[dict[str, Any]]]:
+    """Run `cases` in `ranks` processes, on this machine or as many on each host of a network.
 
     Returns
     -------
@@ -54,18 +57,21 @@ def launch(setup: Setup, ranks: int, cases: list[dict[str, Any]], limit_s: float
         if setup.backend == "limit":
             job["options"] = {"library": environments.limit_library(), "nbytes": max(case["nbytes"] for case in cases)}
         (place / "job.json").write_text(json.dumps(job), encoding="utf-8")
-        commands = [(command_line(setup, ranks, str(place / "job.json")), {})]
+        commands = [(command_line(setup, ranks, str(place / "job.json"), network), {})]
         if setup.backend == "dist_sync":
-            commands = _parameter_server(setup, ranks, commands[0][0])
+            commands = _parameter_server(setup, ranks, commands[0][0], network)
         _run(setup, commands, place / "output", limit_s)
         return [_lines(place / f"{rank}.jsonl") for rank in range(ranks)]
 
 
-def command_line(setup: Setup, ranks: int, job: str) -> list[str]:
+def command_line(setup: Setup, ranks: int, job: str, network: Network | None = None) -> list[str]:
     """The command that starts the measured processes; for dist_sync, one of them."""
     worker = [setup.python(), WORKER, setup.backend, job]
     if setup.backend in ("dist_sync", "limit"):
         return worker
+    if network is not None:
+        per_host = [ranks // network.hosts] * network.hosts
+        return network.mpirun(environments.mpirun(setup.python()), per_host, worker)
     return [environments.mpirun(setup.python()), "-n", str(ranks), *setup.launcher_options(ranks), *worker]
 
 
@@ -84,8 +90,8 @@ def environment(setup: Setup) -> dict[str, str]:
     return {**clean, **_AS_ROOT, "OMP_NUM_THREADS": "1", **setup.env}
 
 
-def _parameter_server(setup: Setup, ranks: int, worker: list[str]) -> list[Any]:
-    """Scheduler, servers and workers, as MXNet's tools/launch.py would start them on one host."""
+def _parameter_server(setup: Setup, ranks: int, worker: list[str], network: Network | None = None) -> list[Any]:
+    """Scheduler, servers and workers, as MXNet's tools/launch.py would start them; servers and workers on all hosts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -98,7 +104,15 @@ def _parameter_server(setup: Setup, ranks: int, worker: list[str]) -> list[Any]:
         "DMLC_NODE_HOST": "127.0.0.1",
     }
     roles = ["scheduler"] + ["server"] * servers + ["worker"] * ranks
-    return [(worker, {**common, "DMLC_ROLE": role}) for role in roles]
+    if network is None:
+        return [(worker, {**common, "DMLC_ROLE": role}) for role in roles]
+    common["DMLC_PS_ROOT_URI"] = network.address(1)
+    commands = []
+    for number, role in enumerate(roles):
+        host = 1 + (max(0, number - 1) % network.hosts)
+        here = {**common, "DMLC_ROLE": role, "DMLC_NODE_HOST": network.address(host)}
+        commands.append((network.inside(host, worker), here))
+    return commands
 
 
 def _run(setup: Setup, commands: list[Any], output: Path, limit_s: float) -> None:

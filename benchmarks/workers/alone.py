@@ -19,8 +19,8 @@ class AlonePeer(with_mxnet.Peer):
     def pushpull(self, key, array):
         pass
 
-    def trainer(self, params, flavour):
-        return gluon.Trainer(params, "sgd", with_mxnet.SGD, kvstore=None)
+    def trainer(self, params, flavour, optimizer="sgd"):
+        return gluon.Trainer(params, optimizer, with_mxnet.OPTIMIZERS[optimizer], kvstore=None)
 
 
 if __name__ == "__main__":

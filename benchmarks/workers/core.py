@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import mykv_core
@@ -39,6 +40,40 @@ def in_place(case: dict[str, Any], meeting: Meeting) -> Series:
     yield "time", times
 
 
+def late(case: dict[str, Any], meeting: Meeting) -> Series:
+    """Share of a core that rank 0 uses while it waits 'seconds' for the others."""
+    array = np.zeros(1024, np.float32)
+    shares = []
+    for _ in range(case["iterations"]):
+        begin, cpu = meeting.start(), time.process_time()
+        if COMM.rank != 0:
+            time.sleep(case["seconds"])
+        mykv_core.submit_allreduce(case["id"], [array], [array]).wait()
+        used = (time.process_time() - cpu) / (time.perf_counter() - begin)
+        shares.append(used if COMM.rank == 0 else 0.0)
+    yield "share", shares
+
+
+def agreement(case: dict[str, Any], meeting: Meeting) -> Series:
+    """Messages and bytes that agreeing takes in a step of 'keys' operations, and its seconds."""
+    arrays = [np.zeros(16, np.float32) for _ in range(case["keys"])]
+    begin = np.zeros(4)
+
+    def work() -> None:
+        works = [mykv_core.submit_allreduce(f"{case['id']}/{k}", [one], [one]) for k, one in enumerate(arrays)]
+        for one in works:
+            one.wait()
+
+    timed({**case, "iterations": 1}, meeting, lambda: None, work)
+    begin = np.array(mykv_core.agreement_traffic(), float)
+    times = timed({**case, "warmup": 0}, meeting, lambda: None, work)
+    sent, sent_bytes, received, received_bytes = (np.array(mykv_core.agreement_traffic()) - begin) / case["iterations"]
+    yield "time", times
+    # The same in all iterations; Results takes the rank with the most, which is rank 0.
+    yield "messages", [float(sent + received)]
+    yield "message bytes", [float(sent_bytes + received_bytes)]
+
+
 def _check(array: Any, case: dict[str, Any]) -> None:
     expected = COMM.size * (COMM.size + 1) / 2
     if array[0] != expected or array[-1] != expected:
@@ -47,5 +82,5 @@ def _check(array: Any, case: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     mykv_core.init(COMM.py2f())
-    Job().run(COMM.rank, {"pushpull": pushpull, "in place": in_place})
+    Job().run(COMM.rank, {"pushpull": pushpull, "in place": in_place, "late": late, "agreement": agreement})
     mykv_core.shutdown()

@@ -20,11 +20,12 @@ class HorovodPeer(with_mxnet.Peer):
     def pushpull(self, key, array):
         hvd.allreduce_(array, average=False, name=key)
 
-    def trainer(self, params, flavour):
+    def trainer(self, params, flavour, optimizer="sgd"):
         self._trainers += 1  # names of tensors come from the prefix
         named = {f"{number:06d}": parameter for number, parameter in enumerate(params)}
         prefix = f"{self._trainers}."
-        return hvd.DistributedTrainer(named, "sgd", with_mxnet.SGD, prefix=prefix, **self._options)
+        arguments = with_mxnet.OPTIMIZERS[optimizer]
+        return hvd.DistributedTrainer(named, optimizer, arguments, prefix=prefix, **self._options)
 
 
 if __name__ == "__main__":

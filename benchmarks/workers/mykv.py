@@ -23,10 +23,12 @@ class MyKVPeer(with_mxnet.Peer):
     def pushpull(self, key, array):
         self._store.pushpull(key, array)
 
-    def trainer(self, params, flavour):
-        if flavour == "own":
-            return kvstore_plugin.DistributedTrainer(params, "sgd", with_mxnet.SGD, **self._options)
-        return gluon.Trainer(params, "sgd", with_mxnet.SGD, kvstore=self._store, update_on_kvstore=False)
+    def trainer(self, params, flavour, optimizer="sgd"):
+        given, on_store = (params, optimizer, with_mxnet.OPTIMIZERS[optimizer]), flavour.endswith("store")
+        if flavour in ("own", "store"):
+            return kvstore_plugin.DistributedTrainer(*given, update_on_kvstore=on_store, **self._options)
+        store = mx.kv.create("mykv") if on_store else self._store  # one store has one optimizer
+        return gluon.Trainer(*given, kvstore=store, update_on_kvstore=on_store)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from .job import Job, Series, timed
 from .meeting import Meeting
 
 SGD = {"learning_rate": 0.01, "momentum": 0.9}
+OPTIMIZERS = {"sgd": SGD, "adam": {"learning_rate": 0.001}}
 
 
 class Peer:
@@ -26,19 +27,25 @@ class Peer:
         Whether there is any communication.
     averages : bool
         Whether allreduce_grads() of its own trainer averages over the ranks; otherwise it sums.
+    begins_alike : bool
+        Whether all parameters begin from what the ranks have initialized.
     """
 
     rank = 0
     size = 1
     reduces = True
     averages = False
+    begins_alike = True
 
     def pushpull(self, key: str, array: Any) -> None:
         """Start to sum `array` over all ranks, in place."""
         raise NotImplementedError
 
-    def trainer(self, params: list[Any], flavour: str) -> gluon.Trainer:
-        """A trainer with SGD and momentum; `flavour` is 'stock' or 'own' (the peer's own class)."""
+    def trainer(self, params: list[Any], flavour: str, optimizer: str = "sgd") -> gluon.Trainer:
+        """A trainer with an optimizer of OPTIMIZERS.
+
+        `flavour` is 'stock', 'own' (the peer's own class), or 'store' or 'stock store' (they update on the store).
+        """
         raise NotImplementedError
 
 
@@ -49,7 +56,9 @@ def main(peer: Peer, job: Job) -> None:
     kinds = {
         "pushpull": measure.pushpull,
         "gradients": measure.gradients,
+        "update": measure.update,
         "training": measure.training,
+        "stream": measure.stream,
         "breakdown": measure.breakdown,
         "late": measure.late,
         "idle": measure.idle,
@@ -108,6 +117,27 @@ class Measurements:
             self._check(gradient, case, averaged=self._peer.averages and case["flavour"] == "own")
         yield "time", times
 
+    def update(self, case: dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds of step() with gradients ready, and bytes of the optimizer's states on each worker afterwards."""
+        params = parameters(case)
+        trainer = self._peer.trainer(params, case["flavour"], case["optimizer"])
+
+        def prepare() -> None:
+            for parameter in params:
+                write(parameter.list_grad()[0], 1)
+                parameter.list_data()[0]._fresh_grad = True
+            mx.nd.waitall()
+
+        def work() -> None:
+            trainer.step(1)
+            mx.nd.waitall()
+
+        times = timed(case, meeting, prepare, work)
+        if self._peer.begins_alike:
+            self._check_equal(params)
+        yield "time", times
+        yield "state bytes", [float(state_bytes(trainer))]
+
     def training(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of whole training steps with this peer, and with a second network alone, step by step in turn."""
         distributed = Network(case, lambda params: self._peer.trainer(params, case["flavour"]))
@@ -121,6 +151,40 @@ class Measurements:
                 if iteration >= case["warmup"]:
                     both[series].append(time.perf_counter() - begin)
         yield from both.items()
+
+    def stream(self, case: dict[str, Any], meeting: Meeting) -> Series:
+        """Seconds per step of training that waits only at the end of 'steps' steps, as training does.
+
+        Beside it, in turn: the same network alone, which is compute; and step() on ready gradients, which is
+        communication and the update.
+        """
+        made = {
+            "step": Network(case, lambda params: self._peer.trainer(params, case["flavour"])),
+            "compute": Network(case, lambda params: gluon.Trainer(params, "sgd", SGD, kvstore=None)),
+        }
+        trainer = made["step"].trainer
+        gradients = [parameter.list_grad()[0] for parameter in trainer._params if parameter.grad_req != "null"]
+
+        def communicate() -> None:
+            for parameter in trainer._params:
+                if parameter.grad_req != "null":
+                    parameter.list_data()[0]._fresh_grad = True
+            trainer.step(case["batch"])
+
+        works = {"step": made["step"].step, "compute": made["compute"].step, "communication": communicate}
+        times: dict[str, list[float]] = {name: [] for name in works}
+        for iteration in range(case["warmup"] + case["iterations"]):
+            for name, work in works.items():
+                for gradient in gradients if name == "communication" else ():
+                    write(gradient, 0)  # the weights stay
+                mx.nd.waitall()
+                begin = meeting.start()
+                for _ in range(case["steps"]):
+                    work()
+                mx.nd.waitall()
+                if iteration >= case["warmup"]:
+                    times[name].append((time.perf_counter() - begin) / case["steps"])
+        yield from times.items()
 
     def breakdown(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds of the parts of a training step, each waited for by itself, so that nothing overlaps."""
@@ -205,6 +269,12 @@ class Measurements:
             meeting.start()
         yield "bytes", [float(most)]
 
+    def _check_equal(self, params: list[Any]) -> None:
+        """All elements of all parameters began as 0 and had the same gradients."""
+        values = {float(parameter.data().reshape((-1,))[place].asscalar()) for parameter in params for place in (0, -1)}
+        if len(values) > 1 or values == {0.0}:
+            raise ArithmeticError(f"The parameters were not all updated, or not alike: {sorted(values)}.")
+
     def _check(self, array: Any, case: dict[str, Any], averaged: bool) -> None:
         """Rank r has contributed r + 1 everywhere."""
         if not self._peer.reduces:
@@ -257,6 +327,19 @@ def parameters(case: dict[str, Any]) -> list[gluon.Parameter]:
 def write(array: Any, value: float) -> None:
     """Set all elements, as `array[:] = value` does with seven times the Python, which counts for 10,000 arrays."""
     mx.nd._internal._set_value(src=float(value), out=array)
+
+
+def state_bytes(trainer: gluon.Trainer) -> int:
+    """Bytes of the arrays that this process keeps for the optimizer."""
+    store = getattr(trainer, "_store_optimizer", None) or getattr(trainer._kvstore, "_optimizer", None)
+    updaters = [store.updater] if store is not None else trainer._updaters
+    return sum(_bytes(state) for updater in updaters for state in updater.states.values())
+
+
+def _bytes(state: Any) -> int:
+    if isinstance(state, (tuple, list)):
+        return sum(_bytes(one) for one in state)
+    return 0 if state is None else state.size * np.dtype(state.dtype).itemsize
 
 
 def proportional_bytes() -> int:

@@ -1,0 +1,116 @@
+"""A model of an allreduce between hosts, for numbers of hosts that nobody here has: ``python -m benchmarks.model``.
+
+An operation of B bytes on h hosts of r ranks, over links of b bytes/s each way:
+
+- agreement: each host sends rank 0 a message and gets one back; rank 0 handles 2 (h - 1) of them, at m seconds each,
+  and a message is on its way for l seconds;
+- exchange: the hosts' slices cross each link 2 (h - 1) / h times; a rank sends and receives 2 (h - 1) messages
+  for each of its chunks (csrc/transport/mpi/slice_exchange.cpp), or as many as its bytes need at 60 KiB each.
+
+l and m come from what 2 to 8 hosts measured (docs/benchmarks-hosts.md), by least squares.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .cases import KB, MB
+from .environments import HOME
+from .results import Results
+
+_MESSAGE = 60 * KB
+_CHUNK, _LEAST_SEGMENT = 1 * MB, 16 * KB
+_HEADERS = 1448 / 1514  # payload of an Ethernet frame of 1514 bytes with TCP and its timestamps
+
+
+@dataclass(frozen=True)
+class Network:
+    """One kind of network and host.
+
+    Attributes
+    ----------
+    latency : float
+        Seconds from one rank's decision to send until the other has the message, of a small one.
+    message : float
+        Seconds of a rank's thread per message sent or received.
+    bandwidth : float
+        Bytes per second of a host's link, each way.
+    """
+
+    latency: float
+    message: float
+    bandwidth: float
+
+
+def messages(hosts: int, ranks: int, nbytes: float) -> float:
+    """Messages with values that a rank sends and receives."""
+    piece = nbytes / ranks
+    chunks = max(1, math.ceil(piece / max(_CHUNK, _LEAST_SEGMENT * hosts)))
+    pieces = max(1, math.ceil(piece / chunks / hosts / _MESSAGE))
+    return 4.0 * (hosts - 1) * chunks * pieces
+
+
+def coefficients(hosts: int, ranks: int, nbytes: float) -> tuple[float, float, float]:
+    """How often an allreduce has the latency and the message cost in a row, and the bytes that cross each link."""
+    agreement = 2.0 * (hosts - 1)
+    values = messages(hosts, ranks, nbytes)
+    return 4.0, agreement + values, 2.0 * nbytes * (hosts - 1) / hosts
+
+
+def seconds(network: Network, hosts: int, ranks: int, nbytes: float) -> float:
+    """Of one allreduce: the wire, or the ranks' threads if these are slower, and the ways of the messages."""
+    latencies, handled, crossing = coefficients(hosts, ranks, nbytes)
+    wire = crossing / (network.bandwidth * _HEADERS)
+    return latencies * network.latency + max(wire, handled * network.message)
+
+
+def fitted(results: Results) -> Network:
+    """Latency and cost of a message from the small allreduces of 2 to 8 hosts."""
+    rows, times = [], []
+    for hosts in (2, 4, 8):
+        found = results.get("mykv core", f"pushpull/{4 * KB}", "time", f"{hosts}x1")
+        if found:
+            latencies, handled, _ = coefficients(hosts, 1, 4 * KB)
+            rows.append([latencies, handled])
+            times.append(found.median)
+    if len(rows) < 2:
+        raise SystemExit("The model needs the section 'agreement' of make bench-hosts.")
+    # Relative errors count alike.
+    weights = 1 / np.array(times)
+    solved = np.linalg.lstsq(np.array(rows) * weights[:, None], np.ones(len(times)), rcond=None)[0]
+    return Network(max(float(solved[0]), 0.0), max(float(solved[1]), 0.0), 1e9 / 8)
+
+
+def main() -> None:
+    """Print the fit, its errors, and the tables of docs/scaling.md."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=HOME / "hosts.json")
+    given = parser.parse_args()
+    results = Results.load(given.results)
+    here = fitted(results)
+    print(f"latency {1e6 * here.latency:.0f} us, message {1e6 * here.message:.1f} us")
+    print("\n| hosts | bytes | measured | model | off by |\n| --- | --- | --- | --- | --- |")
+    for hosts in (2, 4, 8):
+        for case, nbytes in ((f"pushpull/{4 * KB}", 4 * KB), (f"in place/{16 * MB}", 16 * MB)):
+            found = results.get("mykv core", case, "time", f"{hosts}x1")
+            if found:
+                modelled = seconds(here, hosts, 1, nbytes)
+                off = modelled / found.median - 1
+                print(f"| {hosts} | {nbytes} | {1e3 * found.median:.3g} ms | {1e3 * modelled:.3g} ms | {off:+.0%} |")
+    print("\n| hosts | 1 Gbit/s | 10 Gbit/s | 100 Gbit/s |\n| --- | --- | --- | --- |")
+    for hosts in (64, 256, 1024, 4096):
+        cells = []
+        for rate in (1e9, 1e10, 1e11):
+            fast = Network(here.latency, here.message, rate / 8)
+            step, wire = seconds(fast, hosts, 8, 102 * MB), 2 * 102 * MB * 8 / rate
+            cells.append(f"{1e3 * step:.0f} ms ({step / wire:.1f})")
+        print(f"| {hosts} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()

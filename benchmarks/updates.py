@@ -1,0 +1,38 @@
+"""step() with gradients ready, updating on the store and off it: ``python -m benchmarks.updates``.
+
+Beside the peers stands one process that updates alone and talks to nobody.
+"""
+
+from __future__ import annotations
+
+from . import cases, peers
+from .command_line import parser, show
+from .results import Results
+from .runner import Item, run
+
+OPTIMIZERS = ("sgd", "adam")
+
+
+def plan(wanted: list[str]) -> list[Item]:
+    """The cases of each peer, and of the lone process: not bound, with as many threads as a rank has cores."""
+    own = [cases.update(optimizer, "own") for optimizer in OPTIMIZERS]
+    ours = own + [cases.update(optimizer, flavour) for optimizer in OPTIMIZERS for flavour in ("store", "stock store")]
+    items = [Item(peers.MYKV, 2, ours), Item(peers.MYKV_BOUND, 2, ours), Item(peers.ALONE, 1, own)]
+    if "horovod" in wanted:
+        items += [Item(setup, 2, own) for setup in (peers.SETUPS["horovod"][0], peers.HOROVOD_NO_CYCLE)]
+    if "dist_sync" in wanted:
+        # Each in processes of its own: a second Trainer gets values of the first one's keys from the servers.
+        items += [Item(peers.SETUPS["dist_sync"][0], 2, [case]) for case in own]
+    return items
+
+
+def main() -> None:
+    """Measure all of it."""
+    given = parser(__doc__).parse_args()
+    results = Results()
+    run(plan(peers.chosen(given.peers)), results, given.rounds)
+    show(results)
+
+
+if __name__ == "__main__":
+    main()
