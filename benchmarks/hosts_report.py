@@ -33,7 +33,8 @@ times as long as mykv in several runs on this machine, and as installed up to 1.
 less than the link's limit.
 
 **Training.** Communication overlaps with backward, but not as far as it could. The likely reason: two hosts compute
-on the two cores that they share, and TCP and the sums between the hosts want a third of a core for each host beside that.
+on the two cores that they share, and TCP and the sums between the hosts want a third of a core for each host beside
+that.
 
 **Arrays outside shared memory, 64 MB, eight ranks on two cores.** They are copied in and out of shared memory beside
 all else, and there the cores are busy.

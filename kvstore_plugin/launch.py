@@ -14,7 +14,8 @@ from typing import Mapping
 
 _log = logging.getLogger("kvstore_plugin")
 
-# MPI_Get_library_version() texts, and what the build says (mykv_mpi.py): what is looked for, and the implementation it means; the group is the major version.
+# What is looked for in the texts of MPI_Get_library_version(), and of the build (build_backend/mykv_mpi.py), and the
+# implementation that it means; the group is the major version.
 _IMPLEMENTATIONS = (
     (r"Open MPI v(\d+)", "Open MPI"),
     (r"Intel\(R\) MPI Library (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),

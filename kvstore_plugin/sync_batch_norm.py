@@ -167,8 +167,8 @@ class SyncBatchNorm(BatchNorm):
         devices = contexts(self.gamma)
         if len(devices) > 1:
             raise ValueError(
-                f"SyncBatchNorm {self._calls.scope} is on {len(devices)} devices of rank {process.rank()}, and only one "
-                "is supported: use one process for each device."
+                f"SyncBatchNorm {self._calls.scope} is on {len(devices)} devices of rank {process.rank()}, and only "
+                "one is supported: use one process for each device."
             )
         options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
         return F.Custom(*inputs, op_type=_LAYER, scope=self._calls.scope, **options)
