@@ -27,6 +27,21 @@ _COMPRESSED_DTYPES = ("float32", "float64")
 # of 4 MiB took a step of ResNet-50's gradients longer than gradients that are copied alone.
 _LARGEST_PACKED = 512 << 10  # bytes
 
+# On one host few operations are the cheapest. Between hosts the wire is the limit, and it must not stand idle: what the
+# next forward pass needs first should not wait behind much else. Training of ResNet-18 over 1 Gbit/s took 1.22 times
+# as long as its communication alone with 16 MiB, 1.17 with 4 MiB and 1.13 with 1 MiB. Each rank is sent a part of a
+# bucket in messages of its own, which should not be tiny.
+_BUCKET_BYTES_ON_ONE_HOST = 16 << 20
+_LEAST_BUCKET_BYTES = 1 << 20
+_BYTES_FOR_EACH_RANK = 16 << 10
+
+
+def default_bucket_bytes(hosts: int, ranks: int) -> int:
+    """Bytes of a bucket where the user says nothing."""
+    if hosts == 1:
+        return _BUCKET_BYTES_ON_ONE_HOST
+    return min(_BUCKET_BYTES_ON_ONE_HOST, max(_LEAST_BUCKET_BYTES, _BYTES_FOR_EACH_RANK * ranks))
+
 
 class Slot:
     """One parameter of a trainer.

@@ -26,7 +26,7 @@ from .local_gradients import LocalGradients
 from .mxnet_compat import Parameter, gluon
 from .optimizer import DistributedOptimizer
 from .parameters import Named
-from .plan import Reduction
+from .plan import Reduction, default_bucket_bytes
 from .process_set import ProcessSet, global_process_set
 from .sparse_gradients import SparseGradients
 from .sparse_weights import Listed
@@ -97,8 +97,9 @@ class DistributedTrainer(gluon.Trainer):
     bucket_bytes : int, optional
         Gradients are put into shared memory next to each other, up to so many bytes, and each such bucket is reduced
         by one operation. 0: they stay where MXNet made them, and each is copied into shared memory and back (with
-        `num_groups`, by one operation for each group). The value of the set's first worker counts for all, and so does
-        its division of gradients into buckets.
+        `num_groups`, by one operation for each group). By default 16 MiB on one host, and on several 1 MiB, or 16 KiB
+        for each worker where that is more: there a bucket that the next forward pass needs first overtakes the others
+        on their way. The same on all workers; the division of gradients into buckets is that of the set's first one.
     reduce_method : str, optional
         'mean' or 'sum': what becomes of the gradients of several workers.
     broadcast_period : int, optional
@@ -142,7 +143,7 @@ class DistributedTrainer(gluon.Trainer):
         *,
         root_rank: int = 0,
         update_on_kvstore: bool | None = None,
-        bucket_bytes: int = 16 << 20,
+        bucket_bytes: int | None = None,
         reduce_method: str = "mean",
         broadcast_period: int = 0,
         aux_sync_period: int = 0,
@@ -156,6 +157,8 @@ class DistributedTrainer(gluon.Trainer):
             compression = compressions.choose(compression, compression_params)
             check_predivide_factor(gradient_predivide_factor)
             num_groups = whole_number("num_groups", num_groups, 0)
+            if bucket_bytes is None:
+                bucket_bytes = default_bucket_bytes(len(process_set.core.host_ranks()), process_set.size())
             bucket_bytes = whole_number("bucket_bytes", bucket_bytes, 0)
             broadcast_period = whole_number("broadcast_period", broadcast_period, -1)
             aux_sync_period = whole_number("aux_sync_period", aux_sync_period, 0)

@@ -9,6 +9,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from kvstore_plugin import process
+from kvstore_plugin.plan import default_bucket_bytes
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, mx, parameters, structure
@@ -200,6 +201,35 @@ def test_the_first_ranks_plan_is_followed_where_layers_were_initialized_in_other
     reference, plain = build(0)
     train(reference, plain, turned=False)
     assert checksum(net) == checksum(same) == checksum(reference)
+
+
+@pytest.mark.parametrize(
+    "hosts, ranks, expected",
+    [(1, 2, 16 << 20), (1, 4096, 16 << 20), (2, 2, 1 << 20), (4, 64, 1 << 20), (8, 128, 2 << 20), (64, 4096, 16 << 20)],
+)
+def test_buckets_are_smaller_between_hosts_but_not_tiny_for_each_rank(hosts, ranks, expected):
+    assert default_bucket_bytes(hosts, ranks) == expected
+
+
+@pytest.mark.ranks(2)
+def test_one_bucket_holds_a_small_network_by_default(rank, watched):
+    _train(net := _wide_network(rank), mykv.DistributedTrainer(net.collect_params(), *_SGD), rank)
+    assert watched.pushed == [4] * 3
+
+
+@pytest.mark.ranks(2, env={"MYKV_VIRTUAL_HOSTS": "2"})
+def test_two_hosts_have_more_buckets_by_default(rank, watched):
+    _train(net := _wide_network(rank), mykv.DistributedTrainer(net.collect_params(), *_SGD), rank)
+    assert sum(watched.pushed) == 4 * 3 and len(watched.pushed) == 2 * 3, watched.pushed
+
+
+def _wide_network(seed):
+    """Gradients of 1.7 MB."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(25000, in_units=6), nn.Dense(10, in_units=25000))
+    mx.random.seed(seed)
+    net.initialize(mx.init.Uniform(0.01))
+    return net
 
 
 @pytest.mark.ranks(2)
