@@ -87,6 +87,12 @@ def in_place(nbytes: int) -> Case:
     return {**pushpull(nbytes), "id": f"in place/{nbytes}", "kind": "in place"}
 
 
+def compressed(nbytes: int, wire: str) -> Case:
+    """Allreduce of memory of the core, which travels between hosts as `wire` says; empty: as it is."""
+    name = f"compressed/{nbytes}/{wire.split()[0] if wire else 'none'}"
+    return {"id": name, "kind": "compressed", "nbytes": nbytes, "wire": wire, "iterations": 2, "warmup": 1}
+
+
 def limit(nbytes: int) -> Case:
     """The same loads and stores without synchronization."""
     return {"id": f"limit/{nbytes}", "kind": "limit", "nbytes": nbytes, "iterations": 8, "warmup": 2}

@@ -17,6 +17,7 @@ from .results import Results
 
 RESULTS = environments.HOME / "hosts.json"
 RATE = "1gbit"
+SLOW_RATE = "200mbit"  # where compression is worth its time
 LIMIT_S = 150.0  # for one launch
 
 TCP = Setup("tcp", peers.AS_INSTALLED, "tcp")
@@ -132,7 +133,20 @@ def _agreement(wanted: list[str]) -> list[Any]:
     ]
 
 
-SECTIONS = {"wire": _wire, "small": _small, "resnet": _resnet, "training": _training, "agreement": _agreement}
+def _compression(wanted: list[str]) -> list[Any]:
+    """Allreduce with the compressors that have targets, over a slow link."""
+    wires = ("", "float16", "2bit threshold=0.5", "topk k=0.01")
+    return [(2, SLOW_RATE, 1, peers.CORE, [cases.compressed(64 * MB, wire) for wire in wires])]
+
+
+SECTIONS = {
+    "wire": _wire,
+    "small": _small,
+    "resnet": _resnet,
+    "training": _training,
+    "agreement": _agreement,
+    "compression": _compression,
+}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, for measurements of what crosses a network: ``with Network(2, "1gbit") as network``.
+"""Several hosts on one machine, to measure and test what crosses a network: ``with Network(2, "1gbit") as network``.
 
 Each host is a network namespace with a name and an address of its own; a bridge joins them, and a token bucket filter
 holds each link to a rate. Needs root, iproute2, and Open MPI 5's mpirun. Memory and cores are shared by all.
@@ -105,6 +105,10 @@ class Network:
     def address(self, host: int) -> str:
         """Address of a host, from 1."""
         return f"{_SUBNET}.{host}"
+
+    def set_link(self, host: int, up: bool) -> None:
+        """Plug a host's cable in, or pull it; hosts begin with 1."""
+        _ip(f"link set {_NAME}v{host} {'up' if up else 'down'}")
 
     def inside(self, host: int, words: Sequence[str]) -> list[str]:
         """The command line that runs a program on a host."""
