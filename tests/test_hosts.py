@@ -489,19 +489,12 @@ def test_agreeing_takes_two_small_messages_for_each_host_and_operation_at_most(c
         assert (sent, received) == (0, 0)
 
 
-_WITHOUT_MEMFD = """
-import ctypes, logging, struct, sys
-import numpy as np
+_WITHOUT_MEMFD = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from programs.lock_down import forbid_memfd
 
-# A filter of system calls (seccomp(2)) that refuses memfd_create, number 319 on x86-64, with EPERM.
-program = b"".join(struct.pack("HBBI", *line) for line in [
-    (0x20, 0, 0, 0), (0x15, 0, 1, 319), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)])
-buffer = ctypes.create_string_buffer(program)
-class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(Program(4, ctypes.addressof(buffer)))) == 0
+forbid_memfd()
 
 import kvstore_plugin as mykv
 import mxnet as mx

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
@@ -133,11 +134,12 @@ class MpiRun:
         options: tuple[str, ...] = (),
         python: tuple[str, ...] = (),
         cwd: str | None = None,
-        command: list[str] | None = None,
+        command: list[str] | Callable[[list[str]], list[str]] | None = None,
     ) -> Running:
         """Start without waiting; `options` are mpirun's, `python` the interpreter's, `command` replaces mpirun's line.
 
-        A variable with the value None in `env` is removed.
+        `command` may also be a function that makes the whole line of the program's. A variable with the value None in
+        `env` is removed.
         """
         directory = self._directory / f"run{len(self._all)}"
         directory.mkdir()
@@ -149,7 +151,7 @@ class MpiRun:
                 script.write_text(textwrap.dedent(text))
             program = [sys.executable, *python, str(script), *arguments]
         if command is not None:
-            program = [*command, *program]
+            program = command(program) if callable(command) else [*command, *program]
         elif ranks > 0:
             program = launcher.command(ranks, program, tuple(options))
         variables = launcher.environment({k: v for k, v in (env or {}).items() if v is not None})
