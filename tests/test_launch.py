@@ -23,6 +23,9 @@ _INTEL = "Intel(R) MPI Library 2021.14 for Linux* OS\n"
         (_MPICH, ("MPICH", "4")),
         ("MPICH 5.0.2", ("MPICH", "5")),  # what the build says
         (_INTEL, ("Intel MPI", "2021")),
+        ("Intel MPI 2021.18.1", ("Intel MPI", "2021")),
+        ("MVAPICH2 Version      :\t2.3.7\n", ("MVAPICH", "2")),
+        ("MVAPICH2 2.3.7", ("MVAPICH", "2")),
         ("Some other MPI 7\nmore", ("Some other MPI 7", "")),
     ],
 )
@@ -61,6 +64,15 @@ def test_launcher_of_another_mpi_is_refused(environment):
     for word in (variable, number, "Open MPI 5", "alone", "mpirun"):
         assert word in str(failure.value)
     launch.check_size(int(number), _OPEN_MPI, environment)
+
+
+@pytest.mark.parametrize("library, plugin", [(_OPEN_MPI, "pmix"), (_MPICH, "pmi2"), (_INTEL, "pmi2")])
+def test_what_srun_started_is_told_which_option_belongs_to_its_mpi(library, plugin):
+    with pytest.raises(RuntimeError, match=f"srun --mpi={plugin}"):
+        launch.check_size(1, library, _SRUN)
+    with pytest.raises(RuntimeError) as failure:
+        launch.check_size(1, library, {"PMI_SIZE": "2"})
+    assert "srun" not in str(failure.value)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +149,7 @@ def test_missing_mpi_library_for_real(mpirun, tmp_path):
         env={"LD_LIBRARY_PATH": None, "PYTHONPATH": os.pathsep.join([str(lonely), os.environ.get("PYTHONPATH", "")])},
     )
     if result.code == 0 and "created" in result.stdout:
-        pytest.skip("this MPI lies where the system's linker finds it")
+        pytest.skip("the core knows where this MPI lies, or the system's linker does")
     for word in ("ImportError", "libmpi", "LD_LIBRARY_PATH"):
         assert word in _sentence(result), result.text
 
@@ -175,15 +187,17 @@ def test_setting_that_is_no_number(mpirun, text):
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-@pytest.mark.skipif(not launcher.is_open_mpi(), reason="options of Open MPI's mpirun")
-def test_binding_to_fewer_cores_than_there_are_is_a_warning(mpirun):
-    options = ["--oversubscribe", "--bind-to"]
-    bound = mpirun.start(1, _CREATE, command=[launcher.mpirun_path(), "-n", "1", *options, "core"]).wait(60)
-    assert bound.code == 0, bound.text
-    for word in ("binds", "--bind-to none"):
-        assert word in bound.stderr, bound.text
-    free = mpirun.start(1, _CREATE, command=[launcher.mpirun_path(), "-n", "1", *options, "none"]).wait(60)
-    assert "bind" not in free.stderr, free.text
+def test_binding_to_fewer_cores_than_there_are_is_a_warning_with_an_option_that_helps(mpirun):
+    def start(options):
+        result = mpirun.start(1, _CREATE, command=[launcher.mpirun_path(), "-n", "1", *options]).wait(60)
+        assert result.code == 0, result.text
+        return result.stderr
+
+    warning = start(launcher.binding(to_one_core=True))
+    assert "binds" in warning
+    advice = warning.partition("pass mpirun ")[2].split(", or")[0].split()
+    assert advice, warning
+    assert "binds" not in start(advice)
 
 
 def test_launcher_starts_this_python():

