@@ -128,8 +128,8 @@ def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.
         srun = f" (or srun --mpi={plugin})" if "SLURM_PROCID" in environment else ""
         raise RuntimeError(
             f"The launcher started {count} processes ({variable}={count}), but for {_short(library)}, the MPI of this "
-            f"process, it is alone: use the mpirun{srun} that belongs to this MPI, or build mykv and mpi4py for the MPI "
-            "of your launcher."
+            f"process, it is alone: use the mpirun{srun} that belongs to this MPI, or build mykv and mpi4py for the "
+            "MPI of your launcher."
         )
 
 
