@@ -7,7 +7,7 @@ from kvstore_plugin import mpi_settings
 from kvstore_plugin.launch import parse_version
 
 _YIELD = "OMPI_MCA_mpi_yield_when_idle"
-_OF_INTEL = "I_MPI_THREAD_YIELD"
+_OF_INTEL = "I_MPI_WAIT_MODE"
 
 _PRINT = f"""
 import os
@@ -18,11 +18,11 @@ print("values", os.environ.get("{_YIELD}"), os.environ.get("{_OF_INTEL}"))
 
 
 def test_import_sets_what_the_user_has_not_set(mpirun):
-    assert "values 1 3" in mpirun(0, _PRINT, env={_YIELD: None, _OF_INTEL: None}).stdout
+    assert "values 1 1" in mpirun(0, _PRINT, env={_YIELD: None, _OF_INTEL: None}).stdout
 
 
 def test_what_the_user_set_stays(mpirun):
-    assert "values 0 2" in mpirun(0, _PRINT, env={_YIELD: "0", _OF_INTEL: "2"}).stdout
+    assert "values 0 0" in mpirun(0, _PRINT, env={_YIELD: "0", _OF_INTEL: "0"}).stdout
 
 
 @pytest.mark.parametrize("line, kept", [("mpi_yield_when_idle = 0", True), ("# mpi_yield_when_idle = 0", False)])
@@ -49,7 +49,7 @@ def test_one_line_names_them_where_mpi_was_initialized_before(mpirun):
     assert result.code == 0, result.text
     lines = [line for line in result.text.splitlines() if "initialized before" in line]
     mpi = parse_version(mpirun(0, "from mpi4py import MPI; print(MPI.Get_library_version())").stdout)[0]
-    expected = {"Open MPI": f"{_YIELD}=1", "Intel MPI": f"{_OF_INTEL}=3"}.get(mpi)
+    expected = {"Open MPI": f"{_YIELD}=1", "Intel MPI": f"{_OF_INTEL}=1"}.get(mpi)
     if expected is None:  # it needs none
         assert not lines, result.text
     else:
@@ -57,5 +57,5 @@ def test_one_line_names_them_where_mpi_was_initialized_before(mpirun):
 
 
 def test_nothing_is_said_where_they_were_set(mpirun):
-    result = mpirun(2, _LATE, env={_YIELD: "1", _OF_INTEL: "3", "MYKV_VIRTUAL_HOSTS": "2"})
+    result = mpirun(2, _LATE, env={_YIELD: "1", _OF_INTEL: "1", "MYKV_VIRTUAL_HOSTS": "2"})
     assert result.code == 0 and "initialized before" not in result.text, result.text
