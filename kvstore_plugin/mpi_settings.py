@@ -4,9 +4,9 @@ mykv's own thread never waits inside MPI, and what it sends needs no setting to 
 MPI, MPICH (over UCX and over libfabric) and Intel MPI it reached 93 to 96% of a link of 1 Gbit/s. But a script's own
 calls of MPI wait there, and Open MPI and Intel MPI wait spinning: ranks that outnumber the cores then wait for each
 other's time slices. An exchange of 4 KB over TCP took with Open MPI between two ranks on two cores 12.8 ms, and 0.1 ms
-if the waiting one yields; with Intel MPI among four ranks on two cores 14 to 21 ms, and 0.14 ms with its mode for ranks that
-outnumber cores (1.2 ms with I_MPI_THREAD_YIELD alone). MPICH yields by itself (0.2 ms). None of them sleeps, whatever it
-is told.
+if the waiting one yields; with Intel MPI among four ranks on two cores 14 to 21 ms, and 0.14 ms with its mode for ranks
+that outnumber cores (1.2 ms with I_MPI_THREAD_YIELD alone). MPICH yields by itself (0.2 ms). None of them sleeps,
+whatever it is told.
 
 An MPI reads its settings from the environment when it is initialized: importing the package sets them, unless the user
 did, in the environment, on the command line of mpirun (which uses the environment) or in Open MPI's file of parameters.
