@@ -4,6 +4,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <mutex>
+
+#include "memory/headroom.h"
 #include "runtime/error.h"
 
 namespace mykv {
@@ -22,6 +25,14 @@ FileDescriptor make_memfd(size_t bytes, std::string* refused) {
     throw system_error("mykv cannot size its shared memory segment (ftruncate)");
   }
   return fd;
+}
+
+// Of the process, which has segments for several groups.
+void require_headroom(size_t bytes) {
+  static std::mutex mutex;
+  static HeadroomWatch watch;
+  std::lock_guard<std::mutex> lock(mutex);
+  watch.require(bytes);
 }
 
 }  // namespace
@@ -60,13 +71,14 @@ Segment::~Segment() {
 
 void Segment::commit(size_t offset, size_t bytes) const {
   if (!fd_) return;  // private pages are taken when they are touched
+  require_headroom(bytes);
   int failed;
   do {
     failed = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (failed != 0 && errno == EINTR);
   // Where the kernel does not know fallocate for memfd, pages are taken when they are touched.
   if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-    throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory");
+    throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory (fallocate)");
   }
 }
 

@@ -5,12 +5,14 @@
 #include <new>
 
 #include "runtime/error.h"
+#include "runtime/signature.h"
 
 namespace mykv {
 
 namespace {
 
 constexpr uint32_t kEntries = 1 << 16;      // operations in flight on a host; more wait in their own rank
+constexpr uint32_t kEntriesStep = 64;       // memory is taken for so many of them at a time
 constexpr uint32_t kBuckets = 1 << 16;      // hash chains
 constexpr uint32_t kLogEvents = 1 << 18;    // a rank that lags further behind looks at all its entries instead
 constexpr uint32_t kNone = 0;               // chains hold index + 1, so that zeroed memory is an empty table
@@ -36,17 +38,20 @@ size_t Rendezvous::bytes(int local_size) {
          round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Event) * kLogEvents) + stride * kEntries;
 }
 
-Rendezvous::Rendezvous(char* base, std::vector<int> ranks, int local_rank, bool create, bool several_hosts)
-    : ranks_(std::move(ranks)),
+Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, bool create, bool several_hosts)
+    : segment_(segment),
+      ranks_(std::move(ranks)),
       local_rank_(local_rank),
       several_hosts_(several_hosts),
       stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()) {
+  char* base = segment.base();
   header_ = reinterpret_cast<Header*>(base);
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
   buckets_ = reinterpret_cast<uint32_t*>(bells_ + ranks_.size());
   log_ = reinterpret_cast<Event*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
   entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Event) * kLogEvents);
   if (create) {
+    segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
     header_->mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
@@ -69,7 +74,19 @@ bool Rendezvous::take_entry(uint32_t* index) {
     return true;
   }
   if (header_->used == kEntries) return false;
+  if (header_->used % kEntriesStep == 0 && !commit_entries(header_->used)) return false;
   *index = header_->used++;
+  return true;
+}
+
+// Memory for the next entries, so that too little of it is no SIGBUS; false where there is none now.
+bool Rendezvous::commit_entries(uint32_t first) const {
+  const auto begin = static_cast<size_t>(entries_ - segment_.base()) + first * stride_;
+  try {
+    segment_.commit(begin, std::min(kEntries - first, kEntriesStep) * stride_);
+  } catch (const Error&) {
+    return false;
+  }
   return true;
 }
 
@@ -131,14 +148,13 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
 // A sentence on why the ranks of this host cannot run the operation together; empty when they can.
 std::string Rendezvous::disagreement(Entry& e) {
   Record* records = e.records();
-  const std::string name = std::string(e.name);
   for (int r = 0; r < local_size(); ++r) {
-    if (records[r].refused) return name + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
+    if (records[r].refused)
+      return shown_name(e.name) + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
   }
   for (int r = 1; r < local_size(); ++r) {
     if (records[r].signature_hash != records[0].signature_hash) {
-      return name + " differs between ranks: " + rank_text(ranks_[0]) + " has " + records[0].text + ", " +
-             rank_text(ranks_[r]) + " has " + records[r].text;
+      return difference(e.name, ranks_[0], records[0].text, ranks_[r], records[r].text);
     }
   }
   return {};
@@ -242,7 +258,7 @@ void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced
     for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
       Entry& e = entry(link - 1);
       if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-        end_locked(link - 1, std::string(e.name) + ": " + text);
+        end_locked(link - 1, shown_name(e.name) + ": " + text);
       }
     }
   }
@@ -286,7 +302,7 @@ bool Rendezvous::give_up(const Key& key, const std::string& reason, bool announc
   LockGuard guard(header_->mutex);
   const uint32_t link = find(key);
   if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
-  end_locked(link - 1, std::string(entry(link - 1).name) + ": " + reason);
+  end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason);
   bells_[local_rank_].ring();
   return true;
 }

@@ -91,7 +91,8 @@ class Rendezvous {
   // Bytes of shared memory that the table takes (most of it never touched).
   static size_t bytes(int local_size);
   // `ranks`: what messages call each rank of this host. The first rank of the host makes the table.
-  Rendezvous(char* base, std::vector<int> ranks, int local_rank, bool create, bool several_hosts);
+  // Throws Error where there is no memory for it.
+  Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, bool create, bool several_hosts);
 
   struct Offer {
     Key key;
@@ -188,11 +189,13 @@ class Rendezvous {
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
   bool take_entry(uint32_t* index);
+  bool commit_entries(uint32_t first) const;
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
   void end_waiting(int rank, const std::string& reason, bool announced_too);
   void append(Event::Type type, uint32_t index);
 
+  const Segment& segment_;
   std::vector<int> ranks_;
   int local_rank_;
   bool several_hosts_;

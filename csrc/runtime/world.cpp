@@ -207,7 +207,7 @@ std::string World::settle(const Communicator& group) {
   // The first rank fills the table's head in before anybody uses it.
   std::string failure;
   try {
-    if (local_rank_ == 0) Rendezvous(segment_.base(), ranks, 0, true, false);
+    if (local_rank_ == 0) Rendezvous(segment_, ranks, 0, true, false);
   } catch (const Error& error) {
     failure = error.what();
   }

@@ -1,0 +1,131 @@
+#include "memory/headroom.h"
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <sstream>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kReserve = size_t{16} << 20;  // for all else in the process: a step allocates in MXNet and Python too
+// Of what is free, the part that is taken without another look, since other ranks take from it at the same time.
+constexpr size_t kFraction = 32;
+constexpr size_t kMostUnchecked = size_t{64} << 20;
+constexpr size_t kUnlimited = size_t{1} << 60;  // version 1 shows about 2^63 where there is no limit
+
+// The number in a file that has nothing else; `otherwise` where there is none ('max', no such file).
+size_t number_in(const std::string& path, size_t otherwise) {
+  std::ifstream file(path);
+  size_t number = 0;
+  return file >> number ? number : otherwise;
+}
+
+// The sum of some lines '<name>[:] <number> [kB]', in the file's unit.
+size_t sum_of_lines(const std::string& path, std::initializer_list<const char*> names) {
+  std::ifstream file(path);
+  std::string line;
+  size_t sum = 0;
+  while (std::getline(file, line)) {
+    std::istringstream words(line);
+    std::string name;
+    size_t number = 0;
+    words >> name >> number;
+    if (!name.empty() && name.back() == ':') name.pop_back();
+    if (std::find(names.begin(), names.end(), name) != names.end()) sum += number;
+  }
+  return sum;
+}
+
+size_t less(size_t a, size_t b) { return a > b ? a - b : 0; }
+
+std::string mebibytes(size_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
+
+bool has_word(const std::string& list, const std::string& word) {
+  std::istringstream words(list);
+  std::string one;
+  while (std::getline(words, one, ',')) {
+    if (one == word) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+HeadroomWatch::HeadroomWatch(std::string proc) : proc_(std::move(proc)) { find_cgroups(); }
+
+// Where the controllers are mounted stands in mountinfo, and this process's place below in cgroup.
+void HeadroomWatch::find_cgroups() {
+  std::string place_1, place_2;
+  std::ifstream own(proc_ + "/self/cgroup");
+  for (std::string line; std::getline(own, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (controllers.empty()) place_2 = line.substr(second + 1);
+    if (has_word(controllers, "memory")) place_1 = line.substr(second + 1);
+  }
+  std::ifstream mounts(proc_ + "/self/mountinfo");
+  for (std::string line; std::getline(mounts, line);) {
+    std::istringstream words(line);
+    std::string skipped, root, point, word, type, device, options;
+    words >> skipped >> skipped >> skipped >> root >> point;
+    while (words >> word && word != "-") {
+    }
+    words >> type >> device >> options;
+    const bool is_v2 = type == "cgroup2";
+    if (!is_v2 && !(type == "cgroup" && has_word(options, "memory"))) continue;
+    std::string place = is_v2 ? place_2 : place_1;
+    if (place.empty()) continue;
+    // A container sees its own group mounted as the top, under whatever name it has outside.
+    if (root != "/" && place.compare(0, root.size(), root) == 0) place = place.substr(root.size());
+    if (place.empty() || place.compare(0, 3, "/..") == 0) place = "/";
+    while (true) {
+      cgroups_.push_back({point + (place == "/" ? "" : place), is_v2});
+      if (place == "/") break;
+      const size_t slash = place.rfind('/');
+      place = slash == 0 || slash == std::string::npos ? "/" : place.substr(0, slash);
+    }
+  }
+}
+
+Headroom HeadroomWatch::look() const {
+  const std::string machine = proc_ + "/meminfo";
+  const size_t swap = sum_of_lines(machine, {"SwapFree"}) << 10;
+  const size_t available = sum_of_lines(machine, {"MemAvailable"}) << 10;
+  Headroom least{available == 0 ? kUnlimited : available + swap, "this machine's memory"};
+  for (const Cgroup& one : cgroups_) {
+    const std::string limit_file = one.folder + (one.is_v2 ? "/memory.max" : "/memory.limit_in_bytes");
+    const size_t limit = number_in(limit_file, kUnlimited);
+    if (limit >= kUnlimited) continue;
+    const size_t used = number_in(one.folder + (one.is_v2 ? "/memory.current" : "/memory.usage_in_bytes"), 0);
+    const std::string stat = one.folder + "/memory.stat";
+    const size_t cached = one.is_v2 ? sum_of_lines(stat, {"inactive_file", "active_file"})
+                                    : sum_of_lines(stat, {"total_inactive_file", "total_active_file"});
+    const size_t own_swap = one.is_v2 ? less(number_in(one.folder + "/memory.swap.max", kUnlimited),
+                                             number_in(one.folder + "/memory.swap.current", 0))
+                                      : less(number_in(one.folder + "/memory.memsw.limit_in_bytes", kUnlimited), limit);
+    const size_t bytes = less(limit, less(used, cached)) + std::min(swap, own_swap);
+    if (bytes < least.bytes) least = {bytes, "this container's limit of " + mebibytes(limit) + " (" + limit_file + ")"};
+  }
+  return least;
+}
+
+void HeadroomWatch::require(size_t bytes) {
+  if (bytes <= unchecked_) {
+    unchecked_ -= bytes;
+    return;
+  }
+  const Headroom now = look();
+  if (now.bytes < bytes || now.bytes - bytes < kReserve) {
+    unchecked_ = 0;
+    throw Error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory: of " + now.what + " " +
+                mebibytes(now.bytes) + " are free");
+  }
+  unchecked_ = std::min((now.bytes - bytes) / kFraction, kMostUnchecked);
+}
+
+}  // namespace mykv
