@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "runtime/error.h"
+#include "runtime/signature.h"
 
 namespace mykv::mxnet {
 
@@ -182,9 +183,12 @@ std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vecto
   return std::make_shared<InPlace>(api_, std::move(request), arrays);
 }
 
-void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared) const {
+void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
+                  const std::string& label) const {
   auto pushed = std::make_unique<Pushed>(api_, runtime);
   pushed->call.requests.push_back(prepared->request);
+  std::string& signature = pushed->call.requests.back().signature;
+  signature = labelled(label, signature);
   pushed->in_place = prepared;
   hand_to_engine(std::move(pushed), prepared->request.name, prepared->request.operation.priority, prepared->arrays());
 }

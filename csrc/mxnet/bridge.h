@@ -41,7 +41,9 @@ class Bridge {
 
   // A request in place, as often as it is pushed; `arrays` are those that lie in its memory.
   std::shared_ptr<const InPlace> prepare(Request request, const std::vector<Handle>& arrays) const;
-  void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared) const;
+  // `label`: begins what must be the same on all ranks, in this push only.
+  void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
+            const std::string& label) const;
 
  private:
   void hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,

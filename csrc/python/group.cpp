@@ -365,11 +365,11 @@ PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> 
   prepared_ = bridge().prepare(request_in_place(name, buffer_, begin, layout, operation, shards), handles(arrays));
 }
 
-void PreparedBucket::push() const {
+void PreparedBucket::push(const std::string& label) const {
   require_running(*buffer_);
   const mxnet::Bridge& target = bridge();
   py::gil_scoped_release release;
-  target.push(buffer_->runtime(), prepared_);
+  target.push(buffer_->runtime(), prepared_, label);
 }
 
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,

@@ -103,7 +103,7 @@ class PreparedBucket {
   PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                  const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
                  double scale, int priority, const std::string& wire, const BucketShards& shards);
-  void push() const;
+  void push(const std::string& label) const;
 
  private:
   std::shared_ptr<Buffer> buffer_;

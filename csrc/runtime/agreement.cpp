@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "runtime/error.h"
+#include "runtime/signature.h"
 
 namespace mykv {
 
@@ -312,8 +313,7 @@ void Agreement::collect(const Message& m, int from) {
   if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
   if (p.error.empty() && p.text != m.number) {
     const KnownTexts::Texts one = texts_.get(p.text), other = texts_.get(m.number);
-    p.error = one.name + " differs between ranks: rank " + std::to_string(p.rank) + " has " + one.signature +
-              ", rank " + std::to_string(world_.label(from)) + " has " + other.signature;
+    p.error = difference(one.name, p.rank, one.signature, world_.label(from), other.signature);
   }
   if (Timeline::on()) p.arrivals.push_back({world_.label(from), now_ns()});
   if (++p.hosts < world_.hosts().size()) return;
@@ -323,7 +323,7 @@ void Agreement::collect(const Message& m, int from) {
   if (!complete.error.empty()) {
     give_verdict(m.key, 0, complete.error);
   } else if (!departed_.empty()) {
-    give_verdict(m.key, 0, texts_.get(complete.text).name + ": " + departed_);
+    give_verdict(m.key, 0, shown_name(texts_.get(complete.text).name) + ": " + departed_);
   } else {
     ready_.emplace(std::make_pair(-int64_t{complete.priority}, ready_count_++), Ready{m.key, complete});
     give_verdicts();

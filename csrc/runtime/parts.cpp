@@ -5,6 +5,7 @@
 #include "kernels/kernels.h"
 #include "runtime/error.h"
 #include "runtime/runtime.h"
+#include "runtime/signature.h"
 
 namespace mykv {
 
@@ -177,7 +178,7 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       std::lock_guard<std::mutex> lock(mutex_);
       ++flight->under_way;
     }
-    account(part, request.name + ": " + rendezvous_.departed_text());
+    account(part, shown_name(request.name) + ": " + rendezvous_.departed_text());
     return true;
   }
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport_->inline_limit() &&

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "runtime/runtime.h"
+#include "runtime/signature.h"
 
 namespace mykv {
 
@@ -86,7 +87,7 @@ void Runtime::record_end(Flight& flight, const std::string* error) {
   const int64_t copied_out = record->parts.empty() ? 0 : record->parts.back().copy_out.end;
   record->end = error == nullptr && copied_out != 0 ? copied_out : now_ns();
   record->name = flight.request.name;
-  record->signature = flight.request.signature;
+  record->signature = shown(flight.request.signature);
   if (error != nullptr) record->error = *error;
   record->bytes = flight.request.operation.bytes();
   record->turn = flight.request.turn;

@@ -8,6 +8,7 @@
 
 #include "runtime/buffer.h"
 #include "runtime/error.h"
+#include "runtime/signature.h"
 
 namespace mykv {
 
@@ -62,7 +63,7 @@ bool overlap_partly(const Request& request) {
 Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
     : options_(options),
       world_(comm, options.world),
-      rendezvous_(world_.segment().base(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
+      rendezvous_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
                   world_.local_rank(), false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_, options.network_bytes)),
@@ -115,7 +116,7 @@ void Runtime::post(Request request) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (std::exchange(flight->ended, true)) return;
     }
-    const std::string text = flight->request.name + ": " + error.what();
+    const std::string text = shown_name(flight->request.name) + ": " + error.what();
     end(*flight, &text);
   }
 }
@@ -384,7 +385,7 @@ void Runtime::end_all(const std::string& reason) {
   finished_.clear();
   waiting_.clear();
   for (auto& flight : flights) {
-    const std::string text = flight->request.name + ": " + reason;
+    const std::string text = shown_name(flight->request.name) + ": " + reason;
     end(*flight, &text);
   }
 }

@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "runtime/error.h"
+#include "runtime/signature.h"
 
 namespace mykv {
 
@@ -34,7 +35,8 @@ std::string time_of_day(double seconds_ago) {
 std::string sentence(const std::vector<const Waiting*>& alike, const World& world) {
   std::vector<std::string> names;
   for (const Waiting* one : alike) {
-    if (std::find(names.begin(), names.end(), one->name) == names.end()) names.push_back(one->name);
+    const std::string name = shown_name(one->name);
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   }
   std::string text;
   for (size_t k = 0; k < std::min(names.size(), kMostNames); ++k) text += (k > 0 ? ", " : "") + names[k];
