@@ -5,11 +5,12 @@
 #include <pybind11/stl.h>
 
 #include "kernels/kernels.h"
+#include "memory/headroom.h"
 #include "python/compressor.h"
 #include "python/group.h"
+#include "python/mpi_exit.h"
 #include "python/timeline.h"
 #include "runtime/error.h"
-#include "runtime/timeline.h"
 
 namespace py = pybind11;
 
@@ -40,21 +41,6 @@ RuntimeOptions options_from(const py::dict& given) {
     }
   }
   return options;
-}
-
-// MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF (MPI 4.0, 11.2.4): the moment for the runtimes to go,
-// however the process came to end, since no thread may talk MPI after it.
-int leave_at_finalize(MPI_Comm, int, void*, void*) {
-  leave_all("its process has ended");
-  Timeline::instance().stop();
-  return MPI_SUCCESS;
-}
-
-void watch_finalize() {
-  static int key = MPI_KEYVAL_INVALID;
-  if (key != MPI_KEYVAL_INVALID) return;
-  MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, &leave_at_finalize, &key, nullptr);
-  MPI_Comm_set_attr(MPI_COMM_SELF, key, nullptr);
 }
 
 void init(int comm, const py::dict& given) {
@@ -218,6 +204,8 @@ PYBIND11_MODULE(mykv_core, m) {
       "the longest wait first. Asks the other hosts.");
   bind_method(m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"),
               "For each name the ranks that have come to the operation which this rank will ask for next under it.");
+  bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
+              "Drop what is kept for names that begin with this, after the last call under them.");
   bind_method(m, group, "give_up", &Group::give_up, name, py::arg("reason"),
               "End what is under way under `name`, on all ranks, unless all of them have come.");
   bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
@@ -246,7 +234,8 @@ PYBIND11_MODULE(mykv_core, m) {
            py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
            py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
            py::arg("wire") = "", py::arg("shards") = BucketShards())
-      .def("push", &PreparedBucket::push, "Start it once more.");
+      .def("push", &PreparedBucket::push, py::arg("label") = "",
+           "Start it once more. The label must be the same on all ranks, and shows in the error where it is not.");
 
   m.def(
       "attach_mxnet",
@@ -258,13 +247,15 @@ PYBIND11_MODULE(mykv_core, m) {
       "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
       "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
   m.def(
-      "forget",
-      [](const std::string& prefix) {
-        if (world_group()) world_group()->forget(prefix);
+      "memory_headroom",
+      [](const std::string& proc) {
+        const Headroom now = HeadroomWatch(proc).look();
+        return std::make_pair(now.bytes, now.what);
       },
-      py::arg("prefix"));
+      py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
   bind_compressor(m);
   bind_timeline(m);
+  bind_mpi_exit(m);
   m.def("begin_stall_watch", &begin_stall_watch);
   m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
   m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),

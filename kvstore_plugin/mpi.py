@@ -45,10 +45,11 @@ def _load(core: ModuleType) -> ModuleType:
             from mpi4py import MPI
         else:
             saved = mpi4py.rc.initialize, mpi4py.rc.finalize
-            # Not before the check below. Without `finalize`, mpi4py would take it that somebody else finalizes.
-            mpi4py.rc.initialize = False
+            mpi4py.rc.initialize = False  # not before the check below
             if saved == (True, None):
-                mpi4py.rc.finalize = True
+                # mpi4py would do so in a forked child that ends with sys.exit() too, where MPI waits for ever.
+                mpi4py.rc.finalize = False
+                core.finalize_mpi_at_exit()
             try:
                 from mpi4py import MPI
             finally:

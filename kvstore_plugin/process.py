@@ -8,13 +8,14 @@ child, whose copies of the runtime's threads and of MPI do not exist.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import math
 import os
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 import numpy as np
 
@@ -60,7 +61,7 @@ def init(
 ) -> None:
     """Join the other ranks. Collective; a second call with the same or no communicator does nothing.
 
-    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before; mpi4py finalizes it when Python exits.
+    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before, and finalized when Python exits.
 
     Parameters
     ----------
@@ -278,6 +279,19 @@ def _forget_in_child() -> None:
         "kvstore_plugin does not work in a forked child of a rank, since MPI does not survive a fork: "
         "use it in the parent only, or start the child with the method 'spawn'."
     )
+    sys.exit = _noting_status(sys.exit)
+
+
+def _noting_status(original: Any) -> Any:
+    """sys.exit of a forked child, which the core ends where a mpi4py of the user's would finalize MPI and hang."""
+
+    @functools.wraps(original)
+    def sys_exit(status: Any = None, /) -> NoReturn:
+        number = status if isinstance(status, int) else int(status is not None)
+        core_loader.load().set_fork_status(number & 0xFF)
+        original(status)
+
+    return sys_exit
 
 
 def _remembering(previous: Any) -> Any:
@@ -286,6 +300,8 @@ def _remembering(previous: Any) -> Any:
     def excepthook(kind: Any, value: Any, traceback: Any) -> None:
         global _failed
         previous(kind, value, traceback)
+        if _forked:
+            core_loader.load().set_fork_status(1)
         # In an interactive Python the user goes on after a traceback.
         if is_initialized() and core.size() > 1 and not sys.flags.interactive and not hasattr(sys, "ps1"):
             _failed = True

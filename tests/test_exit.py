@@ -308,7 +308,7 @@ def _ranks_of(running) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signal_to_one_rank(job, number):
     result, seconds = job(_WAITING, after=lambda running: send_signal(_ranks_of(running)[-1], number))
     assert seconds < _LIMIT
@@ -348,3 +348,85 @@ def test_death_without_the_exit_of_python(job):
     )
     assert seconds < _LIMIT
     assert result.code != 0, result.text
+
+
+_FORKING = """
+net, trainer = training()
+
+def status_of(how):
+    sums = [sum_of(f"{how.__name__} {number}", (100_000,)) for number in range(4)]  # under way in the parent
+    child = os.fork()
+    if child == 0:
+        sys.stderr = open(os.devnull, "w")
+        how()
+        sys.exit(0)
+    for _ in range(2000):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.01)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return "hangs"
+    assert all((one.asnumpy() == size).all() for one in sums)
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else status
+
+def exits_0(): sys.exit()
+def exits_3(): sys.exit(3)
+def exits_with_a_text(): sys.exit("bye")
+def raises(): raise ValueError("planted")
+def ends_at_once(): os._exit(3)
+def uses_the_store():
+    try:
+        sum_of("child")
+    except RuntimeError:
+        sys.exit(3)
+
+ways = (exits_0, exits_3, exits_with_a_text, raises, ends_at_once, uses_the_store)
+assert [status_of(how) for how in ways] == [0, 3, 1, 1, 3, 3]
+import subprocess
+assert subprocess.run([sys.executable, "-c", "import sys; sys.exit(3)"]).returncode == 3
+step_of(net, trainer)
+mx.nd.waitall()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("first", ["", "from mpi4py import MPI"])
+def test_forked_children_end_as_they_like_and_the_parent_goes_on(mpirun, first):
+    """Also where the script itself has imported mpi4py, which then finalizes MPI, in the child too."""
+    result = mpirun(2, first + _HEAD + _FORKING, timeout=90)
+    assert result.code == 0 and result.stdout.count("done") == 2, result.text
+
+
+def test_exception_in_a_thread_ends_that_thread_only(job):
+    result, _ = job(
+        """
+        if rank == 1:
+            thread = threading.Thread(target=lambda: 1 // 0)
+            thread.start()
+            thread.join()
+        print("sum", int(sum_of("after").asnumpy()[0]), flush=True)
+        print("now", flush=True)
+        """
+    )
+    assert result.code == 0 and result.stdout.count("sum 2") == 2 and "ZeroDivisionError" in result.stderr, result.text
+
+
+def test_shutdown_with_operations_that_the_other_never_asks_for(job):
+    """After MYKV_EXIT_WAIT_S they fail here, and the process ends as any other."""
+    result, seconds = job(
+        """
+        array = sum_of(f"only {rank}", (100_000,))
+        print("now", flush=True)
+        mykv.shutdown()
+        try:
+            array.asnumpy()
+        except mx.MXNetError as error:
+            print("failed", flush=True)
+        """,
+        env={"MYKV_EXIT_WAIT_S": "1"},
+    )
+    assert seconds < _LIMIT
+    assert result.code == 0 and result.stdout.count("failed") == 2, result.text
