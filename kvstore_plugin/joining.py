@@ -15,8 +15,9 @@ from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
-from . import arrays, process, turns
-from .mxnet_compat import MXNetError, Parameter, fill_with_zeros
+from . import arrays, initialization, process, turns
+from .mxnet_compat import DeferredInitializationError, MXNetError, Parameter, fill_with_zeros
+from .naming import described, described_within
 from .process_set import ProcessSet, global_process_set
 from .trainer import DistributedTrainer
 
@@ -104,7 +105,7 @@ class join:
     The learning rate is told to workers that have ended; what else the loop changes in an optimizer is not. Collective
     operations other than those of the trainers, and metrics, belong behind the block. Between allreduce_grads() and
     update() the gradients may be changed (clipped, say); those who have ended get the result. A worker without any data
-    must have initialized its parameters, with their shapes.
+    must have initialized its parameters, with their shapes: by in_units and the like, or by a batch of zeros before.
 
     Examples
     --------
@@ -139,6 +140,9 @@ class join:
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
         _running[self._process_set] = self
         self._failed = False
+        # Another call that waits, in the block, meets the others' steps, and fails with them. Who catches that is told
+        # so in its next step, and nobody takes a turn for this join() any more.
+        turns.when_failed[turns.waiting_name(self._process_set)] = self._note_failure
         for trainer in self._trainers:
             trainer._join = self
         return self
@@ -153,8 +157,12 @@ class join:
                 self._stand_in()
         finally:
             _running.pop(self._process_set, None)
+            turns.when_failed.pop(turns.waiting_name(self._process_set), None)
             for trainer in self._trainers:
                 trainer._join = None
+
+    def _note_failure(self) -> None:
+        self._failed = True
 
     def take_part(self, trainer: DistributedTrainer, kind: int, factor: float, ignore_stale: bool) -> None:
         """Call a method of a trainer as soon as the others have said that they do the same."""
@@ -177,7 +185,10 @@ class join:
     def _meet(self, mine: _Plan) -> tuple[_Plan, np.ndarray]:
         """What is to be done, and the positions in the process set of those who have not ended."""
         if self._failed:
-            raise MXNetError("This join() has failed: the workers have lost step.")
+            raise MXNetError(
+                "This join() has failed: the workers have lost step. Leave the block; calls that wait (barrier, "
+                "allreduce_metric, ...) belong behind it."
+            )
         self._failed = True  # whatever ends this exchange ends it on all workers
         with turns.waiting(self._process_set, "join") as turn:
             rows = turn.meet(_CALL, [*mine.numbers(), _device_count(self._trainers[mine.trainer])])
@@ -202,6 +213,8 @@ class join:
 
     def _stand_in(self) -> None:
         """Take part in the steps of the others until all have ended."""
+        if not self._failed:
+            self._refuse_deferred()
         while True:
             plan, active = self._meet(_NOTHING)
             if not active.size:
@@ -217,6 +230,27 @@ class join:
             except BaseException as error:
                 self._fail(f"it has left join() with {type(error).__name__}: {error}")
                 raise
+
+    def _refuse_deferred(self) -> None:
+        """Raise an error, on all workers, if this one has ended before a batch told the shapes of its parameters."""
+        for trainer in self._trainers:
+            deferred = [
+                (parameter, name)
+                for parameter, name, _ in _shared(trainer)
+                if parameter._data is None and parameter.grad_req != "null"
+            ]
+            if not deferred:
+                continue
+            sentence = (
+                f"{described(deferred[0][1], deferred[0][0])} has no values yet on rank {process.rank()}, which has "
+                "ended its loop in join() without a batch that would tell its shape: give the layer the size of its "
+                "input (in_units, in_channels), or pass a batch of zeros through the network on all workers before "
+                "join()."
+            )
+            self._fail(sentence)
+            for parameter, _ in deferred:  # others that have it wait for this rank's values
+                initialization.refuse(parameter, sentence)
+            raise DeferredInitializationError(sentence)
 
     def _fail(self, reason: str) -> None:
         """Let the others' next step fail."""
@@ -248,8 +282,8 @@ class join:
         for parameter, name, position in _shared(trainer):
             if parameter._grad_stype != "default":
                 raise MXNetError(
-                    f"The gradient of parameter {name} is {parameter._grad_stype}: in join(), where workers have "
-                    "ended, use step() and not allreduce_grads() and update()."
+                    f"The gradient of {described_within(name, parameter)} is {parameter._grad_stype}: in join(), where "
+                    "workers have ended, use step() and not allreduce_grads() and update()."
                 )
             if parameter._grad is not None:
                 handles = arrays.handles(parameter._grad)

@@ -24,6 +24,11 @@ from .store_optimizer import StoreOptimizer
 _ROOT = 0  # the worker, in the process set, that has the file
 
 
+def meeting_name(scope: str) -> str:
+    """What the workers of a store or trainer are matched by when they save or load states."""
+    return f"{scope}/checkpoint"
+
+
 class _Leaf(NamedTuple):
     """Stands for an array in the description of a state."""
 
@@ -120,7 +125,7 @@ class _Exchange:
         ]
         numbers = [agreement.digest(texts), len(texts)]
         seconds = settings.checkpoint_wait_seconds()
-        met = meeting.meet(self._process_set, f"{self._scope}/checkpoint", self.call, label, numbers, seconds)
+        met = meeting.meet(self._process_set, meeting_name(self._scope), self.call, label, numbers, seconds)
         differ = np.flatnonzero((met != met[0]).any(axis=1))
         if differ.size:
             ranks = self._process_set.ranks

@@ -6,11 +6,13 @@ others have begun a step of a trainer that it has not called for. Where the orde
 be: who is in a call that waits has called for all steps before it, and nobody has called for those behind it.
 
 All of them get an error then: in the call that waits, and in the gradients of the step. The next call that waits of a
-rank that had not come to this one fails for the same reason.
+rank that had not come to this one fails for the same reason. In the same way a rank that waits finds those that save
+the states of an optimizer without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import Any, Sequence
@@ -19,6 +21,14 @@ from . import process
 
 # DistributedTrainers, with the threads that have taken their last steps; None before the first.
 _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+
+_SAVING = (
+    "saving or loading optimizer states, which are divided over the workers: call save_states() and load_states() on "
+    "all of them, not under `if rank == 0:`"
+)
+
+# Names under which workers save and load optimizer states, and their process sets.
+_checkpoints: dict[str, Any] = {}
 
 
 def made(trainer: Any) -> None:
@@ -31,8 +41,28 @@ def stepped(trainer: Any) -> None:
     _threads[trainer] = threading.get_ident()
 
 
+def failed(reason: str) -> None:
+    """After a call that waits has failed: where another rank gave it up for those that save states, tell these."""
+    if _SAVING not in reason:
+        return
+    with contextlib.suppress(RuntimeError):
+        for checkpoint, process_set in list(_checkpoints.items()):
+            if process_set.core.waiting_for_this([checkpoint])[0]:
+                process_set.core.refuse(checkpoint, reason)
+
+
+def saves_states(name: str, process_set: Any) -> None:
+    """Note under what name the workers of a process set save and load optimizer states together."""
+    _checkpoints[name] = process_set
+
+
+def forget_states(name: str) -> None:
+    """Forget such a name, of a store that is gone."""
+    _checkpoints.pop(name, None)
+
+
 def look(core: Any, name: str, call: str) -> None:
-    """Give a call that waits up, on all ranks, if others have begun a step that this thread has not called for.
+    """Give a call that waits up, on all ranks, if others have begun a step, or to save, without this thread.
 
     Parameters
     ----------
@@ -55,6 +85,13 @@ def look(core: Any, name: str, call: str) -> None:
                         one.refuse(reason)
                     core.give_up(name, reason)
                     return
+        for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
+            (others,) = process_set.core.waiting_for_this([checkpoint])
+            if others:
+                reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
+                core.give_up(name, reason)  # first, since those who save go on to this call
+                process_set.core.refuse(checkpoint, reason)
+                return
     except RuntimeError:  # of the core, which was shut down, or whose table a rank keeps locked
         return
 
@@ -65,9 +102,12 @@ def _is_alone() -> bool:
 
 
 def _reason(call: str, others: Sequence[int]) -> str:
-    names = f"rank {others[0]} is" if len(others) == 1 else f"ranks {', '.join(map(str, others))} are"
     return (
-        f"rank {process.rank()} is in {call}, but {names} in a step of a trainer that it has not taken: the workers "
-        "take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put `with "
-        "join(trainer):` around the training loop."
+        f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that it has not taken: the "
+        "workers take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put "
+        "`with join(trainer):` around the training loop."
     )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"

@@ -18,6 +18,9 @@ from . import order, process
 from .mxnet_compat import MXNetError
 from .process_set import check
 
+# Called when a turn under a name has failed, on all ranks of the process set.
+when_failed: dict[str, Callable[[], None]] = {}
+
 # Priorities travel as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
 
@@ -57,6 +60,7 @@ class Turn:
         if error is not None and not self._taken:
             self._taken = True
             self.core.refuse(self.name, f"{self.call}: {str(error) or kind.__name__}")
+            self._tell()
 
     def push(self, function: Callable, *arguments: Any, **options: Any) -> None:
         """Start the operation with one of the core's functions, which takes the name first.
@@ -113,8 +117,17 @@ class Turn:
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
         work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
-        wait(work, lambda: order.look(self.core, self.name, self.call))
+        try:
+            wait(work, lambda: order.look(self.core, self.name, self.call))
+        except MXNetError as error:
+            self._tell()
+            order.failed(str(error))
+            raise
         return result
+
+    def _tell(self) -> None:
+        if self.name in when_failed:
+            when_failed[self.name]()
 
 
 def named(process_set: Any, name: Any, call: str) -> Turn:
@@ -138,7 +151,12 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
 def waiting(process_set: Any, call: str) -> Turn:
     """The turn in a call that waits for the other ranks."""
     check(process_set)
-    return Turn(process_set, f"{process_set.scope}/waiting", call)
+    return Turn(process_set, waiting_name(process_set), call)
+
+
+def waiting_name(process_set: Any) -> str:
+    """What the ranks are matched by in calls that wait."""
+    return f"{process_set.scope}/waiting"
 
 
 def gathering(process_set: Any, name: Any, call: str) -> Turn:

@@ -367,21 +367,40 @@ def test_other_steps_are_an_error_on_all(rank, what):
     mykv.barrier()
 
 
-@pytest.mark.ranks(2)
-def test_another_call_that_waits_is_an_error_on_all(rank):
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("caught", ["nowhere", "in the block"])
+@pytest.mark.parametrize("wrong", [False, True], ids=["barrier", "refused barrier"])
+def test_another_call_that_waits_is_an_error_on_all_and_the_next_join_works(rank, gather, caught, wrong):
     net = dense_network(seed=0)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
-    with pytest.raises(MXNetError, match=r"(?s)barrier.*a step in join|a step in join.*barrier"), mykv.join(trainer):
-        for step in range(2 + rank):
+
+    def wait():
+        if wrong:
+            mykv.allgather(array(np.float32(0)))  # a scalar
+        else:
+            mykv.barrier()
+
+    sentence = r"(?s)barrier.*a step in join|a step in join.*barrier|allgather|scalar|lost step"
+    with pytest.raises((MXNetError, ValueError), match=sentence), mykv.join(trainer):
+        for step in range(2 + (rank > 0)):
             _backward(net, step, rank)
             trainer.step(4)
-        if rank:
-            mykv.barrier()
+        if rank == 1:
+            if caught == "nowhere":
+                wait()
+            with pytest.raises((MXNetError, ValueError)):
+                wait()
+            _backward(net, 3, rank)
+            trainer.step(4)
+        elif rank == 2:
+            _backward(net, 3, rank)
+            trainer.step(4)
     clear_errors()
-    if rank == 0:  # rank 1 has told it once more, when it left the block
-        with pytest.raises(MXNetError, match="left the block"):
-            mykv.barrier()
     mykv.barrier()
+    before = trainer._optimizer.num_update
+    joined = _train(net, trainer, rank, 1 + rank)
+    assert joined.steps == trainer._optimizer.num_update - before == len(gather("")), "calls were paired wrongly"
+    assert len(set(gather(checksum(net)))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -400,7 +419,7 @@ def test_parameters_without_values(rank):
     net = nn.Dense(3)
     net.initialize()
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
-    sentence = "has no values yet"
+    sentence = "has no values yet on rank 0, which has ended its loop in join.. without a batch.*batch of zeros"
     with pytest.raises((MXNetError, gluon.parameter.DeferredInitializationError), match=sentence), mykv.join(trainer):
         for step in range(2 * rank):
             _backward(net, step, rank)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kvstore_plugin import atomic_file, state_file
 from mxnet import autograd, gluon
-from support import IS_2, MXNetError, array, dense_network, parameters
+from support import IS_2, MXNetError, array, clear_errors, dense_network, parameters
 
 _WAIT = {"MYKV_CHECKPOINT_WAIT_S": "1"}
 
@@ -262,3 +262,23 @@ def test_a_store_without_optimizer_has_no_states(rank, tmp_path):
     for call in (store.save_optimizer_states, store.load_optimizer_states):
         with pytest.raises(RuntimeError, match=r"no optimizer; call set_optimizer"):
             call(str(tmp_path / "file"))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("by", ["distributed", "stock"])
+def test_saving_on_one_worker_while_the_others_wait_in_another_call(by, tmp_path, rank, size):
+    net = _net()
+    trainer = _trainer(net, by)
+    _steps(net, trainer, 0, 1, rank, size)
+    with pytest.raises(MXNetError, match=r"is in barrier, but rank 0 is saving or loading .*on all of them, not under"):
+        if rank == 0:
+            trainer.save_states(str(tmp_path / "states"))
+        else:
+            mykv.barrier()
+    clear_errors()
+    if rank == 0:  # it had not come to the barrier, where it finds the error too
+        with pytest.raises(MXNetError, match="is saving or loading"):
+            mykv.barrier()
+    mykv.barrier()
+    _steps(net, trainer, 1, 2, rank, size)
+    trainer.save_states(str(tmp_path / "states"))
