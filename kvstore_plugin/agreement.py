@@ -105,6 +105,44 @@ def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], wha
         )
 
 
+def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str], what: str) -> None:
+    """Raise an error on every rank, which shows those that differ, unless all ranks pass the same options.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    options : sequence of str
+        Such as ``"num_groups=0"``.
+    what : str
+        What the options are of, for the error, for example ``'trainer0'``.
+
+    Raises
+    ------
+    RuntimeError
+        They differ.
+    mykv_core.Error
+        As for `extremes`.
+    """
+    _, (most,) = extremes(process_set, carrier, [len(options)])
+    digests = [digest([option]) for option in options] + [0] * (int(most) - len(options))
+    met = of_all(process_set, carrier, digests)
+    differ = np.flatnonzero((met != met[0]).any(axis=1))
+    if not differ.size:
+        return
+    first, other = 0, int(differ[0])
+    common = set(met[first]) & set(met[other])
+    mine = ", ".join(option for option in options if digest([option]) not in common) or "nothing of it"
+    texts = [_of_rank(process_set, carrier, mine, rank) for rank in (first, other)]
+    ranks = process_set.ranks
+    raise RuntimeError(
+        f"The workers must make {what} alike, but rank {ranks[first]} has {texts[0]}, and rank {ranks[other]} has "
+        f"{texts[1]}."
+    )
+
+
 def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool:
     """Whether all ranks pass the same texts.
 
@@ -143,11 +181,15 @@ def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
     mykv_core.Error
         As for `extremes`.
     """
+    return _of_rank(process_set, carrier, text, 0)
+
+
+def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str:
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
-    is_first = process_set.rank() == 0
-    _, (length,) = extremes(process_set, carrier, [mine.size if is_first else 0])
+    is_root = process_set.rank() == root
+    _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
     result = np.empty(length, dtype=np.uint8)
-    process.wait(process_set.core.submit_broadcast(carrier, mine if is_first else None, [result]))
+    process.wait(process_set.core.submit_broadcast(carrier, mine if is_root else None, [result], root))
     return result.tobytes().decode()
 
 

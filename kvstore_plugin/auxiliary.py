@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Sequence
 
 from . import agreement, arrays, process, turns
 from .mxnet_compat import MXNetError, NDArray, Parameter, gluon, mx
+from .naming import described
 from .parameters import Named, named_parameters
 from .process_set import ProcessSet, global_process_set
 from .turns import Turn
@@ -119,14 +120,6 @@ class Averaging:
 def is_auxiliary(parameter: Any) -> bool:
     """Whether a Parameter's values come from the data that pass through the network, and not from gradients."""
     return isinstance(parameter, Parameter) and not parameter._differentiable
-
-
-def described(name: str, value: Any) -> str:
-    """A Parameter or an array, named as ranks know it and as this process does, at the beginning of an error."""
-    own = getattr(value, "name", name)
-    # Where ranks count parameters, the name is 'parameter 3'.
-    start = "" if name.startswith("parameter ") else "parameter "
-    return f"{start}{name}".replace("p", "P", 1) + ("" if own == name else f" ({own})")
 
 
 def auxiliary_states(params: Any) -> list[_State]:

@@ -8,7 +8,7 @@ devices, is then the sum of gradients divided by the sum of all batches.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -18,10 +18,43 @@ from .mxnet_compat import MXNetError
 _ROUNDING = 1e-12
 
 # What ranks that compare their factors show to ranks that do something else.
-LABEL = (
-    "a step with gradients times another number than before (all workers must give step() batches of one size, as with "
-    "a DistributedSampler or last_batch='discard')"
-)
+LABEL = "a comparison of batch sizes, as in update()"
+
+# Ends an option of a label; errors show only those that differ.
+BETWEEN = "\x1e"
+
+
+def label(factor: float, scale: float, learning_rate: float | None) -> str:
+    """What all operations of a step carry, so that those of steps that do not fit fail, on all workers.
+
+    So nobody waits to compare, and after the error all workers have done the same: no update has taken place, and all
+    have counted one.
+
+    Parameters
+    ----------
+    factor : float
+        What all workers multiply gradients by.
+    scale : float
+        What that would be for a batch of one, the same on all workers; otherwise 0.
+    learning_rate : float or None
+        None where it follows a schedule.
+    """
+    text = f"a step with {shown(factor, scale)}"
+    return text if learning_rate is None else f"{text}{BETWEEN}learning rate {float(learning_rate)!r}"
+
+
+def scale_of(trainer: Any) -> float:
+    """What a Trainer multiplies gradients by for a batch of one; 0 with AMP, which changes it as it scales losses."""
+    return 0.0 if getattr(trainer, "_amp_loss_scaler", None) is not None else float(trainer._scale)
+
+
+def shown(factor: float, scale: float) -> str:
+    """A factor as errors show it, with the size of the batch where that can be told."""
+    factor = float(factor)
+    size = scale / factor if factor else 0.0
+    whole = round(size)
+    batch = f" (batch size {whole})" if whole >= 1 and abs(size - whole) <= 1e-9 * whole else ""
+    return f"gradients times {factor!r}{batch}"
 
 
 def numbers(factor: float, device_count: int) -> list[int]:
@@ -37,7 +70,12 @@ def numbers(factor: float, device_count: int) -> list[int]:
     return [int(np.float64(factor).view(np.int64)), device_count]
 
 
-def common(met: np.ndarray, ranks: Sequence[int], scope: str) -> float:
+def have_as_many_devices(met: np.ndarray) -> bool:
+    """Whether the numbers of all workers tell of equally many devices."""
+    return bool((met[:, 1] == met[0, 1]).all())
+
+
+def common(met: np.ndarray, ranks: Sequence[int], scope: str, scale: float) -> float:
     """What all multiply the mean over the workers by. The same bits on all workers.
 
     Parameters
@@ -48,6 +86,8 @@ def common(met: np.ndarray, ranks: Sequence[int], scope: str) -> float:
         Their global ranks.
     scope : str
         Of the trainer, for the error.
+    scale : float
+        As for `label`.
 
     Raises
     ------
@@ -63,8 +103,8 @@ def common(met: np.ndarray, ranks: Sequence[int], scope: str) -> float:
     other = int(np.flatnonzero(factors != factors[0])[0])
     which = f" on {devices[0]} and {devices[other]} devices" if (devices != devices[0]).any() else ""
     raise MXNetError(
-        f"The ranks do not take this step of {scope} alike: rank {ranks[0]} has a step with gradients times "
-        f"{float(factors[0])!r}, rank {ranks[other]} with gradients times {float(factors[other])!r}{which}. If their "
-        "batches differ in size, let step() be given the same one on all workers, as with a DistributedSampler or "
+        f"The ranks do not take this step of {scope} alike: rank {ranks[0]} has a step with "
+        f"{shown(factors[0], scale)}, rank {ranks[other]} with {shown(factors[other], scale)}{which}. If their batches "
+        "differ in size, let step() be given the same one on all workers, as with a DistributedSampler or "
         "last_batch='discard', or one that is the same for each device."
     )

@@ -46,8 +46,8 @@ class Gradients:
         What becomes of them, the same on all ranks, which `label` sees to.
     when_moved : callable
         Called without arguments when parameters have got other gradient arrays, before these are looked at.
-    label : str
-        What else must be the same on all ranks, as a text for the error where it is not.
+    options : sequence of str
+        What else must be the same on all ranks, as the error shows it where it is not.
     keys : dict of int, optional
         What the optimizer on the store calls each parameter, by id().
 
@@ -65,7 +65,7 @@ class Gradients:
         named: Sequence[Named],
         reduction: Reduction,
         when_moved: Callable[[], None],
-        label: str = "",
+        options: Sequence[str] = (),
         keys: Mapping[int, int] | None = None,
     ) -> None:
         self._scope = scope
@@ -82,13 +82,14 @@ class Gradients:
         self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
-        self._factor: tuple[float, int] | None = None  # of the last step, with the number of devices
-        self._agreed = 0.0  # what the ranks have agreed on for it
+        self._device_count = 0  # of this rank, when all ranks last told theirs; 0: never
+        self._devices_are_alike = False  # all had equally many
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
         labels = [slot.label for slot in self._slots]
-        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}", label)
+        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
+        agreement.check_options(self._process_set, meeting, options, scope)
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
         self._reduction = reduction
@@ -96,7 +97,11 @@ class Gradients:
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
         _divide(in_order, reduction.num_groups)
-        self._memory.own([(slot.parameter, slot.group) for slot in in_order])
+        try:
+            self._memory.own([(slot.parameter, slot.group) for slot in in_order])
+        except Exception as error:
+            self._process_set.core.refuse(self._carrier, str(error))
+            raise
         if self._memory.late and self._process_set.rank() == 0:
             _log.warning(
                 "%d of the %d parameters of %s were there before a backward ran, so their gradients are reduced by "
@@ -114,7 +119,7 @@ class Gradients:
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients has changed.
@@ -124,6 +129,8 @@ class Gradients:
         ignore_stale : bool
             A gradient that no backward has written since the last update counts as zeros; where that is so on all
             workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
+        label : str
+            What the step of all ranks must have in common besides.
 
         Raises
         ------
@@ -148,7 +155,7 @@ class Gradients:
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
         for number, operation in enumerate(operations):
             try:
-                operation.push()
+                operation.push(label)
             except BaseException as error:
                 pushed = isinstance(error, MXNetError)  # NaiveEngine has run it
                 self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
@@ -183,13 +190,18 @@ class Gradients:
         else:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
-    def agree_on(self, factor: float) -> float:
-        """What all ranks multiply gradients by in an update. Where it has changed they compare theirs, and wait.
+    def agree_on(self, factor: float, scale: float, always: bool) -> float:
+        """What all ranks multiply gradients by in an update.
 
         Parameters
         ----------
         factor : float
             What this rank would multiply them by itself.
+        scale : float
+            What that would be for a batch of one.
+        always : bool
+            Whether the ranks compare their factors here, and wait. Otherwise they do so only in the first step and
+            where some have more devices than others; elsewhere the label of their operations is enough.
 
         Raises
         ------
@@ -197,12 +209,13 @@ class Gradients:
             The ranks are about to do other things, or with factors that do not fit (see factors.py).
         """
         device_count = len(self._parameters[0]._data or ()) or 1
-        if (factor, device_count) != self._factor:
-            mine = factors.numbers(factor, device_count)
-            met = self._ask(lambda carrier: agreement.of_all(self._process_set, carrier, mine, factors.LABEL))
-            self._agreed = factors.common(met, self._process_set.ranks, self._scope)
-            self._factor = (factor, device_count)
-        return self._agreed
+        if self._devices_are_alike and device_count == self._device_count and not always:
+            return factor
+        mine = factors.numbers(factor, device_count)
+        met = self._ask(lambda carrier: agreement.of_all(self._process_set, carrier, mine, factors.LABEL))
+        agreed = factors.common(met, self._process_set.ranks, self._scope, scale)
+        self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
+        return agreed
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
@@ -212,6 +225,10 @@ class Gradients:
         """The ranks that have begun a step that this one has not called for."""
         come = self._process_set.core.waiting_for_this(self._names())
         return sorted({rank for ranks in come for rank in ranks})
+
+    def has_begun(self) -> bool:
+        """Whether the other ranks may push a step that this one does not take part in; in the first one all meet."""
+        return bool(self._operations)
 
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
@@ -306,7 +323,14 @@ class Gradients:
             raise MXNetError(sentence) from error
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_operations": [], "_proposed": [], "_plan": None, "_factor": None, "_to_update": []}
+        return {
+            **self.__dict__,
+            "_operations": [],
+            "_proposed": [],
+            "_plan": None,
+            "_device_count": 0,
+            "_to_update": [],
+        }
 
 
 def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:

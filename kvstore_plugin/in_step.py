@@ -16,8 +16,9 @@ import numpy as np
 from . import agreement, arrays, process, turns
 from . import process_set as process_sets
 from .arguments import whole_number
-from .auxiliary import described, is_auxiliary
+from .auxiliary import is_auxiliary
 from .mxnet_compat import MXNetError, NDArray, Parameter
+from .naming import described
 from .parameters import Named, named_parameters
 from .process_set import ProcessSet, global_process_set
 from .sparse import is_row_sparse

@@ -17,6 +17,7 @@ from typing import Any, Callable, NoReturn, Sequence
 
 from . import process
 from .mxnet_compat import DeferredInitializationError, NDArray, Parameter
+from .naming import described
 from .process_set import ProcessSet
 from .sparse_values import push_broadcast
 
@@ -106,7 +107,7 @@ def refuse_deferred(deferred: Sequence[Any], tell: Callable[[str], None]) -> NoR
     """
     first = deferred[0]
     sentence = (
-        f"Parameter {first.label} ({first.parameter.name}) has no values yet on rank {process.rank()}: its "
+        f"{described(first.label, first.parameter)} has no values yet on rank {process.rank()}: its "
         "initialization was deferred to the first forward pass, which has not used it; pass a batch through the "
         "network before step(), or give its layer the size of its input (in_units, in_channels)."
     )

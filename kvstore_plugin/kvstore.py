@@ -6,12 +6,14 @@ same key, so that they get an error and do not wait.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
-from . import agreement, arrays, calls, gathering, optimizer_states, parameters, process
+from . import agreement, arrays, calls, gathering, optimizer_states, order, parameters, process
 from . import process_set as process_sets
 from .calls import Call
+from .factors import BETWEEN
 from .gradient_compression import gradient_compression
 from .mxnet_compat import (
     KVStoreBase,
@@ -61,9 +63,11 @@ class MyKV(KVStoreBase):
         self._scope = scope
         self._values = StoredValues()
         self._wire = ""  # how sums travel between hosts, in the words of the core
+        self._label = ""  # what the calls of all workers have in common besides
         self._optimizer: StoreOptimizer | None = None
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
         _stores[scope] = self
+        weakref.finalize(self, _forget, scope, process_set).atexit = False
 
     def __repr__(self) -> str:
         return f"<MyKV {self._scope}>"
@@ -274,8 +278,10 @@ class MyKV(KVStoreBase):
         """Let an optimizer update the values in the store: push() and pushpull() bring it gradients from then on.
 
         Each worker updates a share of the values and keeps the states of that share alone. The optimizer must be the
-        same on all workers. It is kept by reference, so that what is changed in it (learning rate, rescale_grad) counts
-        from the next update on. The store's keys are the indices by which it knows parameters.
+        same on all workers: where its kind differs, its settings as they are now, or the learning rate of an update,
+        the update is an error that shows both. States belong to the store, so another store begins without. The
+        optimizer is kept by reference, so that what is changed in it (learning rate, rescale_grad) counts from the next
+        update on. The store's keys are the indices by which it knows parameters.
 
         Parameters
         ----------
@@ -289,7 +295,8 @@ class MyKV(KVStoreBase):
             store has another one.
         """
         if self._optimizer is None:
-            self._optimizer = StoreOptimizer.of(optimizer, self._process_set, self)
+            self._optimizer = StoreOptimizer(self._process_set, optimizer)
+            order.saves_states(optimizer_states.meeting_name(self._scope), self._process_set)
         elif optimizer is not self._optimizer.optimizer:
             raise ValueError(
                 f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), whose states belong "
@@ -391,7 +398,17 @@ class MyKV(KVStoreBase):
         """
         self._wire = gradient_compression(compression_params).wire
 
+    @contextlib.contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """Let calls of pushpull() fail where other workers make them with another label."""
+        before, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = before
+
     def __reduce__(self) -> tuple:
+        _pickled.add(self._scope)
         return _store_named, (self._scope, self._process_set)
 
     def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int, stored: bool = False) -> list[Call]:
@@ -455,7 +472,9 @@ class MyKV(KVStoreBase):
             source = arrays.handles(call.inputs)
             target = source if targets[number] is call.inputs else arrays.handles(targets[number])
             try:
-                self._process_set.core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
+                self._process_set.core.push_allreduce(
+                    call.name, source, target, "sum", 1.0, priority, self._label, wire=self._wire
+                )
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
@@ -507,7 +526,7 @@ class MyKV(KVStoreBase):
             update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
         except NotImplementedError as error:
             raise self._refused(listed, error, "push") from error
-        label = f"an update with gradients times {self._optimizer.factor!r}, "
+        label = self._optimizer.label() + BETWEEN
         try:
             rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority, label)
         except Exception as error:
@@ -549,6 +568,15 @@ class MyKV(KVStoreBase):
 
 # By scope, for copies: a copy of a store is the store.
 _stores: weakref.WeakValueDictionary[str, MyKV] = weakref.WeakValueDictionary()
+_pickled: set[str] = set()  # scopes of stores that may come back
+
+
+def _forget(scope: str, process_set: ProcessSet) -> None:
+    """Let the core drop what it counts for the keys of a store that is gone; its name is never used again."""
+    order.forget_states(optimizer_states.meeting_name(scope))
+    if scope not in _pickled:
+        with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
+            process_set.core.forget(f"{scope}/")
 
 
 def _store_named(scope: str, process_set: ProcessSet) -> MyKV:

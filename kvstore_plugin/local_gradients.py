@@ -24,7 +24,7 @@ class LocalGradients:
         self._when_moved = when_moved
         self._seen: list[Any] = []
 
-    def allreduce(self, ignore_stale: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
         """Replace each gradient on several devices by the sum over them."""
         gradients = [parameter._grad for parameter in self._parameters]
         if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):
@@ -38,9 +38,13 @@ class LocalGradients:
             else:
                 sum_over_devices(replicas)
 
-    def agree_on(self, factor: float) -> float:
+    def agree_on(self, factor: float, scale: float, always: bool) -> float:
         """The factor: nobody else updates these parameters."""
         return factor
+
+    def has_begun(self) -> bool:
+        """Nobody else takes part."""
+        return False
 
     def share_freshness(self) -> None:
         """Nobody shares it."""

@@ -6,6 +6,7 @@ whole row. Some cannot be divided at all, since what they keep belongs to all pa
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
 from .mxnet_compat import mx
@@ -60,6 +61,30 @@ def is_elementwise(optimizer: Any) -> bool:
 def leaves_other_rows(optimizer: Any) -> bool:
     """Whether an update from a row_sparse gradient changes the rows of the gradient only; False where it is unknown."""
     return type(optimizer) in _lazy and getattr(optimizer, "lazy_update", True)
+
+
+# Attributes that are no settings: counters, what the batch decides, what all workers are told anyway, and what changes
+# no result.
+_NO_SETTINGS = {"num_update", "begin_num_update", "num_steps", "rescale_grad", "lr", "sym_info"}
+_NO_SETTINGS |= {"aggregate_num", "allow_np_array"}
+# Those of any optimizer; a class of the user's may have others that are meant to differ between workers.
+_COMMON_SETTINGS = {"wd", "clip_gradient", "multi_precision"}
+
+
+def settings(optimizer: Any) -> list[str]:
+    """The kind of an optimizer and its settings, one by one, in a form that is the same where they are."""
+    is_mxnets = type(optimizer).__module__.startswith("mxnet.")
+    shown = [f"optimizer {type(optimizer).__name__}"]
+    for name, value in sorted(vars(optimizer).items()):
+        if name.startswith("_") or name in _NO_SETTINGS or not (is_mxnets or name in _COMMON_SETTINGS):
+            continue
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            shown.append(f"{name}={float(value)!r}")
+        elif value is None or isinstance(value, (bool, str)):
+            shown.append(f"{name}={value!r}")
+    if optimizer.lr_scheduler is not None:
+        shown.append(f"scheduler {type(optimizer.lr_scheduler).__name__}")
+    return shown
 
 
 def check(optimizer: Any) -> None:

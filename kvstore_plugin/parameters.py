@@ -8,6 +8,7 @@ from . import agreement, arrays, initialization, loading, process
 from . import process_set as process_sets
 from .initialization import Broadcast
 from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon
+from .naming import described, described_within
 from .process_set import ProcessSet, global_process_set
 from .sparse import is_row_sparse
 
@@ -85,6 +86,8 @@ def broadcast_parameters(
     loading.forget([one.value for one in named if isinstance(one.value, Parameter)])
     for array in arriving:
         array.wait_to_read()
+    if (most < _WITHOUT_VALUES).all():  # nothing comes later
+        process_set.core.forget(f"{scope}/")
 
 
 def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int) -> None:
@@ -128,7 +131,7 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
         if parameter._data is not None:
             broadcast.push(parameter._data)
         else:  # without a gradient, since step() refuses the others, and never used in a forward pass
-            broadcast.refuse(f"Parameter {name} ({parameter.name}) has no values yet on rank {process.rank()}.")
+            broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
 
 
 def numbered(process_set: ProcessSet, kind: str) -> str:
@@ -192,19 +195,20 @@ def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
     ValueError
         Names two that differ, and their devices.
     """
-    first: tuple[str, list] | None = None
+    first: tuple[str, Parameter, list] | None = None
     for name, parameter in named:
         try:
             devices = contexts(parameter)
         except RuntimeError:  # not initialized
             continue
         if first is None:
-            first = (name, devices)
-        elif devices != first[1]:
-            places = [", ".join(str(device) for device in one) for one in (first[1], devices)]
+            first = (name, parameter, devices)
+        elif devices != first[2]:
+            places = [", ".join(str(device) for device in one) for one in (first[2], devices)]
             raise ValueError(
-                f"All parameters must be on the same devices in the same order, but parameter {first[0]} is on "
-                f"{places[0]} and parameter {name} on {places[1]}."
+                "All parameters must be on the same devices in the same order, but "
+                f"{described_within(*first[:2])} is on {places[0]} and {described_within(name, parameter)} on "
+                f"{places[1]}."
             )
 
 

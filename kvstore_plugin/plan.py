@@ -103,7 +103,7 @@ class Operation(NamedTuple):
     name: str
     slots: Sequence[Slot]
     layout: str  # empty where they are copied
-    push: Callable[[], None]
+    push: Callable[[str], None]  # with the label of the step
     update: ShardedUpdate | None = None  # what follows, with an optimizer on the store
 
     def __str__(self) -> str:
@@ -237,21 +237,21 @@ def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operatio
     if reduction.store_optimizer is not None:
         update = _update(reduction.store_optimizer, name, slots, priority, in_place=False)
 
-        def push_to_owners() -> None:
-            update.reduce([arrays.total(slot.parameter._grad) for slot in slots], scale, wire)
+        def push_to_owners(label: str) -> None:
+            update.reduce([arrays.total(slot.parameter._grad) for slot in slots], scale, wire, label)
 
         return Operation(name, slots, "", push_to_owners, update)
     if len(slots) == 1:
         handles = arrays.handles(slots[0].parameter._grad)
 
-        def push() -> None:
-            process_set.core.push_allreduce(name, handles, handles, "sum", scale, priority, **compressed)
+        def push(label: str) -> None:
+            process_set.core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
 
         return Operation(name, slots, "", push)
     handles = arrays.handles([slot.parameter._grad[0] for slot in slots])
 
-    def push_all() -> None:
-        process_set.core.push_group(name, handles, handles, "sum", scale, priority, **compressed)
+    def push_all(label: str) -> None:
+        process_set.core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
 
     return Operation(name, slots, "", push_all)
 

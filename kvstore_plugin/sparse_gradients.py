@@ -63,12 +63,12 @@ class SparseGradients:
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
-        self._factor: tuple[float, int] | None = None  # of the last step, with the number of devices
-        self._agreed = 0.0  # what the ranks have agreed on for it
+        self._device_count = 0  # of this rank, when all ranks last told theirs; 0: never
+        self._devices_are_alike = False  # all had equally many
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
-    def allreduce(self, ignore_stale: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Waits until backward has written the gradients on all workers, and they are summed.
@@ -78,6 +78,8 @@ class SparseGradients:
         ignore_stale : bool
             A gradient that no backward has written since the last update counts as one without rows; where that is so
             on all workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
+        label : str
+            What the step of all ranks must have in common besides.
 
         Raises
         ------
@@ -94,7 +96,8 @@ class SparseGradients:
             numbers = [_has_one_device(contributions)]
             numbers += [_is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
-            met = turn.meet(f"a step with the sparse gradients {_described(active, contributions)}", numbers)
+            what = f"the sparse gradients {_described(active, contributions)}"
+            met = turn.meet(f"{label or 'allreduce_grads()'}{factors.BETWEEN}{what}", numbers)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
         sums = sparse.allreduce(
@@ -139,26 +142,20 @@ class SparseGradients:
             store_optimizer.assign([(one.key, weights[0])])
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
-    def agree_on(self, factor: float) -> float:
-        """What all ranks multiply gradients by in an update. Where it has changed they compare theirs, and wait.
-
-        Parameters
-        ----------
-        factor : float
-            What this rank would multiply them by itself.
-
-        Raises
-        ------
-        MXNetError
-            The ranks are about to do other things, or with factors that do not fit (see factors.py).
-        """
+    def agree_on(self, factor: float, scale: float, always: bool) -> float:
+        """What all ranks multiply gradients by in an update, as `Gradients.agree_on`."""
         device_count = len(self._gradients[0].parameter._data or ()) or 1
-        if (factor, device_count) != self._factor:
-            with self._turn() as turn:
-                met = turn.meet(factors.LABEL, factors.numbers(factor, device_count))
-            self._agreed = factors.common(met, self._reduction.process_set.ranks, self._scope)
-            self._factor = (factor, device_count)
-        return self._agreed
+        if self._devices_are_alike and device_count == self._device_count and not always:
+            return factor
+        with self._turn() as turn:
+            met = turn.meet(factors.LABEL, factors.numbers(factor, device_count))
+        agreed = factors.common(met, self._reduction.process_set.ranks, self._scope, scale)
+        self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
+        return agreed
+
+    def has_begun(self) -> bool:
+        """The ranks meet in each step, so none pushes one that another does not take."""
+        return False
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""

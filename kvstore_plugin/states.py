@@ -12,7 +12,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, arrays, loading, parameters, process, shares, stock_trainer, turns
+from . import agreement, arrays, loading, naming, parameters, process, shares, stock_trainer, turns
 from .initialization import Broadcast
 from .kvstore import MyKV
 from .mxnet_compat import MXNetError, NDArray, SparseNDArray, gluon, mx, trainer_contexts
@@ -187,7 +187,7 @@ class _Exchange:
         for (name, parameter, _), like in zip(self._share.named, described["parameters"]):
             if like is None:
                 if parameter._data is not None:
-                    raise ValueError(f"Parameter {name} ({parameter.name}) has values here but none on rank {root}.")
+                    raise ValueError(f"{naming.described(name, parameter)} has values here but none on rank {root}.")
                 continue
             held = parameter if parameter._data is None else parameter._data[0]
             fits = parameter.shape is None or (
@@ -196,7 +196,7 @@ class _Exchange:
             )
             if not fits or arrays.dtype_name(held.dtype) != arrays.dtype_name(like.dtype):
                 raise ValueError(
-                    f"Parameter {name} ({parameter.name}) is {parameter.shape} {arrays.dtype_name(held.dtype)} here, "
+                    f"{naming.described(name, parameter)} is {parameter.shape} {arrays.dtype_name(held.dtype)} here, "
                     f"but {like.shape} {arrays.dtype_name(like.dtype)} on rank {root}."
                 )
         optimizer = _unwrapped(self._trainer._optimizer)

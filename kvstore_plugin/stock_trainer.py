@@ -6,12 +6,15 @@ import functools
 import weakref
 from typing import Any, Callable
 
-from . import loading, sync_batch_norm
+from . import factors, loading, optimizer_kinds, sync_batch_norm
 from .kvstore import MyKV
 from .mxnet_compat import gluon
 
 # Of Trainers that have given their parameters to a store of ours, what they know of it.
 _attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+# Trainers that have taken a step.
+_compared: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
@@ -57,10 +60,27 @@ def _noticing(original: Callable) -> Callable:
             sync_batch_norm.end_step()
             if loading.any_of(self._params):
                 _meet(self, self._kvstore)
-        original(self)
+            with self._kvstore.labelled(_label(self)):
+                original(self)
+        else:
+            original(self)
 
     _allreduce_grads.keeps = True
     return _allreduce_grads
+
+
+def _label(trainer: gluon.Trainer) -> str:
+    """What the workers' Trainers must have in common in a step, so that their weights stay equal; see factors.py.
+
+    An optimizer on the store has a label of its own. The settings of the optimizer are compared in the first step.
+    """
+    optimizer = trainer._optimizer
+    rate = optimizer.lr if optimizer.lr_scheduler is None else None
+    label = factors.label(optimizer.rescale_grad, factors.scale_of(trainer), rate)
+    if trainer not in _compared:
+        _compared.add(trainer)
+        label = factors.BETWEEN.join([label, *optimizer_kinds.settings(optimizer)])
+    return label
 
 
 def _meet(trainer: gluon.Trainer, store: MyKV) -> None:

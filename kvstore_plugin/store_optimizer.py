@@ -11,10 +11,9 @@ The weights are the same on all workers, whatever their optimizers say, since al
 from __future__ import annotations
 
 import operator
-import weakref
 from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
 
-from . import arrays, optimizer_kinds, sharding
+from . import arrays, factors, optimizer_kinds, sharding
 from .mxnet_compat import MXNetError, NDArray, mx, set_current_device
 from .process_set import ProcessSet
 from .sharding import Shard, Size
@@ -39,18 +38,6 @@ class Member(NamedTuple):
     key: Hashable
     gradient: NDArray
     weights: Sequence[NDArray]
-
-
-class _Kept:
-    """A StoreOptimizer as an attribute of its optimizer, so that both are forgotten together; not of its copies."""
-
-    name = "_kept_by_mykv"
-
-    def __init__(self, one: StoreOptimizer) -> None:
-        self.one = one
-
-    def __reduce__(self) -> tuple:
-        return type(None), ()  # who loads a pickled optimizer need not have this package
 
 
 class StoreOptimizer:
@@ -80,29 +67,8 @@ class StoreOptimizer:
         self.updater = mx.optimizer.get_updater(optimizer)
         self._shards: dict[Hashable, tuple[Shard, ...]] = {}
         self._shapes: dict[Hashable, tuple] = {}
-
-    @classmethod
-    def of(cls, optimizer: Any, process_set: ProcessSet, holder: Any) -> StoreOptimizer:
-        """The one that a holder before this one had for the optimizer, if that holder is gone; otherwise a new one.
-
-        A Trainer that was given the name of the store makes another store after load_parameters(), with the same
-        optimizer, whose states must not be lost.
-
-        Parameters
-        ----------
-        optimizer : mxnet.optimizer.Optimizer
-        process_set : ProcessSet
-        holder : MyKV
-            The store that it is for.
-        """
-        kept = getattr(optimizer, _Kept.name, None)
-        if kept is not None and kept.one.process_set is process_set and kept.one._holder() is None:
-            one = kept.one
-        else:
-            one = cls(process_set, optimizer)
-            setattr(optimizer, _Kept.name, _Kept(one))
-        one._holder = weakref.ref(holder)
-        return one
+        self._settings: list[str] = []
+        self._labelled: tuple[Any, str] = (None, "")  # what label() was made of, and the label
 
     @property
     def optimizer(self) -> Any:
@@ -114,6 +80,20 @@ class StoreOptimizer:
         """What the optimizer multiplies gradients by; some of 2.0's turn the number into an array."""
         factor = self.optimizer.rescale_grad
         return float(factor.asscalar()) if isinstance(factor, NDArray) else factor
+
+    def label(self) -> str:
+        """What the updates of all workers must have in common: gradients' factor, learning rate, the optimizer itself.
+
+        The settings of the optimizer are those that it had at first, the others those that it has now.
+        """
+        optimizer = self.optimizer
+        state = (self.factor, optimizer.lr if optimizer.lr_scheduler is None else None, optimizer)
+        if state != self._labelled[0]:
+            text = factors.label(state[0], 1.0, state[1]).replace("a step", "an update", 1)
+            if self._labelled[0] is None or self._labelled[0][2] is not optimizer:
+                self._settings = optimizer_kinds.settings(optimizer)
+            self._labelled = (state, factors.BETWEEN.join([text, *self._settings]))
+        return self._labelled[1]
 
     @property
     def keys(self) -> Collection[Hashable]:
@@ -178,8 +158,6 @@ class StoreOptimizer:
         if optimizer is None:
             return
         optimizer.param_dict = self.optimizer.param_dict
-        if vars(self.optimizer).pop(_Kept.name, None) is not None:
-            setattr(optimizer, _Kept.name, _Kept(self))
         self.updater.optimizer = optimizer
 
     def __reduce__(self) -> tuple:
@@ -266,8 +244,10 @@ class ShardedUpdate:
             for new, old in zip(members, self._members)
         )
 
-    def reduce(self, gradients: Sequence[NDArray], scale: float = 1.0, wire: str = "") -> None:
+    def reduce(self, gradients: Sequence[NDArray], scale: float = 1.0, wire: str = "", label: str = "") -> None:
         """Bring the scaled sum of each element of the members' gradients to its owner. Returns at once.
+
+        With a label, that is what all workers must have in common besides, otherwise that of the optimizer.
 
         Raises
         ------
@@ -276,7 +256,6 @@ class ShardedUpdate:
         """
         if self._begun:  # and Ctrl-C came before apply(): the others wait for this worker's weights
             self.refuse_weights("the update was broken off there")
-        label = f"an update with gradients times {self._store_optimizer.factor!r}"
         self._process_set.core.push_reduce_to_owners(
             self._name,
             arrays.handles(gradients),
@@ -285,7 +264,7 @@ class ShardedUpdate:
             self.weights,
             scale=scale,
             priority=self._priority,
-            label=label,
+            label=label or self._store_optimizer.label(),
             wire=wire,
         )
         self._begun = True

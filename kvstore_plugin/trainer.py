@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from . import (
     arrays,
+    factors,
     mixed_precision,
     mxnet_compat,
+    optimizer_kinds,
     optimizer_states,
     order,
     parameters,
@@ -24,6 +26,7 @@ from .compression import Compression
 from .gradients import Gradients
 from .local_gradients import LocalGradients
 from .mxnet_compat import Parameter, gluon
+from .naming import described_within
 from .optimizer import DistributedOptimizer
 from .parameters import Named
 from .plan import Reduction, default_bucket_bytes
@@ -182,19 +185,28 @@ class DistributedTrainer(gluon.Trainer):
         self._reduce_method = reduce_method
         self._join: join | None = None  # the one around the training loop
         self._steps = 0
+        self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
         suffix = f".{prefix}" if prefix else ""
         self._shares = [
             shares.Share(one, name + suffix, named_of.get(one, []), roots[one]) for one, name in scopes.items()
         ]
         local = [one.value for one in named_of.get(None, [])]
         self._company = shares.Company(process_set, self._shares, bool(local))
-        label = (
-            f"prefix={prefix!r}, root_rank={root_rank}, compression={compression!r}, num_groups={num_groups}, "
-            f"bucket_bytes={bucket_bytes}, "
-            f"gradient_predivide_factor={float(gradient_predivide_factor)}, reduce_method={reduce_method!r}, "
-            f"broadcast_period={broadcast_period}, aux_sync_period={aux_sync_period}, "
-            f"update_on_kvstore={bool(update_on_kvstore)}"
-        )
+        options = [
+            f"prefix={prefix!r}",
+            f"root_rank={root_rank}",
+            f"compression={compression!r}",
+            f"num_groups={num_groups}",
+            f"bucket_bytes={bucket_bytes}",
+            f"gradient_predivide_factor={float(gradient_predivide_factor)}",
+            f"reduce_method={reduce_method!r}",
+            f"broadcast_period={broadcast_period}",
+            f"aux_sync_period={aux_sync_period}",
+            f"update_on_kvstore={bool(update_on_kvstore)}",
+            *optimizer_kinds.settings(self._optimizer),
+        ]
+        if self._optimizer.lr_scheduler is None:
+            options.append(f"learning rate {float(self._optimizer.lr)!r}")
         how = Reduction(
             process_set,
             reduce_method == "mean",
@@ -203,15 +215,17 @@ class DistributedTrainer(gluon.Trainer):
             num_groups,
             self._store_optimizer,
         )
-        self._gradients = self._met(scopes, how, label)
+        self._gradients = self._met(scopes, how, options)
         self._aux_sync_period = aux_sync_period
         self._until_aux_sync = aux_sync_period
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalGradients(local, self._follow_devices))
         order.made(self)
+        if self._store_optimizer is not None:
+            order.saves_states(optimizer_states.meeting_name(self._shares[0].scope), process_set)
 
-    def _met(self, scopes: dict[ProcessSet, str], how: Reduction, label: str) -> list[Any]:
+    def _met(self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str]) -> list[Any]:
         """Meet the other members of each process set, give the parameters equal values, and keep their gradients."""
         met, sparse = [], []  # these at the end, since they wait for backward, after which the dense ones have begun
         for number, share in enumerate(self._shares):
@@ -220,9 +234,9 @@ class DistributedTrainer(gluon.Trainer):
                 meeting = f"{scopes[share.process_set]}/parameters"
                 dense = [one for one in share.named if one.value._grad_stype == "default"]
                 rest = [one for one in share.named if one.value._grad_stype != "default"]
-                which = f", sparse gradients of {', '.join(one.name for one in rest)}" if rest else ""
+                which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
                 gradients = Gradients(
-                    meeting, share.scope, dense, reduction, self._follow_devices, label + which, self._keys()
+                    meeting, share.scope, dense, reduction, self._follow_devices, [*options, which], self._keys()
                 )
                 if rest:
                     sparse.append(SparseGradients(share.scope, rest, reduction, self._follow_devices, self._keys()))
@@ -248,7 +262,7 @@ class DistributedTrainer(gluon.Trainer):
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
             on all workers: with others their weights would drift apart, so that is an error. Only workers with unequal
             numbers of devices may also have batches of one size on each device; gradients are then averaged over all
-            devices. Where it is not that of the last step, this waits until the workers have compared it.
+            devices, and each step waits until the workers have compared their factors.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -256,10 +270,12 @@ class DistributedTrainer(gluon.Trainer):
         Raises
         ------
         UserWarning
-            A parameter was not used since the last step, and `ignore_stale_grad` is not set.
+            A parameter was not used since the last step, and `ignore_stale_grad` is not set. The other workers get an
+            MXNetError.
         MXNetError
             A parameter has no values yet, here or on another worker, or the workers do not take this step alike, for
-            example with batches of different sizes.
+            example with batches of different sizes or other learning rates. Mostly that is seen where the parameters
+            are read. They are what they were before then, on all workers, which have counted one update more.
         """
         factor = self._scale / batch_size
         if self._join is None:
@@ -268,16 +284,39 @@ class DistributedTrainer(gluon.Trainer):
             self._join.step(self, factor, ignore_stale_grad)
 
     def _step(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._check_and_rescale_grad(self._agreed(factor))
-        if self._store_optimizer is not None and not ignore_stale_grad:
-            self._refuse_stale()
+        counted = self._updates_counted()
         try:
-            self._allreduce(ignore_stale_grad)
+            agreed = self._agreed(factor)
+            self._check_and_rescale_grad(agreed)
+            if not ignore_stale_grad:
+                self._refuse_stale()
+            self._allreduce(ignore_stale_grad, self._label(agreed))
             self._update(ignore_stale_grad)
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
                 gradients.refuse_update(f"the step was broken off there: {error}")
+            if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
+                self._count_update()
             raise
+
+    def _label(self, factor: float) -> str:
+        """What the operations of a step have in common on all workers; see factors.py."""
+        optimizer = self._optimizer
+        state = (factor, factors.scale_of(self), optimizer.lr if optimizer.lr_scheduler is None else None)
+        if state != self._labelled[0]:
+            self._labelled = (state, factors.label(*state))
+        return self._labelled[1]
+
+    def _updates_counted(self) -> int:
+        return sum(self._optimizer._index_update_count.values())
+
+    def _count_update(self) -> None:
+        """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
+        for device in mxnet_compat.trainer_contexts(self):
+            mxnet_compat.set_current_device(self._optimizer, device.device_id)
+            for number, parameter in enumerate(self._params):
+                if parameter.grad_req != "null":
+                    self._optimizer._update_count(number)
 
     def allreduce_grads(self) -> None:
         """Average the gradients over the workers, for use before update(): clip them, look at them.
@@ -298,7 +337,7 @@ class DistributedTrainer(gluon.Trainer):
             self._join.allreduce_grads(self, self._ignores_stale)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the parameters from gradients that allreduce_grads() has averaged.
+        """Update the parameters from gradients that allreduce_grads() has averaged. Waits until all workers call it.
 
         Parameters
         ----------
@@ -322,19 +361,19 @@ class DistributedTrainer(gluon.Trainer):
             self._join.update(self, factor, ignore_stale_grad)
 
     def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._check_and_rescale_grad(self._agreed(factor))
+        self._check_and_rescale_grad(self._agreed(factor, always=True))
         self._ignores_stale = ignore_stale_grad
         if ignore_stale_grad and not self._freshness_is_shared:
             for gradients in self._gradients:
                 gradients.share_freshness()
         self._update(ignore_stale_grad)
 
-    def _agreed(self, factor: float) -> float:
+    def _agreed(self, factor: float, always: bool = False) -> float:
         """What all workers multiply gradients by, where this one would multiply by `factor`."""
         agreed = set()
         for gradients in self._gradients:
             try:
-                agreed.add(gradients.agree_on(factor))
+                agreed.add(gradients.agree_on(factor, factors.scale_of(self), always))
             except Exception as error:
                 self._refuse(str(error), but=gradients)  # who has failed together with the others it has asked
                 raise
@@ -353,12 +392,12 @@ class DistributedTrainer(gluon.Trainer):
             if gradients is not but:
                 gradients.refuse(reason)
 
-    def _allreduce(self, ignore_stale: bool) -> None:
+    def _allreduce(self, ignore_stale: bool, label: str = "allreduce_grads()") -> None:
         sync_batch_norm.end_step()
         order.stepped(self)
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.allreduce(ignore_stale)
+                gradients.allreduce(ignore_stale, label)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
                     later.refuse(str(error))
@@ -487,9 +526,9 @@ class DistributedTrainer(gluon.Trainer):
             if all(weight._fresh_grad for weight in parameter._data or ()):
                 continue
             sentence = (
-                f"The gradient of parameter {parameter.name} on rank {process.rank()} has not been updated by backward "
-                "since the last step: a mistake in the network, or, if it is meant to use some of its parameters only, "
-                "a case for step(..., ignore_stale_grad=True)."
+                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
+                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
+                "its parameters only, a case for step(..., ignore_stale_grad=True)."
             )
             self._refuse(sentence)
             raise UserWarning(sentence)
@@ -543,7 +582,7 @@ def _check_update_on_kvstore(named: Sequence[Named], process_set: ProcessSet, of
     for label, parameter, _ in named:
         if parameter._stype != "default":
             raise NotImplementedError(
-                f"The values of parameter {label} ({parameter.name}) are {parameter._stype}, and with "
+                f"The values of {described_within(label, parameter)} are {parameter._stype}, and with "
                 "update_on_kvstore=True only gradients may be sparse: use nn.Embedding(sparse_grad=True), or "
                 "update_on_kvstore=False."
             )
@@ -574,11 +613,11 @@ def _check_parameters(named: Sequence[Named]) -> None:
         for what, stype in (("values", parameter._stype), ("gradient", parameter._grad_stype)):
             if stype != "default" and not mxnet_compat.HAS_SPARSE_PARAMETERS:
                 raise NotImplementedError(
-                    f"The {what} of parameter {label} ({parameter.name}) are {stype}, but only MXNet 1.9 trains sparse "
+                    f"The {what} of {described_within(label, parameter)} are {stype}, but only MXNet 1.9 trains sparse "
                     "parameters: use sparse_grad=False, stype='default' and grad_stype='default'."
                 )
             if stype not in ("default", "row_sparse"):
                 raise NotImplementedError(
-                    f"The {what} of parameter {label} ({parameter.name}) are {stype}, and only dense and row_sparse "
+                    f"The {what} of {described_within(label, parameter)} are {stype}, and only dense and row_sparse "
                     "arrays can be trained: use stype='default' and grad_stype='default'."
                 )

@@ -335,9 +335,100 @@ def test_other_batch_sizes_are_an_error_that_shows_both(rank):
     store.broadcast("w", weight, out=weight)
     optimizer.rescale_grad = 1 / (8 + rank)
     store.pushpull("w", array(_gradients(0, rank)[1]), out=weight)
-    with pytest.raises(MXNetError, match=r"gradients times 0\.125.*gradients times 0\.11"):
+    with pytest.raises(MXNetError, match=r"times 0\.125 \(batch size 8\), rank 1 has .*\(batch size 9\)$"):
         value(weight)
     clear_errors()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "others, shown",
+    [
+        (("sgd", {}), "rank 0 has optimizer Adam, .*rank 1 has optimizer SGD"),
+        (("adam", {"beta2": 0.5}), "rank 0 has beta2=0.999, rank 1 has beta2=0.5$"),
+        (("adam", {"learning_rate": 0.5}), "rank 0 has learning rate 0.01, rank 1 has learning rate 0.5$"),
+        (("adam", {"wd": 0.5}), "rank 0 has wd=0.0, rank 1 has wd=0.5$"),
+    ],
+)
+@pytest.mark.parametrize("how", ["store", "trainer on the store", "trainer"])
+def test_other_optimizers_are_an_error_that_shows_what_differs(rank, size, gather, others, shown, how):
+    name, options = others if rank else ("adam", {})
+    optimizer = mx.optimizer.create(name, **{"learning_rate": 0.01, **options})
+    store = mx.kv.create("mykv")
+    if how == "store":
+        store.set_optimizer(optimizer)
+        weight = array(_weights()[1])
+        store.broadcast("w", weight, out=weight)
+        store.pushpull("w", array(_gradients(0, rank)[1]), out=weight)
+        with pytest.raises(MXNetError, match=shown):
+            value(weight)
+    else:
+        net = dense_network(0)
+        trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore=store, update_on_kvstore=how != "trainer")
+        before = checksum(net)
+        with autograd.record():
+            loss = net(array(np.ones((2, 6), "float32"))).sum()
+        loss.backward()
+        with pytest.raises(MXNetError, match=shown):
+            trainer.step(2 * size)
+            mx.nd.waitall()
+        clear_errors()
+        assert checksum(net) == before
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("what", ["batch size", "learning rate"])
+def test_a_stock_trainer_notices_what_differs_and_stays_in_step(rank, size, gather, on_store, what):
+    net = dense_network(0)
+    store = mx.kv.create("mykv")
+    given = ("adam", {"learning_rate": 0.01, **({"aggregate_num": 1} if IS_2 else {})})
+    trainer = gluon.Trainer(net.collect_params(), *given, kvstore=store, update_on_kvstore=on_store)
+
+    def step(batch_size):
+        with autograd.record():
+            loss = net(array(np.full((2, 6), 1.0 + rank, "float32"))).sum()
+        loss.backward()
+        trainer.step(batch_size)
+        mx.nd.waitall()
+
+    step(8)
+    before = checksum(net)
+    shown = r"\(batch size 8\), rank 1 has .*\(batch size 6\)$"
+    if what == "learning rate":
+        trainer.set_learning_rate(0.25 + rank)
+        shown = "rank 0 has learning rate 0.25, rank 1 has learning rate 1.25$"
+    with pytest.raises(MXNetError, match=shown):
+        step(8 - 2 * rank if what == "batch size" else 8)
+    clear_errors()
+    assert checksum(net) == before
+    trainer.set_learning_rate(0.02)
+    step(8)
+    assert checksum(net) != before
+    counts = trainer._optimizer.num_update, sorted(trainer._optimizer._index_update_count.items())
+    assert len({str(one) for one in gather((checksum(net), counts))}) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("first_is_kept", ["everywhere", "on rank 0", "nowhere"])
+def test_another_store_for_an_optimizer_begins_without_states(first_is_kept, rank, gather):
+    """Whether the garbage collection of a rank has found the first one or not."""
+    optimizer = _optimizer("adam")
+    kept = []
+    for _ in range(2):
+        store = mx.kv.create("mykv")
+        store.set_optimizer(optimizer)
+        assert not store._updater.states
+        weight = array(_weights()[1])
+        store.broadcast("w", weight, out=weight)
+        store.pushpull("w", array(_gradients(0, rank)[1]), out=weight)
+        weight.wait_to_read()
+        if first_is_kept == "everywhere" or (first_is_kept == "on rank 0" and rank == 0):
+            kept.append(store)
+        del store
+        gc.collect()
+    assert len(set(gather(value(weight).tobytes()))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -519,10 +610,10 @@ def test_a_stale_gradient_on_one_worker_fails_the_step_on_all_and_the_next_one_w
     if rank == 0:
         backward()
         trainer.step(2)
-        with pytest.raises(MXNetError, match="rank 1 has not been updated"):
+        with pytest.raises(MXNetError, match="rank 1 is stale"):
             checksum(net)
     else:
-        with pytest.raises(UserWarning, match="rank 1 has not been updated"):
+        with pytest.raises(UserWarning, match="rank 1 is stale"):
             trainer.step(2)
     clear_errors()
 

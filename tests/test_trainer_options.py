@@ -14,6 +14,7 @@ from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, mx, parameters, structure
 
+_ADAM = ("adam", {"learning_rate": 0.01})
 _SGD = ("sgd", {"learning_rate": 0.1})
 _MOMENTUM = ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3})
 _BATCH = 4
@@ -64,9 +65,9 @@ class _WatchedCore:
         prepared = self._core.PreparedBucket(*arguments, **named)
 
         class Watched:
-            def push(_):
+            def push(_, label):
                 self.pushed.append(len(arguments[6]))
-                prepared.push()
+                prepared.push(label)
 
         return Watched()
 
@@ -420,11 +421,17 @@ def test_an_ordinary_optimizer_is_taken_without_a_warning():
         mykv.DistributedTrainer(net.collect_params(), mx.optimizer.SGD(learning_rate=0.1))
 
 
+def _counts(trainer):
+    optimizer = trainer._optimizer
+    return optimizer.num_update, sorted(optimizer._index_update_count.items())
+
+
 @pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("on_store", [False, True])
 @pytest.mark.parametrize("who", ["all", "one"])
-def test_batches_of_different_sizes_are_an_error_before_the_weights_differ(rank, gather, who):
+def test_batches_of_different_sizes_are_an_error_after_which_all_go_on_in_step(rank, gather, who, on_store):
     net = dense_network(rank)
-    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, update_on_kvstore=on_store)
 
     def step(batch_size):
         _backward(net, rank)
@@ -434,21 +441,25 @@ def test_batches_of_different_sizes_are_an_error_before_the_weights_differ(rank,
     step(8)
     before = checksum(net)
     differs = 7 - rank % 2 if who == "all" else 7 if rank == 1 else 8
-    with pytest.raises(MXNetError, match="gradients times"):
+    shown = r"rank 0 has .*batch size 7\), rank 1 .*batch size 6\)"
+    if who == "one":
+        shown = r"rank 0 has a step .* times 0.125 \(batch size 8\), rank 1 .*batch size 7\)"
+    with pytest.raises(MXNetError, match=shown):
         step(differs)
     clear_errors()
-    if who == "all":  # who has asked has noticed in time
-        assert checksum(net) == before
-        for batch_size in (8, 4, 8):
-            step(batch_size)
-        assert len(set(gather(checksum(net)))) == 1
+    assert checksum(net) == before
+    for batch_size in (8, 4, 8):
+        step(batch_size)
+    assert len({str(one) for one in gather((checksum(net), _counts(trainer)))}) == 1
+    assert checksum(net) != before
 
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("who", ["all", "one"])
 def test_update_compares_batch_sizes_too(rank, size, gather, who):
+    """All workers wait there for the others, so nobody has updated."""
     net = dense_network(rank)
-    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM)
 
     def step(batch_size):
         _backward(net, rank)
@@ -457,19 +468,96 @@ def test_update_compares_batch_sizes_too(rank, size, gather, who):
         trainer.update(batch_size)
 
     step(8)
+    before = checksum(net), _counts(trainer)
+    with pytest.raises(MXNetError, match=r"batch size 8\).*rank 1 .*batch size 7\).*same one on all workers"):
+        step(8 - (rank > 0 if who == "all" else rank == 1))
+    assert (checksum(net), _counts(trainer)) == before
+    for batch_size in (8, 4, 8):
+        step(batch_size)
+    assert len({str(one) for one in gather((checksum(net), _counts(trainer)))}) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("what", ["ignore_stale_grad", "other call"])
+def test_a_step_that_one_worker_does_not_take_counts_on_all(rank, gather, what):
+    net = dense_network(rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM)
+    for _ in range(2):
+        _backward(net, rank)
+        trainer.step(4)
     before = checksum(net)
-    if who == "all":
-        with pytest.raises(MXNetError, match="gradients times.*same one on all workers"):
-            step(7 - rank)
-        assert checksum(net) == before
-        for batch_size in (8, 4, 8):
-            step(batch_size)
-        assert len(set(gather(checksum(net)))) == 1
-        return
-    with pytest.raises(MXNetError, match="gradients times"):  # the others see it in their next step
-        step(7 if rank == 1 else 8)
-        step(8)
+    _backward(net, rank)
+    with pytest.raises(MXNetError, match="differs between ranks: rank 0 has"):
+        if what == "other call" and rank == 0:
+            trainer.allreduce_grads()
+            mx.nd.waitall()
+        trainer.step(4, ignore_stale_grad=what == "ignore_stale_grad" and rank == 1)
+        mx.nd.waitall()
     clear_errors()
+    assert checksum(net) == before
+    if what == "ignore_stale_grad":  # who calls other methods than the others can never be in step with them
+        for _ in range(2):
+            _backward(net, rank)
+            trainer.step(4)
+        assert len({str(one) for one in gather((checksum(net), _counts(trainer)))}) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_stale_gradient_on_one_worker_leaves_the_weights_of_all(rank, gather):
+    net = dense_network(rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM)
+    _backward(net, rank)
+    trainer.step(4)
+    before = checksum(net)
+    if rank == 0:
+        _backward(net, rank)
+    with pytest.raises(
+        (UserWarning, MXNetError), match="on rank 1 is stale, since it has not been updated by backward"
+    ):
+        trainer.step(4)
+        mx.nd.waitall()
+    clear_errors()
+    assert checksum(net) == before
+    _backward(net, rank)
+    trainer.step(4)
+    assert len({str(one) for one in gather((checksum(net), _counts(trainer)))}) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_other_learning_rates_are_an_error_that_shows_both(rank, gather, on_store):
+    net = dense_network(rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, update_on_kvstore=on_store)
+    _backward(net, rank)
+    trainer.step(4)
+    before = checksum(net)
+    trainer.set_learning_rate(0.25 if rank else 0.5)
+    _backward(net, rank)
+    with pytest.raises(MXNetError, match="rank 0 has learning rate 0.5, rank 1 has learning rate 0.25"):
+        trainer.step(4)
+        mx.nd.waitall()
+    clear_errors()
+    assert checksum(net) == before
+    trainer.set_learning_rate(0.5)
+    _backward(net, rank)
+    trainer.step(4)
+    assert len({str(one) for one in gather((checksum(net), _counts(trainer)))}) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "others, shown",
+    [
+        (("sgd", {}), "optimizer Adam.*optimizer SGD"),
+        (("adam", {"learning_rate": 0.01, "beta1": 0.5}), "rank 0 has beta1=0.9, and rank 1 has beta1=0.5"),
+        (("adam", {"learning_rate": 0.5}), "rank 0 has learning rate 0.01, and rank 1 has learning rate 0.5"),
+    ],
+)
+def test_other_optimizers_are_an_error_that_shows_only_what_differs(rank, others, shown):
+    net = dense_network(rank)
+    with pytest.raises(RuntimeError, match=shown) as failure:
+        mykv.DistributedTrainer(net.collect_params(), *(others if rank else ("adam", {"learning_rate": 0.01})))
+    assert "num_groups" not in str(failure.value)
 
 
 @pytest.mark.ranks(1)
