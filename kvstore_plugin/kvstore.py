@@ -67,7 +67,7 @@ class MyKV(KVStoreBase):
         self._optimizer: StoreOptimizer | None = None
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
         _stores[scope] = self
-        weakref.finalize(self, _forget, scope, process_set).atexit = False
+        weakref.finalize(self, _forget, scope, process_set, process.generation).atexit = False
 
     def __repr__(self) -> str:
         return f"<MyKV {self._scope}>"
@@ -571,8 +571,10 @@ _stores: weakref.WeakValueDictionary[str, MyKV] = weakref.WeakValueDictionary()
 _pickled: set[str] = set()  # scopes of stores that may come back
 
 
-def _forget(scope: str, process_set: ProcessSet) -> None:
-    """Let the core drop what it counts for the keys of a store that is gone; its name is never used again."""
+def _forget(scope: str, process_set: ProcessSet, generation: int) -> None:
+    """Let the core drop what it counts for the keys of a store that is gone. Only after init() are names used again."""
+    if generation != process.generation:
+        return
     order.forget_states(optimizer_states.meeting_name(scope))
     if scope not in _pickled:
         with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed

@@ -47,8 +47,16 @@ def failed(reason: str) -> None:
         return
     with contextlib.suppress(RuntimeError):
         for checkpoint, process_set in list(_checkpoints.items()):
-            if process_set.core.waiting_for_this([checkpoint])[0]:
+            if _who_saves(checkpoint, process_set):
                 process_set.core.refuse(checkpoint, reason)
+
+
+def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
+    """The ranks that have come to a checkpoint for which this one was not called."""
+    try:
+        return process_set.core.waiting_for_this([checkpoint])[0]
+    except ValueError:  # the set was removed
+        return []
 
 
 def saves_states(name: str, process_set: Any) -> None:
@@ -86,7 +94,7 @@ def look(core: Any, name: str, call: str) -> None:
                     core.give_up(name, reason)
                     return
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
-            (others,) = process_set.core.waiting_for_this([checkpoint])
+            others = _who_saves(checkpoint, process_set)
             if others:
                 reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
                 core.give_up(name, reason)  # first, since those who save go on to this call

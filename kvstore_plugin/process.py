@@ -48,6 +48,7 @@ class _NoCore:
 
 
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
+generation = 0  # how often the core was started: what was made before must not touch what has its names now
 _comm: MPI.Comm | None = None
 _group: MPI.Group | None = None  # of _comm, which the user may free
 _forked = False
@@ -205,7 +206,7 @@ def keep(work: Any) -> None:
 
 
 def _join(comm: Any) -> None:
-    global core, _comm, _group
+    global core, generation, _comm, _group
     loaded = core_loader.load()
     launch.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
     MPI = mpi.start(loaded)
@@ -215,6 +216,7 @@ def _join(comm: Any) -> None:
     loaded.init(comm.py2f(), {**settings.core_options(), "versions": _versions(loaded)})
     _comm, _group = comm, comm.Get_group()
     core = loaded
+    generation += 1
     _attach_mxnet()
     _install_hooks()
     stall_watch.begin(core, stall_limits)
