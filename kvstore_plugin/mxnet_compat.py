@@ -129,13 +129,13 @@ def engine_blocks() -> bool:
     return os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
-def wait_for_all() -> None:
-    """Wait until MXNet's engine has nothing to do, and take the errors out of it that nobody has looked at."""
+def wait_for_all(errors: list[str]) -> None:
+    """Wait until MXNet's engine has nothing to do, and move the errors that nobody has looked at to a list."""
     while True:
         try:
             return ndarray.waitall()
-        except MXNetError:
-            continue
+        except MXNetError as error:
+            errors.append(str(error))
 
 
 def contexts(parameter: Parameter) -> list:

@@ -112,7 +112,14 @@ def shutdown() -> None:
     initialized; init() may be called again by all ranks together.
     """
     if is_initialized():
-        _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
+        errors = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
+        lost = [one for one in errors if "it called shutdown()" in one or "has shut mykv down" in one]
+        if lost:
+            _log.warning(
+                "shutdown() has ended operations that other ranks had not asked for; what they were to write is not "
+                "there, and reading it raises no error any more. One of them: %s",
+                lost[0].strip().splitlines()[-1],
+            )
 
 
 def is_initialized() -> bool:
@@ -344,11 +351,15 @@ def _at_exit() -> None:
         )
 
 
-def _leave(reason: str, afterwards: str) -> None:
-    """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone."""
+def _leave(reason: str, afterwards: str) -> list[str]:
+    """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone.
+
+    Returns the errors of operations, which MXNet does not show to anybody any more.
+    """
     global core, _comm, _group
     seconds = settings.exit_wait_seconds()
-    drain(seconds)
+    errors: list[str] = []
+    drain(seconds, errors)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     leaving.abandon(reason)
@@ -356,21 +367,26 @@ def _leave(reason: str, afterwards: str) -> None:
     membership = sys.modules.get(f"{__package__}.membership")
     if membership is not None:
         membership.end_all()
-    drain(seconds)  # what did not finish has failed now, and MXNet would report that as an error of its own exit
+    drain(seconds, errors)  # what did not finish has failed now, and MXNet would report that as an error of its exit
     timeline = sys.modules.get(f"{__package__}.timeline")
     if timeline is not None:
         timeline.close()
+    return errors
 
 
-def drain(seconds: float) -> None:
-    """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds."""
+def drain(seconds: float, errors: list[str] | None = None) -> None:
+    """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds.
+
+    Errors that nobody has looked at are moved to a list.
+    """
+    errors = [] if errors is None else errors
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
     if compat is None:
         return
-    waiter = threading.Thread(target=compat.wait_for_all, name="kvstore_plugin-drain", daemon=True)
+    waiter = threading.Thread(target=compat.wait_for_all, args=(errors,), name="kvstore_plugin-drain", daemon=True)
     try:
         waiter.start()
     except RuntimeError:  # Python 3.12 starts no thread while it exits
-        compat.wait_for_all()
+        compat.wait_for_all(errors)
     else:
         waiter.join(seconds)

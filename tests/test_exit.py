@@ -415,18 +415,16 @@ def test_exception_in_a_thread_ends_that_thread_only(job):
 
 
 def test_shutdown_with_operations_that_the_other_never_asks_for(job):
-    """After MYKV_EXIT_WAIT_S they fail here, and the process ends as any other."""
+    """After MYKV_EXIT_WAIT_S it gives them up and says so, and the process ends as any other."""
     result, seconds = job(
         """
         array = sum_of(f"only {rank}", (100_000,))
         print("now", flush=True)
         mykv.shutdown()
-        try:
-            array.asnumpy()
-        except mx.MXNetError as error:
-            print("failed", flush=True)
         """,
         env={"MYKV_EXIT_WAIT_S": "1"},
     )
     assert seconds < _LIMIT
-    assert result.code == 0 and result.stdout.count("failed") == 2, result.text
+    assert result.code == 0, result.text
+    for rank in range(2):
+        assert f"'only {rank}'" in result.stderr and "it called shutdown()" in result.stderr, result.text
