@@ -137,17 +137,17 @@ class _WatchedCore:
     def __getattr__(self, name):
         return getattr(self._core, name)
 
-    def push_allreduce(self, name, inputs, outputs, op, scale, priority):
+    def push_allreduce(self, name, inputs, outputs, op, scale, priority, label):
         self.pushed.append((outputs, priority))
-        self._core.push_allreduce(name, inputs, outputs, op, scale, priority)
+        self._core.push_allreduce(name, inputs, outputs, op, scale, priority, label)
 
     def PreparedBucket(self, *arguments):
         prepared = self._core.PreparedBucket(*arguments)
 
         class Watched:
-            def push(_):
+            def push(_, label):
                 self.pushed.append((arguments[6], arguments[-1]))
-                prepared.push()
+                prepared.push(label)
 
         return Watched()
 
