@@ -520,10 +520,11 @@ class DistributedTrainer(gluon.Trainer):
 
     def _refuse_stale(self) -> None:
         """Raise MXNet's warning of gradients that no backward has written, before the other workers wait for this."""
-        for parameter in self._params:
-            if parameter.grad_req == "null":
-                continue
-            if all(weight._fresh_grad for weight in parameter._data or ()):
+        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
+        if any(parameter._data is None for parameter in trained):
+            return  # which is an error of its own, of which all workers are told
+        for parameter in trained:
+            if all(weight._fresh_grad for weight in parameter._data):
                 continue
             sentence = (
                 f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
