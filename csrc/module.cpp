@@ -169,6 +169,7 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_fact(m, group, "cross_rank", [](const World& w) { return w.cross_rank(); });
   bind_fact(m, group, "cross_size", [](const World& w) { return w.cross_size(); });
   bind_fact(m, group, "lonely", [](const World& w) { return w.lonely(); });
+  bind_fact(m, group, "strangers", [](const World& w) { return w.strangers(); });
   bind_method(m, group, "agreement_traffic", &Group::agreement_traffic);
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
   group.def("abandon", &Group::abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");

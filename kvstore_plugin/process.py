@@ -101,6 +101,11 @@ def init(
         raise
     if core.lonely():
         _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
+    if core.strangers():
+        _log.warning(
+            "%d processes that are none of this job called for the memory that its ranks share, and were turned away.",
+            core.strangers(),
+        )
     mpi_settings.warn_if_late(core)
     launch.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
 

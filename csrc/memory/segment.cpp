@@ -13,9 +13,14 @@ namespace mykv {
 
 namespace {
 
+constexpr unsigned kNeverExecutable = 8;  // MFD_NOEXEC_SEAL, which older headers lack
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
 // None, with the reason in *refused, where the system allows no memfd: an old kernel, or a sandbox.
 FileDescriptor make_memfd(size_t bytes, std::string* refused) {
-  FileDescriptor fd(memfd_create("mykv", MFD_CLOEXEC));
+  // No program can be run from it, where the kernel knows that flag (Linux 6.3); others call it an invalid argument.
+  FileDescriptor fd(memfd_create("mykv", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverExecutable));
+  if (!fd && errno == EINVAL) fd = FileDescriptor(memfd_create("mykv", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd && errno != EMFILE && errno != ENFILE && errno != ENOMEM) {
     *refused = system_error("mykv cannot make a shared memory segment (memfd_create)").what();
     return {};
@@ -23,6 +28,11 @@ FileDescriptor make_memfd(size_t bytes, std::string* refused) {
   if (!fd) throw system_error("mykv cannot make a shared memory segment (memfd_create)");
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw system_error("mykv cannot size its shared memory segment (ftruncate)");
+  }
+  // Whoever has a descriptor could cut it off under those who have it mapped (SIGBUS). And what mode it has counts
+  // where somebody finds it in /proc.
+  if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw system_error("mykv cannot seal its shared memory segment");
   }
   return fd;
 }
@@ -49,10 +59,17 @@ Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(b
 
 Segment Segment::create(size_t bytes, std::string* refused) { return Segment(make_memfd(bytes, refused), bytes); }
 
-Segment Segment::map(FileDescriptor fd) {
+Segment Segment::map(FileDescriptor fd, size_t bytes) {
   struct stat status{};
   if (fstat(fd.get(), &status) != 0) throw system_error("mykv cannot read the size of the shared memory segment");
-  return Segment(std::move(fd), static_cast<size_t>(status.st_size));
+  if (static_cast<size_t>(status.st_size) != bytes) {
+    throw Error("mykv was handed a shared memory segment of " + std::to_string(status.st_size) +
+                " bytes in the place of " + std::to_string(bytes) +
+                " (do the ranks of this machine see memory of different sizes?)");
+  }
+  const int seals = fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals) throw Error("mykv was handed shared memory that is not sealed");
+  return Segment(std::move(fd), bytes);
 }
 
 Segment::Segment(Segment&& other) noexcept

@@ -16,8 +16,9 @@ class Segment {
   // Makes a segment of `bytes` of address space; memory is taken only where it is touched or committed.
   // Where the system allows no segment that can be shared, it is memory of this process, and *refused says why.
   static Segment create(size_t bytes, std::string* refused);
-  // Maps the segment behind a descriptor that another process handed over.
-  static Segment map(FileDescriptor fd);
+  // Maps the segment behind a descriptor that another process handed over. Throws Error unless it is one of so many
+  // bytes that nobody can make shorter.
+  static Segment map(FileDescriptor fd, size_t bytes);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;

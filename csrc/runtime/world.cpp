@@ -186,6 +186,7 @@ std::string World::meet_on_host(Communicator candidates) {
     const size_t bytes = table_bytes_for(local_size) + region_bytes_ * static_cast<size_t>(local_size);
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
     if (first && candidates.size() > 1) lonely_ = mine.lonely;
+    strangers_ += mine.strangers;
     std::vector<int> results(static_cast<size_t>(local_size));
     const int result = static_cast<int>(mine.result);
     check(MPI_Allgather(&result, 1, MPI_INT, results.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");

@@ -87,6 +87,8 @@ class World {
   // Why this rank shares no memory with the others of its machine, where that is not because they are in another
   // container; empty on all but one rank of the machine.
   const std::string& lonely() const { return lonely_; }
+  // Processes that called for this rank's segment and were turned away.
+  int strangers() const { return strangers_; }
 
  private:
   std::string meet_on_host(Communicator candidates);
@@ -106,6 +108,7 @@ class World {
   std::vector<int> host_of_;
   Segment segment_;
   std::string lonely_;
+  int strangers_ = 0;
   size_t table_bytes_ = 0;
   size_t region_bytes_ = 0;
 };

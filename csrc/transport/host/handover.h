@@ -19,6 +19,7 @@ struct Handover {
   Result result = Result::joined;
   std::string failure;
   std::string lonely;  // of a first rank that keeps its segment for itself: why it cannot be shared
+  int strangers = 0;   // of a first rank: processes that called for its segment and are none of this job
 };
 
 // Collective over `comm`, and never throws, so that no rank waits for one that failed. Rank 0 makes a segment of
