@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 
 #include "runtime/error.h"
 #include "runtime/signature.h"
@@ -17,101 +16,14 @@ void check(int code, const char* what) {
   if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
 }
 
-void put(std::vector<char>& out, const void* data, size_t bytes) {
-  const auto* p = static_cast<const char*>(data);
-  out.insert(out.end(), p, p + bytes);
-}
-
-void put(std::vector<char>& out, const std::string& text) {
-  const auto size = static_cast<uint16_t>(std::min<size_t>(text.size(), std::numeric_limits<uint16_t>::max()));
-  put(out, &size, sizeof size);
-  put(out, text.data(), size);
-}
-
-// Reads what put() wrote; a message that is too short for what it claims is refused.
-class Reader {
- public:
-  Reader(const char* data, size_t bytes) : data_(data), left_(bytes) {}
-  bool at_end() const { return left_ == 0; }
-  void get(void* to, size_t bytes) { std::memcpy(to, take(bytes), bytes); }
-  std::string text() {
-    uint16_t size = 0;
-    get(&size, sizeof size);
-    return std::string(take(size), size);
-  }
-
- private:
-  const char* take(size_t bytes) {
-    if (bytes > left_) throw Error("mykv received a malformed message from another host (different versions?)");
-    const char* taken = data_;
-    data_ += bytes;
-    left_ -= bytes;
-    return taken;
-  }
-
-  const char* data_;
-  size_t left_;
-};
-
 }  // namespace
-
-struct Agreement::Message {
-  enum class Type : uint8_t {
-    announce = 1,
-    verdict = 2,
-    depart = 3,
-    give_up = 4,  // any rank to rank 0
-    end = 5,      // rank 0 to all
-    ended = 6,    // and back, where there was something to end
-  };
-  enum : uint8_t { kHasTexts = 1, kHasError = 2 };
-
-  Type type = Type::announce;
-  Key key;
-  uint64_t number = 0;   // announce: stands for the texts; verdict: the sequence number; depart: the rank
-  int32_t priority = 0;  // announce
-  bool has_texts = false;
-  std::string name;
-  std::string signature;
-  std::string error;
-
-  void encode(std::vector<char>& out) const {
-    const auto flags = static_cast<uint8_t>((has_texts ? kHasTexts : 0) | (error.empty() ? 0 : kHasError));
-    put(out, &type, sizeof type);
-    put(out, &flags, sizeof flags);
-    put(out, &number, sizeof number);
-    if (type != Type::depart) put(out, &key, sizeof key);
-    if (type == Type::announce) put(out, &priority, sizeof priority);
-    if (has_texts) {
-      put(out, name);
-      put(out, signature);
-    }
-    if (!error.empty()) put(out, error);
-  }
-  static Message decode(Reader& reader) {
-    Message m;
-    uint8_t flags = 0;
-    reader.get(&m.type, sizeof m.type);
-    reader.get(&flags, sizeof flags);
-    reader.get(&m.number, sizeof m.number);
-    if (m.type != Type::depart) reader.get(&m.key, sizeof m.key);
-    if (m.type == Type::announce) reader.get(&m.priority, sizeof m.priority);
-    m.has_texts = (flags & kHasTexts) != 0;
-    if (m.has_texts) {
-      m.name = reader.text();
-      m.signature = reader.text();
-    }
-    if ((flags & kHasError) != 0) m.error = reader.text();
-    return m;
-  }
-};
 
 void Agreement::announce(uint32_t index, uint32_t places) {
   if (closed_) return;
   Entry& entry = rendezvous_.entry(index);
   Record& record = entry.records()[0];
-  Message m;
-  m.type = Message::Type::announce;
+  News m;
+  m.type = News::Type::announce;
   m.key = entry.key;
   m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
   m.priority = entry.operation.priority;
@@ -141,25 +53,25 @@ void Agreement::done(uint64_t sequence) {
 }
 
 void Agreement::depart(int rank, const std::string& reason) {
-  Message m;
-  m.type = Message::Type::depart;
+  News m;
+  m.type = News::Type::depart;
   m.number = static_cast<uint64_t>(rank);
   m.error = reason.empty() ? "no reason was given" : reason;
   tell_root(m);
   flush();
 }
 
-void Agreement::tell_root(const Message& message) {
+void Agreement::tell_root(const News& message) {
   if (world_.rank() == 0) {
     handle(message, 0);
   } else {
-    message.encode(news_);
+    encode(message, &news_);
   }
 }
 
 // Rank 0 tells every host, its own one last of all: what it hears there may lead to more news.
-void Agreement::tell_all(const Message& message) {
-  message.encode(news_for_all_);
+void Agreement::tell_all(const News& message) {
+  encode(message, &news_for_all_);
   handle(message, 0);
 }
 
@@ -202,22 +114,23 @@ bool Agreement::progress() {
   std::vector<char> buffer(static_cast<size_t>(bytes));
   check(MPI_Mrecv(buffer.data(), bytes, MPI_BYTE, &handle_of_message, &status), "MPI_Mrecv");
   received_.add(buffer.size());
-  for (Reader reader(buffer.data(), buffer.size()); !reader.at_end();)
-    handle(Message::decode(reader), status.MPI_SOURCE);
+  for (const News& message : decode(buffer.data(), buffer.size())) {
+    handle(message, status.MPI_SOURCE);
+  }
   flush();
   return true;
 }
 
-void Agreement::handle(const Message& m, int from) {
+void Agreement::handle(const News& m, int from) {
   switch (m.type) {
-    case Message::Type::announce:
+    case News::Type::announce:
       collect(m, from);
       return;
-    case Message::Type::verdict:
+    case News::Type::verdict:
       outstanding_.erase({m.key.high, m.key.low});
       rendezvous_.agree(m.key, m.number, m.error);
       return;
-    case Message::Type::depart:
+    case News::Type::depart:
       // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same
       // operations agreed on before it and none after it.
       if (world_.rank() == 0 && departed_.empty()) {
@@ -231,13 +144,13 @@ void Agreement::handle(const Message& m, int from) {
       closed_ = true;
       rendezvous_.close(static_cast<int>(m.number), m.error);
       return;
-    case Message::Type::give_up:
+    case News::Type::give_up:
       decide_end(m);
       return;
-    case Message::Type::end:
+    case News::Type::end:
       end(m);
       return;
-    case Message::Type::ended: {
+    case News::Type::ended: {
       const auto it = given_up_.find({m.key.high, m.key.low});
       if (it == given_up_.end()) return;
       it->second.left.erase(from);
@@ -245,18 +158,17 @@ void Agreement::handle(const Message& m, int from) {
       return;
     }
   }
-  throw Error("mykv received a malformed message from another host (different versions?)");
 }
 
 void Agreement::give_up(const Key& key, const std::string& reason) {
-  Message m;
-  m.type = Message::Type::give_up;
+  News m;
+  m.type = News::Type::give_up;
   m.key = key;
   m.error = reason;
   tell_root(m);
 }
 
-void Agreement::decide_end(const Message& m) {
+void Agreement::decide_end(const News& m) {
   const KeyNumbers key{m.key.high, m.key.low};
   for (const auto& [place, ready] : ready_) {
     if (ready.key == m.key) return;  // all have announced it
@@ -272,19 +184,19 @@ void Agreement::decide_end(const Message& m) {
 }
 
 void Agreement::tell_end(const Key& key) {
-  Message m;
-  m.type = Message::Type::end;
+  News m;
+  m.type = News::Type::end;
   m.key = key;
   m.error = given_up_.at({key.high, key.low}).reason;
   tell_all(m);
 }
 
 // On every host. What was announced after rank 0 has told the end is on its way there, and is answered in the same way.
-void Agreement::end(const Message& m) {
+void Agreement::end(const News& m) {
   const bool announced = outstanding_.erase({m.key.high, m.key.low}) > 0;
   if (!rendezvous_.give_up(m.key, m.error, announced)) return;
-  Message ended;
-  ended.type = Message::Type::ended;
+  News ended;
+  ended.type = News::Type::ended;
   ended.key = m.key;
   tell_root(ended);
 }
@@ -297,7 +209,7 @@ std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
   return taken;
 }
 
-void Agreement::collect(const Message& m, int from) {
+void Agreement::collect(const News& m, int from) {
   if (m.has_texts) texts_.add(m.number, {m.name, m.signature});
   if (given_up_.count({m.key.high, m.key.low}) > 0) {
     pending_.erase({m.key.high, m.key.low});
@@ -349,8 +261,8 @@ void Agreement::give_verdicts() {
 }
 
 void Agreement::give_verdict(const Key& key, uint64_t sequence, const std::string& error) {
-  Message verdict;
-  verdict.type = Message::Type::verdict;
+  News verdict;
+  verdict.type = News::Type::verdict;
   verdict.key = key;
   verdict.number = sequence;
   verdict.error = error;

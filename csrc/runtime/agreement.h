@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "runtime/known_texts.h"
+#include "runtime/news.h"
 #include "runtime/rendezvous.h"
 #include "runtime/timeline.h"
 #include "runtime/world.h"
@@ -73,7 +74,6 @@ class Agreement {
 
  private:
   using KeyNumbers = std::pair<uint64_t, uint64_t>;
-  struct Message;
   struct Pending {
     size_t hosts = 0;
     uint64_t text = 0;  // of the first host that announced, see KnownTexts
@@ -95,16 +95,16 @@ class Agreement {
     std::set<int> left;  // first ranks of the hosts that have not ended it
   };
 
-  void tell_root(const Message& message);
-  void tell_all(const Message& message);
+  void tell_root(const News& message);
+  void tell_all(const News& message);
   void flush();
   void send(std::shared_ptr<const std::vector<char>> bytes, int to);
-  void handle(const Message& message, int from);
-  void collect(const Message& message, int from);
+  void handle(const News& message, int from);
+  void collect(const News& message, int from);
   void give_verdicts();
-  void decide_end(const Message& message);
+  void decide_end(const News& message);
   void tell_end(const Key& key);
-  void end(const Message& message);
+  void end(const News& message);
   void give_verdict(const Key& key, uint64_t sequence, const std::string& error);
 
   const World& world_;

@@ -1,5 +1,6 @@
 #include "runtime/inquiry.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "runtime/error.h"
@@ -30,7 +31,7 @@ void Inquiry::progress() {
   }
 }
 
-Inquiry::Numbers Inquiry::receive(int tag, int* from) {
+Numbers Inquiry::receive(int tag, int* from) {
   int there = 0;
   MPI_Message message;
   MPI_Status status;
@@ -38,45 +39,44 @@ Inquiry::Numbers Inquiry::receive(int tag, int* from) {
   if (!there) return {};
   int count = 0;
   MPI_Get_count(&status, MPI_UINT64_T, &count);
-  Numbers numbers(static_cast<size_t>(count));
+  Numbers numbers(static_cast<size_t>(std::max(count, 0)));  // MPI_UNDEFINED, of no whole numbers, is negative
   check(MPI_Mrecv(numbers.data(), count, MPI_UINT64_T, &message, &status), "MPI_Mrecv");
   *from = status.MPI_SOURCE;
   return numbers;
 }
 
-// A question is its number and the two halves of each key.
 void Inquiry::ask(const std::vector<Key>& keys) {
-  Numbers question{++question_};
-  for (const Key& key : keys) question.insert(question.end(), {key.high, key.low});
+  const Numbers question = encode(Question{++question_, keys});
   for (const std::vector<int>& ranks : world_.hosts()) {
     if (ranks[0] != world_.hosts()[static_cast<size_t>(world_.host())][0]) send(question, ranks[0], kQuestionTag);
   }
 }
 
-// An answer is the question's number and lists of ranks, each after its length: one for each key, and the last one.
 bool Inquiry::answer_one() {
   progress();
   int asker = 0;
-  const Numbers question = receive(kQuestionTag, &asker);
-  if (question.empty()) return false;
+  const Numbers numbers = receive(kQuestionTag, &asker);
+  if (numbers.empty()) return false;
+  const Question question = decode_question(numbers);
   const std::vector<int>& ranks = world_.hosts()[static_cast<size_t>(world_.host())];
-  Numbers answer{question[0]};
-  const auto add = [&](const std::vector<int>& local_ranks) {
-    answer.push_back(local_ranks.size());
-    for (int r : local_ranks) answer.push_back(static_cast<uint64_t>(ranks[static_cast<size_t>(r)]));
+  Standings answer;
+  answer.question = question.number;
+  const auto named = [&](std::vector<int> local_ranks) {
+    for (int& r : local_ranks) r = ranks[static_cast<size_t>(r)];
+    return local_ranks;
   };
   std::vector<int> all(ranks.size());
   std::iota(all.begin(), all.end(), 0);
   try {
-    for (size_t at = 1; at + 1 < question.size(); at += 2) {
-      const Standing standing = rendezvous_.standing({question[at], question[at + 1]});
-      add(standing.found ? standing.missing : all);
+    for (const Key& key : question.keys) {
+      const Standing standing = rendezvous_.standing(key);
+      answer.missing.push_back(named(standing.found ? standing.missing : all));
     }
   } catch (const Error&) {
     return true;  // the table is locked; who asks sees that this host does not answer
   }
-  add(rendezvous_.unresponsive());
-  send(std::move(answer), asker, kAnswerTag);
+  answer.unresponsive = named(rendezvous_.unresponsive());
+  send(encode(answer), asker, kAnswerTag);
   return true;
 }
 
@@ -84,17 +84,10 @@ std::vector<Inquiry::Answer> Inquiry::take_answers() {
   std::vector<Answer> answers;
   int from = 0;
   for (Numbers numbers = receive(kAnswerTag, &from); !numbers.empty(); numbers = receive(kAnswerTag, &from)) {
-    if (numbers[0] != question_) continue;
     Answer answer;
+    static_cast<Standings&>(answer) = decode_standings(numbers, world_.size());
+    if (answer.question != question_) continue;
     answer.host = world_.host_of(from);
-    for (size_t at = 1; at < numbers.size();) {
-      std::vector<int>& ranks = answer.missing.emplace_back();
-      const size_t end = std::min<size_t>(at + 1 + numbers[at], numbers.size());
-      for (++at; at < end; ++at) ranks.push_back(static_cast<int>(numbers[at]));
-    }
-    if (answer.missing.empty()) continue;
-    answer.unresponsive = std::move(answer.missing.back());
-    answer.missing.pop_back();
     answers.push_back(std::move(answer));
   }
   return answers;

@@ -7,6 +7,7 @@
 #include <list>
 #include <vector>
 
+#include "runtime/question.h"
 #include "runtime/rendezvous.h"
 #include "runtime/world.h"
 
@@ -17,10 +18,8 @@ class Inquiry {
   Inquiry(const World& world, Rendezvous& rendezvous) : world_(world), rendezvous_(rendezvous) {}
 
   // What one other host has answered.
-  struct Answer {
+  struct Answer : Standings {
     int host = 0;
-    std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived
-    std::vector<int> unresponsive;          // its ranks whose threads have not been seen for a while
   };
   // Asks all other hosts. A new question makes answers to the last one void.
   void ask(const std::vector<Key>& keys);
@@ -36,7 +35,6 @@ class Inquiry {
   static constexpr int kQuestionTag = 2;
   static constexpr int kAnswerTag = 3;
 
-  using Numbers = std::vector<uint64_t>;
   void send(Numbers numbers, int to, int tag);
   // The next message with this tag, and its sender; empty when there is none.
   Numbers receive(int tag, int* from);

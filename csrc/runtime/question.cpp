@@ -1,0 +1,59 @@
+#include "runtime/question.h"
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+void require(bool right) {
+  if (!right) throw Error("mykv received a malformed question or answer from another host (different versions?)");
+}
+
+}  // namespace
+
+// Its number and the two halves of each key.
+Numbers encode(const Question& question) {
+  Numbers numbers{question.number};
+  for (const Key& key : question.keys) numbers.insert(numbers.end(), {key.high, key.low});
+  return numbers;
+}
+
+Question decode_question(const Numbers& numbers) {
+  require(numbers.size() % 2 == 1);
+  Question question{numbers[0], {}};
+  for (size_t at = 1; at < numbers.size(); at += 2) question.keys.push_back({numbers[at], numbers[at + 1]});
+  return question;
+}
+
+// The question's number and lists of ranks, each after its length: one for each key, and the last one.
+Numbers encode(const Standings& standings) {
+  Numbers numbers{standings.question};
+  const auto add = [&](const std::vector<int>& ranks) {
+    numbers.push_back(ranks.size());
+    for (int rank : ranks) numbers.push_back(static_cast<uint64_t>(rank));
+  };
+  for (const std::vector<int>& ranks : standings.missing) add(ranks);
+  add(standings.unresponsive);
+  return numbers;
+}
+
+Standings decode_standings(const Numbers& numbers, int ranks) {
+  require(numbers.size() >= 2);
+  Standings standings;
+  standings.question = numbers[0];
+  for (size_t at = 1; at < numbers.size();) {
+    const uint64_t length = numbers[at++];
+    require(length <= numbers.size() - at);
+    std::vector<int>& list = standings.missing.emplace_back();
+    for (const size_t end = at + length; at < end; ++at) {
+      require(numbers[at] < static_cast<uint64_t>(ranks));
+      list.push_back(static_cast<int>(numbers[at]));
+    }
+  }
+  standings.unresponsive = std::move(standings.missing.back());
+  standings.missing.pop_back();
+  return standings;
+}
+
+}  // namespace mykv
