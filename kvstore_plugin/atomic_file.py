@@ -19,7 +19,7 @@ def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
     Parameters
     ----------
     path : str or PathLike
-        Of a file that there is, or is not; a symbolic link is followed.
+        Of a file that there is, or is not; a symbolic link is followed. Who may read and write it stays as it is.
     fill : callable
         Writes the whole content to the open binary file that it is given.
 
@@ -44,9 +44,16 @@ def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
 def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
     directory, name = os.path.split(target)
     temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        mode = stat.S_IMODE(os.stat(target).st_mode) & 0o777
+    except FileNotFoundError:
+        mode = None
+    permissions = 0o666 if mode is None else mode & 0o600
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
     try:
         with open(descriptor, "wb") as file:
+            if mode is not None:
+                os.fchmod(descriptor, mode)
             fill(file)
             file.flush()
             os.fsync(file.fileno())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import struct
 
 import kvstore_plugin as mykv
 import mxnet as mx
@@ -99,6 +100,88 @@ def test_a_file_cannot_call_functions(tmp_path):
         with pytest.raises(ValueError, match="'file' holds no optimizer states that can be read"):
             state_file.parse(pickle.dumps({0: evil}), "file")
     assert not flag.exists()
+
+
+def _raw(shape, data: bytes, dtype: int = 0, device: int = 1) -> bytearray:
+    """An array as MXNet saves it."""
+    axes = len(shape)
+    return bytearray(struct.pack(f"<Iii{axes}q3i", 0xF993FAC9, 0, axes, *shape, device, 0, dtype) + data)
+
+
+def _array_of(raw) -> bytes:
+    """A file with an array of these bytes."""
+    made = _Calls(None)
+    made._call = (mx.nd.NDArray, (None,), {"handle": raw})
+    return pickle.dumps({0: made})
+
+
+def test_arrays_are_checked_before_mxnet_sees_them():
+    right = state_file.parse(_array_of(_raw((2,), bytes(8))), "file").states[0]
+    assert right.shape == (2,) and (right.asnumpy() == 0).all()
+    for wrong in (
+        _raw((2,), bytes(7)),
+        _raw((2,), bytes(9)),
+        _raw((1 << 40, 1 << 30), b""),
+        _raw((-1, -2), bytes(8)),
+        _raw((2,), bytes(8), dtype=13),
+        _raw((2,), bytes(8), device=99),
+        _raw((2,), bytes(8))[:6],
+        b"",
+        None,
+        5,
+    ):
+        with pytest.raises(ValueError, match="'file' holds no optimizer states that can be read"):
+            state_file.parse(_array_of(wrong), "file")
+
+
+def _nested(depth: int, width: int) -> list:
+    return [_nested(depth - 1, width)] * width if depth else []
+
+
+_ARRAY = b"cmxnet.ndarray.ndarray\nNDArray\n"
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        pytest.param(_ARRAY + b"(I1234567\ntR.", id="an array at an address"),
+        pytest.param(_ARRAY + b"(Ntq\x00Rq\x01(dI0\nh\x01s.", id="an array without content"),
+        pytest.param(_ARRAY + b"(NtR(lI1\ns.", id="an item of an array is set"),
+        pytest.param(_ARRAY + b")\x81.", id="an array that is not made"),
+        pytest.param(b"cmxnet.optimizer\nAdam\n(N}X\x06\x00\x00\x00updateNstb.", id="a class is changed"),
+        pytest.param(b"cnumpy\ndtype\n(S'O'\nI00\nI01\ntR.", id="a dtype of pointers"),
+        pytest.param(
+            b"cnumpy\ndtype\n(S'V8'\nI00\nI01\ntR(I3\nS'|'\nN(S'a'\ntNI8\nI1\nI0\ntb.", id="a dtype with fields"
+        ),
+        pytest.param(b"(dr\xff\xff\xff\x7f.x", id="gigabytes of places for nothing"),
+        pytest.param(b"\x96\xff\xff\xff\xff\xff\xff\xff\x7f.", id="gigabytes of bytes for nothing"),
+        pytest.param(pickle.dumps({0: _nested(15, 50)}), id="states in states without end"),
+        pytest.param(pickle.dumps({0: _nested(100, 1)}), id="states in states too deep"),
+        pytest.param(b"c_codecs\nencode\n(X\x01\x00\x00\x00aX\x03\x00\x00\x00idntR.", id="a codec"),
+    ],
+)
+def test_a_file_does_nothing_that_states_do_not_need(evil):
+    with pytest.raises(ValueError, match="'file' holds"):
+        state_file.parse(evil, "file")
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_states_of_every_protocol_are_read(protocol):
+    updater = _updater(lr_scheduler=mx.lr_scheduler.FactorScheduler(3))
+    updater.optimizer.extra = [np.float32(3), np.arange(6.0).reshape(2, 3), {1, 2}, type(None), np.int64, b"1", 2j]
+    content = state_file.parse(pickle.dumps((updater.states, updater.optimizer), protocol), "file")
+    np.testing.assert_array_equal(content.states[0][1].asnumpy(), updater.states[0][1].asnumpy())
+    np.testing.assert_array_equal(content.optimizer.extra[1], updater.optimizer.extra[1])
+    assert content.optimizer.extra[2:] == updater.optimizer.extra[2:] and content.optimizer.lr_scheduler.step == 3
+
+
+def test_who_may_read_a_file_stays_as_it_is(tmp_path):
+    path = tmp_path / "states"
+    path.write_bytes(b"old")
+    for mode in (0o600, 0o640, 0o644):
+        path.chmod(mode)
+        atomic_file.write(path, lambda file: file.write(b"new"))
+        assert path.read_bytes() == b"new" and path.stat().st_mode & 0o777 == mode
 
 
 def test_damaged_files_are_refused():
