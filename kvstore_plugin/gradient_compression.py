@@ -38,9 +38,13 @@ class _Parameter(NamedTuple):
 def _number(what: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a number, not {value!r}.")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number or a fraction beyond all floats
+        number = math.inf
+    if not math.isfinite(number):
         raise ValueError(f"{what} must be finite, not {value!r}.")
-    return float(value)
+    return number
 
 
 def _positive(what: str, value: Any) -> float:

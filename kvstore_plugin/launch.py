@@ -94,14 +94,20 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
         The variable that says so and the number; None where no launcher has left a trace.
     """
     for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if environment.get(variable, "").isdigit():
-            return variable, int(environment[variable])
+        count = _count(environment.get(variable, ""))
+        if count is not None:
+            return variable, count
     # A job script and a shell of salloc are "steps" too, and an mpirun runs its daemons as one: only a numbered step
     # whose own process this is counts, and mpirun's variables above have the first word.
-    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
-    tasks = environment.get("SLURM_STEP_NUM_TASKS", "")
-    started_by_srun = step.isdigit() and int(step) < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
-    return ("SLURM_STEP_NUM_TASKS", int(tasks)) if started_by_srun and tasks.isdigit() else None
+    step = _count(environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "")))
+    tasks = _count(environment.get("SLURM_STEP_NUM_TASKS", ""))
+    started_by_srun = step is not None and step < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
+    return ("SLURM_STEP_NUM_TASKS", tasks) if started_by_srun and tasks is not None else None
+
+
+def _count(text: str) -> int | None:
+    """The number in a launcher's variable, of at most 64 bits; other digits than 0 to 9 are none of theirs."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.environ) -> None:

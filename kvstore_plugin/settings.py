@@ -24,13 +24,17 @@ import math
 import os
 from typing import NamedTuple
 
-# Variable -> (name of the option in mykv_core.init, smallest value that makes sense).
+_MOST_BYTES = 2**60  # far below what the core's 64 bits hold, since it adds and doubles
+_MOST_COUNT = 2**31 - 1
+_MOST_SECONDS = 10**9  # 30 years; the core counts nanoseconds in 64 bits
+
+# Variable -> (name of the option in mykv_core.init, smallest and largest value that make sense).
 _CORE_OPTIONS = {
-    "MYKV_PART_BYTES": ("part_bytes", 4096),
-    "MYKV_STAGING_BYTES": ("staging_bytes", 4096),
-    "MYKV_NETWORK_BYTES": ("network_bytes", 4096),
-    "MYKV_COMPRESS_BYTES": ("compress_bytes", 0),
-    "MYKV_VIRTUAL_HOSTS": ("virtual_hosts", 1),
+    "MYKV_PART_BYTES": ("part_bytes", 4096, _MOST_BYTES),
+    "MYKV_STAGING_BYTES": ("staging_bytes", 4096, _MOST_BYTES),
+    "MYKV_NETWORK_BYTES": ("network_bytes", 4096, _MOST_BYTES),
+    "MYKV_COMPRESS_BYTES": ("compress_bytes", 0, _MOST_BYTES),
+    "MYKV_VIRTUAL_HOSTS": ("virtual_hosts", 1, _MOST_COUNT),
 }
 
 
@@ -40,19 +44,19 @@ def core_options() -> dict[str, int]:
     Raises
     ------
     ValueError
-        A variable holds something else than a whole number of at least its smallest value.
+        A variable holds something else than a whole number from its smallest to its largest value.
     """
     options = {}
-    for variable, (option, smallest) in _CORE_OPTIONS.items():
+    for variable, (option, smallest, largest) in _CORE_OPTIONS.items():
         text = os.environ.get(variable)
         if text is not None:
-            options[option] = _whole_number(variable, text, smallest)
+            options[option] = _whole_number(variable, text, smallest, largest)
     return options
 
 
 def exit_wait_seconds() -> float:
     """Seconds that a rank which exits waits for its own unfinished operations before it leaves the others."""
-    return float(_whole_number("MYKV_EXIT_WAIT_S", os.environ.get("MYKV_EXIT_WAIT_S", "5"), 0))
+    return float(_whole_number("MYKV_EXIT_WAIT_S", os.environ.get("MYKV_EXIT_WAIT_S", "5"), 0, _MOST_SECONDS))
 
 
 class StallLimits(NamedTuple):
@@ -86,16 +90,22 @@ def _seconds(variable: str, default: float) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{variable} must be a number of seconds of at least 0, but it is {text!r}.")
+    if not 0 <= value <= _MOST_SECONDS:
+        raise ValueError(f"{variable} must be a number of seconds of at least 0{_limit(value)}, but it is {text!r}.")
     return value
 
 
-def _whole_number(variable: str, text: str, smallest: int) -> int:
+def _limit(value: float, largest: int = _MOST_SECONDS) -> str:
+    """What a message says of the largest value, where that is the reason."""
+    return f" and at most {largest}" if value > largest else ""
+
+
+def _whole_number(variable: str, text: str, smallest: int, largest: int) -> int:
     try:
         value = int(text)
     except ValueError:
         value = None
-    if value is None or value < smallest:
-        raise ValueError(f"{variable} must be a whole number of at least {smallest}, but it is {text!r}.")
+    if value is None or not smallest <= value <= largest:
+        limit = "" if value is None else _limit(value, largest)
+        raise ValueError(f"{variable} must be a whole number of at least {smallest}{limit}, but it is {text!r}.")
     return value

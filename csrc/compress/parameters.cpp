@@ -1,7 +1,10 @@
 #include "compress/parameters.h"
 
+#include <cerrno>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
+#include <locale>
 #include <sstream>
 
 #include "runtime/error.h"
@@ -35,9 +38,10 @@ void Parameters::refuse(const std::string& key, const std::string& value, const 
 double Parameters::number(const std::string& key, double otherwise) {
   const std::optional<std::string> value = take(key);
   if (!value) return otherwise;
-  char* end = nullptr;
-  const double number = std::strtod(value->c_str(), &end);
-  if (end == value->c_str() || *end != '\0' || !std::isfinite(number)) refuse(key, *value, "a number");
+  std::istringstream text(*value);
+  text.imbue(std::locale::classic());  // a program may have set another one, with another decimal point
+  double number = 0;
+  if (!(text >> number) || text.peek() != EOF || !std::isfinite(number)) refuse(key, *value, "a number");
   return number;
 }
 
@@ -45,8 +49,9 @@ int64_t Parameters::whole(const std::string& key, int64_t otherwise, int64_t lea
   const std::optional<std::string> value = take(key);
   if (!value) return otherwise;
   char* end = nullptr;
+  errno = 0;
   const long long number = std::strtoll(value->c_str(), &end, 10);
-  if (end == value->c_str() || *end != '\0' || number < least || number > most) {
+  if (end == value->c_str() || *end != '\0' || errno != 0 || number < least || number > most) {
     refuse(key, *value, "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
   }
   return number;
