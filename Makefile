@@ -6,6 +6,7 @@
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make lint            ruff and clang-format, which change nothing; `make format` does
+#   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments too
 #
@@ -51,7 +52,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 bench bench-hosts lint format docs clean distclean check-python
+.PHONY: help demo test test-mxnet2 bench bench-hosts fuzz lint format docs clean distclean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -113,15 +114,22 @@ check-python:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): name a Python 3.8 to 3.12, as in make PYTHON=python3.11." >&2; exit 1; }
 	@$(PYTHON) build_backend/check_python.py
 
+FUZZ_SECONDS ?= 60
+FUZZ_ARGS ?=
+
+fuzz: $(VENV)/.installed-cpu-test
+	$(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
+	$(VENV)/bin/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+
 lint: .venv-lint/.made
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
-	find csrc -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format --dry-run --Werror
+	find csrc tests -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format --dry-run --Werror
 
 format: .venv-lint/.made
 	.venv-lint/bin/ruff check --fix .
 	.venv-lint/bin/ruff format .
-	find csrc -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format -i
+	find csrc tests -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format -i
 
 # Fixed versions, since every release formats a little differently.
 .venv-lint/.made: | check-python

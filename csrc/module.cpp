@@ -11,6 +11,7 @@
 #include "python/mpi_exit.h"
 #include "python/timeline.h"
 #include "runtime/error.h"
+#include "testing/parsers.h"
 
 namespace py = pybind11;
 
@@ -148,6 +149,17 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
   m.def("build_info", &build_info);
+  m.def("parsers", [] {
+    std::vector<std::string> names;
+    for (const auto& [name, parser] : testing::parsers()) names.push_back(name);
+    return names;
+  });
+  m.def(
+      "parse",
+      [](const std::string& parser, const std::string& bytes) {
+        testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+      },
+      py::arg("parser"), py::arg("bytes"), "For tests: give bytes to one of parsers(), which must bear them.");
   m.def("mpi_library_version", &mpi_library_version, "Version text of the MPI library that is loaded.");
 
   py::class_<Work>(m, "Work", "A request on numpy buffers under way.")

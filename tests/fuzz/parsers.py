@@ -1,0 +1,84 @@
+"""Every parser in Python of what users and other processes have written, as a function of bytes.
+
+What is malformed must be refused with the error that is caught here; any other one is a defect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from typing import Any, Callable
+from unittest import mock
+
+import kvstore_plugin  # noqa: F401
+import mxnet as mx
+import numpy as np
+from kvstore_plugin import gradient_compression, launch, settings, state_file
+from mykv_core import Compressor
+
+
+def states(data: bytes) -> None:
+    """A file of optimizer states. What was read holds arrays that can be read."""
+    with contextlib.suppress(ValueError):
+        content = state_file.parse(data, "file")
+        for state in content.states.values():
+            _read(state)
+
+
+def _read(state: Any) -> None:
+    if isinstance(state, (tuple, list)):
+        for one in state:
+            _read(one)
+    elif isinstance(state, mx.nd.NDArray):
+        with mx.util.np_shape(True):
+            assert state.size == np.prod(state.shape, dtype=np.int64) == state.asnumpy().size
+
+
+_SETTINGS: tuple[tuple[str, Callable[[], Any]], ...] = (
+    ("MYKV_PART_BYTES", settings.core_options),
+    ("MYKV_VIRTUAL_HOSTS", settings.core_options),
+    ("MYKV_EXIT_WAIT_S", settings.exit_wait_seconds),
+    ("MYKV_STALL_WARN_S", settings.stall_limits),
+    ("MYKV_CHECKPOINT_WAIT_S", settings.checkpoint_wait_seconds),
+)
+
+
+def setting(data: bytes) -> None:
+    """An environment variable. The first byte says which one."""
+    variable, read = _SETTINGS[data[0] % len(_SETTINGS)] if data else _SETTINGS[0]
+    text = os.fsdecode(data[1:].replace(b"\0", b""))
+    with mock.patch.dict(os.environ, {variable: text}), contextlib.suppress(ValueError):
+        made = read()
+        for value in made.values() if isinstance(made, dict) else np.atleast_1d(made):
+            assert 0 <= value < 2**63  # what the core takes
+
+
+def launcher(data: bytes) -> None:
+    """What MPI and a launcher say: no text of theirs is an error."""
+    text = os.fsdecode(data.replace(b"\0", b""))
+    launch.parse_version(text)
+    words = text.split("\n")
+    names = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+    launched = launch.launched_processes(dict(zip(names, words)))
+    assert launched is None or launched[1] >= 0
+
+
+def compression(data: bytes) -> None:
+    """Compression parameters, which come as JSON here. What is accepted the core can make."""
+    try:
+        params = json.loads(data)
+    except (ValueError, RecursionError):
+        return  # no concern of ours
+    with contextlib.suppress(TypeError, ValueError):
+        wire = gradient_compression.gradient_compression(params).wire
+        if wire not in ("", "float16", "bfloat16"):
+            assert Compressor(wire).text == wire
+
+
+PARSERS: dict[str, Callable[[bytes], None]] = {
+    "compression": compression,
+    "launcher": launcher,
+    "settings": setting,
+    "states": states,
+}

@@ -1,0 +1,144 @@
+"""Fuzz every parser for a while: ``python tests/fuzz/run.py --seconds 60``, or ``make fuzz``.
+
+The core's parsers (csrc/testing/parsers.cpp) run under libFuzzer with the address and undefined-behaviour sanitizers,
+which needs clang; those in Python (parsers.py) run under atheris. Inputs that reach something new are kept in --work
+from run to run; with --keep they are merged into corpus/, which the ordinary tests replay. An input that a parser does
+not bear ends its run with an error, and its file is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "build_backend"))
+
+# What the parsers need of the core: neither MPI nor Python.
+SOURCES = [
+    "testing",
+    "compress",
+    "kernels/dtype.cpp",
+    "runtime/news.cpp",
+    "runtime/question.cpp",
+    "transport/host/door.cpp",
+]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+MOST_BYTES = {"call": 64, "answer": 512, "question": 512, "news": 1024, "settings": 256, "versions": 256}
+
+
+def main() -> int:
+    """Run what was asked for; the exit code is that of a process."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=60, help="for each parser")
+    parser.add_argument("--runs", type=int, default=-1, help="inputs for each parser, if that takes less time")
+    parser.add_argument("--only", nargs="*", help="some parsers by their names")
+    parser.add_argument("--work", type=Path, default=ROOT / "build/fuzz", help="for what was built and found")
+    parser.add_argument("--keep", action="store_true", help="merge what was found into the corpus of the tests")
+    chosen = parser.parse_args()
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    total = failed = 0
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one fuzzer, one core
+    for name, command in commands(chosen.work, chosen.only).items():
+        inputs, failure = fuzz(name, command, chosen)
+        total += inputs
+        failed += failure
+    print(f"{total} inputs in all, {failed} parsers failed")
+    return 1 if failed else 0
+
+
+def commands(work: Path, only: list[str] | None) -> dict[str, list[str]]:
+    """For each parser what runs its fuzzer."""
+    corpus = sorted(path.name for path in (HERE / "corpus").iterdir())
+    found = {}
+    core = [name for name in corpus if f'{{"{name}", ' in (ROOT / "csrc/testing/parsers.cpp").read_text()]
+    wanted = [name for name in corpus if not only or name in only]
+    if set(core) & set(wanted):
+        objects = compile_core(work)
+    for name in wanted:
+        if name in core:
+            found[name] = [str(link(work, name, objects))]
+        else:
+            found[name] = [sys.executable, str(HERE / "fuzz_python.py"), name]
+    return found
+
+
+def compiler() -> list[str]:
+    """Clang, with the flags of all files."""
+    names = [os.environ.get("CXX", ""), "clang++", *(f"clang++-{version}" for version in range(22, 11, -1))]
+    for name in names:
+        if "clang" in name and shutil.which(name):
+            return [
+                name,
+                "-std=c++17",
+                "-O1",
+                "-g",
+                "-pthread",
+                "-ffp-contract=off",
+                "-I" + str(ROOT / "csrc"),
+                *SANITIZERS,
+            ]
+    raise SystemExit("fuzzing the core needs clang (on Debian: apt-get install clang-14 libclang-rt-14-dev)")
+
+
+def compile_core(work: Path) -> list[str]:
+    """The objects that all fuzzers are linked from."""
+    from mykv_compile import _simd_flags
+
+    made = []
+    files = [
+        path for name in SOURCES for path in sorted((ROOT / "csrc" / name).glob("*.cpp")) or [ROOT / "csrc" / name]
+    ]
+    for path in files:
+        target = work / (path.stem + ".o")
+        command = [*compiler(), "-fsanitize=fuzzer-no-link", *_simd_flags(path), "-c", str(path), "-o", str(target)]
+        newest = max(one.stat().st_mtime for one in (ROOT / "csrc").rglob("*.[hc]*"))
+        if not target.exists() or target.stat().st_mtime < newest:
+            subprocess.run(command, check=True)
+        made.append(str(target))
+    return made
+
+
+def link(work: Path, name: str, objects: list[str]) -> Path:
+    """The fuzzer of one of the core's parsers."""
+    target = work / f"fuzz-{name}"
+    define = f'-DMYKV_PARSER="{name}"'
+    command = [*compiler(), "-fsanitize=fuzzer", define, str(HERE / "fuzz.cpp"), *objects, "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target
+
+
+def fuzz(name: str, command: list[str], chosen: argparse.Namespace) -> tuple[int, bool]:
+    """How many inputs a parser was given, and whether it failed."""
+    found, crashes = chosen.work / f"found-{name}", chosen.work / f"crashes-{name}"
+    for path in (found, crashes):
+        path.mkdir(exist_ok=True)
+    corpus = HERE / "corpus" / name
+    options = [
+        "-print_final_stats=1",
+        f"-artifact_prefix={crashes}/",
+        "-timeout=10",
+        "-rss_limit_mb=3000",
+        "-verbosity=0",
+    ]
+    options += [f"-max_len={MOST_BYTES.get(name, 4096)}"]
+    limits = [f"-max_total_time={max(1, round(chosen.seconds))}", f"-runs={chosen.runs}"]
+    ran = subprocess.run([*command, *options, *limits, str(found), str(corpus)], capture_output=True, text=True)
+    count = re.search(r"number_of_executed_units:\s*(\d+)|Done (\d+) runs", ran.stderr)
+    inputs = int(count.group(1) or count.group(2)) if count else 0
+    print(f"{name}: {inputs} inputs, exit code {ran.returncode}", flush=True)
+    if ran.returncode:
+        print(ran.stderr[-6000:])
+    elif chosen.keep:
+        subprocess.run([*command, *options, "-merge=1", str(corpus), str(found)], check=True, capture_output=True)
+    return inputs, ran.returncode != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""Write the first inputs of each parser into corpus/, from which fuzzing goes on: what a right input looks like."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import sys
+from pathlib import Path
+
+import kvstore_plugin  # noqa: F401
+import mxnet as mx
+import numpy as np
+
+CORPUS = Path(__file__).resolve().parent / "corpus"
+
+
+def news(kind: int, flags: int, *texts: str, number: int = 1) -> bytes:
+    data = struct.pack("<BBQ", kind, flags, number)
+    data += b"" if kind == 3 else struct.pack("<QQ", 1, 2)
+    data += struct.pack("<i", -3) if kind == 1 else b""
+    return data + b"".join(struct.pack("<H", len(text)) + text.encode() for text in texts)
+
+
+def states(dump: bool, protocol: int, name: str = "adam") -> bytes:
+    optimizer = mx.optimizer.create(name, lr_scheduler=mx.lr_scheduler.FactorScheduler(3))
+    optimizer.extra = {"number": np.float32(3), "array": np.arange(3.0), "set": {1}, "class": np.int64}
+    updater = mx.optimizer.get_updater(optimizer)
+    updater(0, mx.nd.ones((2,)), mx.nd.ones((2,)))
+    return pickle.dumps((updater.states, optimizer) if dump else updater.states, protocol)
+
+
+def seeds() -> dict[str, list[bytes]]:
+    numbers = [[5], [5, 1, 2], [5, 1, 2, 3, 4], [5, 0], [5, 1, 3, 0], [5, 2, 0, 1, 1, 6, 1, 2]]
+    packed = [struct.pack(f"<{len(some)}Q", *some) for some in numbers]
+    compressors = [
+        "2bit threshold=0.5",
+        "1bit threshold=1e-3 ef=False",
+        "onebit scaling=False",
+        "topk k=0.01",
+        "topk k=7",
+    ]
+    compressors += [
+        "randomk k=3 seed=4",
+        "dithering k=7 normalize=l2",
+        "dithering partition=natural k=32 ef=True seed=1",
+    ]
+    values = np.arange(-4, 4, dtype="float32").tobytes()
+    return {
+        "news": [
+            news(1, 0),
+            news(1, 1, "name", "float32 (3,)") + news(2, 0, number=9),
+            news(3, 2, "it has ended") + news(4, 2, "why") + news(5, 2, "why") + news(6, 0),
+        ],
+        "question": packed,
+        "answer": packed,
+        "call": [b"", b"secret", b"secret" + bytes(range(10)), b"secret" + bytes(range(11)), bytes(16)],
+        "compressor": [
+            f"{text}\n".encode() + bytes([n % 2, 9, 0, n, 0]) + values for n, text in enumerate(compressors)
+        ],
+        "compressed": [bytes([choice * 4 + low, 9, 1, 0]) + values for choice in range(15) for low in (1, 3)],
+        "compression": [
+            json.dumps(one).encode()
+            for one in (
+                {"type": "2bit", "threshold": 0.5},
+                {"compressor": "topk", "k": 0.01, "ef": "vanilla"},
+                {"type": "dithering", "partition": "natural", "k": 3, "normalize": "l2", "seed": 7},
+                {"type": "2bit", "threshold": 10**400},
+                {"type": "fp16"},
+            )
+        ],
+        "launcher": [b"Open MPI v5.0.11", b"2\n3\n0\n4\n1", b"x\n3\n0\n4\n1", "²\n³".encode()],
+        "settings": [
+            bytes([which]) + text.encode()
+            for which in range(5)
+            for text in ("4096", "1.5", "-1", "1e999", "9" * 30, "9" * 400, "nan", "²")
+        ],
+        "states": [states(dump, protocol) for dump in (False, True) for protocol in (0, 2, 4, 5)]
+        + [states(False, 4, "sgd")],
+    }
+
+
+if __name__ == "__main__":
+    for parser, inputs in seeds().items():
+        folder = CORPUS / parser
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, data in enumerate(inputs):
+            (folder / f"seed-{number}").write_bytes(data)
+    sys.exit(0)
