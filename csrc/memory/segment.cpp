@@ -55,6 +55,7 @@ Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(b
                        " MiB of address space (is `ulimit -v` set?)");
   }
   base_ = static_cast<char*>(base);
+  owned_ = true;
 }
 
 Segment Segment::create(size_t bytes, std::string* refused) { return Segment(make_memfd(bytes, refused), bytes); }
@@ -72,18 +73,33 @@ Segment Segment::map(FileDescriptor fd, size_t bytes) {
   return Segment(std::move(fd), bytes);
 }
 
+Segment Segment::borrow(const Segment& other) {
+  Segment segment;
+  if (other.fd_) {
+    segment.fd_ = FileDescriptor(fcntl(other.fd_.get(), F_DUPFD_CLOEXEC, 0));
+    if (!segment.fd_) throw system_error("mykv cannot duplicate the descriptor of its shared memory");
+  }
+  segment.base_ = other.base_;
+  segment.bytes_ = other.bytes_;
+  return segment;
+}
+
 Segment::Segment(Segment&& other) noexcept
-    : fd_(std::move(other.fd_)), base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : fd_(std::move(other.fd_)),
+      base_(std::exchange(other.base_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      owned_(std::exchange(other.owned_, false)) {}
 
 Segment& Segment::operator=(Segment&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(base_, other.base_);
   std::swap(bytes_, other.bytes_);
+  std::swap(owned_, other.owned_);
   return *this;
 }
 
 Segment::~Segment() {
-  if (base_ != nullptr) munmap(base_, bytes_);
+  if (owned_) munmap(base_, bytes_);
 }
 
 void Segment::commit(size_t offset, size_t bytes) const {

@@ -19,6 +19,8 @@ class Segment {
   // Maps the segment behind a descriptor that another process handed over. Throws Error unless it is one of so many
   // bytes that nobody can make shorter.
   static Segment map(FileDescriptor fd, size_t bytes);
+  // The same mapping for another rank that is a thread of this process; the other segment must outlive it.
+  static Segment borrow(const Segment& other);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;
@@ -35,7 +37,7 @@ class Segment {
   // Gives the memory of whole pages back; they read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
   // Never unmaps: somebody may still write to it.
-  void keep_forever() { base_ = nullptr; }
+  void keep_forever() { owned_ = false; }
 
  private:
   Segment(FileDescriptor fd, size_t bytes);
@@ -43,6 +45,7 @@ class Segment {
   FileDescriptor fd_;
   char* base_ = nullptr;
   size_t bytes_ = 0;
+  bool owned_ = false;  // the mapping ends with this object
 };
 
 }  // namespace mykv

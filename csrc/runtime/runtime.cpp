@@ -61,8 +61,11 @@ bool overlap_partly(const Request& request) {
 }  // namespace
 
 Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
+    : Runtime(std::make_unique<World>(comm, options.world), options) {}
+
+Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : options_(options),
-      world_(comm, options.world),
+      made_(std::move(world)),
       rendezvous_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
                   world_.local_rank(), false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),

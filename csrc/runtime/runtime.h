@@ -47,6 +47,8 @@ class Buffer;
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   Runtime(MPI_Comm comm, const RuntimeOptions& options);
+  // In a world that was made already, for which options.world does not count.
+  Runtime(std::unique_ptr<World> world, const RuntimeOptions& options);
   ~Runtime();
 
   // Takes the next turn under `name`; call it in the order in which the operations are asked for.
@@ -119,7 +121,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   const pid_t process_ = getpid();
   RuntimeOptions options_;
-  World world_;
+  const std::unique_ptr<World> made_;
+  World& world_{*made_};
   Rendezvous rendezvous_;
   Timeline::Interest interest_{rendezvous_.stamp_flag()};
   Region region_;

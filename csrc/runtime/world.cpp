@@ -116,7 +116,26 @@ World::World(MPI_Comm parent, const WorldOptions& options)
   host_ = host_of_[rank_];
 }
 
+World::World(const ThreadHost& host, int rank, const WorldOptions& options)
+    : options_(options), rank_(rank), size_(host.size()), local_rank_(rank) {
+  hosts_.emplace_back();
+  for (int r = 0; r < size_; ++r) hosts_[0].push_back(r);
+  host_of_.assign(static_cast<size_t>(size_), 0);
+  segment_ = Segment::borrow(host.segment());
+  table_bytes_ = table_bytes_for(size_);
+  region_bytes_ = host.region_bytes();
+}
+
+ThreadHost::ThreadHost(int size, size_t region_bytes) : size_(size), region_bytes_(region_bytes) {
+  std::string refused;
+  segment_ = Segment::create(table_bytes_for(size) + region_bytes * static_cast<size_t>(size), &refused);
+  std::vector<int> ranks;
+  for (int r = 0; r < size; ++r) ranks.push_back(r);
+  Rendezvous(segment_.base(), ranks, 0, true, false);
+}
+
 void World::require_same(const char* what, uint64_t value) const {
+  if (control_.get() == MPI_COMM_NULL) return;
   std::vector<uint64_t> values(static_cast<size_t>(size_));
   check(MPI_Allgather(&value, 1, MPI_UINT64_T, values.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
   for (int r = 1; r < size_; ++r) {

@@ -1,5 +1,8 @@
 // Who takes part: the ranks, the hosts they live on, and the communicators and the segment they share. Made once, by
 // all ranks together, with plain MPI calls; after that the runtime's own thread is the only one that talks MPI.
+//
+// One host can also be made without MPI, of ranks that are threads of one process and share one mapping: so tools that
+// see only one process, such as ThreadSanitizer, see all of it.
 #pragma once
 
 #include <mpi.h>
@@ -48,9 +51,27 @@ struct WorldOptions {
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
 };
 
+// Memory for a host whose ranks are threads of this process. It outlives their worlds.
+class ThreadHost {
+ public:
+  // `region_bytes`: address space for the slots of one rank, a multiple of 4096.
+  ThreadHost(int size, size_t region_bytes);
+
+  int size() const { return size_; }
+  size_t region_bytes() const { return region_bytes_; }
+  const Segment& segment() const { return segment_; }
+
+ private:
+  int size_;
+  size_t region_bytes_;
+  Segment segment_;
+};
+
 class World {
  public:
   World(MPI_Comm parent, const WorldOptions& options);
+  // A rank of such a host; has no communicators, and its settings are not compared.
+  World(const ThreadHost& host, int rank, const WorldOptions& options);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
   ~World();
