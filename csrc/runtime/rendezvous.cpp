@@ -35,7 +35,7 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 size_t Rendezvous::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(Record) * static_cast<size_t>(local_size);
   return round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
-         round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Event) * kLogEvents) + stride * kEntries;
+         round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Place) * kLogEvents) + stride * kEntries;
 }
 
 Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, bool create, bool several_hosts)
@@ -48,8 +48,8 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
   header_ = reinterpret_cast<Header*>(base);
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
   buckets_ = reinterpret_cast<uint32_t*>(bells_ + ranks_.size());
-  log_ = reinterpret_cast<Event*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
-  entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Event) * kLogEvents);
+  log_ = reinterpret_cast<Place*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
+  entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Place) * kLogEvents);
   if (create) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
@@ -325,7 +325,10 @@ std::vector<int> Rendezvous::unresponsive() const {
 void Rendezvous::append(Event::Type type, uint32_t index) {
   const uint64_t tail = header_->log_tail.load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // a reader of an overwritten place must see the tail move first
-  log_[tail % kLogEvents] = {type, index, entry(index).generation};
+  Place& place = log_[tail % kLogEvents];
+  place.type.store(type, std::memory_order_relaxed);
+  place.entry.store(index, std::memory_order_relaxed);
+  place.generation.store(entry(index).generation, std::memory_order_relaxed);
   header_->log_tail.store(tail + 1, std::memory_order_seq_cst);
 }
 
@@ -333,7 +336,9 @@ bool Rendezvous::next_event(Event* event, bool* overrun) {
   *overrun = false;
   const uint64_t tail = header_->log_tail.load(std::memory_order_seq_cst);
   if (log_head_ == tail) return false;
-  *event = log_[log_head_ % kLogEvents];
+  const Place& place = log_[log_head_ % kLogEvents];
+  *event = {place.type.load(std::memory_order_relaxed), place.entry.load(std::memory_order_relaxed),
+            place.generation.load(std::memory_order_relaxed)};
   std::atomic_thread_fence(std::memory_order_acquire);
   // One place of slack: the writer may be filling the oldest place while it is copied here.
   if (header_->log_tail.load(std::memory_order_relaxed) - log_head_ >= kLogEvents) {

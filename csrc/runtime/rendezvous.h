@@ -176,6 +176,12 @@ class Rendezvous {
     alignas(64) std::atomic<uint64_t> log_tail;
     alignas(64) std::atomic<uint32_t> timelines;  // on a line of its own, since everybody reads it
   };
+  // A place of the log. A rank that lags far behind may read it while it is written anew, and finds that out after.
+  struct Place {
+    std::atomic<Event::Type> type;
+    std::atomic<uint32_t> entry;
+    std::atomic<uint32_t> generation;
+  };
   struct LockGuard {
     explicit LockGuard(SharedMutex& m) : mutex(m) { mutex.lock(); }
     ~LockGuard() { mutex.unlock(); }
@@ -203,7 +209,7 @@ class Rendezvous {
   Header* header_;
   PaddedBell* bells_;
   uint32_t* buckets_;
-  Event* log_;
+  Place* log_;
   char* entries_;
   uint64_t log_head_;
 };
