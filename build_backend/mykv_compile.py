@@ -16,7 +16,7 @@ import sysconfig
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import List
+from typing import Iterable, List
 
 from mykv_mpi import MPI, BuildError, describe, find_wrapper
 from setuptools.command.build_ext import build_ext
@@ -84,12 +84,34 @@ class BuildCore(build_ext):
         flags += ["-I" + sysconfig.get_paths()["include"], *_words("CPPFLAGS"), *_words("CXXFLAGS")]
         with open(objects / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
-            jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
-            with ThreadPoolExecutor(jobs) as pool:
-                made = list(pool.map(lambda source: _compile(cxx + flags, Path(source), objects), sorted(ext.sources)))
+            made = compile_all(cxx + flags, map(Path, ext.sources), objects)
             rpaths = [f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place)]
             libraries = ["-Wl,--as-needed", *mpi.link_flags, *rpaths, *_words("LDFLAGS")]
             _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *libraries], target)
+
+
+def compile_all(command: List[str], sources: Iterable[Path], objects: Path, simd: bool = True) -> List[Path]:
+    """Compile what has changed, several files at once, and return the object files.
+
+    Parameters
+    ----------
+    command : list of str
+        The compiler with its flags.
+    sources : iterable of Path
+        As seen from the current directory.
+    objects : Path
+        Where the object files go.
+    simd : bool, optional
+        Give the files of one instruction set its flags; without them they compile to nothing.
+
+    Raises
+    ------
+    BuildError
+        The compiler failed.
+    """
+    jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda source: _compile(command, source, objects, simd), sorted(sources)))
 
 
 def _origin(mpi: MPI) -> str:
@@ -111,11 +133,11 @@ def _simd_flags(source: Path) -> List[str]:
     return next((flags for suffix, flags in SIMD_FLAGS.items() if source.stem.endswith(suffix)), [])
 
 
-def _compile(command: List[str], source: Path, objects: Path) -> Path:
+def _compile(command: List[str], source: Path, objects: Path, simd: bool) -> Path:
     """Compile one file, if need be, and return its object file."""
     made = (objects / source).with_suffix(".o")
     made.parent.mkdir(parents=True, exist_ok=True)
-    command = [*command, *_simd_flags(source), "-MMD", "-c", str(source), "-o", str(made)]
+    command = [*command, *(_simd_flags(source) if simd else []), "-MMD", "-c", str(source), "-o", str(made)]
     if not _is_current(made, command):
         if made.with_suffix(".cmd").exists():
             made.with_suffix(".cmd").unlink()  # written again at the end, so that a broken-off build is repeated
