@@ -1,0 +1,100 @@
+"""Checks docs/model/protocol.pml with spin: ``python model.py [--all]``.
+
+Without ``--all`` the small configurations and every planted error, in some seconds; with it the large ones too, which
+take a minute each. Where spin or a C compiler is missing it says so and ends with the status 77.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+MODEL = Path(__file__).resolve().parents[2] / "docs/model/protocol.pml"
+SKIPPED = 77
+_LIMIT = 120  # seconds for a search of all states; they take some each
+_LARGE_SECONDS = 60
+
+# What must hold, by the model's macros: every state is looked at.
+QUICK = [
+    "RANKS=2",
+    "RANKS=2 SECOND=OWNED",
+    "RANKS=2 FIRST=SHARED SECOND=OWNED",
+    "RANKS=2 ENTRIES=2",
+    "RANKS=2 LOG=2",
+    "RANKS=2 GIVE_UP",
+    "RANKS=3 OPERATIONS=1",
+    "RANKS=3 OPERATIONS=1 FIRST=SHARED",
+    "RANKS=3 OPERATIONS=1 FIRST=OWNED",
+    "RANKS=3 OPERATIONS=1 FIRST=SHARED GIVE_UP",
+]
+# More states than memory holds: as many as some minutes allow, by hashes of them.
+LARGE = ["RANKS=3", "RANKS=3 FIRST=SHARED SECOND=OWNED", "RANKS=3 LOG=2", "RANKS=3 ENTRIES=2"]
+# What must be found, each in a small configuration that shows it.
+PLANTED = {
+    "RING_BEFORE_APPEND": "RANKS=3",
+    "RING_LOOKS_FIRST": "RANKS=2",
+    "WAIT_WITHOUT_SEEN": "RANKS=2",
+    "SEEN_AFTER_WORK": "RANKS=2",
+    "CLAIM_LATE": "RANKS=2",
+    "NO_GENERATION": "RANKS=2",
+    "FREED_EARLY": "RANKS=2",
+    "LEFT_BEFORE_COPIED": "RANKS=2",
+    "COUNTED_BEFORE_WRITTEN": "RANKS=2",
+    "NO_OVERRUN_CHECK": "RANKS=2 LOG=2",
+}
+
+
+def check(configuration: str, seconds: float | None = None) -> tuple[str | None, int]:
+    """What spin finds wrong, or None; and how many states it has looked at: all, where no time is given."""
+    # COLLAPSE: states are kept compressed. BITSTATE: only bits at their hashes are kept. SAFETY: assertions and
+    # deadlocks, no cycles.
+    store = ["-DCOLLAPSE", "-DMEMLIM=4000"] if seconds is None else ["-DBITSTATE"]
+    with tempfile.TemporaryDirectory(prefix="spin-") as folder:
+        flags = ["-D" + word for word in configuration.split()]
+        subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["gcc", "-w", "-O1", "-DSAFETY", *store, "-o", "pan", "pan.c"], cwd=folder, check=True)
+        size, limit = ("-w22", _LIMIT) if seconds is None else ("-w30", seconds)
+        command = ["timeout", "-s", "INT", str(limit), "./pan", "-m100000", size]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    found = re.search(r"^pan:\d+: (.*?)(?: \(at depth|$)", done.stdout, re.MULTILINE)
+    states = re.findall(r"^ *(\d+) states, stored", done.stdout, re.MULTILINE)
+    unfinished = "Search not completed" in done.stdout and seconds is None
+    if not states or (unfinished and found is None):
+        raise RuntimeError(f"spin gave no answer for {configuration}:\n{done.stdout}{done.stderr}")
+    return found.group(1) if found else None, int(states[-1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--all", action="store_true", help="the large configurations too")
+    arguments = parser.parse_args()
+    missing = [program for program in ("spin", "gcc") if shutil.which(program) is None]
+    if missing:
+        print(f"the model was not checked: there is no {' and no '.join(missing)} (Debian's packages of these names)")
+        return SKIPPED
+    failures = 0
+    jobs = [("", configuration, None) for configuration in QUICK]
+    jobs += [(error, configuration, None) for error, configuration in PLANTED.items()]
+    jobs += [("", configuration, _LARGE_SECONDS) for configuration in LARGE if arguments.all]
+    start = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        results = pool.map(lambda job: check(f"{job[1]} {job[0]}", job[2]), jobs)
+        for (error, configuration, seconds), (found, states) in zip(jobs, results):
+            fine = (found is None) == (error == "")
+            failures += not fine
+            searched = f"{states} states" + (f", all of {seconds} s" if seconds else "")
+            what = f"{error}: {found or 'NOT FOUND'}" if error else found or f"{searched}, nothing wrong"
+            print(f"{'ok    ' if fine else 'FAILED'} {configuration}: {what}", flush=True)
+    print(f"{len(jobs)} checks, {failures} failed, {time.monotonic() - start:.0f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
