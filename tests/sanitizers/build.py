@@ -1,0 +1,79 @@
+"""Builds the core with a sanitizer: ``python build.py thread|address`` makes build/sanitize/<it>/ranks.
+
+``ranks`` is the C++ program beside this file, whose ranks are threads of one process. With ``address``, and
+with it UndefinedBehaviorSanitizer, the extension module is made too, and goes into the environment of this Python.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path("tests/sanitizers")
+sys.path.insert(0, str(ROOT / "build_backend"))
+
+from mykv_compile import FLAGS, compile_all, cxx_compiler, find_mpi  # noqa: E402
+
+_COMMON = ["-O1", "-g", "-fno-omit-frame-pointer"]
+SANITIZERS = {
+    # The compiler warns that ThreadSanitizer does not see fences. Nothing relies on one but the log of the rendezvous,
+    # whose places are atomic.
+    "thread": [*_COMMON, "-fsanitize=thread", "-Wno-tsan"],
+    "address": [*_COMMON, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
+}
+# What needs Python; the rest is the core without it.
+_OF_PYTHON = ("csrc/module.cpp", "csrc/python/", "csrc/mxnet/")
+
+
+def folder(sanitizer: str) -> Path:
+    """Where everything of this sanitizer lies, as seen from the root of the tree."""
+    return Path("build/sanitize") / sanitizer
+
+
+def build_module() -> None:
+    """The extension module with AddressSanitizer, in the environment of this Python."""
+    flags = " ".join(SANITIZERS["address"])
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", str(folder("address") / "module")]
+    command += ["--build-lib", sysconfig.get_path("platlib")]
+    subprocess.run(command, check=True, env={**os.environ, "CXXFLAGS": flags, "MYKV_WERROR": "1"}, stdout=sys.stderr)
+
+
+def build_ranks(sanitizer: str) -> Path:
+    """The program `ranks`; returns its path."""
+    mpi = find_mpi()
+    flags = [*SANITIZERS[sanitizer], "-pthread"]
+    command = [*cxx_compiler(), *FLAGS, "-Werror", *flags, *mpi.compile_flags, "-Icsrc", f"-I{HERE}"]
+    core = [path for path in Path("csrc").rglob("*.cpp") if not str(path).startswith(_OF_PYTHON)]
+    # Without the files of single instruction sets, which take minutes: the generic loops do the same.
+    objects = compile_all(command, [*core, *HERE.glob("*.cpp")], folder(sanitizer) / "ranks.objects", simd=False)
+    program = folder(sanitizer) / "ranks"
+    without_mpi = _no_mpi(objects, folder(sanitizer) / "no_mpi.c")
+    subprocess.run(
+        [*cxx_compiler(), *flags, *map(str, objects), "-xc", str(without_mpi), "-o", str(program)], check=True
+    )
+    return program
+
+
+def _no_mpi(objects: list[Path], source: Path) -> Path:
+    """Writes a C file with everything of MPI that the objects want, each of which ends the program when it is called.
+
+    The ranks of one host call nothing of it. With a real MPI its hooks into malloc and mmap would run in threads that
+    ThreadSanitizer has not begun to watch, or not any more, and crash it.
+    """
+    wanted = subprocess.run(["nm", "-u", *map(str, objects)], check=True, capture_output=True, text=True).stdout
+    names = sorted(set(re.findall(r"^ +U ((?:MPI|PMPI|ompi|mpi)_\w+)$", wanted, re.MULTILINE)))
+    source.write_text("void abort(void);\n" + "".join(f"void {name}(void) {{ abort(); }}\n" for name in names))
+    return source
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    folder(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    if sys.argv[1] == "address":
+        build_module()
+    build_ranks(sys.argv[1])

@@ -1,0 +1,95 @@
+// The shared table and its bells without runtimes around them.
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "ranks.h"
+#include "runtime/rendezvous.h"
+#include "scenarios.h"
+
+namespace mykv::testing {
+
+void log_overruns(uint32_t seed) {
+  constexpr uint64_t kLogEvents = 1 << 18;   // as in rendezvous.cpp
+  constexpr uint32_t kOperations = 3 << 16;  // one and a half times the log, at two events for each operation
+  ThreadHost host(2, 4096);
+  Rendezvous first(host.segment().base(), {0, 1}, 0, false, false);
+  Rendezvous second(host.segment().base(), {0, 1}, 1, false, false);
+  Rendezvous reader(host.segment().base(), {0, 1}, 1, false, false);
+  std::atomic<bool> over{false};
+  std::atomic<uint32_t> operations{0};
+  std::thread writer([&] {
+    const std::string name = "one", signature = "the same";
+    Rendezvous::Offer offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
+    offer.operation.count = 1;
+    for (uint32_t k = 0; k < kOperations; ++k) {
+      first.arrive(offer, 0, [](const Arrival&) {});
+      const Arrival arrival = second.arrive(offer, 0, [](const Arrival&) {});
+      first.finish_chunks(arrival.entry, 1);
+      first.leave(arrival.entry);
+      second.leave(arrival.entry);
+      operations.store(k + 1, std::memory_order_relaxed);
+    }
+    over.store(true);
+  });
+  Random random(seed);
+  std::string wrong;
+  uint64_t events = 0, overruns = 0, edge = kLogEvents - 2;
+  uint64_t last = 0;  // the last event as a number that grows by one
+  while (wrong.empty()) {
+    const bool was_over = over.load();
+    Event event;
+    bool overrun;
+    // At the edge of the log all the while, so that some places are read just when they are written anew. Without an
+    // order between the threads that could hide a race.
+    const uint64_t written = 2 * uint64_t{operations.load(std::memory_order_relaxed)};
+    if (!was_over && last != 0 && written < last + edge) continue;
+    if (!reader.next_event(&event, &overrun)) {
+      if (was_over) break;
+      continue;
+    }
+    if (overrun) {
+      last = 0;
+      ++overruns;
+      edge = kLogEvents - below(random, 8);
+      continue;
+    }
+    ++events;
+    const uint64_t number = 2 * uint64_t{event.generation} + (event.type == Event::Type::done);
+    if (event.entry != 0 || event.type == Event::Type::announced || (last != 0 && number != last + 1)) {
+      wrong = "event " + std::to_string(number) + " came after " + std::to_string(last);
+    }
+    last = number;
+  }
+  writer.join();
+  require(wrong.empty(), wrong);
+  require(events > 1000 && overruns > 0, "the reader was never overtaken");
+}
+
+void bells(uint32_t seed) {
+  constexpr uint32_t kTurns = 20000;
+  constexpr int64_t kNever = 20000000;  // us; a lost wake-up is seen by it
+  Bell bell[2];
+  std::atomic<uint32_t> ball[2] = {{0}, {0}};
+  std::atomic<int64_t> longest_us{0};
+  Ranks::parallel(2, [&](int me) {
+    Random random(seed + static_cast<uint32_t>(me));
+    for (uint32_t turn = 1; turn <= kTurns; ++turn) {
+      if (me == 0 || turn > 1) {
+        for (uint32_t seen = bell[me].count(); me == 1 || turn > 1; seen = bell[me].count()) {
+          if (ball[me].load(std::memory_order_relaxed) >= turn - (me == 0)) break;
+          const int64_t before = now_ns();
+          bell[me].wait(seen, kNever);
+          longest_us.store(std::max(longest_us.load(), (now_ns() - before) / 1000));
+        }
+      }
+      if (below(random, 50) == 0) usleep(static_cast<useconds_t>(below(random, 50)));
+      ball[1 - me].store(turn, std::memory_order_relaxed);
+      bell[1 - me].ring();
+    }
+  });
+  require(longest_us.load() < kNever / 2, "a wake-up was lost");
+}
+
+}  // namespace mykv::testing
