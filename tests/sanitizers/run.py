@@ -1,0 +1,104 @@
+"""``make sanitize``: the model, then the core under ThreadSanitizer, then under AddressSanitizer and its kin.
+
+``--quick`` is what CI does: the model's small configurations and one round of the ranks that are threads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import model
+
+import build
+
+# Files whose tests of several ranks use the core on numpy buffers; those that import MXNet are left out by name.
+_TESTS = ["core_numpy", "kernels", "compressors", "compressed_exchange", "hosts", "stall"]
+_WITHOUT = "not trainer"
+_TIME_LIMIT = 1500  # seconds for one step
+
+
+def _step(name: str, command: list[str], env: dict[str, str] | None = None) -> bool:
+    print(f"== {name}", flush=True)
+    start = time.monotonic()
+    code = subprocess.run(command, env={**os.environ, **(env or {})}, timeout=_TIME_LIMIT, check=False).returncode
+    verdict = {0: "passed", model.SKIPPED: "SKIPPED"}.get(code, "FAILED")
+    print(f"== {name}: {verdict}, {time.monotonic() - start:.0f} s", flush=True)
+    return verdict != "FAILED"
+
+
+def _threads(rounds: int) -> bool:
+    program = build.build_ranks("thread")
+    return _step(
+        "ranks as threads, ThreadSanitizer",
+        [str(program), "--rounds", str(rounds)],
+        {"TSAN_OPTIONS": "halt_on_error=0 exitcode=66 second_deadlock_stack=1"},
+    )
+
+
+def _addresses(rounds: int) -> bool:
+    build.build_module()
+    logs = build.ROOT / build.folder("address") / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for old in logs.iterdir():
+        old.unlink()
+    program = build.build_ranks("address")
+    undefined = {"UBSAN_OPTIONS": "print_stacktrace=1"}
+    good = _step(
+        "ranks as threads, AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer",
+        [str(program), "--rounds", str(rounds)],
+        {"ASAN_OPTIONS": "detect_stack_use_after_return=1", **undefined},
+    )
+    libraries = ["libasan.so", "libubsan.so", "libstdc++.so"]
+    preload = [
+        subprocess.run(["gcc", f"-print-file-name={name}"], check=True, capture_output=True, text=True).stdout.strip()
+        for name in libraries
+    ]
+    # The launcher inherits all of this; what it leaks goes to logs that are not looked at, and leaves its status alone.
+    good &= _step(
+        "tests of the core, AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer",
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "ranks or not smoke", "-k", _WITHOUT]
+        + [f"tests/test_{name}.py" for name in _TESTS],
+        {
+            "LD_PRELOAD": " ".join(preload),
+            "PYTHONMALLOC": "malloc",
+            "ASAN_OPTIONS": f"exitcode=0:log_path={logs}/log:log_exe_name=1:detect_stack_use_after_return=1",
+            "LSAN_OPTIONS": f"suppressions={build.ROOT / build.HERE}/leaks.supp:print_suppressions=0",
+            **undefined,
+        },
+    )
+    reports = sorted(path for path in logs.iterdir() if path.name.startswith("log.python"))
+    for report in reports:
+        print(report.read_text(errors="replace"))
+    print(f"== {len(reports)} reports", flush=True)
+    return good and not reports
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="what CI does")
+    parser.add_argument("--rounds", type=int, default=10, help="of each scenario of the ranks that are threads")
+    parser.add_argument("only", nargs="*", choices=["model", "thread", "address", []], help="all, where none is named")
+    arguments = parser.parse_args()
+    os.chdir(build.ROOT)
+    steps = arguments.only or (["model", "thread"] if arguments.quick else ["model", "thread", "address"])
+    rounds = 1 if arguments.quick else arguments.rounds
+    good = True
+    if "model" in steps:
+        script = str(build.HERE / "model.py")
+        good &= _step("the protocol's model", [sys.executable, script, *([] if arguments.quick else ["--all"])])
+    if "thread" in steps:
+        good &= _threads(rounds)
+    if "address" in steps:
+        good &= _addresses(rounds)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

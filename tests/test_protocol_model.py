@@ -1,0 +1,33 @@
+"""The model of the shared memory's protocol, its smallest configurations (all: tests/sanitizers/model.py)."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("spin") is None or shutil.which("gcc") is None, reason="spin or gcc is not installed"
+)
+
+
+@pytest.fixture(scope="module")
+def check():
+    path = Path(__file__).parent / "sanitizers/model.py"
+    spec = importlib.util.spec_from_file_location("model", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.check
+
+
+def test_no_order_of_events_ends_in_a_deadlock_or_a_torn_slice(check):
+    found, states = check("RANKS=3 OPERATIONS=1 FIRST=OWNED")
+    assert found is None and states > 100_000
+
+
+@pytest.mark.parametrize("error", ["WAIT_WITHOUT_SEEN", "COUNTED_BEFORE_WRITTEN"])
+def test_an_error_in_the_protocol_would_be_found(check, error):
+    found, _ = check(f"RANKS=2 {error}")
+    assert found is not None
