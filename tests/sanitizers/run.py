@@ -18,9 +18,10 @@ import model
 
 import build
 
-# Files whose tests of several ranks use the core on numpy buffers; those that import MXNet are left out by name.
-_TESTS = ["core_numpy", "kernels", "compressors", "compressed_exchange", "hosts", "stall"]
-_WITHOUT = "not trainer"
+# Tests that never import MXNet, which is not in this environment: arguments of pytest.
+_RANKS = [f"tests/test_{name}.py" for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "stall")]
+_RANKS += ["-m", "ranks", "-k", "not training_on_two_hosts and not pushpull_on_two_hosts"]
+_ALONE = ["tests/test_compressors.py"]
 _TIME_LIMIT = 1500  # seconds for one step
 
 
@@ -61,18 +62,16 @@ def _addresses(rounds: int) -> bool:
         for name in libraries
     ]
     # The launcher inherits all of this; what it leaks goes to logs that are not looked at, and leaves its status alone.
-    good &= _step(
-        "tests of the core, AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer",
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "ranks or not smoke", "-k", _WITHOUT]
-        + [f"tests/test_{name}.py" for name in _TESTS],
-        {
-            "LD_PRELOAD": " ".join(preload),
-            "PYTHONMALLOC": "malloc",
-            "ASAN_OPTIONS": f"exitcode=0:log_path={logs}/log:log_exe_name=1:detect_stack_use_after_return=1",
-            "LSAN_OPTIONS": f"suppressions={build.ROOT / build.HERE}/leaks.supp:print_suppressions=0",
-            **undefined,
-        },
-    )
+    env = {
+        "LD_PRELOAD": " ".join(preload),
+        "PYTHONMALLOC": "malloc",
+        "ASAN_OPTIONS": f"exitcode=0:log_path={logs}/log:log_exe_name=1:detect_stack_use_after_return=1",
+        "LSAN_OPTIONS": f"suppressions={build.ROOT / build.HERE}/leaks.supp:print_suppressions=0",
+        **undefined,
+    }
+    for name, selection in (("tests of several ranks", _RANKS), ("tests of compressors", _ALONE)):
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
+        good &= _step(f"{name}, AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer", command, env)
     reports = sorted(path for path in logs.iterdir() if path.name.startswith("log.python"))
     for report in reports:
         print(report.read_text(errors="replace"))
