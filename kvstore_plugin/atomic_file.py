@@ -49,7 +49,10 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
     except FileNotFoundError:
         mode = None
     permissions = 0o666 if mode is None else mode & 0o600
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
+    descriptor = _nameless(directory, permissions)
+    is_nameless = descriptor is not None
+    if descriptor is None:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:
@@ -57,6 +60,9 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
+            if is_nameless:
+                # linkat(2) puts no file in the place of another one, so the old name is taken in a second step.
+                os.link(f"/proc/self/fd/{file.fileno()}", temporary, src_dir_fd=file.fileno(), follow_symlinks=True)
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -69,3 +75,16 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _nameless(directory: str, permissions: int) -> int | None:
+    """A file that goes with this process until it is given a name: one that is killed leaves nothing behind.
+
+    None where the file system has no such files (NFS), or /proc is missing.
+    """
+    if not os.path.isdir("/proc/self/fd"):
+        return None
+    try:
+        return os.open(directory, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, permissions)
+    except OSError:
+        return None

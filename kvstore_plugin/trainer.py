@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from . import (
     arrays,
+    atomic_file,
     factors,
     mixed_precision,
     mxnet_compat,
@@ -454,8 +456,8 @@ class DistributedTrainer(gluon.Trainer):
     def save_states(self, fname: str) -> None:
         """Write the optimizer with its states to a file, which any Trainer of these parameters can load.
 
-        With update_on_kvstore=True it is collective, and the first worker writes, whole or not at all. Otherwise each
-        worker that calls it writes all states, which are the same on all, so that one should.
+        The file is written whole or not at all. With update_on_kvstore=True it is collective, and the first worker
+        writes. Otherwise each worker that calls it writes all states, which are the same on all, so that one should.
 
         Parameters
         ----------
@@ -464,12 +466,13 @@ class DistributedTrainer(gluon.Trainer):
         Raises
         ------
         OSError
-            The file cannot be written.
+            The file cannot be written, and is what it was before.
         MXNetError
             With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
         """
         if self._store_optimizer is None:
-            super().save_states(fname)
+            save = super().save_states  # which opens what it is given, a name or a descriptor, and closes it
+            atomic_file.write(fname, lambda file: save(os.dup(file.fileno())))
             return
         self._assign_owners()
         optimizer_states.save(self._store_optimizer, self._shares[0].scope, fname, True)

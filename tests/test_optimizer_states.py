@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import signal
 import struct
+import subprocess
+import sys
 
 import kvstore_plugin as mykv
 import mxnet as mx
@@ -57,6 +60,45 @@ def test_no_room_for_a_file_leaves_the_old_one(tmp_path):
             atomic_file.write(path, _fill(b"x" * 5000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.ranks(1)
+def test_states_of_a_trainer_without_the_store_are_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "adam")
+    path = tmp_path / "states"
+    trainer.save_states(path)
+    before = path.read_bytes()
+    pickle.loads(before)
+
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer._updaters[0], "get_states", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.save_states(path)
+    assert path.read_bytes() == before and os.listdir(tmp_path) == ["states"]
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    program = f"""
+import importlib.util, os, signal
+spec = importlib.util.spec_from_file_location("atomic_file", {atomic_file.__file__!r})
+atomic_file = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(atomic_file)
+def killed(file):
+    file.write(b"x" * 100_000)
+    file.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+atomic_file.write({str(path)!r}, killed)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGKILL
+    if atomic_file._nameless(str(tmp_path)) is None:
+        pytest.skip("a file system without files that have no name")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
 
 
