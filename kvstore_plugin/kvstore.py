@@ -10,7 +10,18 @@ import contextlib
 import weakref
 from typing import Any, Iterator, Sequence
 
-from . import agreement, arrays, calls, gathering, optimizer_states, order, parameters, process
+from . import (
+    agreement,
+    arrays,
+    calls,
+    gathering,
+    optimizer_kinds,
+    optimizer_states,
+    order,
+    parameters,
+    process,
+    update_order,
+)
 from . import process_set as process_sets
 from .calls import Call
 from .factors import BETWEEN
@@ -452,6 +463,8 @@ class MyKV(KVStoreBase):
             for name in others:
                 self._refuse(name, str(error), "pushpull")
             if self._optimizer is not None:
+                if self._waits_in_updates():
+                    update_order.refuse(self._process_set, self._scope, str(error))
                 self._process_set.core.refuse(ShardedUpdate.names(carrier)[1], str(error), turn_of=carrier)
             raise MXNetError(str(error)) from error
 
@@ -502,6 +515,13 @@ class MyKV(KVStoreBase):
             if is_row_sparse(call.inputs):
                 self._update_rows(listed[number:], [home, *copies], priority)
                 continue
+            if self._waits_in_updates():
+                try:
+                    update_order.meet(self._process_set, self._scope, call)
+                except MXNetError as error:
+                    ShardedUpdate.refuse(self._process_set.core, call.name, str(error))
+                    self._refuse_later(listed[number:], error)
+                    raise
             try:
                 gradient = arrays.total(call.inputs)
                 member = Member(call.key, gradient, [home, *copies])
@@ -544,6 +564,10 @@ class MyKV(KVStoreBase):
         for later in listed[1:]:
             self._refuse(later.name, f"the update of key {listed[0].key!r} has failed there: {error}", "push")
 
+    def _waits_in_updates(self) -> bool:
+        """Whether the optimizer waits for gradients, so that workers must update keys in one order."""
+        return self._process_set.size() > 1 and optimizer_kinds.reads_gradients(self._optimizer.optimizer)
+
     def _is_assigned(self, call: Call) -> bool:
         return self._optimizer.is_assigned(call.key, self._values.home(call))
 
@@ -551,6 +575,8 @@ class MyKV(KVStoreBase):
         """Let what the other ranks do with a key by this method fail: an update is two operations."""
         is_update = self._optimizer is not None and method in ("push", "pushpull")
         if is_update:
+            if self._waits_in_updates():
+                update_order.refuse(self._process_set, self._scope, reason)
             ShardedUpdate.refuse(self._process_set.core, name, reason)
         else:
             self._process_set.core.refuse(name, reason)

@@ -44,8 +44,12 @@ def _registered(names: Any) -> dict[type, str]:
 # Those that change no row of a dense weight but the rows of a row_sparse gradient, unless their lazy_update is False.
 _LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
 
+# Those that read norms as numbers while they update, and so wait for the gradient, that is for the other workers.
+_READING = ("lars", "lbsgd")
+
 _elementwise = _registered(_ELEMENTWISE)
 _lazy = _registered(_LAZY)
+_reading = _registered(_READING)
 _refused = _registered(_REFUSED)
 
 
@@ -61,6 +65,11 @@ def is_elementwise(optimizer: Any) -> bool:
 def leaves_other_rows(optimizer: Any) -> bool:
     """Whether an update from a row_sparse gradient changes the rows of the gradient only; False where it is unknown."""
     return type(optimizer) in _lazy and getattr(optimizer, "lazy_update", True)
+
+
+def reads_gradients(optimizer: Any) -> bool:
+    """Whether an update waits until the gradient is there; False for a class of the user's that does so by itself."""
+    return isinstance(optimizer, tuple(_reading))
 
 
 # Attributes that are no settings: counters, what the batch decides, what all workers are told anyway, and what changes
