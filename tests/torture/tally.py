@@ -1,0 +1,50 @@
+"""What a target is given, and what it gives back."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+
+class Budget:
+    """How long a target may go on, and the seed that it begins with.
+
+    Parameters
+    ----------
+    seconds : float
+    seed : int
+    most : int, optional
+        How often it tries at most, for tests; as often as time allows by default.
+    """
+
+    def __init__(self, seconds: float, seed: int = 0, most: int | None = None) -> None:
+        self.seed, self.most = seed, most
+        self._end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds that are left; below 0 when the time is over."""
+        return self._end - time.monotonic()
+
+    def allows(self, tally: Tally) -> bool:
+        """Whether to try once more."""
+        return self.left() > 0 and (self.most is None or tally.tried < self.most)
+
+
+@dataclasses.dataclass
+class Tally:
+    """How often something was tried, and each failure in words that let it be tried again alone."""
+
+    tried: int = 0
+    failures: list[str] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def survived(self) -> int:
+        """How many did not fail."""
+        return self.tried - len(self.failures)
+
+    def add(self, failure: str | None) -> None:
+        """Count one try."""
+        self.tried += 1
+        if failure:
+            self.failures.append(failure)

@@ -1,0 +1,11 @@
+"""The targets by name: one line plugs another one in, a module of which ``run(budget)`` returns a Tally."""
+
+from __future__ import annotations
+
+TARGETS = {
+    "programs": "torture.programs",  # random operations with planted disagreements, against numpy
+    "kills": "torture.kills",  # kill -9 of a worker at any moment
+    "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training
+    "delays": "torture.delays",  # the same training under other timings has the same bits
+    "soak": "torture.soak",  # very many small steps: nothing grows
+}
