@@ -24,6 +24,13 @@ TCP = Setup("tcp", peers.AS_INSTALLED, "tcp")
 MPI_TUNED = Setup(
     "mpi", "yield, 2 links", "mpi", env={"OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_btl_tcp_links": "2"}
 )
+# MXNet runs up to 15 operators of backward as one, and updates four parameters at a time.
+ONE_BY_ONE = Setup(
+    "mykv",
+    "operators one by one",
+    "mykv",
+    env={"MXNET_EXEC_BULK_EXEC_TRAIN": "0", "MXNET_OPTIMIZER_AGGREGATION_SIZE": "1"},
+)
 SHAPES = ((2, 1), (2, 2), (3, 1), (3, 2), (4, 1), (4, 2))  # hosts, ranks on each
 SIZES = (16 * MB, 64 * MB)
 
@@ -121,7 +128,7 @@ def _resnet(wanted: list[str]) -> list[Any]:
 
 def _training(wanted: list[str]) -> list[Any]:
     """Training that does not wait after each step, beside compute alone and communication alone."""
-    return [(2, RATE, 1, peers.MYKV, [cases.stream("own")])]
+    return [(2, RATE, 1, setup, [cases.stream("own")]) for setup in (peers.MYKV, ONE_BY_ONE)]
 
 
 def _agreement(wanted: list[str]) -> list[Any]:

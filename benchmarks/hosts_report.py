@@ -9,6 +9,7 @@ from typing import Callable
 
 from .cases import KB, MB
 from .environments import HOME, ROOT
+from .peers import AS_INSTALLED
 from .results import Results, Spread
 from .targets import Part, milliseconds, verdict
 
@@ -33,9 +34,10 @@ _MISSED = """\
 times as long as mykv in several runs on this machine, and as installed up to 1.8 times: 0.6 of the former would be
 less than the link's limit.
 
-**Training.** Communication overlaps with backward, but not as far as it could. The likely reason: two hosts compute
-on the two cores that they share, and TCP and the sums between the hosts want a third of a core for each host beside
-that.
+**Training.** From the last value of a step on the wire to the first one of the next the link is idle: the last layers
+are updated, and their forward and backward pass computed. That takes 50 ms of compute here. MXNet makes it longer: it runs up to
+15 operators as one, so that a gradient waits for others, and updates four parameters at a time. One by one (the setting
+"operators one by one", `MXNET_EXEC_BULK_EXEC_TRAIN=0` and `MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there.
 
 **Arrays outside shared memory, 64 MB, eight ranks on two cores.** They are copied in and out of shared memory beside
 all else, and there the cores are busy.
@@ -124,17 +126,18 @@ def _resnet(results: Results) -> list[Part]:
 
 
 def _training(results: Results) -> list[Part]:
-    step, compute, communication = (
-        _get(results, "mykv", "stream/own", series=series) for series in ("step", "compute", "communication")
-    )
-    if step is None or compute is None or communication is None:
-        return [Part("not measured")]
-    ratio = step.median / max(compute.median, communication.median)
-    text = (
-        f"{ratio:.2f} times ({milliseconds(step)}; compute alone {milliseconds(compute)}, communication and update "
-        f"alone {milliseconds(communication)})"
-    )
-    return [Part(text, ratio <= 1.1)]
+    parts = []
+    for setup in results.numbers("mykv", "stream/own", "step", "2x1"):
+        step, compute, communication = (
+            results.get("mykv", "stream/own", series, "2x1", setup) for series in ("step", "compute", "communication")
+        )
+        ratio = step.median / max(compute.median, communication.median)
+        text = (
+            f"{ratio:.2f} times ({milliseconds(step)}; compute alone {milliseconds(compute)}, communication and update "
+            f"alone {milliseconds(communication)}; {setup})"
+        )
+        parts.append(Part(text, ratio <= 1.1 if setup == AS_INSTALLED else None))
+    return parts or [Part("not measured")]
 
 
 def _waiting(results: Results) -> list[Part]:

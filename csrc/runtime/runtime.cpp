@@ -14,7 +14,7 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news of ranks that left
+constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news, and what MPI has queued
 constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
@@ -249,7 +249,7 @@ void Runtime::sleep(uint32_t seen) {
   if (worked && expecting) patience_.hope();
   if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
-  if (agreement_.speaks()) limit = kIdlePollUs;
+  if (world_.hosts().size() > 1) limit = kIdlePollUs;
   if (blocked_ || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
   if (stopping_.load()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);

@@ -50,8 +50,13 @@ void Messages::receive(void* data, size_t bytes, int from, int tag, size_t* pend
 }
 
 bool Messages::poll() {
-  if (requests_.empty()) return false;
   int count = 0;
+  if (requests_.empty()) {
+    // Some MPIs call a message sent while it still waits in a queue of their own (UCX, libfabric), which they empty only
+    // when they are called.
+    check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &count, MPI_STATUS_IGNORE), "MPI_Iprobe");
+    return false;
+  }
   ended_.resize(requests_.size());
   check(MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
         "MPI_Testsome");
