@@ -35,12 +35,9 @@ times as long as mykv in several runs on this machine, and as installed up to 1.
 less than the link's limit.
 
 **Training.** From the last value of a step on the wire to the first one of the next the link is idle: the last layers
-are updated, and their forward and backward pass computed. That takes 50 ms of compute here. MXNet makes it longer: it runs up to
-15 operators as one, so that a gradient waits for others, and updates four parameters at a time. One by one (the setting
-"operators one by one", `MXNET_EXEC_BULK_EXEC_TRAIN=0` and `MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there.
-
-**Arrays outside shared memory, 64 MB, eight ranks on two cores.** They are copied in and out of shared memory beside
-all else, and there the cores are busy.
+are updated, and their forward and backward pass computed. That takes 50 ms of compute here. MXNet makes it longer: it
+runs up to 15 operators as one, so that a gradient waits for others, and updates four parameters at a time. One by one
+(`MXNET_EXEC_BULK_EXEC_TRAIN=0` and `MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there.
 """
 
 

@@ -455,6 +455,29 @@ def test_a_rank_that_waits_for_another_host_sleeps(core, rank, size, hosts, gath
         assert rank == 1 or used < 0.05, used
 
 
+@pytest.mark.ranks(2, env=_ENV)
+def test_memory_for_copies_is_bounded_however_slow_the_network_is(rank, size, gather):
+    """Of 48 MB no more is copied at a time than there is memory for, and what the first exchange needed."""
+    import mykv_core as core
+
+    _start(virtual_hosts=2, part_bytes=1 << 17, staging_bytes=1 << 20, network_bytes=1 << 17)
+    array = np.ones(12 << 20, "float32")
+    assert core.submit_allreduce("large", [array[: 1 << 19]], [array[: 1 << 19]]).wait(20)
+    gather("warm")
+    before = _shared_memory()
+    assert core.submit_allreduce("large", [array], [array]).wait(60)
+    assert _shared_memory() - before < 8 << 20
+    assert (array[1 << 19 :] == 2).all()
+    gather("done")
+    core.shutdown()
+
+
+def _shared_memory() -> int:
+    """Bytes of shared memory that this process has touched."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
+
+
 @pytest.mark.ranks(3, 4, env=_ENV)
 def test_a_higher_priority_overtakes_what_waits_for_the_network(rank, size, gather):
     """All ranks see one order, whoever posts first: operations wait at rank 0, which begins with the most urgent."""

@@ -65,15 +65,18 @@ Share share_of(const Request& request, const Part& part) {
 }  // namespace
 
 // Whether another slot may be taken. Beyond the limit, slots would leave the cache before they are used. But the ranks
-// may have filled theirs with parts that the others have no room for; so when nothing has moved for a while, all go.
+// may have filled theirs with parts that the others have no room for; so while all of them wait for other ranks, the
+// limit grows. As long as one is under way, room will come.
 bool Runtime::has_room() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Clock::time_point now = Clock::now();
-  if (staged_bytes_ + options_.part_bytes <= options_.staging_bytes) {
+  const size_t needed = staged_bytes_ + options_.part_bytes;
+  if (needed <= options_.staging_bytes) {
     moved_ = now;
     return true;
   }
-  return now - moved_ > kStandstill;
+  if (moving_parts_ > 0) return false;
+  return needed <= options_.staging_bytes * (1 + static_cast<size_t>((now - moved_) / kStandstill));
 }
 
 // Sends the first part that may go, in the order of priorities.
@@ -263,6 +266,7 @@ void Runtime::account(const Part& part, const std::string& error) {
     large_parts_ -= part.large;
     // Small shares pass whether there is room or not: they say nothing about those that wait for it.
     if (part.slot_bytes > kPostInlineBytes) moved_ = Clock::now();
+    moving_parts_ -= part.started && part.slot_bytes > kPostInlineBytes;
     --flight.under_way;
     ++flight.finished;
     if (error.empty()) flight.agreed = true;

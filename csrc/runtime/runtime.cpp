@@ -296,6 +296,7 @@ void Runtime::handle_event(const Event& event) {
     case Event::Type::ready:
       part.flight->agreed = true;
       if (std::exchange(part.started, true)) return;
+      moving_parts_ += part.slot_bytes > kPostInlineBytes;
       if (part.flight->recorded && world_.hosts().size() > 1) {
         part.agreed = now_ns();
         part.hosts = agreement_.take_arrivals(rendezvous_.entry(event.entry).key);

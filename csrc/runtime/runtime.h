@@ -141,6 +141,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<uint32_t, Part> parts_;    // by entry: what this rank has under way
   std::string stopped_;                         // why no request is taken any more
   size_t staged_bytes_ = 0;
+  size_t moving_parts_ = 0;  // large ones in slots, that all ranks have brought
   size_t large_parts_ = 0;
   Clock::time_point moved_;  // when a slot was last taken within the limit, or given back
   struct Question {

@@ -52,8 +52,8 @@ void Messages::receive(void* data, size_t bytes, int from, int tag, size_t* pend
 bool Messages::poll() {
   int count = 0;
   if (requests_.empty()) {
-    // Some MPIs call a message sent while it still waits in a queue of their own (UCX, libfabric), which they empty only
-    // when they are called.
+    // Some MPIs call a message sent while it still waits in a queue of their own (UCX, libfabric), which they empty
+    // only when they are called.
     check(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &count, MPI_STATUS_IGNORE), "MPI_Iprobe");
     return false;
   }
