@@ -88,8 +88,8 @@ class Gradients:
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
         labels = [slot.label for slot in self._slots]
-        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
         agreement.check_options(self._process_set, meeting, options, scope)
+        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
         self._reduction = reduction

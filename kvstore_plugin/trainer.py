@@ -163,7 +163,8 @@ class DistributedTrainer(gluon.Trainer):
             check_predivide_factor(gradient_predivide_factor)
             num_groups = whole_number("num_groups", num_groups, 0)
             if bucket_bytes is None:
-                bucket_bytes = default_bucket_bytes(len(process_set.core.host_ranks()), process_set.size())
+                core = process_set.core if process_set.included() else process.core  # who is outside trains alone
+                bucket_bytes = default_bucket_bytes(len(core.host_ranks()), core.size())
             bucket_bytes = whole_number("bucket_bytes", bucket_bytes, 0)
             broadcast_period = whole_number("broadcast_period", broadcast_period, -1)
             aux_sync_period = whole_number("aux_sync_period", aux_sync_period, 0)
