@@ -367,7 +367,9 @@ def test_limits_that_are_no_times_are_refused(monkeypatch, variable, value):
     from kvstore_plugin import settings
 
     monkeypatch.setenv(variable, value)
-    with pytest.raises(ValueError, match=f"{variable} must be a number of seconds of at least 0.*, but it is {value!r}"):
+    with pytest.raises(
+        ValueError, match=f"{variable} must be a number of seconds of at least 0.*, but it is {value!r}"
+    ):
         settings.stall_limits()
 
 
