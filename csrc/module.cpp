@@ -146,6 +146,8 @@ PYBIND11_MODULE(mykv_core, m) {
         "Start the runtime over a communicator (its Fortran handle). Collective.");
   m.def("shutdown", &shutdown, "Stop the runtime. The operations that other ranks still have fail.");
   m.def("abandon", &abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
+  m.def("lose", &lose_all, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
+        "A process has died: end all operations of this one, at once, with the reason.");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
   m.def("build_info", &build_info);

@@ -47,6 +47,7 @@ __all__ = [
     "DistributedOptimizer",
     "DistributedSampler",
     "DistributedTrainer",
+    "ElasticState",
     "Max",
     "Min",
     "MyKV",
@@ -54,6 +55,7 @@ __all__ = [
     "Product",
     "Sum",
     "SyncBatchNorm",
+    "WorkersLost",
     "add_process_set",
     "allgather",
     "allgather_object",
@@ -94,6 +96,7 @@ __all__ = [
     "reducescatter",
     "remove_process_set",
     "rocm_built",
+    "run_elastic",
     "shutdown",
     "size",
     "start_timeline",
@@ -132,10 +135,13 @@ try:
         grouped_reducescatter,
         reducescatter,
     )
+    from .elastic import run_elastic
+    from .elastic_state import ElasticState
     from .gathering import allgather, alltoall, barrier, grouped_allgather
     from .in_step import check_in_step
     from .joining import join
     from .kvstore import MyKV
+    from .lost import WorkersLost
     from .membership import add_process_set, remove_process_set
     from .metrics import allreduce_metric
     from .objects import allgather_object, broadcast_object

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
-from typing import Any, Sequence
+from typing import Any, Iterable, Sequence
 
 import numpy as np
 
@@ -56,6 +56,13 @@ class Bucket:
     def live(self) -> list[tuple[Parameter, int, NDArray]]:
         """Members whose Parameter still has this very gradient array; the places of the others lie idle."""
         return [member for member in self.members if member[0]._grad is not None and member[0]._grad[0] is member[2]]
+
+
+def renew(parameters: Iterable[Parameter]) -> None:
+    """Let the gradients of Parameters be adopted anew: nothing that was recorded before will write to them again."""
+    for parameter in parameters:
+        if parameter._grad is not None:
+            _born[parameter] = _backwards
 
 
 class GradientMemory:
@@ -116,6 +123,11 @@ class GradientMemory:
             self._places.setdefault(parameter, []).append(view)
         parameter._grad = [view]
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
+
+    def release(self) -> None:
+        """Own no Parameter any more. Those that have gradients here keep them until others adopt them."""
+        for parameter in [one for one, owner in _owners.items() if owner() is self]:
+            del _owners[parameter]
 
     def attached(self) -> bool:
         """Whether the buckets are of the core as it runs now, and not of one that was shut down."""

@@ -111,6 +111,11 @@ class Gradients:
                 scope,
             )
 
+    def release(self) -> None:
+        """Give up the shared memory, when the process set has come to its end."""
+        self._memory.release()
+        self._operations = []
+
     def _moved(self) -> bool:
         """Whether a parameter has other gradient arrays than at the last step: cast, reset_ctx, grad_req, first use."""
         if not self._operations or not self._memory.attached():

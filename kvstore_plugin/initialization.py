@@ -65,6 +65,12 @@ def wait_for(parameter: Parameter, broadcast: Broadcast) -> None:
     _waiting.setdefault(parameter, []).append(broadcast)
 
 
+def forget(names: str) -> None:
+    """Drop the broadcasts whose names begin so."""
+    for waiting in _waiting.values():
+        waiting[:] = [broadcast for broadcast in waiting if not broadcast.name.startswith(names)]
+
+
 def waits(parameter: Parameter) -> bool:
     """Whether some broadcast happens when the Parameter is initialized next."""
     return bool(_waiting.get(parameter))

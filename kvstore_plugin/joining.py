@@ -308,6 +308,8 @@ def _process_set_of(trainers: Any) -> ProcessSet | None:
         if not isinstance(trainer, DistributedTrainer):
             raise TypeError(f"join() needs DistributedTrainers, not {type(trainer).__name__}.")
         trainer._company.check_undivided("join()")
+        if trainer._is_elastic:
+            raise ValueError("join() cannot be used with elastic=True: it counts on all workers to stay.")
     if len({id(trainer) for trainer in trainers}) < len(trainers):
         raise ValueError("join() was given a trainer twice.")
     first = trainers[0]._company

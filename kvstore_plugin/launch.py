@@ -110,6 +110,11 @@ def _count(text: str) -> int | None:
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
+def outlives_processes(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether mpirun was told to let the job go on when one of its processes ends (``--with-ft ulfm``)."""
+    return environment.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes", "enabled")
+
+
 def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.environ) -> None:
     """Refuse to work alone where a launcher started several processes.
 

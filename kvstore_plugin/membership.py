@@ -106,12 +106,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return bool(gone)
 
 
-def end_all() -> None:
-    """Forget all sets but that of all ranks: kvstore_plugin was shut down, and the core has ended their runtimes."""
+def end_all(why: str) -> None:
+    """Forget all sets but that of all ranks, and say why: the core has ended their runtimes."""
     global _next_id
     for _, process_set in _known.values():
         if process_set is not None:
-            process_set.end("ended with shutdown(): add it again after init()")
+            process_set.end(why)
     _known.clear()
     _next_id = 1
 

@@ -135,15 +135,18 @@ def ranks_in(comm: Any, group: Any) -> list[int]:
     return list(ranks)
 
 
-def part_of(comm: Any, group: Any, ranks: Sequence[int]) -> Any:
-    """A new communicator of some processes of `group`, which are in `comm`. Collective over these only."""
+def part_of(comm: Any, group: Any, ranks: Sequence[int], world_is_whole: bool = True) -> Any:
+    """A new communicator of some processes of `group`, which are in `comm`. Collective over these only.
+
+    MPI_COMM_WORLD is of no use any more, unless `world_is_whole`.
+    """
     from mpi4py import MPI
 
     part = group.Incl(list(ranks))
     # Preferred, since nobody can free it; processes that were spawned have another one.
     world = MPI.COMM_WORLD.Get_group()
     everywhere = MPI.UNDEFINED not in MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world)
-    made = (MPI.COMM_WORLD if everywhere else comm).Create_group(part, _TAG)
+    made = (MPI.COMM_WORLD if everywhere and world_is_whole else comm).Create_group(part, _TAG)
     part.Free()
     world.Free()
     return made

@@ -177,6 +177,15 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
     return all(flag.asscalar() for flag in flags)
 
 
+def forget_recorded(block: gluon.Block) -> None:
+    """Let a block, without its children, record its next pass anew, and find shapes that are not known any more."""
+    if not isinstance(block, gluon.HybridBlock):
+        return
+    block._clear_cached_op()
+    if MAJOR == 2 and any(one._data is None for one in block._reg_params.values()):
+        block._called_infer_shape_already = False
+
+
 def set_current_device(optimizer: Any, device_id: int) -> None:
     """Let an optimizer count the updates of a device; it has counters for each."""
     (optimizer._set_current_context if MAJOR == 1 else optimizer._set_current_device)(device_id)

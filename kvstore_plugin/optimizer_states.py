@@ -29,7 +29,7 @@ def meeting_name(scope: str) -> str:
     return f"{scope}/checkpoint"
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
     """Stands for an array in the description of a state."""
 
     shape: tuple
@@ -96,7 +96,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     def read() -> tuple[dict[Hashable, Any], Any]:
         nonlocal content
         content = state_file.read(fname)
-        described = {key: _mapped(state, _described) for key, state in content.states.items()}
+        described = {key: mapped(state, described_array) for key, state in content.states.items()}
         _check(store_optimizer, described, content.optimizer, os.fspath(fname))
         return described, content.optimizer
 
@@ -155,9 +155,9 @@ class _Exchange:
     def gather(self) -> dict[Hashable, Any]:
         """On the first worker the whole states, by key; nothing on the others."""
         try:
-            mine = {key: _mapped(state, _described) for key, state in self._optimizer.updater.states.items()}
+            mine = {key: mapped(state, described_array) for key, state in self._optimizer.updater.states.items()}
             for state in self._optimizer.updater.states.values():
-                for array in _leaves(state, NDArray):
+                for array in leaves(state, NDArray):
                     array.wait_to_read()
             sent = (mine, None)
         except Exception as error:
@@ -175,15 +175,15 @@ class _Exchange:
                 whole[key] = self._joined(key, shards, parts)
         states = {}
         for key, skeleton in whole.items():
-            own = iter(_leaves(self._optimizer.updater.states.get(key), NDArray))
+            own = iter(leaves(self._optimizer.updater.states.get(key), NDArray))
             is_owner = self._optimizer.own_shard(key) is not None
             made = []
-            for leaf in _leaves(skeleton, _Leaf):
+            for leaf in leaves(skeleton, Leaf):
                 mine = arrays.memory(next(own)) if is_owner else None
                 made.append(self._collect(key, leaf, mine))
             if self.is_root:
                 left = iter(made)
-                states[key] = _mapped(skeleton, lambda _, left=left: next(left), _Leaf)
+                states[key] = mapped(skeleton, lambda _, left=left: next(left), Leaf)
         return states
 
     def scatter(self, described: dict[Hashable, Any], whole: dict[Hashable, Any]) -> dict[Hashable, Any]:
@@ -191,14 +191,14 @@ class _Exchange:
         states = {}
         for key, skeleton in described.items():
             own = self._optimizer.own_shard(key)
-            arrays_of = iter(_leaves(whole.get(key), NDArray))
+            arrays_of = iter(leaves(whole.get(key), NDArray))
             made = []
-            for leaf in _leaves(skeleton, _Leaf):
+            for leaf in leaves(skeleton, Leaf):
                 source = arrays.memory(next(arrays_of)) if self.is_root else None
                 made.append(self._distribute(key, leaf, source))
             if own is not None:
                 left = iter(made)
-                states[key] = _mapped(skeleton, lambda _, left=left: next(left), _Leaf)
+                states[key] = mapped(skeleton, lambda _, left=left: next(left), Leaf)
         return states
 
     def _joined(self, key: Hashable, shards: Sequence[Shard], parts: Sequence[Any]) -> Any:
@@ -206,10 +206,10 @@ class _Exchange:
         first = parts[0]
         if len(parts) == 1:
             return first
-        if all(isinstance(part, _Leaf) for part in parts):
+        if all(isinstance(part, Leaf) for part in parts):
             if all(part.size == shard.count for part, shard in zip(parts, shards)):
                 return first._replace(shape=self._optimizer.shape_of(key))
-        elif all(type(part) is type(first) is not _Leaf for part in parts):
+        elif all(type(part) is type(first) is not Leaf for part in parts):
             if not isinstance(first, (tuple, list)):
                 return first
             if all(len(part) == len(first) for part in parts):
@@ -219,9 +219,9 @@ class _Exchange:
             f"{', '.join(str(self._process_set.ranks[shard.owner]) for shard in shards)}."
         )
 
-    def _collect(self, key: Hashable, leaf: _Leaf, mine: np.ndarray | None) -> NDArray | None:
+    def _collect(self, key: Hashable, leaf: Leaf, mine: np.ndarray | None) -> NDArray | None:
         """One whole array of a state, on the first worker; `mine` are the bytes of this worker's shard."""
-        made = _made(leaf) if self.is_root else None
+        made = made_array(leaf) if self.is_root else None
         target = arrays.memory(made) if made is not None else None
         for shard, begin, end in self._ranges(key, leaf):
             if shard.owner == _ROOT:
@@ -232,14 +232,14 @@ class _Exchange:
                 self._send(shard.owner, mine, received, end - begin)
         return made
 
-    def _distribute(self, key: Hashable, leaf: _Leaf, source: np.ndarray | None) -> NDArray | None:
+    def _distribute(self, key: Hashable, leaf: Leaf, source: np.ndarray | None) -> NDArray | None:
         """This worker's part of an array of a state, whose bytes the first worker has; None where it has no shard."""
         made = None
         for shard, begin, end in self._ranges(key, leaf):
             target = None
             if shard.owner == self._rank:
-                whole = end - begin == leaf.size * _width(leaf)
-                made = _made(leaf if whole else leaf._replace(shape=(shard.count,)))
+                whole = end - begin == leaf.size * width_of(leaf)
+                made = made_array(leaf if whole else leaf._replace(shape=(shard.count,)))
                 target = arrays.memory(made)
             if shard.owner == _ROOT:
                 if target is not None:
@@ -248,9 +248,9 @@ class _Exchange:
                 self._send(_ROOT, None if source is None else source[begin:end], target, end - begin)
         return made
 
-    def _ranges(self, key: Hashable, leaf: _Leaf) -> Iterator[tuple[Shard, int, int]]:
+    def _ranges(self, key: Hashable, leaf: Leaf) -> Iterator[tuple[Shard, int, int]]:
         """The shards of a key, and the bytes of the array that belong to each."""
-        shards, width = self._optimizer.shards_of(key), _width(leaf)
+        shards, width = self._optimizer.shards_of(key), width_of(leaf)
         for shard in shards:
             if len(shards) == 1:
                 yield shard, 0, leaf.size * width  # it may have another shape than the weight
@@ -300,7 +300,7 @@ def _check(store_optimizer: StoreOptimizer, described: dict[Hashable, Any], opti
                 f"it has {len(known)}: the file is of another network."
             )
         shape = tuple(store_optimizer.shape_of(key))
-        for leaf in _leaves(skeleton, _Leaf):
+        for leaf in leaves(skeleton, Leaf):
             if not _fits(leaf.shape, shape, len(store_optimizer.shards_of(key)) > 1):
                 raise ValueError(
                     f"{fname!r} holds a state of shape {tuple(leaf.shape)} for key {key!r}, whose weight has the shape "
@@ -325,32 +325,32 @@ def _fits(state: Sequence[int], weight: Sequence[int], divided: bool) -> bool:
     )
 
 
-def _described(array: NDArray) -> _Leaf:
+def described_array(array: NDArray) -> Leaf:
     if isinstance(array, SparseNDArray):
         raise ValueError("a state is a sparse array, and states on the store are dense")
-    return _Leaf(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
+    return Leaf(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
 
 
-def _mapped(state: Any, function: Callable[[Any], Any], kind: type = NDArray) -> Any:
+def mapped(state: Any, function: Callable[[Any], Any], kind: type = NDArray) -> Any:
     """A state with each array, or what stands for it, replaced."""
     if isinstance(state, kind):
         return function(state)
     if type(state) in (tuple, list):
-        return type(state)(_mapped(one, function, kind) for one in state)
+        return type(state)(mapped(one, function, kind) for one in state)
     return state
 
 
-def _leaves(state: Any, kind: type) -> list[Any]:
+def leaves(state: Any, kind: type) -> list[Any]:
     found: list[Any] = []
-    _mapped(state, found.append, kind)
+    mapped(state, found.append, kind)
     return found
 
 
-def _made(leaf: _Leaf) -> NDArray:
+def made_array(leaf: Leaf) -> NDArray:
     with mx.util.np_shape(True):
         made = mx.nd.empty(leaf.shape, dtype=leaf.dtype)
     return made.as_np_ndarray() if leaf.is_np else made
 
 
-def _width(leaf: _Leaf) -> int:
+def width_of(leaf: Leaf) -> int:
     return 2 if arrays.dtype_name(leaf.dtype) == "bfloat16" else np.dtype(leaf.dtype).itemsize

@@ -90,7 +90,7 @@ def broadcast_parameters(
         process_set.core.forget(f"{scope}/")
 
 
-def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int) -> None:
+def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int, are_equal: bool = False) -> None:
     """Broadcast a trainer's parameters, now and whenever they are initialized later. Collective.
 
     Parameters
@@ -103,6 +103,8 @@ def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root
         Begins the names of all operations.
     root : int
         The rank within the set whose values count.
+    are_equal : bool
+        Those that have values now are equal already, and stay as they are.
     """
     if not named:
         return
@@ -111,7 +113,7 @@ def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root
     for (name, parameter, position), lowest, highest in zip(named, least, most):
         broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=True)
         everywhere = lowest if lowest == highest else None
-        if parameter._data is not None:
+        if parameter._data is not None and not are_equal:
             broadcast.push(parameter._data)
         if everywhere not in (_HAS_VALUES_AND_LASTING, _WAITS_LASTING):
             broadcast.covered = everywhere == _WAITS

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from . import core as core_loader
-from . import launch, mpi, mpi_settings, settings, stall_watch
+from . import launch, liveness, mpi, mpi_settings, settings, stall_watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,6 +31,9 @@ _log = logging.getLogger("kvstore_plugin")
 
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
+# What becomes of process sets.
+_SETS_SHUT_DOWN = "ended with shutdown(): add it again after init()"
+_SETS_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
 # A wait for other ranks looks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
 # A wait that takes long looks why; with several hosts that is a question to the others.
@@ -50,7 +53,9 @@ class _NoCore:
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
 generation = 0  # how often the core was started: what was made before must not touch what has its names now
 _comm: MPI.Comm | None = None
+_last_comm: MPI.Comm | None = None  # that of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
+_has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
 _hooks_installed = False
@@ -171,7 +176,32 @@ def cross_size() -> int:
 
 def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
     """A new communicator of some of the ranks, in this order. Collective over these."""
-    return mpi.part_of(_comm, _group, ranks)
+    return mpi.part_of(_comm, _group, ranks, not _has_lost)
+
+
+def watch_others() -> None:
+    """Notice from now on when the process of a rank ends. Collective."""
+    liveness.begin(_comm)
+
+
+def world_communicator() -> MPI.Intracomm:
+    """The communicator of all ranks, also after they were left: for agreements about who is left."""
+    return _last_comm
+
+
+def leave_lost() -> None:
+    """Leave the world of which a rank was lost. Afterwards this rank writes to none of its memory any more."""
+    if is_initialized():
+        core.lose(f"WorkersLost: {liveness.lost() or 'another rank has noticed that one has ended'}")
+        _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
+
+
+def join_again(comm: MPI.Intracomm) -> None:
+    """Be initialized again, on a communicator of the ranks that are left. Collective over it."""
+    global _has_lost
+    _has_lost = True
+    liveness.begin(comm)
+    _join(comm)
 
 
 def ranks_in(comm: MPI.Intracomm) -> list[int]:
@@ -218,7 +248,7 @@ def keep(work: Any) -> None:
 
 
 def _join(comm: Any) -> None:
-    global core, generation, _comm, _group
+    global core, generation, _comm, _last_comm, _group
     loaded = core_loader.load()
     launch.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
     MPI = mpi.start(loaded)
@@ -226,7 +256,7 @@ def _join(comm: Any) -> None:
     comm = mpi.communicator(comm)
     stall_limits = settings.stall_limits()
     loaded.init(comm.py2f(), {**settings.core_options(), "versions": _versions(loaded)})
-    _comm, _group = comm, comm.Get_group()
+    _comm, _last_comm, _group = comm, comm, comm.Get_group()
     core = loaded
     generation += 1
     _attach_mxnet()
@@ -356,7 +386,7 @@ def _at_exit() -> None:
         )
 
 
-def _leave(reason: str, afterwards: str) -> list[str]:
+def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone.
 
     Returns the errors of operations, which MXNet does not show to anybody any more.
@@ -367,11 +397,12 @@ def _leave(reason: str, afterwards: str) -> list[str]:
     drain(seconds, errors)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
+    liveness.end()
     leaving.abandon(reason)
     leaving.shutdown()
     membership = sys.modules.get(f"{__package__}.membership")
     if membership is not None:
-        membership.end_all()
+        membership.end_all(_SETS_LOST if lost else _SETS_SHUT_DOWN)
     drain(seconds, errors)  # what did not finish has failed now, and MXNet would report that as an error of its exit
     timeline = sys.modules.get(f"{__package__}.timeline")
     if timeline is not None:

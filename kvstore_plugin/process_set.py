@@ -6,11 +6,10 @@ other. membership.py adds and removes them.
 
 from __future__ import annotations
 
-import itertools
 import numbers
 import operator
 import sys
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 from . import process
 
@@ -97,7 +96,18 @@ class ProcessSet:
 
     def next_number(self, kind: str) -> int:
         """Count what the members make in the same order (stores, trainers): 0 at first, for each `kind`."""
-        return next(self._numbers.setdefault(kind, itertools.count()))
+        number = self._numbers.get(kind, 0)
+        self._numbers[kind] = number + 1
+        return number
+
+    def numbers(self) -> dict[str, int]:
+        """How many of each kind there are so far."""
+        return dict(self._numbers)
+
+    def skip_to(self, numbers: Mapping[str, int]) -> None:
+        """Count on from these numbers where they are larger, since other members have made more."""
+        for kind, number in numbers.items():
+            self._numbers[kind] = max(number, self._numbers.get(kind, 0))
 
     def position_of(self, root_rank: Any) -> int:
         """Rank within the set of a global rank.

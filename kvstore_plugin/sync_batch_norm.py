@@ -76,6 +76,13 @@ def end_step() -> None:
         calls.end_step()
 
 
+def begin_again() -> None:
+    """Count the calls of all layers from 0 on, as all other workers do now."""
+    for calls in list(_calls.values()):
+        calls.numbers = itertools.count()
+        calls.in_evaluation = calls.in_training = 0
+
+
 class SyncBatchNorm(BatchNorm):
     """Batch normalization whose mean and variance, in training, are those of the batches of all workers.
 

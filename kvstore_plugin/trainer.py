@@ -8,9 +8,12 @@ import warnings
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
 from . import (
+    adoption,
     arrays,
     atomic_file,
     factors,
+    initialization,
+    liveness,
     mixed_precision,
     mxnet_compat,
     optimizer_kinds,
@@ -122,6 +125,9 @@ class DistributedTrainer(gluon.Trainer):
         Process sets of single parameters, in place of `process_set`. Its keys are Parameters, or keys of `params`.
         Where the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
         reduced, and trained on this worker's gradients alone.
+    elastic : bool, optional
+        True: when a worker dies, training can go on without it, in `run_elastic`, which see. It needs a job that was
+        started with ``mpirun --with-ft ulfm``, and all parameters on all workers.
 
     Raises
     ------
@@ -131,7 +137,8 @@ class DistributedTrainer(gluon.Trainer):
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError
-        The workers have other sets of parameters, or other arguments.
+        The workers have other sets of parameters, or other arguments; or `elastic` is set, and the job ends with its
+        first process that does.
     """
 
     @_without_store
@@ -154,6 +161,7 @@ class DistributedTrainer(gluon.Trainer):
         aux_sync_period: int = 0,
         compression_params: Mapping[str, Any] | None = None,
         parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
+        elastic: bool = False,
     ) -> None:
         process.require()
         scopes = shares.scopes_of(process_set, parameter_process_sets)
@@ -174,6 +182,9 @@ class DistributedTrainer(gluon.Trainer):
             parameters.check_devices((one.name, one.value) for one in named)
             if update_on_kvstore:
                 _check_update_on_kvstore(named, process_set, parameter_process_sets)
+            if elastic:
+                _check_elastic(named, process_set, parameter_process_sets)
+                liveness.check_possible()
             named_of = shares.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
             roots = {one: shares.root_of(one, root_rank, process_set) for one in scopes}
@@ -206,6 +217,7 @@ class DistributedTrainer(gluon.Trainer):
             f"broadcast_period={broadcast_period}",
             f"aux_sync_period={aux_sync_period}",
             f"update_on_kvstore={bool(update_on_kvstore)}",
+            f"elastic={bool(elastic)}",
             *optimizer_kinds.settings(self._optimizer),
         ]
         if self._optimizer.lr_scheduler is None:
@@ -218,7 +230,10 @@ class DistributedTrainer(gluon.Trainer):
             num_groups,
             self._store_optimizer,
         )
+        self._meeting = (scopes, how, options) if elastic else None  # for _meet_again()
         self._gradients = self._met(scopes, how, options)
+        if elastic:
+            process.watch_others()  # now that all workers are known to do it
         self._aux_sync_period = aux_sync_period
         self._until_aux_sync = aux_sync_period
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
@@ -228,7 +243,36 @@ class DistributedTrainer(gluon.Trainer):
         if self._store_optimizer is not None:
             order.saves_states(optimizer_states.meeting_name(self._shares[0].scope), process_set)
 
-    def _met(self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str]) -> list[Any]:
+    @property
+    def _is_elastic(self) -> bool:
+        """Whether it can go on with the workers that are left when one has died."""
+        return self._meeting is not None
+
+    def _meet_again(self) -> None:
+        """Begin anew with the workers that are left, which have given the parameters equal values. Collective.
+
+        Nothing that was recorded before may write gradients any more. With update_on_kvstore=True the states are empty
+        afterwards, and the parameters that have values have owners among these workers.
+        """
+        self._join = None
+        for gradients in self._gradients:
+            gradients.release()
+        self._gradients = []
+        for share in self._shares:
+            initialization.forget(f"{share.scope}/values/")
+        self._shares = [share._replace(root=0) for share in self._shares]
+        self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
+        if self._store_optimizer is not None:
+            self._store_optimizer.release(list(self._store_optimizer.keys))
+            self._store_optimizer.replace({}, None)
+        adoption.renew(self._params)
+        self._gradients = self._met(*self._meeting, are_equal=True)
+        if self._store_optimizer is not None:
+            self._assign_owners()
+
+    def _met(
+        self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str], are_equal: bool = False
+    ) -> list[Any]:
         """Meet the other members of each process set, give the parameters equal values, and keep their gradients."""
         met, sparse = [], []  # these at the end, since they wait for backward, after which the dense ones have begun
         for number, share in enumerate(self._shares):
@@ -246,7 +290,7 @@ class DistributedTrainer(gluon.Trainer):
                 if share.process_set is self._company.process_set:
                     self._company.meet()
                 if self._broadcast_period >= 0:
-                    parameters.keep_equal(share.process_set, share.named, share.scope, share.root)
+                    parameters.keep_equal(share.process_set, share.named, share.scope, share.root, are_equal)
             except Exception as error:
                 shares.refuse(list(scopes.items())[number + 1 :], error)
                 raise
@@ -280,6 +324,8 @@ class DistributedTrainer(gluon.Trainer):
             example with batches of different sizes or other learning rates. Mostly that is seen where the parameters
             are read. They are what they were before then, on all workers, which have counted one update more.
         """
+        if self._meeting is not None:
+            liveness.check()
         factor = self._scale / batch_size
         if self._join is None:
             self._step(factor, ignore_stale_grad)
@@ -577,6 +623,20 @@ def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_me
         raise ValueError(f"reduce_method must be 'mean' or 'sum', not {reduce_method!r}.")
     if update_on_kvstore not in (None, False, True):
         raise TypeError(f"update_on_kvstore must be True, False or None, not {update_on_kvstore!r}.")
+
+
+def _check_elastic(named: Sequence[Named], process_set: ProcessSet, of_parameters: Any) -> None:
+    for label, parameter, _ in named:
+        if parameter._stype != "default" or parameter._grad_stype != "default":
+            raise NotImplementedError(
+                f"elastic=True needs dense values and gradients, but those of parameter {label} ({parameter.name}) are "
+                f"{parameter._stype} and {parameter._grad_stype}: use sparse_grad=False, or elastic=False."
+            )
+    if process_set is not global_process_set or of_parameters:
+        raise ValueError(
+            "elastic=True needs all parameters on all workers: process sets end when a worker is lost, so give neither "
+            "process_set nor parameter_process_sets."
+        )
 
 
 def _check_update_on_kvstore(named: Sequence[Named], process_set: ProcessSet, of_parameters: Any) -> None:

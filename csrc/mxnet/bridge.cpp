@@ -11,6 +11,9 @@ namespace mykv::mxnet {
 
 namespace {
 
+// In what Runtime::lose() is told; the name of the exception in Python.
+constexpr const char* kLostMark = "WorkersLost: ";
+
 // The engine copies the error it is given as a dmlc::Error, which is a std::runtime_error and nothing more.
 class EngineError : public std::runtime_error {
  public:
@@ -81,7 +84,9 @@ void complete(const EngineCallback& callback, const std::string* error) {
     callback.call(callback.engine, callback.parameter, nullptr);
     return;
   }
-  const EngineError engine_error("mykv: " + *error);
+  // MXNet makes an error that begins with the name of a class, which Python has registered, one of that class.
+  const bool lost = error->find(kLostMark) != std::string::npos;
+  const EngineError engine_error((lost ? std::string(kLostMark) + "mykv: " : "mykv: ") + *error);
   callback.call(callback.engine, callback.parameter, &engine_error);
 }
 

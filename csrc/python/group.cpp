@@ -111,6 +111,13 @@ void leave_all(const std::string& reason) {
   }
 }
 
+void lose_all(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(g_runtimes.mutex);
+  for (const std::weak_ptr<Runtime>& one : g_runtimes.all) {
+    if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->lose(reason);
+  }
+}
+
 namespace {
 
 struct Watching {

@@ -120,6 +120,8 @@ std::shared_ptr<Group> require_world();
 
 // Makes all groups of this process leave.
 void leave_all(const std::string& reason);
+// A process has died: ends all operations of all groups of this process, which take no more.
+void lose_all(const std::string& reason);
 
 // Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each. None after
 // end_stall_watch(), or where both limits are 0. For one thread of Python, which has no business with the GIL

@@ -84,6 +84,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
 Runtime::~Runtime() {
   leave("it shut down");
   if (transport_->polling()) world_.keep_segment();
+  if (lost_.load()) world_.let_go();
 }
 
 std::shared_ptr<Buffer> Runtime::reserve(size_t bytes) {

@@ -87,6 +87,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void give_up(const std::string& name, const std::string& reason);
   // This rank leaves, with this reason; for when a rank has arrived and does not go on.
   void break_off(const std::string& reason);
+  // A process of this world has died: this rank ends all that it has under way, with this reason, and never frees what
+  // belongs to all of them.
+  void lose(const std::string& reason);
 
  private:
   friend class Buffer;
@@ -165,6 +168,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::atomic<bool> wished_{false};  // there is one, or a message of one is still on its way
   std::mutex asking_mutex_;
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> lost_{false};
   std::mutex leave_mutex_;
   std::thread thread_;
 };

@@ -236,6 +236,11 @@ void Runtime::break_off(const std::string& reason) {
   rendezvous_.bell(world_.local_rank()).ring();
 }
 
+void Runtime::lose(const std::string& reason) {
+  lost_.store(true);
+  break_off(reason);
+}
+
 // The runtime's own thread: what other threads want of it.
 bool Runtime::take_wishes() {
   std::deque<std::pair<Key, std::string>> to_give_up;

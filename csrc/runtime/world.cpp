@@ -178,7 +178,10 @@ std::vector<int> World::labels(const std::vector<int>& ranks) const {
 }
 
 World::~World() {
-  if (hosts_.size() == 1) return;
+  if (hosts_.size() > 1) let_go();
+}
+
+void World::let_go() {
   control_.let_go();
   data_.let_go();
 }

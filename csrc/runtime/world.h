@@ -92,6 +92,8 @@ class World {
   std::vector<int> labels(const std::vector<int>& ranks) const;
 
   const Segment& segment() const { return segment_; }
+  // Never frees the communicators, which needs all their processes.
+  void let_go();
   // Leaves the segment mapped for good: MPI may still be writing to it.
   void keep_segment() { segment_.keep_forever(); }
   size_t table_bytes() const { return table_bytes_; }

@@ -1,0 +1,224 @@
+"""A worker of the jobs of test_elastic.py: trains on digits, dies where it is told to, and shows what became of it.
+
+Arguments: a JSON object with `deaths` (the moment and the step of each death, by the first rank of the one that dies),
+`sharded`, `epochs`, `every` (steps from commit to commit), `adam`, and `by_mpi`: deaths
+are noticed as those on another machine.
+
+Beside the accuracy it compares the weights with those of a second training, in one process with MXNet's own Trainer on
+the batches of all workers: a step that was applied twice, by half or not at all would show there.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import zlib
+
+import kvstore_plugin as mykv
+import mxnet as mx
+import numpy as np
+from kvstore_plugin import kept_shares, liveness, process, sharding, snapshots
+from kvstore_plugin.optimizer_states import leaves
+from mxnet import autograd, gluon
+from mxnet.gluon import nn
+from sklearn.datasets import load_digits
+
+mx.npx.set_np()
+plan = json.loads(sys.argv[1])
+deaths = {int(rank): death for rank, death in plan["deaths"].items()}
+sharded, epochs, every = plan.get("sharded", False), plan.get("epochs", 1), plan.get("every", 1)
+HELD_OUT, GLOBAL_BATCH = 360, 48
+SGD, ADAM = ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}), ("adam", {"learning_rate": 0.003})
+OPTIMIZER = ADAM if plan.get("adam") else SGD
+sharding._SMALLEST_PIECE = 1024  # cut these small weights too
+
+if plan.get("by_mpi"):
+    liveness._Watch._follow = lambda *_: None
+mykv.init()
+me = mykv.rank()  # at the beginning: the name of this worker
+loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+digits = load_digits()
+order = np.random.RandomState(0).permutation(len(digits.images))
+images = (digits.images / 16.0).astype("float32")[order, None]
+labels = digits.target.astype("int32")[order]
+test, train_images, train_labels = slice(0, HELD_OUT), images[HELD_OUT:], labels[HELD_OUT:]
+
+
+def network():
+    net = nn.HybridSequential()
+    net.add(  # shapes come with the first batch
+        nn.Conv2D(32, 3, padding=1, activation="tanh"),
+        nn.Conv2D(32, 3, padding=1, activation="tanh"),
+        nn.AvgPool2D(),
+        nn.Dense(128, activation="tanh"),
+        nn.Dense(10),
+    )
+    net.initialize(mx.init.Xavier())
+    net.hybridize(static_alloc=True, static_shape=True)
+    return net
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def batches(epoch, size):
+    batch = GLOBAL_BATCH // size
+    length = len(train_images) // size
+    mixed = np.random.RandomState(epoch).permutation(length)
+    return [mixed[begin : begin + batch] * size for begin in range(0, length - batch + 1, batch)]
+
+
+def backward(net, at):
+    with autograd.record():
+        loss = loss_of(net(mx.np.array(train_images[at])), mx.np.array(train_labels[at])).mean()
+    loss.backward()
+
+
+def weights(net):
+    return [parameter.data().asnumpy() for parameter in net.collect_params().values()]
+
+
+def crc():
+    """Of all bits of the weights, and of the states of the optimizer where this worker has all of them."""
+    if any(parameter._data is None for parameter in net.collect_params().values()):
+        return "without-values"
+    value = 0
+    for one in weights(net):
+        value = zlib.crc32(one.tobytes(), value)
+    for one in leaves(list(trainer._updaters[0].states.values()), mx.nd.NDArray):
+        value = zlib.crc32(one.asnumpy().tobytes(), value)
+    return f"{value:08x}"
+
+
+def accuracy(net):
+    return float((net(mx.np.array(images[test])).asnumpy().argmax(axis=1) == labels[test]).mean())
+
+
+def die(*_):
+    say(f"dies {me} {time.time():.3f}")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_time(moment):
+    kind, step = deaths.get(me, ("", 0))
+    return kind == moment and (step == state.steps or (step == -1 and state.steps > 3))
+
+
+def dying(moment, original, calls=1):
+    """A function that dies in its n-th call in the step of the plan, after it has run."""
+    seen = []
+
+    def function(*arguments, **named):
+        result = original(*arguments, **named)
+        if is_time(moment):
+            seen.append(1)
+            if len(seen) == calls:
+                die()
+        return result
+
+    return function
+
+
+mx.random.seed(me)
+net = network()
+trainer = mykv.DistributedTrainer(
+    net.collect_params(), *OPTIMIZER, elastic=True, update_on_kvstore=sharded, bucket_bytes=4096
+)
+state = mykv.ElasticState(net=net, trainer=trainer, epoch=0, batch=0, steps=0)
+state.history = []  # (step, number of workers) from which on there were so many
+initial = []
+
+# In the middle: after the first bucket, the first weight, the first array of a copy.
+snapshots._copied = dying("commit", snapshots._copied)
+kept_shares.pass_on = dying("pass_on", kept_shares.pass_on)
+kind = type(trainer._optimizer)
+kind.update_multi_precision = dying("update", kind.update_multi_precision)
+
+
+def dying_again(original):
+    """join_again() of a worker that dies while it joins those that are left, or soon after."""
+
+    def function(*arguments):
+        if deaths.get(me, [""])[0] == "recovery":
+            threading.Timer(np.random.uniform(0, 0.04), die).start()
+        return original(*arguments)
+
+    return function
+
+
+process.join_again = dying_again(process.join_again)
+
+
+def note_reset():
+    state.history = [*state.history, (state.steps, mykv.size())]
+    say(f"reset {me} {mykv.rank()} {mykv.size()} {state.steps} {crc()}")
+
+
+state.register_reset_callbacks([note_reset])
+
+
+def train(state):
+    size, rank = mykv.size(), mykv.rank()
+    while state.epoch < epochs:
+        todo = batches(state.epoch, size)
+        while state.batch < len(todo):
+            if is_time("forward"):
+                die()
+            backward(net, todo[state.batch] + rank)
+            if state.steps == 0:
+                initial[:] = weights(net)
+            if is_time("reduction"):
+                operations = trainer._gradients[0]._operations
+                trainer._gradients[0]._operations = operations[:1]  # the others never come
+                trainer.allreduce_grads() if not sharded else trainer._gradients[0].allreduce()
+                time.sleep(0.02)
+                die()
+            if is_time("any"):
+                threading.Timer(np.random.uniform(0, 0.05), die).start()
+            trainer.step(1)
+            state.batch += 1
+            state.steps += 1
+            if state.steps % every == 0:
+                state.commit()
+        state.epoch, state.batch = state.epoch + 1, 0
+    state.commit()
+    return "done"
+
+
+state.history = [(0, mykv.size())]
+say(f"pid {me} {os.getpid()}")
+assert mykv.run_elastic(train, state) == "done"
+total = mykv.allreduce(mx.np.ones(3), op=mykv.Sum).asnumpy()
+assert (total == mykv.size()).all(), total
+updates = trainer._optimizer.num_update
+
+
+def replay():
+    """The same training in one process; the largest difference of a weight."""
+    other = network()
+    other(mx.np.array(images[:1]))
+    for parameter, value in zip(other.collect_params().values(), initial):
+        parameter.set_data(mx.np.array(value))
+    alone = gluon.Trainer(other.collect_params(), *OPTIMIZER, kvstore=None)
+    history, size, steps, epoch, batch = list(state.history), mykv.size(), 0, 0, 0
+    while epoch < epochs:
+        while history and history[0][0] <= steps:
+            size = history.pop(0)[1]
+        todo = batches(epoch, size)
+        if batch < len(todo):
+            backward(other, np.concatenate([todo[batch] + rank for rank in range(size)]))
+            alone.step(1)
+            batch, steps = batch + 1, steps + 1
+        if batch >= len(todo):
+            epoch, batch = epoch + 1, 0
+    return steps, max(float(abs(a - b).max()) for a, b in zip(weights(net), weights(other)))
+
+
+steps, difference = replay()
+say(
+    f"end {me} {mykv.rank()} {mykv.size()} steps {state.steps} replayed {steps} updates {updates} "
+    f"accuracy {accuracy(net):.4f} difference {difference:.2e} {crc()}"
+)
