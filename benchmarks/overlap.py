@@ -1,0 +1,91 @@
+"""Draws when the buckets of a trainer were on the network: ``python -m benchmarks.overlap TIMELINE OUTPUT.svg``.
+
+TIMELINE is a file of mykv.start_timeline() from a job on several hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+_STEPS = 3  # that are drawn, from the middle of the file
+_COLOURS = {"wait": "#d9d9d9", "network": "#3b6ea8"}
+
+
+def main() -> None:
+    """Read, draw, and say how long the network was idle."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("timeline", type=Path)
+    parser.add_argument("output", type=Path)
+    given = parser.parse_args()
+    rows = _rows(json.loads(given.timeline.read_text(encoding="utf-8")))
+    first = max(rows)
+    begins = sorted(begin for name, begin, _ in rows[first] if name == "wait")
+    if len(begins) <= _STEPS:
+        parser.error(f"The timeline has {len(begins)} steps, and more than {_STEPS} are needed.")
+    middle = (len(begins) - _STEPS) // 2
+    window = (begins[middle], begins[middle + _STEPS])
+    _draw(rows, window, given.output)
+    busy = [(b, e) for row in rows.values() for name, b, e in row if name == "network"]
+    share = _covered(busy, window) / (window[1] - window[0])
+    print(f"{(window[1] - window[0]) / _STEPS:.0f} ms a step, something on the network {share:.1%} of the time")
+
+
+def _rows(trace: list | dict) -> dict[int, list[tuple[str, float, float]]]:
+    """For each bucket its phases: name, begin and end in ms."""
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    buckets = {}
+    for event in events:
+        if event.get("ph") == "M" and event["name"] == "thread_name":
+            found = re.search(r"bucket(\d+)$", event["args"]["name"])
+            if found:
+                buckets[event["pid"], event["tid"]] = int(found.group(1))
+    rows: dict[int, list[tuple[str, float, float]]] = {number: [] for number in sorted(set(buckets.values()))}
+    for event in events:
+        if event.get("ph") == "X" and event["name"] in _COLOURS and (event["pid"], event["tid"]) in buckets:
+            begin = event["ts"] / 1e3
+            rows[buckets[event["pid"], event["tid"]]].append((event["name"], begin, begin + event["dur"] / 1e3))
+    return rows
+
+
+def _covered(intervals: list[tuple[float, float]], window: tuple[float, float]) -> float:
+    """How much of the window the intervals cover."""
+    covered, reached = 0.0, window[0]
+    for begin, end in sorted(intervals):
+        begin, end = max(begin, reached), min(end, window[1])
+        if end > begin:
+            covered += end - begin
+            reached = end
+    return covered
+
+
+def _draw(rows: dict[int, list[tuple[str, float, float]]], window: tuple[float, float], output: Path) -> None:
+    figure, axes = plt.subplots(figsize=(9, 3.6))
+    for number, phases in rows.items():
+        for name, begin, end in phases:
+            axes.barh(number, end - begin, left=begin - window[0], height=0.8, color=_COLOURS[name])
+    axes.set_xlim(0, window[1] - window[0])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms")
+    axes.set_ylabel("bucket, 0 nearest the input")
+    axes.legend(
+        handles=[plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()],
+        labels=["written, waits for its turn", "on the network"],
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.15),
+        ncol=2,
+        frameon=False,
+    )
+    figure.tight_layout()
+    figure.savefig(output)
+
+
+if __name__ == "__main__":
+    main()
