@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kReserve = size_t{16} << 20;  // for all else in the process: a step allocates in MXNet and Python too
+constexpr size_t kReserve = size_t{48} << 20;  // for all else in the ranks: MXNet and Python allocate too
 // Of what is free, the part that is taken without another look, since other ranks take from it at the same time.
 constexpr size_t kFraction = 32;
 constexpr size_t kMostUnchecked = size_t{64} << 20;

@@ -4,7 +4,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <cerrno>
+#include <chrono>
 #include <mutex>
+#include <thread>
 
 #include "memory/headroom.h"
 #include "runtime/error.h"
@@ -44,6 +47,37 @@ void require_headroom(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex);
   watch.require(bytes);
 }
+
+// Ranks take memory one after the other: two that have seen the same free memory would both take it. The lock is
+// fcntl's, which belongs to a process and ends with it; a rank that is stopped while it has it keeps nobody for long.
+class Turn {
+ public:
+  explicit Turn(int fd) : guard_(of_threads()), fd_(fd) {
+    for (int tries = 0; tries < kTries && !set(F_WRLCK); ++tries) {
+      if (errno != EAGAIN && errno != EACCES && errno != EINTR) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  ~Turn() { (void)set(F_UNLCK); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  static constexpr int kTries = 1000;
+  static std::mutex& of_threads() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  bool set(short type) const {
+    struct flock lock{};
+    lock.l_type = type;
+    lock.l_whence = SEEK_SET;
+    return fcntl(fd_, F_SETLK, &lock) == 0;
+  }
+
+  std::lock_guard<std::mutex> guard_;
+  int fd_;
+};
 
 }  // namespace
 
@@ -104,6 +138,7 @@ Segment::~Segment() {
 
 void Segment::commit(size_t offset, size_t bytes) const {
   if (!fd_) return;  // private pages are taken when they are touched
+  const Turn turn(fd_.get());
   require_headroom(bytes);
   int failed;
   do {
