@@ -11,6 +11,7 @@
 #include "python/mpi_exit.h"
 #include "python/timeline.h"
 #include "runtime/error.h"
+#include "runtime/inbox.h"
 #include "testing/parsers.h"
 
 namespace py = pybind11;
@@ -162,6 +163,14 @@ PYBIND11_MODULE(mykv_core, m) {
         testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
       },
       py::arg("parser"), py::arg("bytes"), "For tests: give bytes to one of parsers(), which must bear them.");
+  py::class_<Inbox>(m, "Inbox", "For tests: what the core receives messages of other hosts with.")
+      .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
+      .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {
+        std::vector<char> bytes;
+        int from = 0;
+        if (!inbox.take(&bytes, &from)) return std::nullopt;
+        return std::make_pair(py::bytes(bytes.data(), bytes.size()), from);
+      });
   m.def("mpi_library_version", &mpi_library_version, "Version text of the MPI library that is loaded.");
 
   py::class_<Work>(m, "Work", "A request on numpy buffers under way.")
@@ -223,6 +232,8 @@ PYBIND11_MODULE(mykv_core, m) {
               "Drop what is kept for names that begin with this, after the last call under them.");
   bind_method(m, group, "give_up", &Group::give_up, name, py::arg("reason"),
               "End what is under way under `name`, on all ranks, unless all of them have come.");
+  bind_method(m, group, "signal_under_lock", &Group::signal_under_lock, py::arg("number"),
+              "For tests: send this process a signal while it keeps the table of its host locked.");
   bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
   bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
   bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),

@@ -239,6 +239,12 @@ void Group::give_up(const std::string& name, const std::string& reason) {
   asked->give_up(name, reason);
 }
 
+void Group::signal_under_lock(int number) {
+  const std::shared_ptr<Runtime> kept = runtime_;
+  py::gil_scoped_release release;
+  kept->signal_under_lock(number);
+}
+
 Operation Group::broadcast_operation(int root, int priority) const {
   if (root < 0 || root >= world().size()) {
     throw py::value_error("root rank " + std::to_string(root) + " is not among the " + std::to_string(world().size()) +

@@ -84,6 +84,7 @@ class Group {
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names);
   void give_up(const std::string& name, const std::string& reason);
+  void signal_under_lock(int number);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   // Tells the other ranks that this one goes, and stops.
   void abandon(const std::string& reason);

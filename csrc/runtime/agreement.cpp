@@ -10,13 +10,16 @@ namespace mykv {
 
 namespace {
 
-constexpr int kTag = 1;
-
 void check(int code, const char* what) {
   if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
 }
 
 }  // namespace
+
+Agreement::~Agreement() {
+  // MPI may still read what has not left; such memory is never given back.
+  if (!sending_.empty()) new std::list<Sending>(std::move(sending_));
+}
 
 void Agreement::announce(uint32_t index, uint32_t places) {
   if (closed_) return;
@@ -52,12 +55,23 @@ void Agreement::done(uint64_t sequence) {
   give_verdicts();
 }
 
-void Agreement::depart(int rank, const std::string& reason) {
+namespace {
+News departure(int rank, const std::string& reason) {
   News m;
   m.type = News::Type::depart;
   m.number = static_cast<uint64_t>(rank);
   m.error = reason.empty() ? "no reason was given" : reason;
-  tell_root(m);
+  return m;
+}
+}  // namespace
+
+void Agreement::depart(int rank, const std::string& reason) {
+  tell_root(departure(rank, reason));
+  flush();
+}
+
+void Agreement::depart_alone(int rank, const std::string& reason) {
+  encode(departure(rank, reason), world_.rank() == 0 ? &news_for_all_ : &news_);
   flush();
 }
 
@@ -104,18 +118,12 @@ void Agreement::progress_sending() {
 bool Agreement::progress() {
   const bool told = !news_.empty() || !news_for_all_.empty();
   progress_sending();
-  int there = 0;
-  MPI_Message handle_of_message;
-  MPI_Status status;
-  check(MPI_Improbe(MPI_ANY_SOURCE, kTag, world_.control(), &there, &handle_of_message, &status), "MPI_Improbe");
-  if (!there) return told;
-  int bytes = 0;
-  MPI_Get_count(&status, MPI_BYTE, &bytes);
-  std::vector<char> buffer(static_cast<size_t>(bytes));
-  check(MPI_Mrecv(buffer.data(), bytes, MPI_BYTE, &handle_of_message, &status), "MPI_Mrecv");
+  int from = 0;
+  std::vector<char> buffer;
+  if (!inbox_.take(&buffer, &from)) return told;
   received_.add(buffer.size());
   for (const News& message : decode(buffer.data(), buffer.size())) {
-    handle(message, status.MPI_SOURCE);
+    handle(message, from);
   }
   flush();
   return true;

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/inbox.h"
 #include "runtime/known_texts.h"
 #include "runtime/news.h"
 #include "runtime/rendezvous.h"
@@ -37,7 +38,8 @@ class Agreement {
  public:
   // `most_bytes`: of operations that have their verdict and are not done.
   Agreement(const World& world, Rendezvous& rendezvous, size_t most_bytes)
-      : world_(world), rendezvous_(rendezvous), most_bytes_(most_bytes) {}
+      : world_(world), rendezvous_(rendezvous), most_bytes_(most_bytes), inbox_(world.control(), kTag) {}
+  ~Agreement();
 
   // This rank speaks for its host.
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
@@ -47,6 +49,8 @@ class Agreement {
   void done(uint64_t sequence);
   // A rank of this host has left, or of another one.
   void depart(int rank, const std::string& reason);
+  // The same, of a rank whose table is beyond use: it only tells the others.
+  void depart_alone(int rank, const std::string& reason);
   // Sends, receives and answers; false when there was nothing.
   bool progress();
   // Any rank, also one that does not speak for its host: asks for the end of an operation on all hosts, unless all have
@@ -107,9 +111,12 @@ class Agreement {
   void end(const News& message);
   void give_verdict(const Key& key, uint64_t sequence, const std::string& error);
 
+  static constexpr int kTag = 1;
+
   const World& world_;
   Rendezvous& rendezvous_;
   const size_t most_bytes_;
+  Inbox inbox_;
   std::set<KeyNumbers> outstanding_;   // announced, without a verdict
   std::vector<char> news_;             // for rank 0
   std::vector<char> news_for_all_;     // of rank 0

@@ -41,18 +41,24 @@ void SharedMutex::init() {
 }
 
 namespace {
-void check_locked(int failed, pthread_mutex_t* mutex) {
-  if (failed == 0) return;
-  // The holder died inside: what it was changing cannot be trusted. The lock is left unusable on purpose, so that
-  // every other rank gets this error too.
-  if (failed == EOWNERDEAD) pthread_mutex_unlock(mutex);
-  throw Error("a rank on this host died while it changed mykv's shared table");
+SharedMutex::Result result_of(int failed) {
+  switch (failed) {
+    case 0:
+      return SharedMutex::Result::taken;
+    case EBUSY:
+    case ETIMEDOUT:
+      return SharedMutex::Result::busy;
+    case EOWNERDEAD:
+      return SharedMutex::Result::inherited;
+    default:
+      return SharedMutex::Result::unusable;
+  }
 }
 }  // namespace
 
-void SharedMutex::lock() { check_locked(pthread_mutex_lock(&mutex_), &mutex_); }
+SharedMutex::Result SharedMutex::try_lock() { return result_of(pthread_mutex_trylock(&mutex_)); }
 
-bool SharedMutex::try_lock(int64_t timeout_us) {
+SharedMutex::Result SharedMutex::try_lock(int64_t timeout_us) {
   timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
   until.tv_sec += timeout_us / 1000000;
@@ -61,10 +67,7 @@ bool SharedMutex::try_lock(int64_t timeout_us) {
     ++until.tv_sec;
     until.tv_nsec -= 1000000000;
   }
-  const int failed = pthread_mutex_timedlock(&mutex_, &until);
-  if (failed == ETIMEDOUT) return false;
-  check_locked(failed, &mutex_);
-  return true;
+  return result_of(pthread_mutex_timedlock(&mutex_, &until));
 }
 
 }  // namespace mykv

@@ -22,13 +22,18 @@ class Bell {
   std::atomic<uint32_t> sleeping_{0};
 };
 
-// A mutex between processes; robust, so that the death of its holder is an error here and no hang.
+// A mutex between processes; robust, so that the death of its holder is told and no hang.
 class SharedMutex {
  public:
+  enum class Result {
+    taken,
+    busy,
+    inherited,  // its holder has died in it; the lock is ours, and of no use to anybody from unlock() on
+    unusable,   // that has happened before
+  };
   void init();
-  void lock();
-  // False when somebody else held it for `timeout_us`.
-  bool try_lock(int64_t timeout_us);
+  Result try_lock();
+  Result try_lock(int64_t timeout_us);  // busy: somebody else held it all that time
   void unlock() { pthread_mutex_unlock(&mutex_); }
 
  private:

@@ -1,6 +1,6 @@
 #include "runtime/inquiry.h"
 
-#include <algorithm>
+#include <cstring>
 #include <numeric>
 
 #include "runtime/error.h"
@@ -15,11 +15,16 @@ void check(int code, const char* what) {
 
 }  // namespace
 
+Inquiry::~Inquiry() {
+  // MPI may still read what has not left; such memory is never given back.
+  if (!sending_.empty()) new std::list<Sending>(std::move(sending_));
+}
+
 void Inquiry::send(Numbers numbers, int to, int tag) {
   sending_.push_back({std::move(numbers), MPI_REQUEST_NULL});
   Sending& s = sending_.back();
-  check(MPI_Isend(s.numbers.data(), static_cast<int>(s.numbers.size()), MPI_UINT64_T, to, tag, world_.control(),
-                  &s.request),
+  check(MPI_Isend(s.numbers.data(), static_cast<int>(s.numbers.size() * sizeof(uint64_t)), MPI_BYTE, to, tag,
+                  world_.control(), &s.request),
         "MPI_Isend");
 }
 
@@ -31,17 +36,13 @@ void Inquiry::progress() {
   }
 }
 
-Numbers Inquiry::receive(int tag, int* from) {
-  int there = 0;
-  MPI_Message message;
-  MPI_Status status;
-  check(MPI_Improbe(MPI_ANY_SOURCE, tag, world_.control(), &there, &message, &status), "MPI_Improbe");
-  if (!there) return {};
-  int count = 0;
-  MPI_Get_count(&status, MPI_UINT64_T, &count);
-  Numbers numbers(static_cast<size_t>(std::max(count, 0)));  // MPI_UNDEFINED, of no whole numbers, is negative
-  check(MPI_Mrecv(numbers.data(), count, MPI_UINT64_T, &message, &status), "MPI_Mrecv");
-  *from = status.MPI_SOURCE;
+Numbers Inquiry::receive(Inbox& inbox, int* from) {
+  std::vector<char> bytes;
+  if (!inbox.take(&bytes, from)) return {};
+  Numbers numbers(bytes.size() / sizeof(uint64_t));
+  if (numbers.size() * sizeof(uint64_t) != bytes.size())
+    throw Error("mykv received a malformed message from another host (different versions?)");
+  if (!bytes.empty()) std::memcpy(numbers.data(), bytes.data(), bytes.size());
   return numbers;
 }
 
@@ -55,7 +56,7 @@ void Inquiry::ask(const std::vector<Key>& keys) {
 bool Inquiry::answer_one() {
   progress();
   int asker = 0;
-  const Numbers numbers = receive(kQuestionTag, &asker);
+  const Numbers numbers = receive(questions_, &asker);
   if (numbers.empty()) return false;
   const Question question = decode_question(numbers);
   const std::vector<int>& ranks = world_.hosts()[static_cast<size_t>(world_.host())];
@@ -83,7 +84,7 @@ bool Inquiry::answer_one() {
 std::vector<Inquiry::Answer> Inquiry::take_answers() {
   std::vector<Answer> answers;
   int from = 0;
-  for (Numbers numbers = receive(kAnswerTag, &from); !numbers.empty(); numbers = receive(kAnswerTag, &from)) {
+  for (Numbers numbers = receive(answers_, &from); !numbers.empty(); numbers = receive(answers_, &from)) {
     Answer answer;
     static_cast<Standings&>(answer) = decode_standings(numbers, world_.size());
     if (answer.question != question_) continue;

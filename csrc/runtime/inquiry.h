@@ -7,6 +7,7 @@
 #include <list>
 #include <vector>
 
+#include "runtime/inbox.h"
 #include "runtime/question.h"
 #include "runtime/rendezvous.h"
 #include "runtime/world.h"
@@ -15,7 +16,12 @@ namespace mykv {
 
 class Inquiry {
  public:
-  Inquiry(const World& world, Rendezvous& rendezvous) : world_(world), rendezvous_(rendezvous) {}
+  Inquiry(const World& world, Rendezvous& rendezvous)
+      : world_(world),
+        rendezvous_(rendezvous),
+        questions_(world.control(), kQuestionTag),
+        answers_(world.control(), kAnswerTag) {}
+  ~Inquiry();
 
   // What one other host has answered.
   struct Answer : Standings {
@@ -36,11 +42,13 @@ class Inquiry {
   static constexpr int kAnswerTag = 3;
 
   void send(Numbers numbers, int to, int tag);
-  // The next message with this tag, and its sender; empty when there is none.
-  Numbers receive(int tag, int* from);
+  // The next message, and its sender; empty when there is none.
+  static Numbers receive(Inbox& inbox, int* from);
 
   const World& world_;
   Rendezvous& rendezvous_;
+  Inbox questions_;
+  Inbox answers_;
   uint64_t question_ = 0;  // the last one of this rank
   struct Sending {
     Numbers numbers;

@@ -161,18 +161,27 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   offer.operation = operation;
   offer.slot = part.slot;
   offer.chunks = transport_->pieces(operation);
-  const Arrival arrival =
-      rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
-        part.entry = a.entry;
-        part.generation = a.generation;
-        part.large = operation.bytes() > kPostInlineBytes;
-        part.since = coarse_now_ns();
-        std::lock_guard<std::mutex> lock(mutex_);
-        ++flight->under_way;
-        large_parts_ += part.large;
-        staged_bytes_ += part.slot_bytes;
-        parts_[a.entry] = part;
-      });
+  Arrival arrival;
+  bool claimed = false;
+  try {
+    arrival = rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
+      part.entry = a.entry;
+      part.generation = a.generation;
+      part.large = operation.bytes() > kPostInlineBytes;
+      part.since = coarse_now_ns();
+      std::lock_guard<std::mutex> lock(mutex_);
+      ++flight->under_way;
+      large_parts_ += part.large;
+      staged_bytes_ += part.slot_bytes;
+      parts_[a.entry] = part;
+      claimed = true;
+    });
+    if (arrival.last) transport_->run_whole(arrival.entry);
+  } catch (const Error&) {
+    // The table was given up, and the thread is about to break down.
+    if (!claimed || withdraw(part)) throw;
+    return true;
+  }
   if (arrival.table_full || arrival.departed) {
     if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
     if (arrival.table_full) return false;
@@ -188,7 +197,6 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       patience_.hope()) {
     rendezvous_.bell(world_.local_rank()).ring();
   }
-  if (arrival.last) transport_->run_whole(arrival.entry);
   if (arrival.last || arrival.failed) {
     // Unless the thread has seen the news already.
     Part mine;
@@ -201,6 +209,16 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     }
     finish_part(mine, rendezvous_.entry(arrival.entry).error);
   }
+  return true;
+}
+
+// Takes a part back that has no future, so that the thread does not touch its arrays any more; false where the thread
+// works on it, and will end it.
+bool Runtime::withdraw(const Part& part) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = parts_.find(part.entry);
+  if (it == parts_.end() || it->second.generation != part.generation || it->second.started) return false;
+  parts_.erase(it);
   return true;
 }
 

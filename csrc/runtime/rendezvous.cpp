@@ -17,6 +17,7 @@ constexpr uint32_t kBuckets = 1 << 16;      // hash chains
 constexpr uint32_t kLogEvents = 1 << 18;    // a rank that lags further behind looks at all its entries instead
 constexpr uint32_t kNone = 0;               // chains hold index + 1, so that zeroed memory is an empty table
 constexpr int64_t kLookUs = 1000000;        // for the table's lock, when somebody only wants to look
+constexpr int64_t kLookNs = 1000000000;     // after the lock's holder, in case it has died
 constexpr int64_t kBeatNs = 100000000;      // a beat in so many nanoseconds is enough
 constexpr int64_t kSilenceNs = 5000000000;  // some times the longest sleep of a rank's thread
 
@@ -43,9 +44,11 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
       ranks_(std::move(ranks)),
       local_rank_(local_rank),
       several_hosts_(several_hosts),
-      stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()) {
+      stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()),
+      header_(reinterpret_cast<Header*>(segment.base())),
+      lock_(header_->lock, header_->verdict, local_rank,
+            {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
   char* base = segment.base();
-  header_ = reinterpret_cast<Header*>(base);
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
   buckets_ = reinterpret_cast<uint32_t*>(bells_ + ranks_.size());
   log_ = reinterpret_cast<Place*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
@@ -53,10 +56,9 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
   if (create) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
-    header_->mutex.init();
+    header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
   }
-  log_head_ = 0;
 }
 
 uint32_t* Rendezvous::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
@@ -120,6 +122,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     e.operation = offer.operation;
     e.next_chunk.store(0, std::memory_order_relaxed);
     e.done_chunks.store(0, std::memory_order_relaxed);
+    e.claimed.store(kNotStopped, std::memory_order_relaxed);
     e.chunks = offer.chunks;
     e.owner = offer.owner;
     set_text(e.name, kNameBytes, *offer.name);
@@ -180,6 +183,7 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
   }
   if (e.operation.bytes() <= inline_limit) {
     e.state = State::taken;
+    e.next_chunk.store(e.chunks, std::memory_order_relaxed);
     return;
   }
   e.state = State::ready;
@@ -194,30 +198,45 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
 }
 
 void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error) {
-  LockGuard guard(header_->mutex);
-  const uint32_t link = find(key);
-  if (link == kNone || entry(link - 1).state != State::announced) return;
-  Entry& e = entry(link - 1);
-  if (!error.empty()) {
-    end_locked(link - 1, error);
-    return;
-  }
-  e.sequence = sequence;
-  e.state = State::ready;
-  append(Event::Type::ready, link - 1);
-  ring_others();
+  lock_.run([&] {
+    const uint32_t link = find(key);
+    if (link == kNone || entry(link - 1).state != State::announced) return;
+    Entry& e = entry(link - 1);
+    if (!error.empty()) {
+      end_locked(link - 1, error);
+      return;
+    }
+    e.sequence = sequence;
+    e.state = State::ready;
+    append(Event::Type::ready, link - 1);
+    ring_others();
+  });
 }
 
 void Rendezvous::finish_chunks(uint32_t index, uint32_t chunks) {
   Entry& e = entry(index);
   if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
-  LockGuard guard(header_->mutex);
-  if (e.state == State::ready || e.state == State::taken) end_locked(index, {});
+  lock_.run([&] {
+    if (e.state == State::ready || e.state == State::taken) end_locked(index, {});
+  });
+}
+
+void Rendezvous::stop_chunks(uint32_t index) {
+  Entry& e = entry(index);
+  const uint32_t claimed = e.next_chunk.fetch_or(kStopped, std::memory_order_acq_rel);
+  if ((claimed & kStopped) == 0) e.claimed.store(std::min(claimed, e.chunks), std::memory_order_release);
+}
+
+bool Rendezvous::settled(uint32_t index) {
+  Entry& e = entry(index);
+  const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
+  return claimed != kNotStopped && e.done_chunks.load(std::memory_order_acquire) >= claimed;
 }
 
 void Rendezvous::end_locked(uint32_t index, const std::string& error) {
   Entry& e = entry(index);
   e.state = State::done;
+  if (!error.empty()) stop_chunks(index);
   set_text(e.error, kErrorBytes, error);
   append(Event::Type::done, index);
   for (int r = 0; r < local_size(); ++r) {
@@ -226,19 +245,21 @@ void Rendezvous::end_locked(uint32_t index, const std::string& error) {
 }
 
 void Rendezvous::leave(uint32_t index) {
-  LockGuard guard(header_->mutex);
-  Entry& e = entry(index);
-  if (++e.left < ranks_.size()) return;
-  uint32_t* link = bucket(e.key);
-  while (*link != index + 1) link = &entry(*link - 1).next;
-  *link = e.next;
-  e.next = header_->free_head;
-  header_->free_head = index + 1;
+  lock_.run([&] {
+    Entry& e = entry(index);
+    if (++e.left < ranks_.size()) return;
+    uint32_t* link = bucket(e.key);
+    while (*link != index + 1) link = &entry(*link - 1).next;
+    *link = e.next;
+    e.next = header_->free_head;
+    header_->free_head = index + 1;
+  });
 }
 
 void Rendezvous::fail(uint32_t index, const std::string& error) {
-  LockGuard guard(header_->mutex);
-  if (entry(index).state != State::done) end_locked(index, error);
+  lock_.run([&] {
+    if (entry(index).state != State::done) end_locked(index, error);
+  });
 }
 
 void Rendezvous::depart(int rank, const std::string& reason) { end_waiting(rank, reason, !several_hosts_); }
@@ -246,45 +267,43 @@ void Rendezvous::depart(int rank, const std::string& reason) { end_waiting(rank,
 void Rendezvous::close(int rank, const std::string& reason) { end_waiting(rank, reason, true); }
 
 void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced_too) {
-  LockGuard guard(header_->mutex);
-  const std::string text = rank_text(rank) + " has left: " + reason;
-  if (header_->departed[0] == '\0') {
-    set_text(header_->departed, kErrorBytes, text);
-    set_text(header_->departed_reason, kErrorBytes, reason);
-    header_->departed_rank.store(rank + 1, std::memory_order_release);
-  }
-  // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
-  for (uint32_t b = 0; b < kBuckets; ++b) {
-    for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
-      Entry& e = entry(link - 1);
-      if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-        end_locked(link - 1, shown_name(e.name) + ": " + text);
+  lock_.run([&] {
+    const std::string text = rank_text(rank) + " has left: " + reason;
+    if (header_->departed[0] == '\0') {
+      set_text(header_->departed, kErrorBytes, text);
+      set_text(header_->departed_reason, kErrorBytes, reason);
+      header_->departed_rank.store(rank + 1, std::memory_order_release);
+    }
+    // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
+    for (uint32_t b = 0; b < kBuckets; ++b) {
+      for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
+        Entry& e = entry(link - 1);
+        if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
+          end_locked(link - 1, shown_name(e.name) + ": " + text);
+        }
       }
     }
-  }
-  for (int r = 0; r < local_size(); ++r) bells_[r].ring();
+    ring_all();
+  });
 }
 
 std::string Rendezvous::departure() const {
-  LockGuard guard(header_->mutex);
-  return header_->departed_reason;
+  return lock_.run([&] { return std::string(header_->departed_reason); });
 }
 
 std::string Rendezvous::departed_text() const {
-  LockGuard guard(header_->mutex);
-  return header_->departed;
+  return lock_.run([&] { return std::string(header_->departed); });
 }
 
 State Rendezvous::state(uint32_t index) {
-  LockGuard guard(header_->mutex);
-  return entry(index).state;
+  return lock_.run([&] { return entry(index).state; });
 }
 
 Standing Rendezvous::standing(const Key& key) {
-  Standing standing;
-  if (!header_->mutex.try_lock(kLookUs)) throw Error("a rank of this host keeps mykv's shared table locked");
-  const uint32_t link = find(key);
-  if (link != kNone) {
+  return lock_.look(kLookUs, [&] {
+    Standing standing;
+    const uint32_t link = find(key);
+    if (link == kNone) return standing;
     Entry& e = entry(link - 1);
     standing.found = true;
     standing.state = e.state;
@@ -293,24 +312,32 @@ Standing Rendezvous::standing(const Key& key) {
       if (!e.records()[r].arrived) standing.missing.push_back(r);
       if (e.records()[r].arrived && e.records()[r].refused) standing.refused.push_back(r);
     }
-  }
-  header_->mutex.unlock();
-  return standing;
+    return standing;
+  });
 }
 
 bool Rendezvous::give_up(const Key& key, const std::string& reason, bool announced) {
-  LockGuard guard(header_->mutex);
-  const uint32_t link = find(key);
-  if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
-  end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason);
-  bells_[local_rank_].ring();
-  return true;
+  return lock_.run([&] {
+    const uint32_t link = find(key);
+    if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
+    end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason);
+    bells_[local_rank_].ring();
+    return true;
+  });
 }
 
 void Rendezvous::beat() {
   std::atomic<int64_t>& beat = bells_[local_rank_].beat;
   const int64_t now = coarse_now_ns();
   if (now - beat.load(std::memory_order_relaxed) > kBeatNs) beat.store(now, std::memory_order_relaxed);
+}
+
+void Rendezvous::look_after_lock() {
+  lock_.require_good();
+  const int64_t now = coarse_now_ns();
+  if (now - looked_ < kLookNs) return;
+  looked_ = now;
+  lock_.notice_death();
 }
 
 std::vector<int> Rendezvous::unresponsive() const {
@@ -348,6 +375,10 @@ bool Rendezvous::next_event(Event* event, bool* overrun) {
   }
   ++log_head_;
   return true;
+}
+
+void Rendezvous::ring_all() {
+  for (int r = 0; r < local_size(); ++r) bells_[r].ring();
 }
 
 void Rendezvous::ring_others() {

@@ -14,6 +14,7 @@
 #include "runtime/futex.h"
 #include "runtime/operation.h"
 #include "runtime/stamps.h"
+#include "runtime/table_lock.h"
 
 namespace mykv {
 
@@ -52,6 +53,7 @@ struct alignas(64) Entry {
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
+  std::atomic<uint32_t> claimed;  // chunks that somebody had begun with when they were stopped, or kNotStopped
   uint32_t chunks;
   char name[kNameBytes];
   char error[kErrorBytes];  // empty: none
@@ -60,6 +62,8 @@ struct alignas(64) Entry {
 };
 
 constexpr int32_t kAnybody = -1;
+constexpr uint32_t kStopped = 1u << 31;  // in Entry::next_chunk: nobody begins with another one
+constexpr uint32_t kNotStopped = ~0u;
 
 // Where an operation stands on one host.
 struct Standing {
@@ -109,12 +113,13 @@ class Rendezvous {
   // `claim` is called under the table's lock, before anybody can see the arrival, with the entry's number.
   template <class Claim>
   Arrival arrive(const Offer& offer, size_t inline_limit, Claim&& claim) {
-    LockGuard guard(header_->mutex);
-    Arrival arrival = arrive_locked(offer);
-    if (arrival.table_full || arrival.departed) return arrival;
-    claim(arrival);
-    if (arrival.last) complete_set(arrival, inline_limit);
-    return arrival;
+    return lock_.run([&] {
+      Arrival arrival = arrive_locked(offer);
+      if (arrival.table_full || arrival.departed) return arrival;
+      claim(arrival);
+      if (arrival.last) complete_set(arrival, inline_limit);
+      return arrival;
+    });
   }
 
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
@@ -123,6 +128,10 @@ class Rendezvous {
   void agree(Key key, uint64_t sequence, const std::string& error);
   // `chunks` more pieces of the operation are finished; the last one makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
+  // Nobody begins with another chunk; needs no lock. Whoever ends an operation with an error does it. Until it is
+  // settled, others may still write what they had begun with, also into the memory of ranks that have left.
+  void stop_chunks(uint32_t index);
+  bool settled(uint32_t index);
   // This rank has no more business with the entry.
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
@@ -138,12 +147,17 @@ class Rendezvous {
   std::string departed_text() const;  // both in one sentence
   State state(uint32_t index);
 
-  // For those who look why nothing goes on, and must not wait themselves. Throws Error when a rank keeps the table
-  // locked for a second: it was stopped in the middle of a change.
+  // For those who look why nothing goes on, and must not wait themselves. Throws TableLocked when a rank keeps the
+  // table locked for a second: it was stopped in the middle of a change.
   Standing standing(const Key& key);
   // Ends an operation that some rank of this host has not arrived at, which gets the error when it comes, or one that
   // is announced to the other hosts, if `announced`. False when there is no such operation.
   bool give_up(const Key& key, const std::string& reason, bool announced);
+  // All that read or change the table wait for its lock, and throw Error once it was given up.
+  TableLock& lock() { return lock_; }
+  const TableLock& lock() const { return lock_; }
+  // Throws where the table was given up, and looks now and then whether the lock's holder has died.
+  void look_after_lock();
   // This rank's thread is alive, and which local ranks have not shown that for some seconds.
   void beat();
   std::vector<int> unresponsive() const;
@@ -154,6 +168,7 @@ class Rendezvous {
 
   Bell& bell(int local_rank) { return bells_[local_rank]; }
   void ring_others();
+  void ring_all();
   // Counts the timelines of this host's ranks that want stamps.
   std::atomic<uint32_t>& stamp_flag() { return header_->timelines; }
   bool stamping() const { return header_->timelines.load(std::memory_order_relaxed) != 0; }
@@ -167,13 +182,14 @@ class Rendezvous {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
   };
   struct alignas(64) Header {
-    SharedMutex mutex;
+    TableLock::Shared lock;
     uint32_t used;                   // entries ever used
     uint32_t free_head;              // list of entries to use again
     std::atomic<int> departed_rank;  // plus one; 0: nobody
     char departed[kErrorBytes];      // who and why, for messages
     char departed_reason[kErrorBytes];
     alignas(64) std::atomic<uint64_t> log_tail;
+    TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a line of its own, since everybody reads it
   };
   // A place of the log. A rank that lags far behind may read it while it is written anew, and finds that out after.
@@ -182,14 +198,6 @@ class Rendezvous {
     std::atomic<uint32_t> entry;
     std::atomic<uint32_t> generation;
   };
-  struct LockGuard {
-    explicit LockGuard(SharedMutex& m) : mutex(m) { mutex.lock(); }
-    ~LockGuard() { mutex.unlock(); }
-    LockGuard(const LockGuard&) = delete;
-    LockGuard& operator=(const LockGuard&) = delete;
-    SharedMutex& mutex;
-  };
-
   Arrival arrive_locked(const Offer& offer);
   void complete_set(Arrival& arrival, size_t inline_limit);
   uint32_t* bucket(const Key& key);
@@ -211,7 +219,9 @@ class Rendezvous {
   uint32_t* buckets_;
   Place* log_;
   char* entries_;
-  uint64_t log_head_;
+  uint64_t log_head_ = 0;
+  int64_t looked_ = 0;  // at the lock
+  mutable TableLock lock_;
 };
 
 }  // namespace mykv

@@ -17,6 +17,8 @@ namespace {
 constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news, and what MPI has queued
 constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
+constexpr int64_t kBrokenPatienceUs = 1000000;  // for the table's lock, when this rank can do no more without it
+constexpr int64_t kSettleNs = 1000000000;       // for pieces of failed operations that others have begun with
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 
 // A piece of memory that an operation reads or writes.
@@ -167,6 +169,7 @@ void Runtime::run() {
       const uint32_t seen = bell.count();
       const bool stopping = stopping_.load();  // before the work, which then includes telling the other hosts
       rendezvous_.beat();
+      rendezvous_.look_after_lock();
       if (work()) {
         if (stopping) last_work = Clock::now();
         worked_ = true;
@@ -197,13 +200,24 @@ void Runtime::break_down(const std::string& reason) {
     stopped_ = reason;
     for (const auto& [entry, part] : parts_) entries.push_back(entry);
   }
+  const int me = world_.label(world_.rank());
+  rendezvous_.lock().lose_patience(kBrokenPatienceUs, "rank " + std::to_string(me) + " has left: " + reason);
   try {
-    rendezvous_.depart(world_.label(world_.rank()), reason);
+    rendezvous_.depart(me, reason);
     for (uint32_t entry : entries) rendezvous_.fail(entry, reason);
     tell_departure();
   } catch (const std::exception&) {
-    // Then the shared table or MPI is beyond use, which the others see themselves.
+    // The shared table is beyond use, which the others of this host see themselves, or MPI is.
+    for (uint32_t entry : entries) rendezvous_.stop_chunks(entry);
+    try {
+      if (agreement_.speaks() && !std::exchange(departure_told_, true)) agreement_.depart_alone(me, reason);
+    } catch (const std::exception&) {
+      // MPI is.
+    }
   }
+  const int64_t begun = now_ns();
+  const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
+  while (std::any_of(entries.begin(), entries.end(), unsettled) && now_ns() - begun < kSettleNs) usleep(kRetryUs);
   end_all(reason);
 }
 
@@ -243,7 +257,8 @@ void Runtime::sleep(uint32_t seen) {
     if (pause == 0) {
       sched_yield();
     } else {
-      rendezvous_.bell(world_.local_rank()).wait(seen, blocked_ ? std::min(pause, kRetryUs) : pause);
+      rendezvous_.bell(world_.local_rank())
+          .wait(seen, blocked_ || !finished_.empty() ? std::min(pause, kRetryUs) : pause);
     }
     return;
   }
@@ -251,7 +266,7 @@ void Runtime::sleep(uint32_t seen) {
   if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
   if (world_.hosts().size() > 1) limit = kIdlePollUs;
-  if (blocked_ || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
+  if (blocked_ || !finished_.empty() || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
   if (stopping_.load()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);
 }
@@ -309,7 +324,7 @@ void Runtime::handle_event(const Event& event) {
       }
       return;
     case Event::Type::done:
-      finished_.emplace_back(part, rendezvous_.entry(event.entry).error);
+      finished_.push_back({part, rendezvous_.entry(event.entry).error, now_ns()});
       parts_.erase(it);
       lock.unlock();
       agreement_.done(rendezvous_.entry(event.entry).sequence);
@@ -334,12 +349,16 @@ void Runtime::rescan() {
   }
 }
 
+// What failed waits until nobody writes into its arrays any more; unless one was stopped in the middle of that.
 bool Runtime::take_finished() {
-  if (finished_.empty()) return false;
-  auto [part, error] = std::move(finished_.front());
-  finished_.pop_front();
-  finish_part(part, error);
-  return true;
+  for (auto it = finished_.begin(); it != finished_.end(); ++it) {
+    if (!it->error.empty() && !rendezvous_.settled(it->part.entry) && now_ns() - it->since < kSettleNs) continue;
+    const Finished finished = std::move(*it);
+    finished_.erase(it);
+    finish_part(finished.part, finished.error);
+    return true;
+  }
+  return false;
 }
 
 void Runtime::leave(const std::string& reason) {
@@ -356,10 +375,12 @@ void Runtime::leave(const std::string& reason) {
     broken = !stopped_.empty();
     if (!broken) stopped_ = "this rank has left: " + reason;
   }
+  rendezvous_.lock().lose_patience(std::chrono::microseconds(kLeavePatience).count(),
+                                   "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
   try {
     if (world_.size() > 1 && !broken) rendezvous_.depart(world_.label(world_.rank()), reason);
   } catch (const Error&) {
-    // The table is unusable because a rank died; the others get that error themselves.
+    // The table was given up, and the others get that error themselves.
   }
   stopping_.store(true);
   rendezvous_.bell(world_.local_rank()).ring();
@@ -379,7 +400,7 @@ void Runtime::end_all(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = reason;
     for (auto& [entry, part] : parts_) flights.push_back(part.flight);
-    for (auto& [part, text] : finished_) flights.push_back(part.flight);
+    for (auto& finished : finished_) flights.push_back(finished.part.flight);
     for (auto& flight : posted_) flights.push_back(flight);
     for (auto& [priority, flight] : waiting_) flights.push_back(flight);
     flights.erase(std::remove_if(flights.begin(), flights.end(), [](auto& f) { return std::exchange(f->ended, true); }),

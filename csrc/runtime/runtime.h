@@ -87,6 +87,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void give_up(const std::string& name, const std::string& reason);
   // This rank leaves, with this reason; for when a rank has arrived and does not go on.
   void break_off(const std::string& reason);
+  // Gives the host's table up, which one of its ranks keeps locked: all ranks of the host end what they have under way.
+  void give_up_table(const std::string& reason);
+  // For tests: sends this process a signal while it keeps the host's table locked.
+  void signal_under_lock(int number);
   // A process of this world has died: this rank ends all that it has under way, with this reason, and never frees what
   // belongs to all of them.
   void lose(const std::string& reason);
@@ -117,6 +121,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool take_wishes();
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   void break_down(const std::string& reason);
+  bool withdraw(const Part& part);
   // For the timeline (recording.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
   void record_end(Flight& flight, const std::string* error);
@@ -159,7 +164,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Of the thread alone.
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
-  std::deque<std::pair<Part, std::string>> finished_;
+  struct Finished {
+    Part part;
+    std::string error;
+    int64_t since;  // now_ns()
+  };
+  std::deque<Finished> finished_;
   bool departure_told_ = false;
   bool worked_ = false;      // since it last waited
   int64_t awake_since_ = 0;  // where the timeline marks that

@@ -63,6 +63,11 @@ std::string all_sentences(const std::vector<Waiting>& waiting, const World& worl
   return text;
 }
 
+// The lowest rank of the host but the one that keeps the table locked.
+bool speaks_of_lock(const TableLocked& locked, const World& world) {
+  return world.local_rank() == (locked.holder == 0 ? 1 : 0);
+}
+
 }  // namespace
 
 std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& limits) {
@@ -91,6 +96,11 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
     waiting.erase(std::remove_if(waiting.begin(), waiting.end(), others_speak), waiting.end());
     if (waiting.empty()) return;
     reports->push_back({false, all_sentences(waiting, world)});
+  } catch (const TableGivenUp&) {
+    return;  // the operations get that error
+  } catch (const TableLocked& error) {
+    if (!speaks_of_lock(error, world)) return;
+    reports->push_back({false, "nothing has gone on for " + seconds_text(longest_) + ": " + error.what()});
   } catch (const Error& error) {
     reports->push_back({false, "nothing has gone on for " + seconds_text(longest_) + ": " + error.what()});
   }
@@ -117,6 +127,12 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       if (!std::exchange(aborted_, true)) reports->push_back({false, one.name + ": " + reason});
       if (one.complete) return;
     }
+  } catch (const TableGivenUp&) {
+    // By another rank, or the holder has died; the runtime's thread ends all operations.
+  } catch (const TableLocked& error) {
+    const std::string reason = "given up after " + seconds_text(longest_) + ": " + error.what() + limit;
+    runtime.give_up_table(reason);
+    if (!std::exchange(aborted_, true) && speaks_of_lock(error, world)) reports->push_back({false, reason});
   } catch (const Error& error) {
     runtime.break_off(std::string(error.what()) + limit);
   }

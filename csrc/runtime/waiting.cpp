@@ -2,6 +2,8 @@
 // when somebody wants to know, so that operations that do not wait pay for nothing but a look at a coarse clock.
 #include "runtime/waiting.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <map>
 
@@ -13,6 +15,7 @@ namespace mykv {
 namespace {
 
 constexpr auto kAnswerPatience = std::chrono::seconds(3);  // for hosts that are asked
+constexpr int64_t kLockPatienceUs = 1000000;               // for the table's lock, of a rank that breaks off
 constexpr size_t kMostAsked = 1024;                        // operations in one question
 constexpr size_t kMostShown = 16;                          // ranks in one message
 
@@ -82,7 +85,7 @@ double Runtime::longest_wait() {
   const int64_t now = coarse_now_ns();
   int64_t first = now;
   for (const auto& [entry, part] : parts_) first = std::min(first, part.since);
-  return static_cast<double>(now - first) * 1e-9;
+  return static_cast<double>(std::max(now - first, rendezvous_.lock().longest_wait())) * 1e-9;
 }
 
 std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& name) {
@@ -106,6 +109,7 @@ std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& n
   const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
   const std::vector<int> unresponsive = ranks_of(host, rendezvous_.unresponsive());
   const bool asks = world_.hosts().size() > 1;
+  if (parts.empty()) (void)rendezvous_.standing(Key{});  // threads may wait for the table's lock before they have come
   std::vector<Waiting> result;
   std::vector<Key> asked;         // about these ...
   std::vector<size_t> asked_for;  // ... which are these of the result
@@ -228,12 +232,20 @@ void Runtime::give_up(const std::string& name, const std::string& reason) {
 }
 
 void Runtime::break_off(const std::string& reason) {
+  rendezvous_.lock().lose_patience(kLockPatienceUs,
+                                   "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     break_off_ = reason;
     wished_.store(true, std::memory_order_release);
   }
   rendezvous_.bell(world_.local_rank()).ring();
+}
+
+void Runtime::give_up_table(const std::string& reason) { rendezvous_.lock().give_up(reason); }
+
+void Runtime::signal_under_lock(int number) {
+  rendezvous_.lock().run([&] { kill(getpid(), number); });
 }
 
 void Runtime::lose(const std::string& reason) {

@@ -25,6 +25,7 @@ int main(int count, char** arguments) {
       {"departures", departures, 1},
       {"stall_questions", stall_questions, 2},
       {"log_overruns", log_overruns, 10},
+      {"locks_given_up", locks_given_up, 5},
       {"bells", bells, 5},
   };
   int rounds = 1;

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <thread>
 
 #include "ranks.h"
@@ -65,6 +66,62 @@ void log_overruns(uint32_t seed) {
   writer.join();
   require(wrong.empty(), wrong);
   require(events > 1000 && overruns > 0, "the reader was never overtaken");
+}
+
+void locks_given_up(uint32_t seed) {
+  constexpr int kRanks = 4;
+  constexpr int kTurns = 30;
+  Random random(seed);
+  for (int turn = 0; turn < kTurns; ++turn) {
+    ThreadHost host(kRanks, 4096);
+    std::vector<std::unique_ptr<Rendezvous>> tables;
+    for (int r = 0; r < kRanks; ++r) {
+      tables.push_back(std::make_unique<Rendezvous>(host.segment(), std::vector<int>{0, 1, 2, 3}, r, false, false));
+    }
+    const int keeper = static_cast<int>(below(random, kRanks));
+    const bool tired = below(random, 2) == 0;  // instead of giving up at once, the others lose their patience
+    std::atomic<bool> kept{false};
+    std::atomic<int> over{0};
+    int64_t counted = 0;  // under the lock
+    Ranks::parallel(kRanks, [&](int rank) {
+      TableLock& lock = tables[static_cast<size_t>(rank)]->lock();
+      for (int k = 0; k < 100; ++k) lock.run([&] { ++counted; });
+      std::string error;
+      if (rank == keeper) {
+        try {
+          lock.run([&] {
+            kept.store(true);
+            while (over.load() < kRanks - 1) usleep(100);
+          });
+        } catch (const TableGivenUp& given_up) {
+          error = given_up.what();
+        }
+      } else {
+        while (!kept.load()) usleep(100);
+        try {
+          if (tired) {
+            lock.lose_patience(100000, "rank " + std::to_string(rank) + " is tired");
+          } else if (rank == (keeper + 1) % kRanks) {
+            lock.give_up("no more of " + std::string(lock.locked().what()));
+          }
+          lock.run([] {});
+        } catch (const TableGivenUp& given_up) {
+          error = given_up.what();
+        }
+        over.fetch_add(1);
+      }
+      require(error.find("kept locked by rank " + std::to_string(keeper)) != std::string::npos, "no error: " + error);
+      bool again = true;
+      try {
+        lock.require_good();
+        again = false;
+      } catch (const TableGivenUp& given_up) {
+        again = error == given_up.what();
+      }
+      require(again, "the verdict has changed");
+    });
+    require(counted == kRanks * 100, "the lock does not lock");
+  }
 }
 
 void bells(uint32_t seed) {

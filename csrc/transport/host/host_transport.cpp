@@ -52,6 +52,7 @@ bool HostTransport::progress() {
       }
       if (entry.owner != kAnybody) {
         ready_.pop();
+        if (entry.next_chunk.fetch_add(entry.chunks, std::memory_order_relaxed) >= entry.chunks) continue;
         if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
         run_owned(entry, item.share);
         if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);

@@ -1,0 +1,54 @@
+#include "runtime/inbox.h"
+
+#include <algorithm>
+#include <set>
+#include <string>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+void check(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
+}
+
+}  // namespace
+
+Inbox::~Inbox() {
+  // MPI may still write into what has not come as a whole; such memory is never given back.
+  const bool unfinished = std::any_of(coming_.begin(), coming_.end(), [](const Coming& one) { return !one.here; });
+  if (unfinished) new std::list<Coming>(std::move(coming_));
+}
+
+bool Inbox::take(std::vector<char>* bytes, int* from) {
+  for (;;) {
+    int there = 0;
+    MPI_Message message;
+    MPI_Status status;
+    check(MPI_Improbe(MPI_ANY_SOURCE, tag_, comm_, &there, &message, &status), "MPI_Improbe");
+    if (!there) break;
+    int count = 0;
+    MPI_Get_count(&status, MPI_BYTE, &count);
+    coming_.push_back(
+        {std::vector<char>(static_cast<size_t>(std::max(count, 0))), status.MPI_SOURCE, MPI_REQUEST_NULL, false});
+    Coming& one = coming_.back();
+    check(MPI_Imrecv(one.bytes.data(), count, MPI_BYTE, &message, &one.request), "MPI_Imrecv");
+  }
+  std::set<int> late;  // senders of whom an earlier message has not come as a whole
+  for (auto one = coming_.begin(); one != coming_.end(); ++one) {
+    int ended = one->here;
+    if (!ended) check(MPI_Test(&one->request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    one->here = ended != 0;
+    if (!one->here) late.insert(one->from);
+    if (late.count(one->from) > 0) continue;
+    *bytes = std::move(one->bytes);
+    *from = one->from;
+    coming_.erase(one);
+    return true;
+  }
+  return false;
+}
+
+}  // namespace mykv
