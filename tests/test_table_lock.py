@@ -127,7 +127,7 @@ def test_a_rank_that_stopped_with_the_table_locked_is_named_and_goes_on(mpirun, 
     assert len(re.findall(r"^sum \d \w+$", result.stdout, re.MULTILINE)) == 12, result.text
 
 
-@pytest.mark.parametrize("ranks, hosts, who", [(3, 1, 0), (4, 2, 2)])
+@pytest.mark.parametrize("ranks, hosts, who", [(3, 1, 0), (4, 2, 1)])
 def test_after_the_second_limit_all_give_the_table_up_also_the_rank_that_wakes(mpirun, tmp_path, ranks, hosts, who):
     running, pid, flag = _start_stopped(mpirun, tmp_path, ranks, hosts, who, 0.3, 1)
     others = {(rank, kind) for rank in range(ranks) if rank != who for kind in ("small", "parts", "bucket")}

@@ -229,8 +229,9 @@ void Rendezvous::stop_chunks(uint32_t index) {
 
 bool Rendezvous::settled(uint32_t index) {
   Entry& e = entry(index);
+  const uint32_t done = e.done_chunks.load(std::memory_order_acquire);
   const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
-  return claimed != kNotStopped && e.done_chunks.load(std::memory_order_acquire) >= claimed;
+  return done >= e.chunks || (claimed != kNotStopped && done >= claimed);
 }
 
 void Rendezvous::end_locked(uint32_t index, const std::string& error) {

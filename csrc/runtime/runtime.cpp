@@ -177,7 +177,8 @@ void Runtime::run() {
       }
       if (stopping) {
         std::lock_guard<std::mutex> lock(mutex_);
-        const bool nothing_left = parts_.empty() && !transport_->polling() && !agreement_.sending();
+        const bool nothing_left =
+            parts_.empty() && finished_.empty() && !transport_->polling() && !agreement_.sending();
         if (nothing_left || Clock::now() - last_work > kLeavePatience) break;
       } else {
         last_work = Clock::now();

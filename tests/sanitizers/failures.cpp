@@ -104,6 +104,38 @@ void given_up(uint32_t seed) {
   }
 }
 
+void arrays_after_errors(uint32_t seed) {
+  constexpr size_t kCount = 3 << 20;  // int32: 48 chunks
+  Random random(seed);
+  for (int round = 0; round < 4; ++round) {
+    Ranks ranks(3);
+    const int leaver = static_cast<int>(below(random, 3));
+    const auto when_us = static_cast<useconds_t>(below(random, 10000));
+    ranks.each([&](int rank) {
+      const std::shared_ptr<Buffer> buffer = ranks[rank].reserve(kCount * sizeof(int32_t));
+      buffer->commit(buffer->bytes());
+      auto* data = reinterpret_cast<int32_t*>(buffer->data());
+      std::fill(data, data + kCount, 1 << rank);
+      Request request = request_of(ranks[rank], "bucket", Kind::allreduce, kCount);
+      request.operation.in_place = true;
+      request.in_place = buffer->offset();
+      request.owner = buffer;
+      Outcome outcome;
+      request.done = outcome.done();
+      ranks[rank].post(std::move(request));
+      if (rank == leaver) {
+        usleep(when_us);
+        ranks[rank].break_off("it had enough");
+      }
+      const int32_t mine = outcome.wait("bucket") ? -1 - rank : sum_of_all(3);
+      if (mine < 0) std::fill(data, data + kCount, mine);
+      usleep(3000);
+      const size_t kept = static_cast<size_t>(std::count(data, data + kCount, mine));
+      require(kept == kCount, std::to_string(kCount - kept) + " elements were written after the end");
+    });
+  }
+}
+
 void departures(uint32_t seed) {
   Random random(seed);
   for (int round = 0; round < 6; ++round) {

@@ -23,6 +23,7 @@ int main(int count, char** arguments) {
       {"failing_requests", failing_requests, 1},
       {"given_up", given_up, 1},
       {"departures", departures, 1},
+      {"arrays_after_errors", arrays_after_errors, 2},
       {"stall_questions", stall_questions, 2},
       {"log_overruns", log_overruns, 10},
       {"locks_given_up", locks_given_up, 5},

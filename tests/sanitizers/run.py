@@ -19,10 +19,12 @@ import model
 import build
 
 # Tests that never import MXNet, which is not in this environment: arguments of pytest.
-_RANKS = [f"tests/test_{name}.py" for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "stall")]
+_RANKS = [
+    f"tests/test_{name}.py" for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "stall", "inbox")
+]
 _RANKS += ["-m", "ranks", "-k", "not training_on_two_hosts and not pushpull_on_two_hosts"]
-_ALONE = ["tests/test_compressors.py"]
-_TIME_LIMIT = 1500  # seconds for one step
+_ALONE = ["tests/test_compressors.py", "tests/test_table_lock.py"]
+_TIME_LIMIT = 3600  # seconds for one step
 
 
 def _step(name: str, command: list[str], env: dict[str, str] | None = None) -> bool:
@@ -69,7 +71,10 @@ def _addresses(rounds: int) -> bool:
         "LSAN_OPTIONS": f"suppressions={build.ROOT / build.HERE}/leaks.supp:print_suppressions=0",
         **undefined,
     }
-    for name, selection in (("tests of several ranks", _RANKS), ("tests of compressors", _ALONE)):
+    for name, selection in (
+        ("tests of several ranks", _RANKS),
+        ("tests of compressors and of the table's lock", _ALONE),
+    ):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
         good &= _step(f"{name}, AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer", command, env)
     reports = sorted(path for path in logs.iterdir() if path.name.startswith("log.python"))

@@ -16,6 +16,8 @@ void failing_requests(uint32_t seed);
 void given_up(uint32_t seed);
 // A rank leaves, or breaks off, in the middle: each operation fails or is right.
 void departures(uint32_t seed);
+// A rank breaks off in the middle of one in place: nobody writes into an array any more whose owner has the error.
+void arrays_after_errors(uint32_t seed);
 // Questions about who keeps whom waiting, and the answers.
 void stall_questions(uint32_t seed);
 // The table by itself: a reader that lags behind gets whole events or is told that it missed some.
