@@ -12,6 +12,7 @@
 #include "python/timeline.h"
 #include "runtime/error.h"
 #include "runtime/inbox.h"
+#include "runtime/meeting.h"
 #include "testing/parsers.h"
 
 namespace py = pybind11;
@@ -149,6 +150,7 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("abandon", &abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
   m.def("lose", &lose_all, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
         "A process has died: end all operations of this one, at once, with the reason.");
+  m.def("begin_again", &Meeting::begin_again, "After lose(): those that are left know of each other, and will init().");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
   m.def("build_info", &build_info);

@@ -31,8 +31,8 @@ class ElasticState:
     ----------
     checkpoint : str, optional
         With update_on_kvstore=True, a file of ``trainer.save_states`` from which states are loaded when a worker and
-        the next one, which keeps the copy of its share, have died together. It is of an earlier step than the weights.
-        Without it such a loss ends the job.
+        the one that keeps the copy of its share have died together. It is of an earlier step than the weights. Without
+        it such a loss ends the job.
     **members
         By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer with
         elastic=True), at least one; and whatever else `commit` shall keep, such as the number of the epoch and of the
@@ -138,7 +138,7 @@ class ElasticState:
     def _restore(self) -> None:
         """Go back to the last commit that all workers have, among those that are left, and commit it. Collective."""
         counts = global_process_set.numbers()
-        places = [(one.number, one.rank, one.size) for one in self._copies]
+        places = [(one.number, one.rank, one.keepers) for one in self._copies]
         everyone = allgather_object((self._number, places, counts))
         for _, _, others in everyone:
             global_process_set.skip_to(others)
@@ -163,27 +163,26 @@ class ElasticState:
             training.restore(trainer)  # what meeting has counted
         for number, trainer in enumerate(self._trainers):
             if trainer._store_optimizer is not None:
-                self._restore_shares(number, trainer, last, [(rank, size) for _, rank, size in places_then])
+                self._restore_shares(number, trainer, last, [rank for _, rank, _ in places_then])
         wait_for_all([])
         self._commit()
 
-    def _restore_shares(self, number: int, trainer: Any, last: _Copy, places: Sequence[tuple[int, int]]) -> None:
-        size = places[0][1]
-        new_rank_of = {old: new for new, (old, _) in enumerate(places)}
-        providers = [new_rank_of.get(old, new_rank_of.get((old + 1) % size)) for old in range(size)]
+    def _restore_shares(self, number: int, trainer: Any, last: _Copy, ranks_then: Sequence[int]) -> None:
+        keepers = last.keepers
+        new_rank_of = {old: new for new, old in enumerate(ranks_then)}
+        providers = [new_rank_of.get(old, new_rank_of.get(keeper)) for old, keeper in enumerate(keepers)]
         if None in providers:
             if self._checkpoint is None:
                 old = providers.index(None)
                 raise RuntimeError(
-                    f"The states of the optimizer on rank {old} of {size} are lost, since rank {(old + 1) % size}, "
+                    f"The states of the optimizer on rank {old} of {len(keepers)} are lost, since rank {keepers[old]}, "
                     "which kept their copy, has died too: begin again from a checkpoint, or name one in "
                     "ElasticState(checkpoint=...)."
                 )
             trainer.load_states(self._checkpoint)
+            last.training[number].restore(trainer)  # counters and settings, which the file has of an earlier step
             return
-        held = {last.rank: last.own[number]}
-        if size > 1:
-            held[(last.rank - 1) % size] = last.kept[number]
+        held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
         kept_shares.divide_anew(trainer._store_optimizer, last.training[number].shards, providers, held)
 
 
@@ -194,16 +193,19 @@ class _Copy:
     ----------
     number : int
         Of the commit; _NEVER while it is incomplete.
-    rank, size : int
-        This worker and the number of workers when it was made.
+    rank : int
+        Of this worker when it was made.
+    keepers : list of int
+        Who had the copy of each worker's share then.
     own, kept : dict of ndarray
         With the optimizer on the store, for each trainer that has it there: this worker's share of the states and that
-        of the worker before it, as bytes.
+        of the worker whose keeper it is, as bytes.
     """
 
     def __init__(self, trainers: int) -> None:
         self.number = _NEVER
-        self.rank = self.size = 0
+        self.rank = 0
+        self.keepers: list[int] = []
         self.values: dict[str, Any] = {}
         self.parameters = snapshots.Parameters()
         self.training = [snapshots.Training() for _ in range(trainers)]
@@ -212,7 +214,8 @@ class _Copy:
 
     def take(self, parameters: Sequence[Parameter], trainers: Sequence[Any], values: dict[str, Any]) -> None:
         self.number = _NEVER
-        self.rank, self.size = global_process_set.rank(), global_process_set.size()
+        core = global_process_set.core
+        self.rank, self.keepers = core.rank(), kept_shares.keepers(core.host_ranks())
         self.values = copy.deepcopy(values)
         arriving = self.parameters.take(parameters)
         for training, trainer in zip(self.training, trainers):
@@ -225,4 +228,4 @@ class _Copy:
             self.own[number] = kept_shares.pack(training.states)
             with turns.waiting(global_process_set, "commit") as turn:
                 sizes = turn.meet("commit of states", [len(self.own[number])])[:, 0].tolist()
-            self.kept[number] = kept_shares.pass_on(self.own[number], sizes)
+            self.kept[number] = kept_shares.pass_on(self.own[number], sizes, self.keepers[self.rank])

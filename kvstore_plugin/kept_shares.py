@@ -1,7 +1,8 @@
-"""Shares of the optimizer's states as bytes: kept by the next worker, and divided anew when a worker was lost.
+"""Shares of the optimizer's states as bytes: kept by another worker too, and divided anew when a worker was lost.
 
 A share is what one worker has of the states, those of its shards. With the optimizer on the store nobody else has them,
-so in each commit every worker gives a copy of its share to the next one in the order of ranks, the last to the first.
+so in each commit every worker gives a copy of its share to another one, its keeper: to the next one in the order of
+ranks on a single host, and where there are several to one of another host, so that a whole host may die.
 """
 
 from __future__ import annotations
@@ -31,22 +32,41 @@ def pack(states: Mapping[Hashable, Any]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def pass_on(share: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """Give the next worker this one's share, and get that of the one before. Collective.
+def keepers(hosts: Sequence[Sequence[int]]) -> list[int]:
+    """Who keeps a copy of each worker's share, each of one.
+
+    Workers are taken host by host, and each one's keeper is as many places behind it as the largest host has workers:
+    beyond its own host, unless that has more than half of all.
+
+    Parameters
+    ----------
+    hosts : sequence of sequence of int
+        The ranks of each.
+    """
+    order = [rank for ranks in hosts for rank in ranks]
+    largest = max(len(ranks) for ranks in hosts)
+    distance = largest if largest < len(order) else 1
+    kept_by = [0] * len(order)
+    for place, rank in enumerate(order):
+        kept_by[rank] = order[(place + distance) % len(order)]
+    return kept_by
+
+
+def pass_on(share: np.ndarray, sizes: Sequence[int], keeper: int) -> np.ndarray:
+    """Give this worker's share to its keeper, and get the one that it keeps itself. Collective.
 
     Parameters
     ----------
     share : ndarray of uint8
     sizes : sequence of int
         Bytes of each worker's.
+    keeper : int
     """
-    core = global_process_set.core
-    rank, size = core.rank(), core.size()
     received = []
     for begin in range(0, max(sizes), _LARGEST_PIECE):
         piece = share[begin : begin + _LARGEST_PIECE]
-        splits = [0] * size
-        splits[(rank + 1) % size] = len(piece)
+        splits = [0] * len(sizes)
+        splits[keeper] = len(piece)
         with mx.util.np_shape(True):
             got, _ = alltoall(mx.nd.from_numpy(np.ascontiguousarray(piece)), splits)
             received.append(got.asnumpy())

@@ -32,12 +32,18 @@ _SETTINGS = {
 }
 _PREFIX = "OMPI_MCA_"
 
+# Of a job that outlives its processes (docs/elastic.md). MPI_Finalize has a barrier of the launcher's, in which a host
+# waits for ever for one whose processes have all died. In such jobs ULFM's agreement in MPI_Finalize stands before it.
+_OUTLIVING = {"OMPI_MCA_async_mpi_finalize": "1"}
+
 _late: dict[str, str] = {}  # what could not be set any more
 
 
 def apply(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what the user has not set, if MPI still reads it; otherwise remember what is missing."""
     wanted = {name: value for settings in _SETTINGS.values() for name, value in settings.items()}
+    if launch.outlives_processes(environment):
+        wanted.update(_OUTLIVING)
     missing = {name: value for name, value in wanted.items() if not _is_set(name, environment)}
     if _initialized():
         _late.clear()

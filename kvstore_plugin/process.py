@@ -194,14 +194,17 @@ def leave_lost() -> None:
     if is_initialized():
         core.lose(f"WorkersLost: {liveness.lost() or 'another rank has noticed that one has ended'}")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
+    liveness.end()  # which goes on where joining again has failed
 
 
 def join_again(comm: MPI.Intracomm) -> None:
     """Be initialized again, on a communicator of the ranks that are left. Collective over it."""
     global _has_lost
     _has_lost = True
+    core_loader.load().begin_again()
     liveness.begin(comm)
     _join(comm)
+    liveness.check()  # who was lost while the core began, and did not end with it
 
 
 def ranks_in(comm: MPI.Intracomm) -> list[int]:

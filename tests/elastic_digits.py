@@ -1,8 +1,9 @@
 """A worker of the jobs of test_elastic.py: trains on digits, dies where it is told to, and shows what became of it.
 
-Arguments: a JSON object with `deaths` (the moment and the step of each death, by the first rank of the one that dies),
-`sharded`, `epochs`, `every` (steps from commit to commit), `adam`, and `by_mpi`: deaths
-are noticed as those on another machine.
+Arguments: a JSON object with `deaths` (the moment and the step of each death, by the first rank of the one that dies;
+of moments in which workers begin again, the number of the attempt), `sharded`, `epochs`, `most` (steps), `every` (steps
+from commit to commit), `adam`, `by_mpi`: deaths are noticed as those on another machine, `checkpoint`: a file of states
+that is written before each commit, and names of files, `save` at the end, and `load` of another job's at the beginning.
 
 Beside the accuracy it compares the weights with those of a second training, in one process with MXNet's own Trainer on
 the batches of all workers: a step that was applied twice, by half or not at all would show there.
@@ -19,7 +20,7 @@ import zlib
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from kvstore_plugin import kept_shares, liveness, process, sharding, snapshots
+from kvstore_plugin import elastic, elastic_state, kept_shares, launch, liveness, process, sharding, snapshots
 from kvstore_plugin.optimizer_states import leaves
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -29,6 +30,7 @@ mx.npx.set_np()
 plan = json.loads(sys.argv[1])
 deaths = {int(rank): death for rank, death in plan["deaths"].items()}
 sharded, epochs, every = plan.get("sharded", False), plan.get("epochs", 1), plan.get("every", 1)
+most = plan.get("most", sys.maxsize)
 HELD_OUT, GLOBAL_BATCH = 360, 48
 SGD, ADAM = ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}), ("adam", {"learning_rate": 0.003})
 OPTIMIZER = ADAM if plan.get("adam") else SGD
@@ -127,7 +129,13 @@ net = network()
 trainer = mykv.DistributedTrainer(
     net.collect_params(), *OPTIMIZER, elastic=True, update_on_kvstore=sharded, bucket_bytes=4096
 )
-state = mykv.ElasticState(net=net, trainer=trainer, epoch=0, batch=0, steps=0)
+state = mykv.ElasticState(checkpoint=plan.get("checkpoint"), net=net, trainer=trainer, epoch=0, batch=0, steps=0)
+if "load" in plan:
+    net.load_parameters(plan["load"] + ".params")
+    trainer.load_states(plan["load"] + ".states")
+    with open(plan["load"] + ".json") as file:
+        vars(state).update(json.load(file))
+first = {"epoch": state.epoch, "batch": state.batch, "steps": state.steps}
 state.history = []  # (step, number of workers) from which on there were so many
 initial = []
 
@@ -138,37 +146,66 @@ kind = type(trainer._optimizer)
 kind.update_multi_precision = dying("update", kind.update_multi_precision)
 
 
-def dying_again(original):
+attempts = 0  # of this worker to begin again
+
+
+def beginning_again(original, moment, attempt):
+    """A function that dies when it is called in this attempt; the first one begins before join_again() is called."""
+
+    def function(*arguments, **named):
+        if deaths.get(me) == [moment, attempt()]:
+            die()
+        return original(*arguments, **named)
+
+    return function
+
+
+def dying_soon(original):
     """join_again() of a worker that dies while it joins those that are left, or soon after."""
 
     def function(*arguments):
-        if deaths.get(me, [""])[0] == "recovery":
+        global attempts
+        attempts += 1
+        if deaths.get(me) == ["joining", attempts]:
             threading.Timer(np.random.uniform(0, 0.04), die).start()
         return original(*arguments)
 
     return function
 
 
-process.join_again = dying_again(process.join_again)
+process.join_again = dying_soon(process.join_again)
+elastic._all = beginning_again(elastic._all, "shrink", lambda: attempts + 1)
+liveness._machine = beginning_again(liveness._machine, "watch", lambda: attempts)
+launch.check_size = beginning_again(launch.check_size, "init", lambda: attempts)
+elastic_state.allgather_object = beginning_again(elastic_state.allgather_object, "restore", lambda: attempts)
+mykv.ElasticState._commit = beginning_again(mykv.ElasticState._commit, "recommit", lambda: attempts)
 
 
 def note_reset():
     state.history = [*state.history, (state.steps, mykv.size())]
-    say(f"reset {me} {mykv.rank()} {mykv.size()} {state.steps} {crc()}")
+    say(f"reset {me} {mykv.rank()} {mykv.size()} {state.steps} {crc()} {time.time():.3f}")
 
 
 state.register_reset_callbacks([note_reset])
 
 
+def write_checkpoint():
+    """States as they are now, with counters of an earlier step, which must not come back."""
+    trainer._optimizer.num_update -= 3
+    trainer.save_states(plan["checkpoint"])
+    trainer._optimizer.num_update += 3
+
+
 def train(state):
     size, rank = mykv.size(), mykv.rank()
-    while state.epoch < epochs:
+    say(f"trains {me} {size}")
+    while state.epoch < epochs and state.steps < most:
         todo = batches(state.epoch, size)
-        while state.batch < len(todo):
+        while state.batch < len(todo) and state.steps < most:
             if is_time("forward"):
                 die()
             backward(net, todo[state.batch] + rank)
-            if state.steps == 0:
+            if state.steps == first["steps"]:
                 initial[:] = weights(net)
             if is_time("reduction"):
                 operations = trainer._gradients[0]._operations
@@ -182,18 +219,27 @@ def train(state):
             state.batch += 1
             state.steps += 1
             if state.steps % every == 0:
+                if "checkpoint" in plan:
+                    write_checkpoint()
                 state.commit()
-        state.epoch, state.batch = state.epoch + 1, 0
+        if state.batch >= len(todo):
+            state.epoch, state.batch = state.epoch + 1, 0
     state.commit()
     return "done"
 
 
-state.history = [(0, mykv.size())]
+state.history = [(first["steps"], mykv.size())]
 say(f"pid {me} {os.getpid()}")
 assert mykv.run_elastic(train, state) == "done"
 total = mykv.allreduce(mx.np.ones(3), op=mykv.Sum).asnumpy()
 assert (total == mykv.size()).all(), total
 updates = trainer._optimizer.num_update
+if "save" in plan:
+    trainer.save_states(plan["save"] + ".states")
+    if mykv.rank() == 0:
+        net.save_parameters(plan["save"] + ".params")
+        with open(plan["save"] + ".json", "w") as file:
+            json.dump({"epoch": state.epoch, "batch": state.batch, "steps": state.steps}, file)
 
 
 def replay():
@@ -203,8 +249,16 @@ def replay():
     for parameter, value in zip(other.collect_params().values(), initial):
         parameter.set_data(mx.np.array(value))
     alone = gluon.Trainer(other.collect_params(), *OPTIMIZER, kvstore=None)
-    history, size, steps, epoch, batch = list(state.history), mykv.size(), 0, 0, 0
-    while epoch < epochs:
+    if "load" in plan:
+        alone.load_states(plan["load"] + ".states")
+    history, size, steps, epoch, batch = (
+        list(state.history),
+        mykv.size(),
+        first["steps"],
+        first["epoch"],
+        first["batch"],
+    )
+    while epoch < epochs and steps < most:
         while history and history[0][0] <= steps:
             size = history.pop(0)[1]
         todo = batches(epoch, size)
@@ -220,5 +274,5 @@ def replay():
 steps, difference = replay()
 say(
     f"end {me} {mykv.rank()} {mykv.size()} steps {state.steps} replayed {steps} updates {updates} "
-    f"accuracy {accuracy(net):.4f} difference {difference:.2e} {crc()}"
+    f"accuracy {accuracy(net):.4f} difference {difference:.2e} weights {crc()}"
 )

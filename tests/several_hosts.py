@@ -52,9 +52,11 @@ class Hosts:
             pytest.skip(self.why_virtual)
 
     def start(
-        self, mpirun: MpiRun, per_host: Sequence[int], script, *arguments: str, by_node=False, env=None
+        self, mpirun: MpiRun, per_host: Sequence[int], script, *arguments: str, by_node=False, env=None, options=()
     ) -> Running:
         """Start a script with so many ranks on each host; `by_node` deals them out to the hosts one by one.
+
+        `options` are more ones of mpirun.
 
         Skips the test where virtual hosts cannot be divided like that.
         """
@@ -62,10 +64,9 @@ class Hosts:
         if self.network is None:
             if by_node or list(per_host) != _virtual(ranks, len(per_host)):
                 pytest.skip(f"virtual hosts cannot be divided so: {self.why_virtual}")
-            return mpirun.start(
-                ranks, script, *arguments, env={**(env or {}), "MYKV_VIRTUAL_HOSTS": str(len(per_host))}
-            )
-        extra = ("--map-by", "node") if by_node else ()
+            variables = {**(env or {}), "MYKV_VIRTUAL_HOSTS": str(len(per_host))}
+            return mpirun.start(ranks, script, *arguments, env=variables, options=tuple(options))
+        extra = (*options, *(("--map-by", "node") if by_node else ()))
 
         def command(program: list[str]) -> list[str]:
             return self.network.mpirun(launcher.mpirun_path(), per_host, program, extra)

@@ -11,6 +11,7 @@
 
 #include "compress/compressor.h"
 #include "runtime/error.h"
+#include "runtime/meeting.h"
 #include "runtime/signature.h"
 #include "runtime/stall_watch.h"
 
@@ -112,6 +113,7 @@ void leave_all(const std::string& reason) {
 }
 
 void lose_all(const std::string& reason) {
+  Meeting::lose();
   std::lock_guard<std::mutex> lock(g_runtimes.mutex);
   for (const std::weak_ptr<Runtime>& one : g_runtimes.all) {
     if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->lose(reason);

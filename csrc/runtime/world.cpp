@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "runtime/error.h"
+#include "runtime/meeting.h"
+#include "runtime/mpi_error.h"
 #include "runtime/rendezvous.h"
 #include "transport/host/handover.h"
 
@@ -12,23 +14,15 @@ namespace mykv {
 
 namespace {
 
-void check(int code, const char* what) {
-  if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  throw Error(std::string("MPI failed in ") + what + ": " + std::string(text, static_cast<size_t>(length)));
-}
-
 // Ranks may come minutes after each other (one compiles, or loads data), and most MPIs wait spinning: meet asleep
 // first.
 MPI_Comm wait_for_all(MPI_Comm comm) {
   constexpr int kLongestUs = 2000;
   MPI_Request request;
-  check(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
+  check_mpi(MPI_Ibarrier(comm, &request), "MPI_Ibarrier");
   for (int us = 1;; us = std::min(2 * us, kLongestUs)) {
     int done = 0;
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    check_mpi(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Test");
     if (done) return comm;
     usleep(static_cast<useconds_t>(us));
   }
@@ -36,14 +30,14 @@ MPI_Comm wait_for_all(MPI_Comm comm) {
 
 Communicator duplicate(MPI_Comm comm) {
   MPI_Comm copy;
-  check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
   MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
   return Communicator(copy);
 }
 
 Communicator split(MPI_Comm comm, int color, int key) {
   MPI_Comm part;
-  check(MPI_Comm_split(comm, color, key, &part), "MPI_Comm_split");
+  check_mpi(MPI_Comm_split(comm, color, key, &part), "MPI_Comm_split");
   return Communicator(part);
 }
 
@@ -58,7 +52,7 @@ size_t region_bytes_for(int local_size, size_t most_address_space) {
 
 Communicator split_by_host(MPI_Comm comm, int rank, int virtual_hosts) {
   MPI_Comm part;
-  check(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &part), "MPI_Comm_split_type");
+  check_mpi(MPI_Comm_split_type(comm, MPI_COMM_TYPE_SHARED, rank, MPI_INFO_NULL, &part), "MPI_Comm_split_type");
   Communicator machine(part);
   if (virtual_hosts <= 1) return machine;
   return split(machine.get(), machine.rank() * virtual_hosts / machine.size(), rank);
@@ -100,7 +94,7 @@ World::World(MPI_Comm parent, const WorldOptions& options)
   // Everyone learns everyone's host, named by the global rank of its first rank.
   std::vector<int> leaders(static_cast<size_t>(size_));
   const int leader = hosts_[0][0];
-  check(MPI_Allgather(&leader, 1, MPI_INT, leaders.data(), 1, MPI_INT, control_.get()), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&leader, 1, MPI_INT, leaders.data(), 1, MPI_INT, control_.get()), "MPI_Allgather");
   hosts_.clear();
   host_of_.resize(static_cast<size_t>(size_));
   for (int r = 0; r < size_; ++r) {
@@ -137,7 +131,7 @@ ThreadHost::ThreadHost(int size, size_t region_bytes) : size_(size), region_byte
 void World::require_same(const char* what, uint64_t value) const {
   if (control_.get() == MPI_COMM_NULL) return;
   std::vector<uint64_t> values(static_cast<size_t>(size_));
-  check(MPI_Allgather(&value, 1, MPI_UINT64_T, values.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&value, 1, MPI_UINT64_T, values.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
   for (int r = 1; r < size_; ++r) {
     if (values[static_cast<size_t>(r)] == values[0]) continue;
     throw Error(std::string("mykv needs the same settings on all ranks, but ") + what + " is " +
@@ -155,7 +149,7 @@ void World::require_same_versions() const {
     hash = hash_bytes(mine.data(), mine.size(), hash);
   }
   std::vector<uint64_t> hashes(static_cast<size_t>(size_));
-  check(MPI_Allgather(&hash, 1, MPI_UINT64_T, hashes.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&hash, 1, MPI_UINT64_T, hashes.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
   const auto other = std::find_if(hashes.begin(), hashes.end(), [&](uint64_t one) { return one != hashes[0]; });
   if (other == hashes.end()) return;
   constexpr size_t kBytes = 256;
@@ -164,7 +158,7 @@ void World::require_same_versions() const {
   for (const size_t root : {size_t{0}, who}) {
     char text[kBytes] = {};
     mine.copy(text, kBytes - 1);
-    check(MPI_Bcast(text, kBytes, MPI_CHAR, static_cast<int>(root), control_.get()), "MPI_Bcast");
+    check_mpi(MPI_Bcast(text, kBytes, MPI_CHAR, static_cast<int>(root), control_.get()), "MPI_Bcast");
     texts[root != 0] = text;
   }
   throw Error("mykv needs the same versions on all ranks, but rank " + std::to_string(label(0)) + " has " + texts[0] +
@@ -203,6 +197,8 @@ int World::cross_size() const {
 // wrong on this rank; one that fails takes its group along, so that nobody waits for it.
 std::string World::meet_on_host(Communicator candidates) {
   for (bool first = true;; first = false) {
+    Communicator group;  // freed after the meeting
+    const Meeting meeting(candidates.get());
     const int local_size = candidates.size();
     region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
     const size_t bytes = table_bytes_for(local_size) + region_bytes_ * static_cast<size_t>(local_size);
@@ -211,20 +207,21 @@ std::string World::meet_on_host(Communicator candidates) {
     strangers_ += mine.strangers;
     std::vector<int> results(static_cast<size_t>(local_size));
     const int result = static_cast<int>(mine.result);
-    check(MPI_Allgather(&result, 1, MPI_INT, results.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");
+    check_mpi(MPI_Allgather(&result, 1, MPI_INT, results.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");
     const int failed = static_cast<int>(Handover::Result::failed);
     if (std::find(results.begin(), results.end(), failed) != results.end()) return mine.failure;
     const bool joined = mine.result == Handover::Result::joined;
-    Communicator group = split(candidates.get(), joined ? 0 : 1, candidates.rank());
+    group = split(candidates.get(), joined ? 0 : 1, candidates.rank());
     if (joined) return settle(group);
     candidates = std::move(group);
   }
 }
 
 std::string World::settle(const Communicator& group) {
+  const Meeting meeting(group.get());
   local_rank_ = group.rank();
   std::vector<int> ranks(static_cast<size_t>(group.size()));
-  check(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
+  check_mpi(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
   hosts_ = {ranks};
   table_bytes_ = table_bytes_for(group.size());
   // The first rank fills the table's head in before anybody uses it.
@@ -234,7 +231,7 @@ std::string World::settle(const Communicator& group) {
   } catch (const Error& error) {
     failure = error.what();
   }
-  check(MPI_Barrier(group.get()), "MPI_Barrier");
+  check_mpi(MPI_Barrier(group.get()), "MPI_Barrier");
   return failure;
 }
 
@@ -244,7 +241,7 @@ void World::throw_failures(const std::string& mine) const {
   char text[kBytes] = {};
   mine.copy(text, kBytes - 1);
   std::vector<char> texts(kBytes * static_cast<size_t>(size_));
-  check(MPI_Allgather(text, kBytes, MPI_CHAR, texts.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
+  check_mpi(MPI_Allgather(text, kBytes, MPI_CHAR, texts.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
   for (int r = 0; r < size_; ++r) {
     const char* failure = &texts[kBytes * static_cast<size_t>(r)];
     if (failure[0] != '\0') throw Error("rank " + std::to_string(label(r)) + ": " + failure);

@@ -1,6 +1,6 @@
 """Target: results do not depend on timing. The same training, 20 times with the same seed, ends with the same bits,
 whatever delays are planted between its phases on each rank, while from outside ranks are stopped for moments, bound to
-other cores and given other priorities. Trainers: buckets, the store's optimizer, the stock Trainer in both ways.
+other cores and given other priorities. What is trained is told in training.py: each in a case or two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ CASES = [
     ("buckets", 4, 2),
     ("stock on the store", 3, 2),
     ("stock", 2, 2),
+    ("sparse", 3, 1),
+    ("sparse on the store", 4, 2),
+    ("join", 3, 1),
+    ("join", 4, 2),
+    ("amp", 2, 1),
+    ("compression", 4, 2),
 ]
+_ENV = {"MYKV_COMPRESS_BYTES": "1"}  # compress these small weights too
 
 
 def run(budget: Budget, cases: list[tuple] = CASES, runs: int = RUNS, steps: int = STEPS) -> Tally:
@@ -41,7 +48,7 @@ def run(budget: Budget, cases: list[tuple] = CASES, runs: int = RUNS, steps: int
     while budget.allows(tally):
         mode, ranks, hosts = cases[number % len(cases)]
         what = f"{mode}, {ranks} ranks on {hosts} hosts"
-        with Job(ranks, "torture.delayed", mode, runs, steps, _LONGEST_SLEEP_S, hosts=hosts) as job:
+        with Job(ranks, "torture.delayed", mode, runs, steps, _LONGEST_SLEEP_S, hosts=hosts, env=_ENV) as job:
             disturbances = _disturb(job, chance, _LONGEST_JOB_S)
             ended = job.wait(_START_S)
         digests = re.findall(r"run (\d+) digest (\w+)", ended.text)

@@ -1,6 +1,6 @@
 """Target: a worker is killed with -9 at a random moment of its life, before init() or in it, in forward, in a
-reduction, while states are written. The job ends within ten seconds with a sentence that names the rank; no process,
-no shared memory and no half-written checkpoint is left.
+reduction, while others wait in join(), while states are written. The job ends within ten seconds with a sentence that
+names the rank; no process, no shared memory and no half-written checkpoint is left.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _START_S = 90.0
 _MOST_LATE = 5  # jobs that a busy machine cannot start in that time; more are a failure
 _GONE_S = 2.0  # for the kernel to take down the processes that mpirun has ended
 # What rank 0 has said last before the kill, and the most seconds after that: core workers start within a second.
-_MOMENTS = {"core": [("pid of", 0.3), ("pid of", 1.0), ("inited", 0.05), ("inited", 1.0), ("saving", 0.02)]}
-_MOMENTS["gluon"] = [("pid of", 4.0), ("inited", 0.5), ("step", 1.0), ("step", 1.0), ("saving", 0.05)]
+_CORE_MOMENTS = [("pid of", 0.3), ("pid of", 1.0), ("inited", 0.05), ("inited", 1.0), ("saving", 0.02)]
+_MOMENTS = [("pid of", 4.0), ("inited", 0.5), ("step", 1.0), ("step", 1.0), ("saving", 0.05)]
+_ENV = {"MYKV_COMPRESS_BYTES": "1"}  # compress the small weights of victims too
 CASES = [
     ("core", 2, 1),
     ("core", 4, 2),
@@ -35,6 +36,8 @@ CASES = [
     ("core", 2, 2),
 ]
 CASES += [("gluon", 4, 2), ("core", 2, 1), ("core", 4, 2), ("gluon", 3, 1), ("core", 4, 1)]
+CASES += [("sparse", 3, 1), ("join", 3, 1), ("amp", 2, 1), ("compression", 4, 2), ("stock", 3, 1)]
+CASES += [("sparse", 4, 2), ("join", 4, 2), ("amp", 4, 2), ("compression", 3, 2), ("stock", 4, 2)]
 
 
 def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
@@ -46,7 +49,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
     while budget.allows(tally):
         mode, ranks, hosts = cases[(tally.tried + late) % len(cases)]
         victim = chance.randrange(ranks)
-        text, most = chance.choice(_MOMENTS[mode])
+        text, most = chance.choice(_CORE_MOMENTS if mode == "core" else _MOMENTS)
         after = chance.uniform(0, most)
         what = f"{mode}, {ranks} ranks on {hosts} hosts, rank {victim} killed {after:.3f} s after {text!r}"
         problem, seconds = _kill(mode, ranks, hosts, victim, text, after)
@@ -64,7 +67,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
 
 def _kill(mode: str, ranks: int, hosts: int, victim: int, text: str, after: float) -> tuple[str | None, float | None]:
     """What was wrong, and how long the job took to end; None where it was too slow to get there."""
-    with Job(ranks, "torture.victim", mode, hosts, hosts=hosts) as job:
+    with Job(ranks, "torture.victim", mode, hosts, hosts=hosts, env=_ENV) as job:
         if not job.until(text, _START_S) or not job.until(f"pid of {victim}:", _START_S):
             if not job.ended():
                 return None, None

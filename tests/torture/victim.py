@@ -1,8 +1,12 @@
-"""A rank that trains and saves until somebody kills it: ``victim core`` with numpy alone, ``victim gluon``."""
+"""A rank that trains and saves until somebody kills it: ``victim MODE HOSTS``.
+
+The mode core has numpy alone; the others are a training with MXNet each, as training.py makes it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import time
 import zlib
@@ -12,6 +16,17 @@ from typing import BinaryIO, Callable
 import numpy as np
 
 from .job import say, say_pid
+
+_SAVES_AFTER = 20  # steps
+# What is trained on one host, and on several.
+_MODES = {
+    "gluon": ("buckets", "store"),
+    "stock": ("stock on the store", "stock on the store"),  # without it, its files are MXNet's own, and may be half
+    "sparse": ("sparse", "sparse on the store"),
+    "join": ("join", "join"),
+    "amp": ("amp", "amp"),
+    "compression": ("compression", "compression"),
+}
 
 
 def _core() -> None:
@@ -46,9 +61,7 @@ def _with_checksum(content: bytes) -> Callable[[BinaryIO], object]:
     return lambda file: file.write(zlib.crc32(content).to_bytes(4, "little") + content)
 
 
-def _gluon() -> None:
-    import os
-
+def _gluon(mode: str, hosts: int) -> None:
     for name in ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):
         if name in os.environ:
             say_pid(int(os.environ[name]))
@@ -57,27 +70,27 @@ def _gluon() -> None:
 
     mykv.init()
     say("inited")
-    from support import array, dense_network
+    from .training import Training
     from mxnet import autograd  # isort: skip
 
-    net = dense_network(seed=0, inputs=300, widths=(300, 300, 2))
-    trainer = mykv.DistributedTrainer(
-        net.collect_params(), "adam", {"learning_rate": 0.001}, update_on_kvstore=int(sys.argv[2]) > 1
-    )
-    data = array(np.ones((16, 300), "float32"))
-    step = 0
+    training = Training(_MODES[mode][hosts > 1], width=300)
+    done = 0
     while True:
-        with autograd.record():
-            loss = (net(data) ** 2).sum()
-        loss.backward()
-        trainer.step(16)
-        step += 1
-        if step == 3:
-            say("step")
-        if step % 20 == 0:
-            say("saving")
-            trainer.save_states("states")
+        with training.context():
+            for step in range(training.steps(_SAVES_AFTER)):
+                with autograd.record():
+                    loss = training.loss(step)
+                training.backward(loss, step)
+                training.update()
+                done += 1
+                if done == 3:
+                    say("step")
+        say("saving")
+        training.trainer.save_states("states")
 
 
 if __name__ == "__main__":
-    {"core": _core, "gluon": _gluon}[sys.argv[1]]()
+    if sys.argv[1] == "core":
+        _core()
+    else:
+        _gluon(sys.argv[1], int(sys.argv[2]))

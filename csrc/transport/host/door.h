@@ -30,7 +30,7 @@ class Door {
   bool open(const Token& name, std::string* refused);
   // Lets those in who call in the next `ms` milliseconds, or returns sooner, and hands them `fd`.
   void attend(const Token& secret, int fd, int ms);
-  // Callers that were handed the descriptor.
+  // Callers with the secret, which were handed the descriptor unless they have died meanwhile.
   int served() const { return served_; }
   // Callers that were not: of another user, without the secret, or silent to this moment.
   int strangers() const { return strangers_ + static_cast<int>(waiting_.size()); }

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "runtime/error.h"
+#include "runtime/mpi_error.h"
 #include "transport/host/door.h"
 
 namespace mykv {
@@ -25,10 +26,10 @@ void serve(MPI_Comm comm, Door& door, const Token& secret, int fd) {
   int callers = 0;
   const int self = 0;
   MPI_Request counting;
-  MPI_Iallreduce(&self, &callers, 1, MPI_INT, MPI_SUM, comm, &counting);
+  check_mpi(MPI_Iallreduce(&self, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
   for (int all_called = 0; !all_called;) {
     door.attend(secret, fd, kShortMs);
-    MPI_Test(&counting, &all_called, MPI_STATUS_IGNORE);
+    check_mpi(MPI_Test(&counting, &all_called, MPI_STATUS_IGNORE), "MPI_Test");
   }
   const auto over = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
   while (door.served() < callers && std::chrono::steady_clock::now() < over) door.attend(secret, fd, kLongMs);
@@ -50,7 +51,7 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
     mine = {Handover::Result::failed, error.what(), "", 0};
   }
   if (size == 1) return mine;
-  MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm);
+  check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
   if (!offer.made || !offer.shared) return mine;
   serve(comm, door, offer.secret, segment->fd());
   mine.strangers = door.strangers();
@@ -59,15 +60,15 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
 
 Handover take(MPI_Comm comm, size_t bytes, Segment* segment) {
   Offer offer;
-  MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm);
+  check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
   if (!offer.made) return {Handover::Result::failed, "", "", 0};
   if (!offer.shared) return {Handover::Result::separate, "", "", 0};
   const FileDescriptor connection = call(offer.name, offer.secret);
   const int connected = connection ? 1 : 0;
   int callers = 0;
   MPI_Request counting;  // as rank 0 does, since it would match no blocking call
-  MPI_Iallreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm, &counting);
-  MPI_Wait(&counting, MPI_STATUS_IGNORE);
+  check_mpi(MPI_Iallreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
+  check_mpi(MPI_Wait(&counting, MPI_STATUS_IGNORE), "MPI_Wait");
   if (!connection) return {Handover::Result::separate, "", "", 0};
   FileDescriptor fd = receive_descriptor(connection.get());
   if (!fd) return {Handover::Result::separate, "", "", 0};

@@ -1,0 +1,21 @@
+// What MPI returns, as an Error.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+// Throws Error where `code`, returned by the call that `what` names, is not MPI_SUCCESS.
+inline void check_mpi(int code, const char* what) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw Error(std::string("MPI failed in ") + what + ": " + std::string(text, static_cast<size_t>(length)));
+}
+
+}  // namespace mykv
