@@ -1,9 +1,13 @@
 """A worker of the jobs of test_elastic.py: trains on digits, dies where it is told to, and shows what became of it.
 
-Arguments: a JSON object with `deaths` (the moment and the step of each death, by the first rank of the one that dies;
-of moments in which workers begin again, the number of the attempt), `sharded`, `epochs`, `most` (steps), `every` (steps
-from commit to commit), `adam`, `by_mpi`: deaths are noticed as those on another machine, `checkpoint`: a file of states
-that is written before each commit, and names of files, `save` at the end, and `load` of another job's at the beginning.
+Arguments: a JSON object with
+`deaths`: the moment and the step of each death, by the first rank of the one that dies; of moments in which workers
+begin again, the number of the attempt,
+`sharded`, `adam`, `epochs`, `most` (steps), `every` (steps from commit to commit),
+`by_mpi`: deaths are noticed as those on another machine,
+`checkpoint`: a file of states that is written before each commit,
+`save`, `load`: begin of the names of files, written at the end, or read at the beginning,
+`progress`: tell of every tenth step.
 
 Beside the accuracy it compares the weights with those of a second training, in one process with MXNet's own Trainer on
 the batches of all workers: a step that was applied twice, by half or not at all would show there.
@@ -218,6 +222,8 @@ def train(state):
             trainer.step(1)
             state.batch += 1
             state.steps += 1
+            if "progress" in plan and state.steps % 10 == 0:
+                say(f"at {state.steps}")
             if state.steps % every == 0:
                 if "checkpoint" in plan:
                     write_checkpoint()
@@ -229,7 +235,7 @@ def train(state):
 
 
 state.history = [(first["steps"], mykv.size())]
-say(f"pid {me} {os.getpid()}")
+say(f"pid of {me}: {os.getpid()}")
 assert mykv.run_elastic(train, state) == "done"
 total = mykv.allreduce(mx.np.ones(3), op=mykv.Sum).asnumpy()
 assert (total == mykv.size()).all(), total

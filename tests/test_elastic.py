@@ -18,7 +18,7 @@ from mxnet.gluon import nn
 from several_hosts import Hosts
 
 _WORKER = Path(__file__).with_name("elastic_digits.py")
-_LIMIT_S = 60.0
+_LIMIT_S = 150.0
 
 pytestmark = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
 

@@ -35,6 +35,14 @@ def test_the_users_file_of_parameters_counts_too(tmp_path, monkeypatch, line, ke
     assert (_YIELD not in environment) == kept
 
 
+@pytest.mark.parametrize("outlives", [False, True])
+def test_only_a_job_that_outlives_its_processes_is_finalized_without_the_launchers_barrier(monkeypatch, outlives):
+    monkeypatch.setattr(mpi_settings, "_initialized", lambda: False)
+    environment = {"OMPI_MCA_mpi_ft_enable": "1"} if outlives else {}
+    mpi_settings.apply(environment)
+    assert ("OMPI_MCA_async_mpi_finalize" in environment) == outlives
+
+
 _LATE = """
 import logging
 logging.basicConfig()

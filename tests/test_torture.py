@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from torture import delays, drawing, kills, programs, soak, stops
+from harness import launcher
+from torture import delays, drawing, elastic, kills, programs, soak, stops
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -36,10 +37,15 @@ def test_programs_are_the_same_on_all_ranks_and_half_of_them_hold_a_fault():
     assert 100 < sum(fault is not None for _, fault in drawn) < 200
 
 
-@pytest.mark.parametrize("case", [("core", 3, 1), ("core", 4, 2)])
+@pytest.mark.parametrize("case", [("core", 3, 1), ("core", 4, 2), ("join", 3, 2)])
 def test_a_killed_worker_ends_the_job_and_leaves_nothing(case):
     seed = random.Random(str(case)).randrange(1000)
     _survived(kills.run(Budget(_ENOUGH, seed, most=1), [case]), 1)
+
+
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
+def test_elastic_workers_outlive_those_that_are_killed():
+    _survived(elastic.run(Budget(_ENOUGH, seed=5, most=1), [(3, 2, False, 1)]), 1)
 
 
 def test_a_stopped_worker_is_named_and_goes_on_with_the_same_bits():

@@ -51,6 +51,8 @@ class Job:
         MYKV_VIRTUAL_HOSTS.
     env : dict, optional
         More variables.
+    options : tuple of str, optional
+        Of mpirun.
 
     Attributes
     ----------
@@ -58,7 +60,15 @@ class Job:
         A folder that goes with the job.
     """
 
-    def __init__(self, ranks: int, module: str, *arguments: object, hosts: int = 1, env: dict | None = None) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        module: str,
+        *arguments: object,
+        hosts: int = 1,
+        env: dict | None = None,
+        options: tuple[str, ...] = (),
+    ) -> None:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
@@ -66,7 +76,7 @@ class Job:
         variables = launcher.environment({"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **(env or {})})
         self._output = (self.directory / "output").open("wb")
         self._begin = time.monotonic()
-        command = launcher.command(ranks, program)
+        command = launcher.command(ranks, program, options)
         self.launch = Launch(command, variables, self._output, subprocess.STDOUT, str(self.directory))
 
     def __enter__(self) -> Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 TARGETS = {
     "programs": "torture.programs",  # random operations with planted disagreements, against numpy
     "kills": "torture.kills",  # kill -9 of a worker at any moment
+    "elastic": "torture.elastic",  # kill -9 of workers of which the others go on
     "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training
     "delays": "torture.delays",  # the same training under other timings has the same bits
     "soak": "torture.soak",  # very many small steps: nothing grows

@@ -72,9 +72,8 @@ class Training:
             loss.backward()
             return
         overflows = step % _OVERFLOWS == _OVERFLOWS - 1 and mykv.rank() == step % mykv.size()
-        with autograd.record():
-            with _amp().scale_loss(loss * (np.inf if overflows else 1.0), self.trainer) as scaled:
-                autograd.backward(scaled)
+        with autograd.record(), _amp().scale_loss(loss * (np.inf if overflows else 1.0), self.trainer) as scaled:
+            autograd.backward(scaled)
 
     def update(self) -> None:
         """Take the step."""
