@@ -195,9 +195,14 @@ state.register_reset_callbacks([note_reset])
 
 def write_checkpoint():
     """States as they are now, with counters of an earlier step, which must not come back."""
-    trainer._optimizer.num_update -= 3
+    optimizer = trainer._optimizer
+    counts, number = optimizer._index_update_count, optimizer.num_update
+    kept = dict(counts)
+    counts.update({key: count - 1 for key, count in kept.items()})
+    optimizer.num_update -= 1
     trainer.save_states(plan["checkpoint"])
-    trainer._optimizer.num_update += 3
+    counts.update(kept)
+    optimizer.num_update = number
 
 
 def train(state):

@@ -1,9 +1,9 @@
 // Communicators on which the ranks of a machine wait for each other while a world is made; they end with a death.
 //
-// When a process has died, MPI (ULFM) ends collective calls on all communicators that hold it, and on no others. While a
-// world is made there are communicators of the ranks of one machine. Where the dead process is on another machine, and
-// one of the ranks has given up because of it, the others would wait for that one for ever: so whoever notices a death
-// revokes what the ranks wait on.
+// When a process has died, MPI (ULFM) ends collective calls on all communicators that hold it, and on no others. While
+// a world is made there are communicators of the ranks of one machine. Where the dead process is on another machine,
+// and one of the ranks has given up because of it, the others would wait for that one for ever: so whoever notices a
+// death revokes what the ranks wait on.
 #pragma once
 
 #include <mpi.h>
