@@ -6,7 +6,7 @@
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
-#   make torture         random programs, kills, delays and a soak; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
+#   make torture         random programs, kills, delays, a soak, many keys; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
 #   make lint            ruff and clang-format, which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/

@@ -232,6 +232,7 @@ PYBIND11_MODULE(mykv_core, m) {
               "For each name the ranks that have come to the operation which this rank will ask for next under it.");
   bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
               "Drop what is kept for names that begin with this, after the last call under them.");
+  bind_method(m, group, "counted_names", &Group::counted_names, "Of how many names the calls are counted.");
   bind_method(m, group, "give_up", &Group::give_up, name, py::arg("reason"),
               "End what is under way under `name`, on all ranks, unless all of them have come.");
   bind_method(m, group, "signal_under_lock", &Group::signal_under_lock, py::arg("number"),

@@ -35,11 +35,11 @@ class Broadcast:
         The rank within the set whose values count.
     priority : int
         Operations with a higher one run first.
-    lasting : bool
-        It is wanted at every initialization, not at the next only.
+    lasting : KeptNames, optional
+        It is wanted at every initialization, not at the next only, so these names stay in use.
     """
 
-    def __init__(self, process_set: ProcessSet, name: str, root: int, priority: int, lasting: bool = False) -> None:
+    def __init__(self, process_set: ProcessSet, name: str, root: int, priority: int, lasting: Any = None) -> None:
         self.process_set = process_set
         self.name = name
         self.root = root

@@ -15,6 +15,7 @@ from . import (
     arrays,
     calls,
     gathering,
+    kept_names,
     optimizer_kinds,
     optimizer_states,
     order,
@@ -598,13 +599,8 @@ _pickled: set[str] = set()  # scopes of stores that may come back
 
 
 def _forget(scope: str, process_set: ProcessSet, generation: int) -> None:
-    """Let the core drop what it counts for the keys of a store that is gone. Only after init() are names used again."""
-    if generation != process.generation:
-        return
-    order.forget_states(optimizer_states.meeting_name(scope))
-    if scope not in _pickled:
-        with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
-            process_set.core.forget(f"{scope}/")
+    """Let the core drop what it counts for the keys of a store that is gone."""
+    kept_names.forget(process_set, scope, generation, comes_back=scope in _pickled)
 
 
 def _store_named(scope: str, process_set: ProcessSet) -> MyKV:

@@ -186,9 +186,11 @@ def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int
 def _group_of(ranks: tuple[int, ...]) -> Any:
     comm = process.communicator_of(ranks)
     try:
-        return process.core.make_group(comm.py2f(), list(ranks), settings.core_options())
+        group = process.core.make_group(comm.py2f(), list(ranks), settings.core_options())
     finally:
         comm.Free()
+    process.warn_of_strangers(group, f"the ranks of {_named(ranks)}")
+    return group
 
 
 def _end(process_set: ProcessSet) -> None:

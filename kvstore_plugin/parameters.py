@@ -90,7 +90,9 @@ def broadcast_parameters(
         process_set.core.forget(f"{scope}/")
 
 
-def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int, are_equal: bool = False) -> None:
+def keep_equal(
+    process_set: ProcessSet, named: Sequence[Named], scope: str, root: int, names: Any, are_equal: bool = False
+) -> None:
     """Broadcast a trainer's parameters, now and whenever they are initialized later. Collective.
 
     Parameters
@@ -103,6 +105,8 @@ def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root
         Begins the names of all operations.
     root : int
         The rank within the set whose values count.
+    names : KeptNames
+        Those of the scope, which the parameters use for as long as they live.
     are_equal : bool
         Those that have values now are equal already, and stay as they are.
     """
@@ -111,7 +115,7 @@ def keep_equal(process_set: ProcessSet, named: Sequence[Named], scope: str, root
     loading.forget([one.value for one in named])
     least, most = agreement.extremes(process_set, f"{scope}/parameters", [_state(one.value) for one in named])
     for (name, parameter, position), lowest, highest in zip(named, least, most):
-        broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=True)
+        broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=names)
         everywhere = lowest if lowest == highest else None
         if parameter._data is not None and not are_equal:
             broadcast.push(parameter._data)

@@ -106,13 +106,19 @@ def init(
         raise
     if core.lonely():
         _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
-    if core.strangers():
-        _log.warning(
-            "%d processes that are none of this job called for the memory that its ranks share, and were turned away.",
-            core.strangers(),
-        )
+    warn_of_strangers(core, "its ranks")
     mpi_settings.warn_if_late(core)
     launch.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
+
+
+def warn_of_strangers(group: Any, who: str) -> None:
+    """Log how many others have called for the memory of a group that was just made; on one of its ranks per host."""
+    if group.strangers():
+        _log.warning(
+            "%d processes that are none of this job called for the memory that %s share, and were turned away.",
+            group.strangers(),
+            who,
+        )
 
 
 def shutdown() -> None:

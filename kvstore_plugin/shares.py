@@ -18,6 +18,7 @@ class Share(NamedTuple):
     scope: str
     named: Sequence[Named]
     root: int  # within the set
+    names: Any  # the KeptNames of the scope
 
 
 class Company:

@@ -29,6 +29,7 @@ from .arguments import check_is_added, check_predivide_factor, whole_number
 from .auxiliary import Averaging
 from .compression import Compression
 from .gradients import Gradients
+from .kept_names import KeptNames
 from .local_gradients import LocalGradients
 from .mxnet_compat import Parameter, gluon
 from .naming import described_within
@@ -202,7 +203,8 @@ class DistributedTrainer(gluon.Trainer):
         self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
         suffix = f".{prefix}" if prefix else ""
         self._shares = [
-            shares.Share(one, name + suffix, named_of.get(one, []), roots[one]) for one, name in scopes.items()
+            shares.Share(one, name + suffix, named_of.get(one, []), roots[one], KeptNames(one, *{name, name + suffix}))
+            for one, name in scopes.items()
         ]
         local = [one.value for one in named_of.get(None, [])]
         self._company = shares.Company(process_set, self._shares, bool(local))
@@ -290,7 +292,9 @@ class DistributedTrainer(gluon.Trainer):
                 if share.process_set is self._company.process_set:
                     self._company.meet()
                 if self._broadcast_period >= 0:
-                    parameters.keep_equal(share.process_set, share.named, share.scope, share.root, are_equal)
+                    parameters.keep_equal(
+                        share.process_set, share.named, share.scope, share.root, share.names, are_equal
+                    )
             except Exception as error:
                 shares.refuse(list(scopes.items())[number + 1 :], error)
                 raise

@@ -9,6 +9,8 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.cgroups import memory_cgroup
+from mxnet import autograd
 from support import MXNetError, array, checksum, dense_network, mx, value
 
 _MIB = 1 << 20
@@ -105,38 +107,14 @@ print("lives", flush=True)
 """
 
 
-def _own_cgroup():
-    """A memory cgroup that may be made here: (folder, file of its limit, of its use), or None."""
-    for top, limit, usage in (
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-    ):
-        folder = Path(top) / f"mykv-test-{os.getpid()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        if (folder / limit).exists() and os.access(folder / limit, os.W_OK):
-            return folder, limit, usage
-        folder.rmdir()
-    return None
-
-
 def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpirun):
-    made = _own_cgroup()
-    if made is None:
-        pytest.skip("no memory cgroup can be made here")
-    folder, limit, usage = made
-    try:
-        script = _LIMITED.format(folder=str(folder), limit=limit, usage=usage)
-        result = mpirun(2, script)
+    with memory_cgroup() as made:
+        if made is None:
+            pytest.skip("no memory cgroup can be made here")
+        result = mpirun(2, _LIMITED.format(folder=str(made.folder), limit=made.limit, usage=made.usage))
         assert result.code == 0, result.text
         assert result.stdout.count("lives") == 2 and "no error" not in result.stdout, result.text
         assert "of this container's limit of" in result.stdout and "MiB are free" in result.stdout, result.text
-    finally:
-        for pid in (folder / "cgroup.procs").read_text().split():
-            (folder.parent / "cgroup.procs").write_text(pid)
-        folder.rmdir()
 
 
 @pytest.mark.ranks(2)
@@ -232,3 +210,47 @@ def test_broadcasts_of_parameters_leave_nothing(rank):
             mykv.broadcast_parameters(params)
         sizes.append(_resident())
     assert sizes[-1] - sizes[1] < 1 * _MIB, [f"{(size - sizes[0]) / _MIB:.1f}" for size in sizes]
+
+
+@pytest.mark.ranks(2)
+def test_names_of_trainers_go_with_the_trainer_and_its_parameters(rank, gather):
+    mykv.init()
+
+    def names():
+        gc.collect()
+        return mykv.process.core.counted_names()
+
+    def train(on_store):
+        net = dense_network(rank)
+        trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", prefix="a", update_on_kvstore=on_store)
+        with autograd.record():
+            loss = net(array(np.ones((2, 6), "float32")))
+        loss.backward()
+        trainer.step(2)
+        mx.nd.waitall()
+        return net
+
+    train(False), train(True)
+    before = names()
+    net = train(False)
+    assert names() > before
+    del net
+    assert names() == before
+    for on_store in (False, True, True):
+        train(on_store)
+    assert names() == before
+
+
+@pytest.mark.ranks(2)
+def test_names_stay_while_a_parameter_uses_them_whose_trainer_is_gone_on_one_rank(rank, gather):
+    """The first trainer of a parameter broadcasts its values, also where there is a second one."""
+    mykv.init()
+    net = dense_network(rank)
+    trainers = [mykv.DistributedTrainer(net.collect_params(), "sgd") for _ in range(2)]
+    if rank == 0:
+        del trainers[0]
+    gc.collect()
+    for _ in range(2):
+        mx.random.seed(rank)
+        net.initialize(force_reinit=True)
+        assert len(set(gather(checksum(net)))) == 1

@@ -68,10 +68,18 @@ print("knocked", knocked, flush=True)
 
 # Groups are made, each with memory of its own, until the strangers of each kind have come to the doors of some.
 _JOB = r"""
-import os, subprocess, sys, time
+import logging, os, subprocess, sys, time
 import kvstore_plugin as mykv
 from kvstore_plugin import core as loader
 from mpi4py import MPI
+
+def strangers(how, uid, most):
+    started = subprocess.Popen(
+        [sys.executable, "-c", STRANGER, how, str(uid), str(os.getpid()), str(most)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )
+    assert started.stdout.readline() == "ready\n"
+    return started
 
 mykv.init()
 world, core = MPI.COMM_WORLD, loader.load()
@@ -79,18 +87,14 @@ nobody = 65534 if os.geteuid() == 0 else 0
 kinds = [("silent", 0, 400), ("garbage", 0, 3), ("wrong", 0, 3), ("short", 0, 3), ("gone", 0, 3)]
 for how, uid, most in kinds + [("silent", nobody, 3)] * (nobody > 0):
     if world.Get_rank() == 0:
-        stranger = subprocess.Popen(
-            [sys.executable, "-c", STRANGER, how, str(uid), str(os.getpid()), str(most)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )
-        assert stranger.stdout.readline() == "ready\n"
+        stranger = strangers(how, uid, most)
     world.Barrier()
     slowest, turned_away, end = 0.0, 0, time.monotonic() + 20
     while True:
         began = time.monotonic()
-        group = core.make_group(world.Dup().py2f(), [0, 1])
+        group = core.make_group(world.Dup().py2f(), [0, 1, 2])
         slowest = max(slowest, time.monotonic() - began)
-        assert group.local_size() == 2, (how, uid, most, "the ranks were parted")
+        assert group.local_size() == 3, (how, uid, most, "the ranks were parted")
         turned_away += group.strangers()
         if world.bcast(turned_away >= 3 or time.monotonic() > end, 0):
             break
@@ -99,13 +103,27 @@ for how, uid, most in kinds + [("silent", nobody, 3)] * (nobody > 0):
         report = (how, uid, most, slowest, turned_away, out)
         print(report)
         assert turned_away >= 3 and "handed over" not in out and slowest < 5, report
+
+# Those at the door of a process set are told of, by the rank that opened it.
+told = []
+logging.getLogger("kvstore_plugin").addFilter(lambda record: told.append(record.getMessage()) or False)
+if world.Get_rank() == 0:
+    stranger = strangers("wrong", 0, 3)
+end = time.monotonic() + 20
+while not world.bcast(told or time.monotonic() > end, 0):
+    mykv.remove_process_set(mykv.add_process_set([0, 1]))
+if world.Get_rank() == 0:
+    stranger.communicate("stop\n", timeout=20)
+    assert "none of this job called" in told[0] and "the ranks of ProcessSet([0, 1])" in told[0], told
+else:
+    assert not told, told
 print("fine")
 """
 
 
 def test_strangers_get_nothing_and_keep_nobody_waiting(mpirun):
-    result = mpirun(2, f"STRANGER = {_STRANGER!r}\n{_JOB}", timeout=120)
-    assert result.code == 0 and result.stdout.count("fine") == 2, result.text
+    result = mpirun(3, f"STRANGER = {_STRANGER!r}\n{_JOB}", timeout=120)
+    assert result.code == 0 and result.stdout.count("fine") == 3, result.text
 
 
 def test_init_says_that_strangers_called(mpirun):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 from harness import launcher
-from torture import delays, drawing, elastic, kills, programs, soak, stops
+from torture import delays, drawing, elastic, keys, kills, programs, soak, stops
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -58,3 +58,7 @@ def test_delays_do_not_change_a_bit():
 
 def test_small_steps_hold_nothing():
     _survived(soak.run(Budget(2.0, most=20000), [("core", 2, 1, 1.0)]), 1000)
+
+
+def test_keys_that_were_dropped_leave_nothing():
+    _survived(keys.run(Budget(_ENOUGH, most=2000), [("core", 2, 1)]), 6000)

@@ -86,6 +86,7 @@ class Group {
   void give_up(const std::string& name, const std::string& reason);
   void signal_under_lock(int number);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
+  size_t counted_names() { return runtime_->counted_names(); }
   // Tells the other ranks that this one goes, and stops.
   void abandon(const std::string& reason);
 

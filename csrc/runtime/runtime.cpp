@@ -112,6 +112,11 @@ void Runtime::forget(const std::string& prefix) {
   }
 }
 
+size_t Runtime::counted_names() {
+  std::lock_guard<std::mutex> lock(turns_mutex_);
+  return turns_.size();
+}
+
 void Runtime::post(Request request) {
   auto flight = std::make_shared<Flight>();
   flight->request = std::move(request);

@@ -58,6 +58,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   uint64_t last_turn(const std::string& name);
   // Drops the turn counters of all names that begin with `prefix`, and what their compression has kept back.
   void forget(const std::string& prefix);
+  // Names under which turns are counted.
+  size_t counted_names();
   // Returns at once. The request's buffers must stay until done was called.
   void post(Request request);
   // Addresses in the host's segment for requests in place; Buffer::commit() puts memory behind them.

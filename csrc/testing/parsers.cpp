@@ -153,13 +153,13 @@ void parse_compressed(const uint8_t* data, size_t bytes) {
   const compress::Piece piece{dtype, count, count + source.number<uint8_t>() * size_t{1000}};
   const size_t size = compressor.bytes(piece);
   const auto message = exactly(size);
-  for (size_t at = 0; at < size; at += std::max<size_t>(source.left(), 1)) {
-    const size_t some = std::min(size - at, std::max<size_t>(source.left(), 1));
-    if (source.left() > 0) {
-      std::memcpy(message.get() + at, source.data(), some);
-    } else {
-      message.get()[at] = 0;
-    }
+  // The bytes that there are, again and again.
+  size_t filled = std::min(size, source.left());
+  if (filled > 0) std::memcpy(message.get(), source.data(), filled);
+  if (filled == 0) std::memset(message.get(), 0, size);
+  for (size_t some = 0; filled > 0 && filled < size; filled += some) {
+    some = std::min(filled, size - filled);
+    std::memcpy(message.get() + filled, message.get(), some);
   }
   if (right_header && size > 0) {
     const auto elements = static_cast<uint32_t>(count);

@@ -86,6 +86,7 @@ byte truth[EVENTS]; /* what was appended, to be compared with what a reader gets
 
 /* Of the count only one thing matters: whether it has changed since the thread has `seen` it. */
 typedef Bell {
+  bit busy; /* the thread has found something in this round: see WORKED */
   bit rang;
   bit sleeping;
   bit asleep; /* in the kernel's queue */
@@ -110,6 +111,9 @@ Rank rank[RANKS];
 
 /* Of single steps only. */
 hidden byte c, who, k;
+
+/* A round that has found something ends with reading the count anew, so until then it does not matter who rings. */
+#define WORKED worked = 1; bell[me].busy = 1; bell[me].rang = 0
 
 /* What an error in the code would look like: -D of one of these must make the check fail. */
 #ifdef RING_BEFORE_APPEND
@@ -158,7 +162,7 @@ inline ring_all(mask) {
   :: who < RANKS ->
      if
      :: (mask & (1 << who)) ->
-        bell[who].rang = 1; /* count_ */
+        bell[who].rang = !bell[who].busy; /* count_ */
         if
         :: SEES_SLEEPER -> bell[who].asleep = 0 /* FUTEX_WAKE */
         :: else
@@ -219,11 +223,28 @@ inline publish_rest(e, is_done) {
   fi
 }
 
+/* What nobody reads again is set to zero, here and below, so that states that differ in nothing else are one. */
+inline forget_slots(e) {
+  who = 0;
+  do
+  :: who < RANKS -> entry[e].slot[who] = 0; who++
+  :: else -> break
+  od
+}
+
 /* Under the lock. */
 inline end_entry(e, its_error) {
   entry[e].state = DONE;
   entry[e].failed = its_error;
+  forget_slots(e);
   to_ring = entry[e].arrived & ~(1 << me)
+}
+
+inline drop_part(its_entry) {
+  rank[me].part[its_entry].operation = 0;
+  rank[me].part[its_entry].generation = 0;
+  rank[me].part[its_entry].slot = 0;
+  rank[me].part[its_entry].started = 0
 }
 
 /* From now on an event finds the part. */
@@ -336,7 +357,12 @@ inline end_if_all_done(e) {
 inline leave(place_left) {
   entry[place_left].left++;
   if
-  :: entry[place_left].left == LAST_TO_LEAVE -> entry[place_left].operation = 0
+  :: entry[place_left].left == LAST_TO_LEAVE ->
+     entry[place_left].operation = 0;
+     entry[place_left].state = GATHERING;
+     entry[place_left].arrived = 0;
+     entry[place_left].left = 0;
+     entry[place_left].failed = 0
   :: else
   fi
 }
@@ -358,6 +384,20 @@ inline copy_in(op) {
 }
 
 inline give_back(its_slot) { rank[me].in_use = rank[me].in_use & ~(1 << its_slot) }
+
+/* Unless another rank is at it, or another operation has filled the slot. */
+inline forget_content(what, its_slot) {
+  c = 0;
+  do
+  :: c < MOST_CHUNKS ->
+     if
+     :: CONTENT(me, its_slot, c) == RESULT(what) -> CONTENT(me, its_slot, c) = 0
+     :: else
+     fi;
+     c++
+  :: else -> break
+  od
+}
 
 /* The chunk of every rank's slot is read and written; others run between the two halves. */
 inline begin_reduce(e, chunk) {
@@ -402,33 +442,32 @@ inline copy_out(its_entry, what, its_slot) {
   od
 }
 
-/* Runtime::finish_part() of a part that this thread has taken out of parts_. */
-inline finish_part(its_entry, what, its_slot) {
+/* Runtime::finish_part() of a part that this thread has taken out of parts_; `after` is this thread's own business. */
 #ifdef LEFT_BEFORE_COPIED
-  d_step {
-    lock == 0;
-    give_back(its_slot);
-    leave(its_entry)
-  };
-  d_step { copy_out(its_entry, what, its_slot); end_request(what, entry[its_entry].failed) }
+#define FINISH_PART(its_entry, what, its_slot, after) \
+  d_step { lock == 0; give_back(its_slot); leave(its_entry) }; \
+  d_step { end_part(its_entry, what, its_slot); after }
 #else
-  d_step {
-    lock == 0; /* for leave() */
-    copy_out(its_entry, what, its_slot);
-    give_back(its_slot);
-    end_request(what, entry[its_entry].failed);
-    leave(its_entry)
-  }
+/* Waits for the lock because of leave(). */
+#define FINISH_PART(its_entry, what, its_slot, after) \
+  d_step { lock == 0; end_part(its_entry, what, its_slot); give_back(its_slot); leave(its_entry); after }
 #endif
+
+inline end_part(its_entry, what, its_slot) {
+  copy_out(its_entry, what, its_slot);
+  forget_content(what, its_slot);
+  end_request(what, entry[its_entry].failed)
 }
 
 /* ---------------------------------------------------------------- to the rendezvous (csrc/runtime/parts.cpp) */
+
+#define FORGET_PART at = 0; born = 0; slot = 0; last = 0; over = 0; mine = 0
 
 /* `no_room` where the table is full. */
 inline send_part(op, may_run_inline) {
   arrive(op, may_run_inline);
   if
-  :: at == ENTRIES -> d_step { give_back(slot); no_room = 1 }
+  :: at == ENTRIES -> d_step { give_back(slot); no_room = 1; FORGET_PART }
   :: at < ENTRIES && last ->
      d_step { begin_reduce(at, 0) };
      d_step { end_reduce(at, 0); count_chunk(at) };
@@ -441,17 +480,16 @@ inline send_part(op, may_run_inline) {
      d_step {
        mine = (rank[me].part[at].operation == op + 1 && rank[me].part[at].generation == born);
        if
-       :: mine -> rank[me].part[at].operation = 0
-       :: else
+       :: mine -> drop_part(at)
+       :: else -> FORGET_PART
        fi
      };
      if
-     :: mine -> finish_part(at, op, slot)
+     :: mine -> FINISH_PART(at, op, slot, FORGET_PART)
      :: else
      fi
-  :: else
-  fi;
-  d_step { at = 0; born = 0; slot = 0; last = 0; over = 0; mine = 0 }
+  :: else -> d_step { FORGET_PART }
+  fi
 }
 
 /* The first rank in another order than the others. */
@@ -477,11 +515,11 @@ proctype Poster(byte me) {
         d_step {
           rank[me].posted = rank[me].posted | (1 << NTH(n));
           no_room = 0;
-          ring_all(1 << me)
+          ring_all(1 << me);
+          n++
         }
-     :: else
-     fi;
-     n++
+     :: else -> n++
+     fi
   :: else -> break
   od;
   /* The program waits for its results, and leaves. */
@@ -505,7 +543,7 @@ inline handle_event() {
        :: (event & 1) ->
           finished[k] = rank[me].part[k].operation;
           finished_slot[k] = rank[me].part[k].slot;
-          rank[me].part[k].operation = 0;
+          drop_part(k);
           running[k] = 0
        :: !(event & 1) && !rank[me].part[k].started ->
           rank[me].part[k].started = 1;
@@ -550,12 +588,11 @@ inline rescan() {
 #define IS_RUNNING running[0]
 #endif
 
+#define FORGET_FINISHED(e) finished[e] = 0; finished_slot[e] = 0; WORKED
+
 inline take_finished(e) {
   if
-  :: finished[e] != 0 ->
-     worked = 1;
-     finish_part(e, (finished[e] - 1), finished_slot[e]);
-     d_step { finished[e] = 0; finished_slot[e] = 0 }
+  :: finished[e] != 0 -> FINISH_PART(e, (finished[e] - 1), finished_slot[e], FORGET_FINISHED(e))
   :: else
   fi
 }
@@ -566,12 +603,12 @@ inline progress(e) {
   :: running[e] ->
      d_step {
        chunk = entry[e].next_chunk;
-       entry[e].next_chunk++;
        if
        :: chunk < CHUNKS(entry[e].operation - 1) ->
-          worked = 1;
+          entry[e].next_chunk++;
+          WORKED;
           begin_reduce(e, chunk)
-       :: else ->
+       :: else -> /* there the code counts on, which nobody sees */
           running[e] = 0;
           chunk = MOST_CHUNKS
        fi
@@ -598,18 +635,14 @@ proctype Thread(byte me) {
   byte finished[ENTRIES];
   bit finished_slot[ENTRIES], running[ENTRIES];
   bit slot, worked, blocked, no_room, last, over, mine, all_done, idle;
-again:
-#ifndef SEEN_AFTER_WORK
-  bell[me].rang = 0; /* seen = count() */
-#endif
 
-look:
+look: /* seen = count() is one step with what led here */
   seen_tail = 0;
 #if LOG < EVENTS
 take_events:
   if
   :: head == tail -> goto work
-  :: d_step { head != tail -> seen_tail = tail; worked = 1 }
+  :: d_step { head != tail -> seen_tail = tail; WORKED }
   fi;
   event = place[head % LOG];
   if
@@ -628,7 +661,7 @@ work:
        event = place[head];
        assert(event == truth[head]);
        head++;
-       worked = 1;
+       WORKED;
        handle_event()
     od;
     /* Looks that find nothing are one step with this one. */
@@ -645,7 +678,6 @@ work:
 #endif
 
   /* start_parts() */
-  blocked = 0;
   if
   :: rank[me].posted == 0 -> goto parts_started
   :: rank[me].posted == ALL_OPERATIONS -> chunk = (me == 0 -> OPERATIONS - 1 : 0)
@@ -654,49 +686,51 @@ work:
   fi;
   send_part(chunk, 0);
   d_step {
+    blocked = no_room;
     if
-    :: no_room -> blocked = 1; no_room = 0
-    :: else -> rank[me].posted = rank[me].posted & ~(1 << chunk); worked = 1
-    fi
+    :: no_room -> no_room = 0
+    :: else -> rank[me].posted = rank[me].posted & ~(1 << chunk); WORKED
+    fi;
+    chunk = ((blocked && rank[me].posted == 3) -> 2 - chunk : 0)
   };
   /* The table may have room for a later one. */
   if
-  :: blocked && rank[me].posted == 3 ->
-     chunk = 1 - chunk;
-     send_part(chunk, 0);
+  :: chunk != 0 ->
+     send_part((chunk - 1), 0);
      d_step {
        if
        :: no_room -> no_room = 0
-       :: else -> rank[me].posted = rank[me].posted & ~(1 << chunk); worked = 1
-       fi
+       :: else -> rank[me].posted = rank[me].posted & ~(1 << (chunk - 1)); WORKED
+       fi;
+       chunk = 0
      }
   :: else
   fi;
 parts_started:
-  chunk = 0;
   progress(0);
 #if ENTRIES > 1
   progress(1);
 #endif
 
+nothing_to_do:
+  /* Patience looks at the count too, and is left out: it only goes back earlier. FUTEX_WAIT is one step with what sets
+   * `sleeping`: a ring between the two is found by the comparison, as one before them is. */
   if
-  :: worked -> worked = 0; goto again
+  :: worked ->
+     d_step { worked = 0; blocked = 0; bell[me].busy = 0 };
+     goto look
   :: else
   fi;
-nothing_to_do:
-  idle = 0;
 #ifdef SEEN_AFTER_WORK
   bell[me].rang = 0;
 #endif
-  /* Patience looks at the count too, and is left out: it only goes back earlier. FUTEX_WAIT is one step with what sets
-   * `sleeping`: a ring between the two is found by the comparison, as one before them is. */
   d_step {
     idle = rank[me].stopping;
     if
+    :: idle -> bell[me].rang = 1 /* now it stays as it is */
     :: !idle ->
        bell[me].sleeping = 1;
        bell[me].asleep = NOT_RUNG
-    :: else
     fi
   };
   if
@@ -706,6 +740,7 @@ nothing_to_do:
   d_step {
     (bell[me].asleep == 0 || (blocked && (FITS(0) || FITS(1))));
     bell[me].asleep = 0;
+    blocked = 0;
     WAKE
   };
   goto look;

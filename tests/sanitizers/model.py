@@ -1,7 +1,7 @@
 """Checks docs/model/protocol.pml with spin: ``python model.py [--all]``.
 
 Without ``--all`` the small configurations and every planted error, in some seconds; with it the large ones too, which
-take a minute each. Where spin or a C compiler is missing it says so and ends with the status 77.
+take some minutes each. Where spin or a C compiler is missing it says so and ends with the status 77.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 MODEL = Path(__file__).resolve().parents[2] / "docs/model/protocol.pml"
 SKIPPED = 77
-_LIMIT = 120  # seconds for a search of all states; they take some each
-_LARGE_SECONDS = 60
 
 # What must hold, by the model's macros: every state is looked at.
 QUICK = [
@@ -34,8 +33,10 @@ QUICK = [
     "RANKS=3 OPERATIONS=1 FIRST=OWNED",
     "RANKS=3 OPERATIONS=1 FIRST=SHARED GIVE_UP",
 ]
+# Every state too, in minutes and up to 3 GB each.
+LARGE = ["RANKS=3", "RANKS=3 POSTERS=1"]
 # More states than memory holds: as many as some minutes allow, by hashes of them.
-LARGE = ["RANKS=3", "RANKS=3 FIRST=SHARED SECOND=OWNED", "RANKS=3 LOG=2", "RANKS=3 ENTRIES=2"]
+SEARCHED = ["RANKS=3 FIRST=SHARED SECOND=OWNED", "RANKS=3 LOG=2", "RANKS=3 ENTRIES=2"]
 # What must be found, each in a small configuration that shows it.
 PLANTED = {
     "RING_BEFORE_APPEND": "RANKS=3",
@@ -51,24 +52,36 @@ PLANTED = {
 }
 
 
-def check(configuration: str, seconds: float | None = None) -> tuple[str | None, int]:
-    """What spin finds wrong, or None; and how many states it has looked at: all, where no time is given."""
-    # COLLAPSE: states are kept compressed. BITSTATE: only bits at their hashes are kept. SAFETY: assertions and
-    # deadlocks, no cycles.
-    store = ["-DCOLLAPSE", "-DMEMLIM=4000"] if seconds is None else ["-DBITSTATE"]
+class Effort(NamedTuple):
+    """How far to look."""
+
+    flags: tuple[str, ...]
+    seconds: float
+    log2_table: int
+    whole: bool  # all states, or the check has no answer
+
+
+# COLLAPSE: states are kept compressed. BITSTATE: only bits at their hashes are kept; 33: 1 GiB of them.
+SMALL = Effort(("-DCOLLAPSE", "-DMEMLIM=4000"), 120, 22, True)
+LONG = Effort(("-DCOLLAPSE", "-DMEMLIM=7500"), 3600, 26, True)
+SEARCH = Effort(("-DBITSTATE",), 300, 33, False)
+
+
+def check(configuration: str, effort: Effort = SMALL) -> tuple[str | None, int]:
+    """What spin finds wrong, or None; and how many states it has looked at."""
     with tempfile.TemporaryDirectory(prefix="spin-") as folder:
         flags = ["-D" + word for word in configuration.split()]
         subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["gcc", "-w", "-O1", "-DSAFETY", *store, "-o", "pan", "pan.c"], cwd=folder, check=True)
-        size, limit = ("-w22", _LIMIT) if seconds is None else ("-w30", seconds)
-        command = ["timeout", "-s", "INT", str(limit), "./pan", "-m100000", size]
+        # SAFETY: assertions and deadlocks, no cycles.
+        subprocess.run(["gcc", "-w", "-O1", "-DSAFETY", *effort.flags, "-o", "pan", "pan.c"], cwd=folder, check=True)
+        command = ["timeout", "-s", "INT", str(effort.seconds), "./pan", "-m100000", f"-w{effort.log2_table}"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     found = re.search(r"^pan:\d+: (.*?)(?: \(at depth|$)", done.stdout, re.MULTILINE)
-    states = re.findall(r"^ *(\d+) states, stored", done.stdout, re.MULTILINE)
-    unfinished = "Search not completed" in done.stdout and seconds is None
+    states = re.findall(r"^ *([\d.e+]+) states, stored", done.stdout, re.MULTILINE)
+    unfinished = "Search not completed" in done.stdout and effort.whole
     if not states or (unfinished and found is None):
         raise RuntimeError(f"spin gave no answer for {configuration}:\n{done.stdout}{done.stderr}")
-    return found.group(1) if found else None, int(states[-1])
+    return found.group(1) if found else None, int(float(states[-1]))
 
 
 def main() -> int:
@@ -80,16 +93,18 @@ def main() -> int:
         print(f"the model was not checked: there is no {' and no '.join(missing)} (Debian's packages of these names)")
         return SKIPPED
     failures = 0
-    jobs = [("", configuration, None) for configuration in QUICK]
-    jobs += [(error, configuration, None) for error, configuration in PLANTED.items()]
-    jobs += [("", configuration, _LARGE_SECONDS) for configuration in LARGE if arguments.all]
+    jobs = [("", configuration, SMALL) for configuration in QUICK]
+    jobs += [(error, configuration, SMALL) for error, configuration in PLANTED.items()]
+    if arguments.all:
+        jobs += [("", configuration, LONG) for configuration in LARGE]
+        jobs += [("", configuration, SEARCH) for configuration in SEARCHED]
     start = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         results = pool.map(lambda job: check(f"{job[1]} {job[0]}", job[2]), jobs)
-        for (error, configuration, seconds), (found, states) in zip(jobs, results):
+        for (error, configuration, effort), (found, states) in zip(jobs, results):
             fine = (found is None) == (error == "")
             failures += not fine
-            searched = f"{states} states" + (f", all of {seconds} s" if seconds else "")
+            searched = f"{states} states" + ("" if effort.whole else f", not all, in {effort.seconds} s")
             what = f"{error}: {found or 'NOT FOUND'}" if error else found or f"{searched}, nothing wrong"
             print(f"{'ok    ' if fine else 'FAILED'} {configuration}: {what}", flush=True)
     print(f"{len(jobs)} checks, {failures} failed, {time.monotonic() - start:.0f} s")

@@ -180,7 +180,8 @@ def run(world: World, seed: int) -> tuple[list[str], bool]:
         if is_fault and text is None:
             problems.append(f"no error: {what}")
         elif is_fault and world.rank != victim:
-            missing = [word for word in _words(one, fault, victim) if word not in text]
+            # Min is min or Min there, as the user or the core calls it.
+            missing = [word for word in _words(one, fault, victim) if word not in text.lower()]
             problems += [f"the error lacks {missing}: {what}: {text}"] if missing else []
         elif not is_fault and text is not None:
             problems.append(f"unexpected error: {what}: {text}")

@@ -1,5 +1,7 @@
-"""Target: a million small steps, as many as time allows, in which nothing grows: memory, descriptors, threads, mappings
-of the process, files in /dev/shm. Each step counts as one try; a job in which something grows as one failure.
+"""Target: a million small steps, as many as time allows, in which nothing grows.
+
+Looked at are memory, descriptors, threads and mappings of the process, files in /dev/shm, and the names that the core
+counts. Each step counts as one try; a job in which something grows as one failure.
 """
 
 from __future__ import annotations

@@ -116,7 +116,10 @@ def _made():
     return step
 
 
-def _held() -> dict[str, int]:
+def held() -> dict[str, int]:
+    """What this process has of what may grow."""
+    import mykv_core
+
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "own_kib": int(status["RssAnon"].split()[0]),
@@ -125,6 +128,7 @@ def _held() -> dict[str, int]:
         "threads": len(os.listdir("/proc/self/task")),
         "shared_files": Path("/proc/self/maps").read_text().count("/dev/shm/"),
         "maps": Path("/proc/self/maps").read_text().count("\n"),
+        "names": mykv_core.counted_names(),  # of operations, among all ranks
     }
 
 
@@ -140,7 +144,7 @@ def main() -> None:
         if spent >= samples / _SAMPLES:
             if "mxnet" in sys.modules:
                 sys.modules["mxnet"].nd.waitall()
-            say(f"held {comm.Get_rank()} {done} {_held()}")
+            say(f"held {comm.Get_rank()} {done} {held()}")
             samples += 1
         if spent >= 1:
             break

@@ -9,4 +9,6 @@ TARGETS = {
     "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training
     "delays": "torture.delays",  # the same training under other timings has the same bits
     "soak": "torture.soak",  # very many small steps: nothing grows
+    "keys": "torture.keys",  # very many keys, made and dropped: none is left
+    "large": "torture.large",  # arrays that fill more than half of the memory
 }

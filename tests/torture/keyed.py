@@ -1,0 +1,121 @@
+"""A rank that makes very many keys and drops them, again and again: ``keyed MODE KEYS ROUNDS``.
+
+It prints for each round how long that took, what it held at the most and what was left.
+
+core      operations on numpy arrays, each under a name of its own
+store     init, push and pull of keys of a store, which then goes
+trainers  parameters of a DistributedTrainer that makes a step, and goes
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import time
+
+import numpy as np
+from mpi4py import MPI
+
+from .job import say
+from .soaking import held
+
+_AT_ONCE = 500  # keys under way: far fewer than the table of the host holds (docs/reliability.md)
+_PARAMETERS = 1000  # of one trainer
+
+
+def _core():
+    import os
+
+    import mykv_core as core
+
+    core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": int(os.environ.get("MYKV_VIRTUAL_HOSTS", "1"))})
+    arrays = [np.ones(4, "float32") for _ in range(_AT_ONCE)]
+
+    def make(keys: int) -> None:
+        for first in range(0, keys, _AT_ONCE):
+            works = [
+                core.submit_allreduce(f"made/{first + number}", [one], [one], "max")
+                for number, one in enumerate(arrays[: keys - first])
+            ]
+            for work in works:
+                work.wait()
+
+    def drop() -> None:
+        core.world().forget("made/")
+
+    return make, drop
+
+
+def _store():
+    import kvstore_plugin as mykv
+    from support import array, mx
+
+    mykv.init()
+    value, out = (array(np.ones(4, "float32")) for _ in range(2))
+    stores = []
+
+    def make(keys: int) -> None:
+        stores.append(mx.kv.create("mykv"))
+        for key in range(keys):
+            stores[0].init(key, value)
+            stores[0].push(key, value)
+            stores[0].pull(key, out)
+            if key % _AT_ONCE == 0:
+                mx.nd.waitall()
+        mx.nd.waitall()
+        assert out.asnumpy()[0] == mykv.size()
+
+    return make, stores.clear
+
+
+def _trainers():
+    import kvstore_plugin as mykv
+    from support import array, mx
+    from mxnet import autograd, gluon  # isort: skip
+
+    mykv.init()
+
+    def make(keys: int) -> None:
+        for first in range(0, keys, _PARAMETERS):
+            parameters = [gluon.Parameter(f"p{n}", shape=(4,)) for n in range(min(_PARAMETERS, keys - first))]
+            for one in parameters:
+                one.initialize(mx.init.One())
+            named = {one.name: one for one in parameters}
+            trainer = mykv.DistributedTrainer(named, "sgd", {"learning_rate": 0.5})
+            with autograd.record():
+                losses = [(one.data() * array(np.ones(4, "float32"))).sum() for one in parameters]
+            autograd.backward(losses)
+            trainer.step(1)
+            mx.nd.waitall()
+            assert parameters[-1].data().asnumpy()[0] == 0.5
+
+    return make, lambda: None
+
+
+def main() -> None:
+    mode, keys, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    comm = MPI.COMM_WORLD
+    make, drop = {"core": _core, "store": _store, "trainers": _trainers}[mode]()
+    trim = ctypes.CDLL(None).malloc_trim
+    make(min(keys, 100))  # what is made once
+    drop()
+    before = held()
+    for number in range(rounds):
+        begin = time.perf_counter()
+        make(keys)
+        made = time.perf_counter()
+        most = held()
+        drop()
+        gc.collect()
+        comm.Barrier()
+        dropped = time.perf_counter()
+        trim(0)  # what the allocator keeps is no leak
+        say(f"round {comm.Get_rank()} {number} {[made - begin, dropped - made, before, most, held()]}")
+        comm.Barrier()
+    if comm.Get_rank() == 0:
+        say("fine")
+
+
+if __name__ == "__main__":
+    main()
