@@ -1,8 +1,8 @@
 """Machines without a GPU: stand-ins for libcudart and libnccl (tests/standin), and device memory for tests.
 
 The stand-ins have CUDA's and NCCL's names, prototypes and semantics, and are made to be less orderly than a real GPU
-where both may be: streams overtake each other, device memory cannot be touched by host code, an operation of NCCL's holds
-its device until all ranks have come. tests/standin/standin.h and nccl.h tell what they offer beside; the settings are:
+where both may be: streams overtake each other, device memory cannot be touched by host code, an operation of NCCL's
+holds its device until all ranks have come. tests/standin/standin.h and nccl.h tell what they offer beside.
 
 =========================== ==========================================================================================
 STANDIN_DEVICES             GPUs of the machine (2); CUDA_VISIBLE_DEVICES chooses among them
@@ -13,9 +13,9 @@ STANDIN_DELAY_US            upper bound of the pause before each operation of a 
 STANDIN_SEED                of the pauses (0)
 STANDIN_PLANT               failures of CUDA's functions: "function:call:code[:lost],..."
 STANDIN_NCCL_VERSION        22304
-STANDIN_NCCL_PLANT          failures of NCCL's functions in the same form; the functions "async" and "hang" are operations
+STANDIN_NCCL_PLANT          the same for NCCL's; the functions "async" and "hang" are operations (nccl.h)
 STANDIN_NCCL_ORDER          "launch" (each device runs NCCL's operations in the order of their launch), or "ready"
-STANDIN_NCCL_IN_PROGRESS    of 100 operations of a communicator that does not block, how many return ncclInProgress (25)
+STANDIN_NCCL_IN_PROGRESS    of 100 operations of a communicator without blocking, how many give ncclInProgress (25)
 STANDIN_NCCL_REMOTE_ERROR   1: the death of a rank becomes ncclRemoteError at the others; another number: that error
 =========================== ==========================================================================================
 """
@@ -150,6 +150,85 @@ class Cuda:
     def violations(self) -> list[str]:
         """What was done in this process that a real machine would punish."""
         return [self.standin_violation(index).decode() for index in range(self.standin_violations())]
+
+
+class NcclError(RuntimeError):
+    """A function of NCCL's gave neither ncclSuccess nor ncclInProgress."""
+
+    def __init__(self, code: int, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId."""
+
+    _fields_ = [("internal", ctypes.c_char * 128)]  # noqa: RUF012
+
+
+class NcclConfig(ctypes.Structure):
+    """ncclConfig_t of NCCL 2.17 to 2.23."""
+
+    _fields_ = [  # noqa: RUF012
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        *((name, ctypes.c_int) for name in ("blocking", "cgaClusterSize", "minCTAs", "maxCTAs")),
+        ("netName", ctypes.c_char_p),
+        ("splitShare", ctypes.c_int),
+    ]
+
+    def __init__(self, blocking: int):
+        unset = -(2**31)
+        super().__init__(ctypes.sizeof(NcclConfig), 0xCAFEBEEF, 22304, blocking, unset, unset, unset, None, unset)
+
+
+class Nccl:
+    """The stand-in for libnccl of this process, for calls by ctypes; functions raise NcclError, or return their code."""
+
+    INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
+    SUM, PROD, MAX, MIN, AVG = range(5)
+    INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR, IN_PROGRESS = 4, 5, 6, 7
+
+    def __init__(self, path: str | None = None):
+        self.cuda = Cuda()
+        self.library = ctypes.CDLL(path or os.environ.get("MYKV_NCCL_LIBRARY") or nccl_library())
+        for name in ("ncclGetErrorString", "ncclGetLastError"):
+            getattr(self.library, name).restype = ctypes.c_char_p
+        self.library.standin_nccl_calls.restype = ctypes.c_long
+
+    def __getattr__(self, name: str):
+        function = getattr(self.library, name)
+
+        def call(*arguments):
+            result = function(*(_plain(argument) for argument in arguments))
+            if name.startswith("nccl") and isinstance(result, int) and result not in (0, self.IN_PROGRESS):
+                text = self.library.ncclGetErrorString(result).decode()
+                detail = self.library.ncclGetLastError(None).decode()
+                raise NcclError(result, f"{name}: {text} ({result}): {detail}")
+            return result
+
+        return call
+
+    def unique_id(self) -> bytes:
+        """A new id; this process must live until all ranks have met."""
+        made = UniqueId()
+        self.ncclGetUniqueId(ctypes.byref(made))
+        return bytes(made)
+
+    def comm(self, size: int, unique_id: bytes, rank: int, blocking: bool = True) -> ctypes.c_void_p:
+        """A communicator on the current device; without blocking it may still be in progress."""
+        made = ctypes.c_void_p()
+        config = NcclConfig(int(blocking))
+        name = UniqueId.from_buffer_copy(unique_id)
+        self.ncclCommInitRankConfig(ctypes.byref(made), size, name, rank, ctypes.byref(config))
+        return made
+
+    def async_error(self, comm) -> int:
+        """What ncclCommGetAsyncError tells."""
+        code = ctypes.c_int(-1)
+        self.ncclCommGetAsyncError(comm, ctypes.byref(code))
+        return code.value
 
 
 class DeviceArray:
