@@ -16,6 +16,7 @@ STANDIN_NCCL_VERSION        22304
 STANDIN_NCCL_PLANT          the same for NCCL's; the functions "async" and "hang" are operations (nccl.h)
 STANDIN_NCCL_ORDER          "launch" (each device runs NCCL's operations in the order of their launch), or "ready"
 STANDIN_NCCL_IN_PROGRESS    of 100 operations of a communicator without blocking, how many give ncclInProgress (25)
+STANDIN_NCCL_LAUNCH_US      how long such an operation takes to come into its stream (2000)
 STANDIN_NCCL_REMOTE_ERROR   1: the death of a rank becomes ncclRemoteError at the others; another number: that error
 =========================== ==========================================================================================
 """
@@ -184,7 +185,7 @@ class NcclConfig(ctypes.Structure):
 
 
 class Nccl:
-    """The stand-in for libnccl of this process, for calls by ctypes; functions raise NcclError, or return their code."""
+    """The stand-in for libnccl of this process, for calls by ctypes; functions raise NcclError, or give their code."""
 
     INT8, UINT8, INT32, UINT32, INT64, UINT64, FLOAT16, FLOAT32, FLOAT64, BFLOAT16 = range(10)
     SUM, PROD, MAX, MIN, AVG = range(5)

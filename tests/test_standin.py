@@ -16,12 +16,39 @@ import numpy as np
 import pytest
 from gpu_support import DEVICE_TO_HOST, HOST_TO_DEVICE, CudaError, DeviceArray
 
-_FUNCTIONS = """cudaGetDeviceCount cudaGetDevice cudaSetDevice cudaRuntimeGetVersion cudaDriverGetVersion
-    cudaDeviceGetPCIBusId cudaDeviceGetStreamPriorityRange cudaStreamCreateWithPriority cudaStreamCreateWithFlags
-    cudaStreamDestroy cudaStreamSynchronize cudaStreamQuery cudaStreamWaitEvent cudaEventCreateWithFlags cudaEventRecord
-    cudaEventQuery cudaEventDestroy cudaMalloc cudaFree cudaMemcpy cudaMemcpyAsync cudaMemsetAsync cudaHostRegister
-    cudaHostUnregister cudaPointerGetAttributes cudaGetErrorString cudaGetErrorName cudaGetLastError
-    cudaPeekAtLastError cudaDeviceSynchronize cudaMemGetInfo""".split()
+_FUNCTIONS = [
+    "cudaGetDeviceCount",
+    "cudaGetDevice",
+    "cudaSetDevice",
+    "cudaRuntimeGetVersion",
+    "cudaDriverGetVersion",
+    "cudaDeviceGetPCIBusId",
+    "cudaDeviceGetStreamPriorityRange",
+    "cudaStreamCreateWithPriority",
+    "cudaStreamCreateWithFlags",
+    "cudaStreamDestroy",
+    "cudaStreamSynchronize",
+    "cudaStreamQuery",
+    "cudaStreamWaitEvent",
+    "cudaEventCreateWithFlags",
+    "cudaEventRecord",
+    "cudaEventQuery",
+    "cudaEventDestroy",
+    "cudaMalloc",
+    "cudaFree",
+    "cudaMemcpy",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+    "cudaHostRegister",
+    "cudaHostUnregister",
+    "cudaPointerGetAttributes",
+    "cudaGetErrorString",
+    "cudaGetErrorName",
+    "cudaGetLastError",
+    "cudaPeekAtLastError",
+    "cudaDeviceSynchronize",
+    "cudaMemGetInfo",
+]
 _NOT_READY = 600
 _LATE = 100_000  # microseconds; long beside what the host does in between
 _COUNT = 64
@@ -256,7 +283,8 @@ def test_a_held_stream_goes_on_when_told(cuda):
 
 
 def test_a_lost_device_stops_and_the_other_goes_on():
-    child = _child("""
+    child = _child(
+        """
         stream, event = cuda.stream(), cuda.event()
         cuda.standin_delay(0, stream, 20_000)
         cuda.cudaEventRecord(event, stream)  # the device is lost with the next one
@@ -264,7 +292,9 @@ def test_a_lost_device_stops_and_the_other_goes_on():
               cuda.code("cudaEventQuery", event), cuda.code("cudaMalloc", ctypes.byref(ctypes.c_void_p()), 1),
               cuda.code("cudaSetDevice", 0), cuda.code("cudaSetDevice", 1))
         print(gpu_support.DeviceArray([5], 1, cuda).numpy())
-    """, plant="cudaEventRecord:2:719:lost")
+    """,
+        plant="cudaEventRecord:2:719:lost",
+    )
     assert child.stdout.split("\n")[:2] == ["719 719 719 719 719 0", "[5]"], child.stderr
 
 

@@ -1,4 +1,5 @@
-// Copies and fills. What pageable host memory does to a copy is as CUDA's manual has it ("API synchronization behavior").
+// Copies and fills. What pageable host memory does to a copy is as CUDA's manual has it ("API synchronization
+// behavior").
 #include <cstring>
 
 #include "cudart.h"

@@ -200,7 +200,8 @@ STANDIN_API size_t standin_extent(const void* pointer) {
   Lock lock(state().lock);
   const char* address = static_cast<const char*>(pointer);
   if (auto* allocation = find_allocation(pointer)) return allocation->first + allocation->second.bytes - address;
-  if (auto* registration = find_registration(pointer)) return registration->first + registration->second.bytes - address;
+  if (auto* registration = find_registration(pointer))
+    return registration->first + registration->second.bytes - address;
   return 0;
 }
 

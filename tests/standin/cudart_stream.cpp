@@ -29,9 +29,8 @@ void work(std::shared_ptr<Stream> stream) {
   State& all = state();
   Lock lock(all.lock);
   while (true) {
-    all.changed.wait(lock, [&] {
-      return ready(*stream) || (stream->destroyed && (stream->queue.empty() || stopped(*stream)));
-    });
+    all.changed.wait(
+        lock, [&] { return ready(*stream) || (stream->destroyed && (stream->queue.empty() || stopped(*stream))); });
     if (!ready(*stream)) return;
     Operation& operation = stream->queue.front();
     useconds_t pause = pause_of(*stream);

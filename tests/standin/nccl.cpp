@@ -6,8 +6,8 @@
 #include <link.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <climits>
+#include <cmath>
 #include <cstdarg>
 #include <cstring>
 #include <thread>
@@ -126,8 +126,7 @@ int enqueue(const char* function, void* handle, Operation operation, int type, i
   if (!comm) return group_fail(no_comm(handle));
   int result = ensure_ready(*comm);
   if (result != kSuccess) return group_fail(result);
-  if (comm->finalized)
-    return group_fail(failed(kInvalidUsage, "%s : the communicator has been finalized", function));
+  if (comm->finalized) return group_fail(failed(kInvalidUsage, "%s : the communicator has been finalized", function));
   if (type < 0 || type >= kTypes) return group_fail(failed(kInvalidArgument, "%s : invalid type %d", function, type));
   if (operation.root < 0 || operation.root >= comm->size)
     return group_fail(failed(kInvalidArgument, "%s : invalid root %d (root should be in the 0..%d range)", function,

@@ -19,8 +19,9 @@
 #include "settings.h"
 #include "standin.h"
 
-// Let the `nth` call from now of a function of NCCL's return `code`. Two names are not functions but operations, as they
-// run: "async" raises `code` at the communicator and hangs until it is aborted; "hang" hangs until standin_nccl_resume.
+// Let the `nth` call from now of a function of NCCL's return `code`. Two names are not functions but operations, as
+// they run: "async" raises `code` at the communicator and hangs until it is aborted; "hang" hangs until
+// standin_nccl_resume.
 STANDIN_API void standin_nccl_plant(const char* function, int nth, int code);
 STANDIN_API void standin_nccl_resume(void);
 STANDIN_API long standin_nccl_calls(const char* function);

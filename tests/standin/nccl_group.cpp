@@ -76,7 +76,7 @@ int launch_group(const std::vector<Call>& calls) {
     ++comm->jobs;
   }
   std::thread([calls, comms] {
-    usleep(2000);
+    usleep(static_cast<useconds_t>(setting("STANDIN_NCCL_LAUNCH_US", 2000)));
     int result = launch(calls);
     for (const CommPointer& comm : comms) finish(comm, result);
   }).detach();

@@ -81,12 +81,14 @@ struct Task {
 bool is_message(const Operation& operation) { return operation.kind == kSend || operation.kind == kRecv; }
 
 const char* name(int kind) {
-  static const char* const kNames[] = {"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "Send", "Recv"};
+  static const char* const kNames[] = {"AllReduce",     "Reduce", "Broadcast", "AllGather",
+                                       "ReduceScatter", "Send",   "Recv"};
   return kNames[kind];
 }
 
 void violation(Comm& comm, const std::string& text) {
-  cuda().violate(("NCCL, rank " + std::to_string(comm.rank) + " of " + std::to_string(comm.size) + ": " + text).c_str());
+  cuda().violate(
+      ("NCCL, rank " + std::to_string(comm.rank) + " of " + std::to_string(comm.size) + ": " + text).c_str());
   comm.fail(kInvalidUsage);
 }
 
@@ -347,7 +349,8 @@ int check(const Comm& comm, const Operation& operation) {
   bool sends = operation.kind != kRecv && (operation.kind != kBroadcast || root);
   bool receives = operation.kind != kSend && (operation.kind != kReduce || root);
   int result = kSuccess;
-  if (sends) result = check(comm, operation, operation.send, operation.kind == kReduceScatter ? all : count, "sendbuff");
+  if (sends)
+    result = check(comm, operation, operation.send, operation.kind == kReduceScatter ? all : count, "sendbuff");
   if (result == kSuccess && receives)
     result = check(comm, operation, operation.receive, operation.kind == kAllGather ? all : count, "recvbuff");
   int device = cuda().stream_device(operation.stream);

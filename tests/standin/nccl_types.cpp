@@ -101,7 +101,7 @@ void reduce_as(Op op, const std::vector<const void*>& sources, const std::vector
   size_t ranks = sources.size();
   std::vector<A> factors;
   for (size_t rank = 0; rank < ranks; ++rank)
-    factors.push_back(op == kPreMulSum ? static_cast<A>(scalars[rank])
+    factors.push_back(op == kPreMulSum          ? static_cast<A>(scalars[rank])
                       : op == kAvg && kFloating ? static_cast<A>(1.0 / static_cast<double>(ranks))
                                                 : static_cast<A>(1));
   bool scaled = op == kPreMulSum || (op == kAvg && kFloating);

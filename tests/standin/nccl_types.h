@@ -23,8 +23,8 @@ enum Op : int { kSum, kProd, kMax, kMin, kAvg, kPreMulSum };
 
 struct Reduction {
   Op op = kSum;
-  double scalar = 1;                  // this rank's, for kPreMulSum
-  const void* on_device = nullptr;    // where it is to be read when the operation runs
+  double scalar = 1;                // this rank's, for kPreMulSum
+  const void* on_device = nullptr;  // where it is to be read when the operation runs
   Type scalar_type = kFloat32;
 };
 

@@ -7,7 +7,8 @@
 #define STANDIN_API extern "C" __attribute__((visibility("default")))
 
 // Work in a stream, in its order: `function` runs on the stream's thread and may block; 0 means done, anything else
-// stops the stream as the loss of its device does. A null stream is the legacy default stream of `device`. CUDA's error.
+// stops the stream as the loss of its device does. A null stream is the legacy default stream of `device`. CUDA's
+// error.
 STANDIN_API int standin_enqueue(int device, void* stream, int (*function)(void*), void* argument);
 // What stands in for a kernel that takes its time: a pause in the stream.
 STANDIN_API int standin_delay(int device, void* stream, unsigned microseconds);
