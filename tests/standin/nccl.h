@@ -2,14 +2,12 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <random>
 #include <set>
 #include <string>
 #include <vector>
@@ -98,7 +96,23 @@ struct Call {
 
 // Put operations of one group into their streams, those of a communicator as one.
 int launch(const std::vector<Call>& calls);
+
+// Inside of an operation.
+void run_collective(Comm& comm, const Operation& operation);
+void run_messages(Comm& comm, const std::vector<Operation>& operations);
+const char* name(int kind);
+void violation(Comm& comm, const std::string& text);
+
+// Turns at a device.
+uint64_t turn_launched(const Comm& comm);
+bool turn_take(const Comm& comm, uint64_t ticket);  // false if the communicator was stopped
+void turn_done(const Comm& comm, uint64_t ticket);
 void wake_turns();
+
+// Communicators by their handles.
+CommPointer find_comm(void* handle);
+int no_comm(void* handle);
+int ensure_ready(const Comm& comm);
 
 // Groups, which every call is one of.
 int group_start();
@@ -111,7 +125,6 @@ int group_fail(int code);  // inside of a group an error is told again at its en
 int entered(const char* function);
 int plant_of(const char* function);
 int failed(int code, const char* format, ...) __attribute__((format(printf, 2, 3)));
-std::string last_error();
 unsigned long hangs_resumed();
 
 }  // namespace standin
