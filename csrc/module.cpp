@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 #include "memory/headroom.h"
 #include "python/compressor.h"
+#include "python/gpu.h"
 #include "python/group.h"
 #include "python/mpi_exit.h"
 #include "python/timeline.h"
@@ -39,6 +40,10 @@ RuntimeOptions options_from(const py::dict& given) {
       options.network_bytes = py::cast<size_t>(item.second);
     } else if (key == "compress_bytes") {
       options.compress_bytes = py::cast<size_t>(item.second);
+    } else if (key == "gpu") {
+      options.gpu.road = py::cast<std::string>(item.second);
+    } else if (key == "gpu_hosts") {
+      options.gpu.hosts = py::cast<std::string>(item.second);
     } else {
       throw py::value_error("mykv_core.init() has no option '" + key + "'");
     }
@@ -210,6 +215,8 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority, label,
               wire);
   bind_method(m, group, "submit_broadcast", &Group::submit_broadcast, name, input, outputs, root, priority, label);
+  bind_method(m, group, "submit_on_gpu", &Group::submit_on_gpu, name, py::arg("kind"), py::arg("dtype"),
+              py::arg("shape"), py::arg("memory"), op, scale, root, priority, label, wire);
   bind_method(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label,
               wire);
   bind_method(m, group, "push_broadcast", &Group::push_broadcast, name, input, outputs, root, priority, label);
@@ -283,6 +290,7 @@ PYBIND11_MODULE(mykv_core, m) {
       },
       py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
   bind_compressor(m);
+  bind_gpu(m);
   bind_timeline(m);
   bind_mpi_exit(m);
   m.def("begin_stall_watch", &begin_stall_watch);

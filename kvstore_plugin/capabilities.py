@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from . import core as core_loader
-from . import process
+from . import gpu, process
 
 
 def mpi_built() -> bool:
@@ -50,13 +49,16 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Version of the NCCL that the core was built for, as NCCL_VERSION_CODE has it; 0 for none."""
-    return int(core_loader.load().build_info().get("nccl", 0))
+    """Version of the NCCL that was found (docs/gpu.md), as NCCL_VERSION_CODE has it; 0 for none.
+
+    The core is built without NCCL and loads it where it is there.
+    """
+    return int(gpu.find()["nccl"]["version"])
 
 
 def cuda_built() -> bool:
-    """Whether the core was built for CUDA."""
-    return bool(core_loader.load().build_info().get("cuda", False))
+    """Whether a CUDA runtime was found that the core can use (docs/gpu.md); there may still be no GPU."""
+    return bool(gpu.find()["cuda"]["version"])
 
 
 def rocm_built() -> bool:

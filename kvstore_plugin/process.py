@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from . import core as core_loader
-from . import launch, liveness, mpi, mpi_settings, settings, stall_watch
+from . import gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -264,6 +264,7 @@ def _join(comm: Any) -> None:
     launch.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     comm = mpi.communicator(comm)
     stall_limits = settings.stall_limits()
+    gpu.find()
     loaded.init(comm.py2f(), {**settings.core_options(), "versions": _versions(loaded)})
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     core = loaded

@@ -12,10 +12,15 @@ MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for
 MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
 MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
+MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
+MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or through host memory and MPI: arena
+MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
+MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
 
-MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES and MYKV_VIRTUAL_HOSTS must be the same on all ranks, which is
-checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings; launch.py reads them.
+MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_GPU and MYKV_GPU_HOSTS must be the
+same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings;
+launch.py reads them.
 """
 
 from __future__ import annotations
@@ -38,20 +43,46 @@ _CORE_OPTIONS = {
 }
 
 
-def core_options() -> dict[str, int]:
+# Variable -> (name of the option, what it may be).
+_GPU_OPTIONS = {
+    "MYKV_GPU": ("gpu", ("auto", "nccl", "host")),
+    "MYKV_GPU_HOSTS": ("gpu_hosts", ("nccl", "arena")),
+}
+
+
+def core_options() -> dict[str, int | str]:
     """Options for ``mykv_core.init``: those that the environment sets, the others keep the core's defaults.
 
     Raises
     ------
     ValueError
-        A variable holds something else than a whole number from its smallest to its largest value.
+        A variable holds something else than a whole number from its smallest to its largest value, or than one of its
+        words.
     """
-    options = {}
+    options: dict[str, int | str] = {}
     for variable, (option, smallest, largest) in _CORE_OPTIONS.items():
         text = os.environ.get(variable)
         if text is not None:
             options[option] = _whole_number(variable, text, smallest, largest)
+    for variable, (option, words) in _GPU_OPTIONS.items():
+        text = os.environ.get(variable)
+        if text is not None:
+            if text not in words:
+                raise ValueError(f"{variable} must be one of {', '.join(words)}, but it is {text!r}.")
+            options[option] = text
     return options
+
+
+class GpuLibraries(NamedTuple):
+    """Files that take the place of what would be found; '' for none."""
+
+    cuda: str
+    nccl: str
+
+
+def gpu_libraries() -> GpuLibraries:
+    """Where the environment says that the CUDA runtime and NCCL are."""
+    return GpuLibraries(os.environ.get("MYKV_CUDA_LIBRARY", ""), os.environ.get("MYKV_NCCL_LIBRARY", ""))
 
 
 def exit_wait_seconds() -> float:

@@ -317,6 +317,74 @@ std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std
   return submit(name, broadcast_operation(root, priority), inputs, outputs, label);
 }
 
+namespace {
+
+template <class Tuple>
+std::vector<Tuple> list_in(const py::dict& memory, const char* name) {
+  return memory.contains(name) ? py::cast<std::vector<Tuple>>(memory[name]) : std::vector<Tuple>();
+}
+
+// Fills in the memory; the devices are in the order of Request::inputs or sources, and outputs or targets.
+void place_on_gpu(const py::dict& memory, Request* request) {
+  auto devices = std::make_shared<DeviceMemory>();
+  using Whole = std::tuple<uintptr_t, int>;
+  using Window = std::tuple<size_t, size_t, uintptr_t, int>;
+  for (const auto& [address, device] : list_in<Whole>(memory, "inputs")) {
+    request->inputs.push_back(reinterpret_cast<const void*>(address));
+    devices->inputs.push_back(device);
+  }
+  for (const auto& [address, device] : list_in<Whole>(memory, "outputs")) {
+    request->outputs.push_back(reinterpret_cast<void*>(address));
+    devices->outputs.push_back(device);
+  }
+  for (const auto& [begin, count, address, device] : list_in<Window>(memory, "sources")) {
+    request->sources.push_back({begin, count, reinterpret_cast<const void*>(address)});
+    devices->inputs.push_back(device);
+  }
+  for (const auto& [begin, count, address, device] : list_in<Window>(memory, "targets")) {
+    request->targets.push_back({begin, count, reinterpret_cast<void*>(address)});
+    devices->outputs.push_back(device);
+  }
+  request->scattered = !request->sources.empty() || !request->targets.empty();
+  for (const auto& [stream, device] : list_in<std::tuple<uintptr_t, int>>(memory, "streams"))
+    devices->after.push_back(gpu::Event::record(device, reinterpret_cast<gpu::CudaStream>(stream)));
+  using Division = std::tuple<size_t, size_t, int>;
+  const std::vector<Division> division = list_in<Division>(memory, "shards");
+  if (!division.empty()) {
+    auto shards = std::make_shared<std::vector<Shard>>();
+    for (const auto& [begin, count, owner] : division) shards->push_back({begin, count, owner});
+    request->shards = std::move(shards);
+    request->scattered = true;
+  }
+  request->devices = std::move(devices);
+}
+
+}  // namespace
+
+std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::string& kind, const std::string& dtype,
+                                           const std::vector<size_t>& shape, const py::dict& memory,
+                                           const std::string& op, double scale, int root, int priority,
+                                           const std::string& label, const std::string& wire) {
+  Operation operation = kind == "broadcast" ? broadcast_operation(root, priority)
+                                            : allreduce_operation(*runtime_, op, scale, priority, wire);
+  if (kind == "reduce") {
+    operation.kind = Kind::reduce;
+    operation.root = broadcast_operation(root, priority).root;
+  } else if (kind != "allreduce" && kind != "broadcast") {
+    throw py::value_error("mykv has no operation '" + kind + "'");
+  }
+  size_t count = 1;
+  for (const size_t size : shape) count *= size;
+  operation.set_arrays(dtype_named(dtype), count);
+  Request request;
+  request.name = name;
+  place_on_gpu(memory, &request);
+  operation.road = runtime_->gpus().road_of(operation, *request.devices);
+  request.operation = operation;
+  request.signature = signature_of(operation, shape_text(shape), world(), label, request.shards.get());
+  return post(std::move(request), {});
+}
+
 std::shared_ptr<Buffer> Group::reserve(size_t bytes) { return runtime_->reserve(bytes); }
 
 std::shared_ptr<Buffer> Group::allocate(size_t bytes) {

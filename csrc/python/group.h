@@ -33,6 +33,7 @@ class Group {
 
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
+  const gpu::Survey& gpus() const { return runtime_->gpus(); }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
   // Messages and bytes that this rank has sent to other hosts to agree on what to run, and has received.
   std::vector<uint64_t> agreement_traffic();
@@ -44,6 +45,16 @@ class Group {
   std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optional<pybind11::array>& input,
                                          const std::vector<pybind11::array>& outputs, int root, int priority,
                                          const std::string& label);
+
+  // Memory on GPUs, of whoever made it. kind: 'allreduce', 'broadcast' or 'reduce'. `memory` has lists:
+  //   inputs, outputs   (address, device) of whole arrays of this shape; or, in their place,
+  //   sources, targets  (begin, count, address, device) of pieces, in the order of their elements
+  //   shards            (begin, count, root), see Request::shards
+  //   streams           (stream, device): what was put into these before comes before this operation
+  std::unique_ptr<Work> submit_on_gpu(const std::string& name, const std::string& kind, const std::string& dtype,
+                                      const std::vector<size_t>& shape, const pybind11::dict& memory,
+                                      const std::string& op, double scale, int root, int priority,
+                                      const std::string& label, const std::string& wire);
 
   // Memory in the host's segment.
   std::shared_ptr<Buffer> reserve(size_t bytes);

@@ -16,6 +16,13 @@ class Compressor;
 
 enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2 };
 
+// Where the shares of an operation lie, and how they meet.
+enum class Road : uint8_t {
+  host = 0,  // in the memory of the processes, through slots in the host's segment
+  staged,    // on GPUs, through such slots
+  nccl,      // on GPUs, by NCCL
+};
+
 struct Operation {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
@@ -25,6 +32,7 @@ struct Operation {
   size_t count = 0;       // elements
   int32_t priority = 0;   // higher runs first
   bool in_place = false;  // all shares lie in the segment already
+  Road road = Road::host;
   // Floating-point allreduce and reduce: the type in which values travel between hosts, where it is not dtype.
   std::optional<DType> wire;
   // Instead: what shortens the values between hosts, for arrays of at least so many bytes. The pointer counts in the

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/device.h"
 #include "runtime/operation.h"
 
 namespace mykv {
@@ -30,6 +31,14 @@ struct Shard {
   int32_t root = 0;
 };
 
+// Where the memory of a request on GPUs lies.
+struct DeviceMemory {
+  std::vector<int> inputs;   // the GPU of each input; where it is scattered, of each source
+  std::vector<int> outputs;  // of each output, or target
+  // These must have happened before the memory is read or written. They order the request behind other streams.
+  std::vector<std::shared_ptr<const gpu::Event>> after;
+};
+
 struct Request {
   std::string name;       // what the ranks match by ...
   uint64_t turn = 0;      // ... and which call under that name this is
@@ -51,6 +60,8 @@ struct Request {
   // Instead of all these: the share lies in the host's segment already, at this offset, and becomes the
   // result.
   std::optional<uint64_t> in_place;
+  // Not null: all of inputs, outputs, sources and targets are addresses on GPUs; operation.road says how they meet.
+  std::shared_ptr<const DeviceMemory> devices;
   std::shared_ptr<const void> owner;  // keeps the memory, until done was called
   // Called once, from any thread, when outputs hold the result or with the sentence that says why they do not.
   std::function<void(const std::string* error)> done;

@@ -68,6 +68,7 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
 Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : options_(options),
       made_(std::move(world)),
+      gpus_(gpu::survey(world_, options.gpu)),
       rendezvous_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
                   world_.local_rank(), false, world_.hosts().size() > 1),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),

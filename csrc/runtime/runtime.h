@@ -15,6 +15,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "gpu/survey.h"
 #include "runtime/agreement.h"
 #include "runtime/compression_state.h"
 #include "runtime/flight.h"
@@ -40,6 +41,7 @@ struct RuntimeOptions {
   size_t network_bytes = 4 << 20;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
   size_t compress_bytes = 64 << 10;
+  gpu::Settings gpu;
 };
 
 class Buffer;
@@ -73,6 +75,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   const World& world() const { return world_; }
   const RuntimeOptions& options() const { return options_; }
+  const gpu::Survey& gpus() const { return gpus_; }
   const Agreement& agreement() const { return agreement_; }
 
   // Who keeps this rank's operations waiting (waiting.cpp). Any thread.
@@ -133,6 +136,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   RuntimeOptions options_;
   const std::unique_ptr<World> made_;
   World& world_{*made_};
+  const gpu::Survey gpus_;
   Rendezvous rendezvous_;
   Timeline::Interest interest_{rendezvous_.stamp_flag()};
   Region region_;

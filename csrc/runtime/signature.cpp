@@ -27,6 +27,7 @@ std::string shards_text(const std::vector<Shard>& shards) {
   return "the owners of " + std::to_string(shards.size()) + " shards (division " + digest + ")";
 }
 
+const std::string kOnGpu = " on GPU";
 constexpr char kAfterLabel = '\x1f';  // then comes what the core knows of the operation
 
 std::vector<std::string> options_of(const std::string& label) {
@@ -82,6 +83,7 @@ std::string signature_of(const Operation& operation, const std::string& shape, c
     }
   }
   text += std::string(" of ") + dtype_name(operation.dtype) + " " + shape;
+  if (operation.road != Road::host) text += operation.road == Road::nccl ? kOnGpu + std::string(" by NCCL") : kOnGpu;
   if (operation.wire) text += std::string(", as ") + dtype_name(*operation.wire) + " between hosts";
   if (operation.compressor != nullptr) text += ", compressed by '" + operation.compressor->text() + "' between hosts";
   return labelled(label, text);

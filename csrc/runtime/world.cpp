@@ -235,16 +235,24 @@ std::string World::settle(const Communicator& group) {
   return failure;
 }
 
-// Throws the first rank's failure on all ranks.
-void World::throw_failures(const std::string& mine) const {
-  constexpr size_t kBytes = 256;
+std::vector<std::string> World::texts(const std::string& mine) const {
+  if (control_.get() == MPI_COMM_NULL) return std::vector<std::string>(static_cast<size_t>(size_), mine);
+  constexpr size_t kBytes = 1024;
   char text[kBytes] = {};
   mine.copy(text, kBytes - 1);
-  std::vector<char> texts(kBytes * static_cast<size_t>(size_));
-  check_mpi(MPI_Allgather(text, kBytes, MPI_CHAR, texts.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
+  std::vector<char> all(kBytes * static_cast<size_t>(size_));
+  check_mpi(MPI_Allgather(text, kBytes, MPI_CHAR, all.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
+  std::vector<std::string> result;
+  for (size_t r = 0; r < static_cast<size_t>(size_); ++r) result.emplace_back(&all[kBytes * r]);
+  return result;
+}
+
+// Throws the first rank's failure on all ranks.
+void World::throw_failures(const std::string& mine) const {
+  const std::vector<std::string> failures = texts(mine);
   for (int r = 0; r < size_; ++r) {
-    const char* failure = &texts[kBytes * static_cast<size_t>(r)];
-    if (failure[0] != '\0') throw Error("rank " + std::to_string(label(r)) + ": " + failure);
+    const std::string& failure = failures[static_cast<size_t>(r)];
+    if (!failure.empty()) throw Error("rank " + std::to_string(label(r)) + ": " + failure);
   }
 }
 

@@ -107,6 +107,8 @@ class World {
 
   // Throws Error on every rank unless all ranks pass the same value. Collective.
   void require_same(const char* what, uint64_t value) const;
+  // What each rank says, cut after 1 KiB. Collective.
+  std::vector<std::string> texts(const std::string& mine) const;
   // Why this rank shares no memory with the others of its machine, where that is not because they are in another
   // container; empty on all but one rank of the machine.
   const std::string& lonely() const { return lonely_; }

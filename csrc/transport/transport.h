@@ -17,12 +17,14 @@
 namespace mykv {
 
 class CompressionState;
+struct Request;
 
 // Memory of this process that takes the place of its slot.
 struct Share {
   const char* input = nullptr;
   char* output = nullptr;
   std::function<void(const char* slot)> take;     // instead: copies the result out of another rank's slot
+  const Request* request = nullptr;               // of an operation by NCCL: alive until stop()
   std::shared_ptr<CompressionState> compression;  // where values are compressed between hosts
 };
 

@@ -1,0 +1,88 @@
+#include "gpu/device.h"
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "gpu/libraries.h"
+
+namespace mykv::gpu {
+
+namespace {
+
+// Never destroyed, since CUDA may have ended before.
+struct Store {
+  std::mutex mutex;
+  std::map<int, std::vector<CudaEvent>> events;  // not in use, by device
+};
+
+Store& store() {
+  static Store& one = *new Store;
+  return one;
+}
+
+}  // namespace
+
+DeviceScope::DeviceScope(int device) {
+  const Cuda& api = cuda();
+  api.check(api.get_device(&before_), "cudaGetDevice");
+  if (before_ == device) return;
+  api.check(api.set_device(device), "cudaSetDevice");
+  changed_ = true;
+}
+
+DeviceScope::~DeviceScope() {
+  if (changed_) cuda().set_device(before_);
+}
+
+std::shared_ptr<const Event> Event::record(int device, CudaStream stream) {
+  const Cuda& api = cuda();
+  const DeviceScope scope(device);
+  CudaEvent event = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(store().mutex);
+    std::vector<CudaEvent>& free = store().events[device];
+    if (!free.empty()) {
+      event = free.back();
+      free.pop_back();
+    }
+  }
+  if (event == nullptr) api.check(api.event_create(&event, Cuda::kEventDisableTiming), "cudaEventCreateWithFlags");
+  const std::shared_ptr<const Event> made(new Event(device, event));
+  api.check(api.event_record(event, stream), "cudaEventRecord");
+  return made;
+}
+
+Event::~Event() {
+  std::lock_guard<std::mutex> lock(store().mutex);
+  store().events[device_].push_back(event_);
+}
+
+bool Event::happened() const {
+  const Cuda& api = cuda();
+  const int code = api.event_query(event_);
+  if (code == Cuda::kNotReady) {
+    api.get_last_error();
+    return false;
+  }
+  api.check(code, "cudaEventQuery");
+  return true;
+}
+
+Stream::Stream(int device) : device_(device) {
+  const Cuda& api = cuda();
+  const DeviceScope scope(device);
+  int least = 0, greatest = 0;
+  api.check(api.get_stream_priority_range(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+  api.check(api.stream_create(&stream_, Cuda::kStreamNonBlocking, greatest), "cudaStreamCreateWithPriority");
+}
+
+Stream::~Stream() { cuda().stream_destroy(stream_); }
+
+void Stream::wait(const Event& event) {
+  const Cuda& api = cuda();
+  const DeviceScope scope(device_);
+  api.check(api.stream_wait_event(stream_, event.get(), 0), "cudaStreamWaitEvent");
+}
+
+}  // namespace mykv::gpu

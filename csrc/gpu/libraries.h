@@ -1,0 +1,36 @@
+// The CUDA runtime and NCCL of this process, where there are such. They are loaded once, before the first world.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gpu/cuda.h"
+#include "gpu/nccl.h"
+
+namespace mykv::gpu {
+
+class Libraries {
+ public:
+  // Looks for both; later calls change nothing. The first usable one of the candidates (names as in
+  // Library) is taken.
+  static const Libraries& load(const std::vector<std::string>& cuda, const std::vector<std::string>& nccl);
+  // Those that were loaded; none before load().
+  static const Libraries& get();
+
+  const Cuda* cuda() const { return cuda_.get(); }  // null: see cuda_problem()
+  const Nccl* nccl() const { return nccl_.get(); }
+  const std::string& cuda_problem() const { return cuda_problem_; }
+  const std::string& nccl_problem() const { return nccl_problem_; }
+
+ private:
+  std::unique_ptr<Cuda> cuda_;
+  std::unique_ptr<Nccl> nccl_;
+  std::string cuda_problem_ = "the CUDA runtime was not looked for";
+  std::string nccl_problem_ = "NCCL was not looked for";
+};
+
+// The CUDA runtime; throws Error where there is none.
+const Cuda& cuda();
+
+}  // namespace mykv::gpu

@@ -1,0 +1,33 @@
+// What the ranks of a world have in GPUs, and by which road the arrays on them meet.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "runtime/request.h"
+#include "runtime/world.h"
+
+namespace mykv::gpu {
+
+struct Settings {
+  std::string road = "auto";   // MYKV_GPU: auto, nccl or host
+  std::string hosts = "nccl";  // MYKV_GPU_HOSTS: between hosts by nccl, or through the arena
+};
+
+struct Survey {
+  bool any = false;    // some rank has a GPU
+  bool nccl = false;   // NCCL serves all ranks
+  std::string reason;  // why it does not
+
+  // The road of a request that all ranks bring alike but for their devices.
+  Road road_of(const Operation& operation, const DeviceMemory& devices) const;
+};
+
+// Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.
+Survey survey(const World& world, const Settings& settings);
+
+// Whether NCCL computes it as the core's own kernels do: it has no bool and no integers of 16 bits, and scales no
+// integers.
+bool nccl_can(const Operation& operation);
+
+}  // namespace mykv::gpu

@@ -1,0 +1,53 @@
+#include "python/gpu.h"
+
+#include <pybind11/stl.h>
+
+#include "gpu/libraries.h"
+#include "python/group.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+namespace {
+
+// Of one library: where it was found and its version, or why there is none.
+template <class Api>
+py::dict facts(const Api* api, const std::string& problem) {
+  py::dict result;
+  result["path"] = api == nullptr ? "" : api->path();
+  result["version"] = api == nullptr ? 0 : api->version();
+  result["problem"] = problem;
+  return result;
+}
+
+py::dict find_gpus(const std::vector<std::string>& cuda, const std::vector<std::string>& nccl) {
+  const gpu::Libraries* found = nullptr;
+  {
+    py::gil_scoped_release release;
+    found = &gpu::Libraries::load(cuda, nccl);
+  }
+  py::dict result;
+  result["cuda"] = facts(found->cuda(), found->cuda_problem());
+  result["nccl"] = facts(found->nccl(), found->nccl_problem());
+  result["driver"] = found->cuda() == nullptr ? 0 : found->cuda()->driver_version();
+  result["devices"] = found->cuda() == nullptr ? 0 : found->cuda()->device_count();
+  return result;
+}
+
+}  // namespace
+
+void bind_gpu(py::module_& m) {
+  m.def("find_gpus", &find_gpus, py::arg("cuda"), py::arg("nccl"),
+        "Load the CUDA runtime and NCCL, each from the first usable file of a list; the first call counts.");
+  m.def(
+      "gpu_road",
+      [] {
+        const std::shared_ptr<Group> kept = require_world();
+        const gpu::Survey& gpus = kept->gpus();
+        return std::make_tuple(gpus.any, gpus.nccl, gpus.reason);
+      },
+      "(whether some rank has a GPU, whether NCCL serves all ranks, why not).");
+}
+
+}  // namespace mykv

@@ -1,0 +1,55 @@
+"""Finds the CUDA runtime and NCCL of this environment, and this rank's GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from . import core as core_loader
+from . import settings
+
+# What the loader of the system is asked for, in this order.
+_SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
+_SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
+
+
+def find() -> dict[str, Any]:
+    """Look for the CUDA runtime and for NCCL, once per process.
+
+    Libraries that the process has loaded already come first, since MXNet works with those; then those that
+    MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY name take the place of all others; then the PyPI packages nvidia-*; then
+    the system's.
+
+    Returns
+    -------
+    dict
+        ``cuda`` and ``nccl``, each with ``path`` ('' for none), ``version`` (0 for none) and ``problem``; ``driver``,
+        the newest CUDA version that the driver knows; ``devices``, how many GPUs this process sees.
+    """
+    named = settings.gpu_libraries()
+    cuda = [named.cuda] if named.cuda else [*_loaded("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
+    mxnet = _loaded("libmxnet.so")  # its CUDA builds may hold NCCL
+    nccl = [named.nccl] if named.nccl else [*_loaded("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
+    return core_loader.load().find_gpus(cuda, nccl)
+
+
+def _loaded(name: str) -> list[str]:
+    """Files of that name (and version) that this process has mapped."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
+    return sorted(path for path in paths if os.path.basename(path).startswith(name))
+
+
+def _packaged(name: str) -> list[str]:
+    """Such files in the PyPI packages nvidia-cuda-runtime*, nvidia-nccl-cu11, -cu12 and -cu13, the newest CUDA last."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    folders.append(os.path.join(sysconfig.get_paths()["purelib"], "nvidia"))
+    found = {path for folder in folders for path in Path(folder).glob(f"*/lib/{name}*")}
+    return sorted(str(path) for path in found)
