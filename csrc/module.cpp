@@ -262,6 +262,7 @@ PYBIND11_MODULE(mykv_core, m) {
       .def_property_readonly(
           "attached", [](const Buffer& b) { return !b.runtime()->left(); }, "Whether its group still runs.")
       .def_property_readonly("nbytes", &Buffer::bytes);
+  bind_gpu(m);
   py::class_<PreparedBucket>(
       m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
       .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
@@ -269,6 +270,12 @@ PYBIND11_MODULE(mykv_core, m) {
                     const BucketShards&>(),
            py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
            py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+           py::arg("wire") = "", py::arg("shards") = BucketShards())
+      .def(py::init<const std::string&, const std::shared_ptr<Group>&, const std::shared_ptr<gpu::Memory>&, size_t,
+                    size_t, const std::string&, const std::string&, const std::vector<uintptr_t>&, const std::string&,
+                    double, int, const std::string&, const BucketShards&>(),
+           py::arg("name"), py::arg("group"), py::arg("memory"), py::arg("begin"), py::arg("count"), py::arg("dtype"),
+           py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
            py::arg("wire") = "", py::arg("shards") = BucketShards())
       .def("push", &PreparedBucket::push, py::arg("label") = "",
            "Start it once more. The label must be the same on all ranks, and shows in the error where it is not.");
@@ -290,7 +297,6 @@ PYBIND11_MODULE(mykv_core, m) {
       },
       py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
   bind_compressor(m);
-  bind_gpu(m);
   bind_timeline(m);
   bind_mpi_exit(m);
   m.def("begin_stall_watch", &begin_stall_watch);

@@ -15,7 +15,7 @@ struct Context {
   int device_type;  // 1: cpu, 2: gpu, 3: pinned, 5: shared
   int device_id;
 };
-constexpr int kCpu = 1, kCpuPinned = 3, kCpuShared = 5;
+constexpr int kCpu = 1, kGpu = 2, kCpuPinned = 3, kCpuShared = 5;
 
 constexpr int kAsync = 4;  // FnProperty::kAsync: run where it becomes ready; completion is told by a callback
 
@@ -24,6 +24,13 @@ struct EngineCallback {
   void (*call)(void* engine, void* parameter, const void* error);
   void* engine;
   void* parameter;
+};
+
+// The beginning of what an operation gets to run in (RunContext): in both releases the device, and an mshadow::Stream
+// of it, which on a GPU begins with the CUDA stream.
+struct RunContext {
+  Context context;
+  void* stream;  // may be null
 };
 
 class Api {

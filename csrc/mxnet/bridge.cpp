@@ -143,7 +143,21 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
   }
 }
 
-void run(Pushed* pushed, const EngineCallback& on_complete) {
+// Gives a request on GPUs what it must wait for: whatever is in the stream that the engine runs it in. Without a stream
+// everything has happened already. `devices` was made before the request's memory was known: a request in pieces has
+// one device for all of them.
+void place_on_gpu(const RunContext* context, Request* request) {
+  auto devices = std::make_shared<DeviceMemory>(*request->devices);
+  if (request->scattered) {
+    const int device = !devices->inputs.empty() ? devices->inputs[0] : devices->outputs[0];
+    devices->inputs.assign(request->sources.size(), device);
+    devices->outputs.assign(request->targets.size(), device);
+  }
+  devices->after = events_of(context);
+  request->devices = std::move(devices);
+}
+
+void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_complete) {
   pushed->called = true;
   std::vector<Request> requests = std::move(pushed->call.requests);
   try {
@@ -151,6 +165,9 @@ void run(Pushed* pushed, const EngineCallback& on_complete) {
     for (Handle array : pushed->call.inputs) inputs.push_back(pushed->api.data(array));
     for (Handle array : pushed->call.outputs) outputs.push_back(pushed->api.data(array));
     if (pushed->call.place) pushed->call.place(requests, inputs, outputs);
+    for (Request& request : requests) {
+      if (request.devices) place_on_gpu(context, &request);
+    }
   } catch (const std::exception& error) {
     for (Request& request : requests) request.refusal = error.what();
   }
@@ -163,14 +180,16 @@ void run(Pushed* pushed, const EngineCallback& on_complete) {
            });
 }
 
-void run_1(void*, void* on_complete, void* parameter) {
-  run(static_cast<Pushed*>(parameter), *static_cast<EngineCallback*>(on_complete));
+void run_1(void* context, void* on_complete, void* parameter) {
+  run(static_cast<Pushed*>(parameter), static_cast<const RunContext*>(context),
+      *static_cast<EngineCallback*>(on_complete));
 }
 
-void run_2(void*, void* on_start, void* on_complete, void* parameter) {
+void run_2(void* context, void* on_start, void* on_complete, void* parameter) {
   const auto* start = static_cast<EngineCallback*>(on_start);
   if (start->call != nullptr) start->call(start->engine, start->parameter, nullptr);
-  run(static_cast<Pushed*>(parameter), *static_cast<EngineCallback*>(on_complete));
+  run(static_cast<Pushed*>(parameter), static_cast<const RunContext*>(context),
+      *static_cast<EngineCallback*>(on_complete));
 }
 
 void discard(void* parameter) {
@@ -183,6 +202,11 @@ void discard(void* parameter) {
 }
 
 }  // namespace
+
+std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context) {
+  if (context == nullptr || context->stream == nullptr || context->context.device_type != kGpu) return {};
+  return {gpu::Event::record(context->context.device_id, *static_cast<const gpu::CudaStream*>(context->stream))};
+}
 
 std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vector<Handle>& arrays) const {
   return std::make_shared<InPlace>(api_, std::move(request), arrays);
@@ -222,6 +246,11 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
   const std::string shown = "mykv " + name;
   void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
   Context context{kCpu, 0};
+  for (const Request& request : pushed->call.requests) {
+    if (!request.devices) continue;
+    const DeviceMemory& devices = *request.devices;
+    context = {kGpu, devices.inputs.empty() ? devices.outputs.at(0) : devices.inputs[0]};
+  }
   api_.push(function, pushed.release(), &discard, &context, nullptr, 0, written.data(),
             static_cast<int>(written.size()), priority, shown.c_str());
   if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);

@@ -26,6 +26,9 @@ struct Call {
   std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)> place;
 };
 
+// What has been put into the stream of a run context; nothing where it has none.
+std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context);
+
 struct Pushed;
 class InPlace;  // what stays the same between the operations on one bucket
 

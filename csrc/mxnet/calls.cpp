@@ -19,6 +19,7 @@ DType known_dtype(int number) {
 struct Description {
   DType dtype;
   std::vector<size_t> shape;
+  int gpu = -1;  // -1: in host memory
 
   size_t count() const { return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>()); }
   size_t row_elements() const {
@@ -29,20 +30,56 @@ struct Description {
 
 Description describe(const Api& api, Handle array) {
   if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
-  const int device = api.context(array).device_type;
-  if (device != kCpu && device != kCpuPinned && device != kCpuShared)
-    throw Error("mykv takes arrays in CPU memory only");
-  return {known_dtype(api.dtype(array)), api.shape(array)};
+  const Context context = api.context(array);
+  const int type = context.device_type;
+  if (type != kCpu && type != kCpuPinned && type != kCpuShared && type != kGpu)
+    throw Error("mykv takes arrays in the memory of CPUs and GPUs only");
+  return {known_dtype(api.dtype(array)), api.shape(array), type == kGpu ? context.device_id : -1};
 }
 
-void require_same(const Description& a, const Description& b) {
-  if (a.dtype == b.dtype && a.shape == b.shape) return;
+// Where the arrays of one request are: all in host memory, or all on GPUs.
+class Devices {
+ public:
+  void read(const Description& array) { add(array, &memory_.inputs); }
+  void written(const Description& array) { add(array, &memory_.outputs); }
+  // A request that is gathered and scattered: all of it is on one GPU.
+  void all_on(const Description& array) {
+    if (any_ && memory_.inputs[0] != array.gpu) throw Error("the arrays of one call are on different devices");
+    if (any_) return;
+    read(array);
+    written(array);
+  }
+
+  // Null where they are in host memory.
+  std::shared_ptr<const DeviceMemory> memory() const {
+    return any_ && on_gpu_ ? std::make_shared<const DeviceMemory>(memory_) : nullptr;
+  }
+
+ private:
+  void add(const Description& array, std::vector<int>* list) {
+    const bool on_gpu = array.gpu >= 0;
+    if (any_ && on_gpu != on_gpu_) throw Error("some arrays of one call are in host memory, and some on a GPU");
+    any_ = true;
+    on_gpu_ = on_gpu;
+    list->push_back(array.gpu);
+  }
+
+  bool any_ = false;
+  bool on_gpu_ = false;
+  DeviceMemory memory_;
+};
+
+const Description& require_same(const Description& a, const Description& b) {
+  if (a.dtype == b.dtype && a.shape == b.shape) return b;
   throw Error("the arrays of one call differ: " + a.text() + " and " + b.text());
 }
 
 // An input and an output whose rows are moved: alike but for their number.
-Description describe_rows(const Api& api, Handle input, Handle output, size_t input_rows, size_t output_rows) {
+Description describe_rows(const Api& api, Handle input, Handle output, size_t input_rows, size_t output_rows,
+                          Devices* devices) {
   const Description in = describe(api, input), out = describe(api, output);
+  devices->all_on(in);
+  devices->all_on(out);
   if (in.shape.empty() || out.shape.empty()) throw Error("a scalar has no rows");
   if (in.dtype != out.dtype ||
       !std::equal(in.shape.begin() + 1, in.shape.end(), out.shape.begin() + 1, out.shape.end()))
@@ -54,23 +91,16 @@ Description describe_rows(const Api& api, Handle input, Handle output, size_t in
   return in;
 }
 
-Request request_for(const Common& common, const std::string& name, const Operation& operation,
-                    const std::string& shape) {
-  Request request;
-  request.name = name;
-  request.operation = operation;
-  request.signature = signature_of(operation, shape, common.runtime->world(), common.label);
-  return request;
-}
-
 Request request_for(const Common& common, const std::string& name, const Operation& operation, const std::string& shape,
-                    std::shared_ptr<const std::vector<Shard>> shards) {
+                    const Devices& devices, std::shared_ptr<const std::vector<Shard>> shards = nullptr) {
   Request request;
   request.name = name;
   request.operation = operation;
-  request.signature = signature_of(operation, shape, common.runtime->world(), common.label, shards.get());
+  request.devices = devices.memory();
+  if (request.devices) request.operation.road = common.runtime->gpus().road_of(operation, *request.devices);
+  request.signature = signature_of(request.operation, shape, common.runtime->world(), common.label, shards.get());
+  request.scattered = shards != nullptr;
   request.shards = std::move(shards);
-  request.scattered = true;
   return request;
 }
 
@@ -99,6 +129,7 @@ struct Shards {
   std::vector<size_t> counts;
   size_t count = 0;
   std::string text;
+  Devices devices;
   std::shared_ptr<const std::vector<Shard>> shards;
   std::vector<Shard> own;
 };
@@ -109,6 +140,7 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
     const Description d = describe(common.bridge.api(), array);
     if (!begins.empty() && d.dtype != dtype) throw Error("the arrays of one call differ in dtype");
     dtype = d.dtype;
+    devices.all_on(d);
     begins.push_back(count);
     counts.push_back(d.count());
     count += d.count();
@@ -132,7 +164,7 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
 
 // One broadcast from each rank that has something to send, all at the same time. rows[s]: what rank s sends;
 // take[s], skip[s]: of that, how many rows this rank keeps, and how many lie before them.
-void push_broadcasts(const Common& common, Handle input, Handle output, size_t row_elements,
+void push_broadcasts(const Common& common, Handle input, Handle output, const Devices& devices, size_t row_elements,
                      const std::vector<size_t>& rows, const std::vector<size_t>& take,
                      const std::vector<size_t>& skip) {
   const auto me = static_cast<size_t>(common.runtime->world().rank());
@@ -154,7 +186,7 @@ void push_broadcasts(const Common& common, Handle input, Handle output, size_t r
     if (operation.count > 0) {
       const std::string name =
           "what rank " + std::to_string(common.runtime->world().label(operation.root)) + " sends in " + common.name;
-      call.requests.push_back(request_for(common, name, operation, shape_text({operation.count})));
+      call.requests.push_back(request_for(common, name, operation, shape_text({operation.count}), devices));
       call.requests.back().scattered = true;
       windows.push_back({skip[s] * row_elements, kept, written, s == me});
     }
@@ -180,12 +212,13 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
   if (inputs.empty()) throw Error("no array was given");
   const Api& api = common.bridge.api();
   const Description first = describe(api, inputs[0]);
-  for (size_t i = 1; i < inputs.size(); ++i) require_same(first, describe(api, inputs[i]));
-  for (Handle array : outputs) require_same(first, describe(api, array));
+  Devices devices;
+  for (Handle array : inputs) devices.read(require_same(first, describe(api, array)));
+  for (Handle array : outputs) devices.written(require_same(first, describe(api, array)));
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
   Call call;
-  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape)));
+  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape), devices));
   call.inputs = inputs;
   call.outputs = outputs;
   call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
@@ -198,13 +231,17 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs) {
   const Api& api = common.bridge.api();
   const Description first = describe(api, input);
-  for (Handle array : outputs) require_same(first, describe(api, array));
+  const bool sends = common.operation.root == common.runtime->world().rank();
+  Devices devices;
+  if (sends) devices.read(first);
+  if (!sends && outputs.empty() && first.gpu >= 0) throw Error("a broadcast between GPUs needs an output array");
+  for (Handle array : outputs) devices.written(require_same(first, describe(api, array)));
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
   Call call;
-  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape)));
+  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape), devices));
   // Only the root's value travels; elsewhere it was looked at and is left alone.
-  if (operation.root == common.runtime->world().rank()) call.inputs = {input};
+  if (sends) call.inputs = {input};
   call.outputs = outputs;
   call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
     requests[0].inputs.assign(in.begin(), in.end());
@@ -217,41 +254,52 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   if (inputs.empty()) throw Error("no array was given");
   if (inputs.size() != outputs.size()) throw Error("a group needs as many outputs as inputs");
   const Api& api = common.bridge.api();
-  // For each dtype, the arrays of that type one after the other.
+  // For each dtype and device, the arrays of that type one after the other.
   struct Part {
+    DType dtype;
+    int gpu;
+    Devices devices;
     std::vector<size_t> members;
     std::vector<Target> places;
     size_t count = 0;
   };
-  std::vector<std::pair<DType, Part>> parts;
+  std::vector<Part> parts;
+  std::vector<int> gpus;
   std::string shapes;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Description description = describe(api, inputs[i]);
-    require_same(description, describe(api, outputs[i]));
+    if (require_same(description, describe(api, outputs[i])).gpu != description.gpu)
+      throw Error("an input and its output are on different devices");
     shapes += (i > 0 ? ", " : "") + description.text();
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.first == description.dtype; });
-    if (part == parts.end()) part = parts.insert(parts.end(), {description.dtype, Part()});
+    auto part = std::find_if(parts.begin(), parts.end(),
+                             [&](const Part& p) { return p.dtype == description.dtype && p.gpu == description.gpu; });
+    if (part == parts.end()) part = parts.insert(parts.end(), {description.dtype, description.gpu, {}, {}, {}, 0});
+    if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     const size_t count = description.count();
-    part->second.members.push_back(i);
-    part->second.places.push_back({part->second.count, count, nullptr});
-    part->second.count += count;
+    part->devices.all_on(description);
+    part->members.push_back(i);
+    part->places.push_back({part->count, count, nullptr});
+    part->count += count;
   }
   const std::string text = "a group of " + std::to_string(inputs.size()) + ": " + shapes;
   Call call;
   call.chained = true;
-  for (const auto& [dtype, part] : parts) {
+  for (const Part& part : parts) {
     Operation operation = common.operation;
-    operation.set_arrays(dtype, part.count);
-    const std::string name =
-        call.requests.empty() ? common.name : std::string("the ") + dtype_name(dtype) + " of " + common.name;
-    call.requests.push_back(request_for(common, name, operation, text));
+    operation.set_arrays(part.dtype, part.count);
+    std::string name =
+        call.requests.empty() ? common.name : std::string("the ") + dtype_name(part.dtype) + " of " + common.name;
+    // Another rank has other devices, but in the same order.
+    const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
+    if (place > 0) name += ", device " + std::to_string(place + 1);
+    call.requests.push_back(request_for(common, name, operation, text, part.devices));
     call.requests.back().scattered = true;
   }
   call.inputs = inputs;
   call.outputs = outputs;
   call.place = [parts](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
     for (size_t p = 0; p < parts.size(); ++p) {
-      const Part& part = parts[p].second;
+      const Part& part = parts[p];
       for (size_t m = 0; m < part.members.size(); ++m) {
         const Target& place = part.places[m];
         requests[p].sources.push_back({place.begin, place.count, in[part.members[m]]});
@@ -266,14 +314,15 @@ void push_allgather(const Common& common, Handle input, Handle output, const std
   const auto me = static_cast<size_t>(common.runtime->world().rank());
   if (rows.size() != static_cast<size_t>(common.runtime->world().size()))
     throw Error("rows must have one number per rank");
-  const Description d = describe_rows(common.bridge.api(), input, output, rows[me], sum(rows));
+  Devices devices;
+  const Description d = describe_rows(common.bridge.api(), input, output, rows[me], sum(rows), &devices);
   Operation operation = common.operation;
   operation.kind = Kind::broadcast;
   operation.set_arrays(d.dtype, sum(rows) * d.row_elements());
   const auto shards = shards_of_rows(rows, d.row_elements());
   const Shard own = (*shards)[me];
   Call call;
-  call.requests.push_back(request_for(common, common.name, operation, "rows", shards));
+  call.requests.push_back(request_for(common, common.name, operation, "rows", devices, shards));
   call.inputs = {input};
   call.outputs = {output};
   call.place = [own](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
@@ -294,10 +343,11 @@ void push_alltoall(const Common& common, Handle input, Handle output, const std:
     take.push_back(row[me]);
     skip.push_back(std::accumulate(row.begin(), row.begin() + static_cast<std::ptrdiff_t>(me), size_t{0}));
   }
-  const Description d = describe_rows(common.bridge.api(), input, output, sent[me], sum(take));
+  Devices devices;
+  const Description d = describe_rows(common.bridge.api(), input, output, sent[me], sum(take), &devices);
   Common typed = common;
   typed.operation.dtype = d.dtype;
-  push_broadcasts(typed, input, output, d.row_elements(), sent, take, skip);
+  push_broadcasts(typed, input, output, devices, d.row_elements(), sent, take, skip);
 }
 
 void push_reducescatter(const Common& common, Handle input, Handle output) {
@@ -307,14 +357,15 @@ void push_reducescatter(const Common& common, Handle input, Handle output) {
   if (whole.shape.empty()) throw Error("a scalar has no rows");
   std::vector<size_t> rows(size, whole.shape[0] / size);
   for (size_t r = 0; r < whole.shape[0] % size; ++r) ++rows[r];
-  const Description d = describe_rows(common.bridge.api(), input, output, whole.shape[0], rows[me]);
+  Devices devices;
+  const Description d = describe_rows(common.bridge.api(), input, output, whole.shape[0], rows[me], &devices);
   Operation operation = common.operation;
   operation.kind = Kind::reduce;
   operation.set_arrays(d.dtype, d.count());
   const auto shards = shards_of_rows(rows, d.row_elements());
   const Shard own = (*shards)[me];
   Call call;
-  call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape), shards));
+  call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape), devices, shards));
   call.inputs = {input};
   call.outputs = {output};
   call.place = [own](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
@@ -327,7 +378,7 @@ void push_reducescatter(const Common& common, Handle input, Handle output) {
 void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arrays,
                            const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
                            const std::vector<Handle>& next) {
-  const Shards all(common, arrays, division);
+  Shards all(common, arrays, division);
   if (own.size() != all.own.size()) {
     throw Error("this rank owns " + std::to_string(all.own.size()) + " shards, but got " + std::to_string(own.size()) +
                 " arrays for them");
@@ -336,12 +387,13 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
     const Description d = describe(common.bridge.api(), own[i]);
     if (d.dtype != all.dtype || d.count() != all.own[i].count)
       throw Error("an array for " + std::to_string(all.own[i].count) + " elements is " + d.text());
+    all.devices.all_on(d);
   }
   Operation operation = common.operation;
   operation.kind = Kind::reduce;
   operation.set_arrays(all.dtype, all.count);
   Call call;
-  call.requests.push_back(request_for(common, common.name, operation, all.text, all.shards));
+  call.requests.push_back(request_for(common, common.name, operation, all.text, all.devices, all.shards));
   call.inputs = arrays;
   call.outputs = own;
   call.outputs.insert(call.outputs.end(), next.begin(), next.end());
@@ -361,7 +413,7 @@ void push_gather_from_owners(const Common& common, const std::vector<Handle>& ar
   operation.set_arrays(all.dtype, all.count);
   Call call;
   call.turn_of = turn_of;
-  call.requests.push_back(request_for(common, common.name, operation, all.text, all.shards));
+  call.requests.push_back(request_for(common, common.name, operation, all.text, all.devices, all.shards));
   call.outputs = arrays;
   const int me = common.runtime->world().rank();
   call.place = [all, division, me](std::vector<Request>& requests, const std::vector<void*>&,

@@ -38,6 +38,12 @@ py::dict find_gpus(const std::vector<std::string>& cuda, const std::vector<std::
 }  // namespace
 
 void bind_gpu(py::module_& m) {
+  py::class_<gpu::Memory, std::shared_ptr<gpu::Memory>>(m, "GpuMemory", "Memory on one GPU, zeroed.")
+      .def(py::init<int, size_t>(), py::arg("device"), py::arg("nbytes"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("device", &gpu::Memory::device)
+      .def_property_readonly("nbytes", &gpu::Memory::bytes)
+      .def_property_readonly("address",
+                             [](const gpu::Memory& one) { return reinterpret_cast<uintptr_t>(one.address()); });
   m.def("find_gpus", &find_gpus, py::arg("cuda"), py::arg("nccl"),
         "Load the CUDA runtime and NCCL, each from the first usable file of a list; the first call counts.");
   m.def(

@@ -348,6 +348,11 @@ void place_on_gpu(const py::dict& memory, Request* request) {
   request->scattered = !request->sources.empty() || !request->targets.empty();
   for (const auto& [stream, device] : list_in<std::tuple<uintptr_t, int>>(memory, "streams"))
     devices->after.push_back(gpu::Event::record(device, reinterpret_cast<gpu::CudaStream>(stream)));
+  if (memory.contains("context")) {
+    const auto context = py::cast<uintptr_t>(memory["context"]);
+    for (auto& event : mxnet::events_of(reinterpret_cast<const mxnet::RunContext*>(context)))
+      devices->after.push_back(std::move(event));
+  }
   using Division = std::tuple<size_t, size_t, int>;
   const std::vector<Division> division = list_in<Division>(memory, "shards");
   if (!division.empty()) {
@@ -396,6 +401,51 @@ std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
 
 namespace {
 
+std::shared_ptr<const std::vector<Shard>> shards_of(const BucketShards& division, size_t elements, const World& world) {
+  auto shards = std::make_shared<std::vector<Shard>>();
+  size_t end = 0;
+  for (const auto& [at, count, root] : division) {
+    if (at != end || root < 0 || root >= world.size())
+      throw py::value_error("shards must be all elements of the bucket in their order, and their owners ranks");
+    shards->push_back({at, count, root});
+    end += count;
+  }
+  if (end != elements) throw py::value_error("shards must be all elements of the bucket");
+  return shards;
+}
+
+// The elements [begin, begin + count) of a GPU's memory, reduced where they lie.
+Request request_on_gpu(const std::string& name, const Runtime& runtime, const std::shared_ptr<gpu::Memory>& memory,
+                       size_t begin, const std::string& layout, Operation operation, const BucketShards& division) {
+  const size_t width = item_size(operation.dtype);
+  if (begin + operation.count > memory->bytes() / width) throw py::value_error("the bucket does not lie in the memory");
+  char* data = static_cast<char*>(memory->address()) + begin * width;
+  Request request;
+  request.name = name;
+  auto devices = std::make_shared<DeviceMemory>();
+  devices->inputs = devices->outputs = {memory->device()};
+  if (division.empty()) {
+    request.inputs = {data};
+    request.outputs = {data};
+  } else {
+    operation.kind = Kind::reduce;
+    request.scattered = true;
+    request.shards = shards_of(division, operation.count, runtime.world());
+    request.sources = {{0, operation.count, data}};
+    for (const Shard& shard : *request.shards) {
+      if (shard.root == runtime.world().rank())
+        request.targets.push_back({shard.begin, shard.count, data + shard.begin * width});
+    }
+  }
+  operation.road = runtime.gpus().road_of(operation, *devices);
+  request.operation = operation;
+  request.devices = std::move(devices);
+  request.signature = signature_of(operation, shape_text({operation.count}) + " in place " + layout, runtime.world(),
+                                   "", request.shards.get());
+  request.owner = memory;
+  return request;
+}
+
 // The elements [begin, begin + count) of a buffer, as a request in place.
 Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
                          const std::string& layout, Operation operation, const BucketShards& division) {
@@ -407,16 +457,7 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
   request.name = name;
   request.operation = operation;
   if (!division.empty()) {
-    auto shards = std::make_shared<std::vector<Shard>>();
-    size_t end = 0;
-    for (const auto& [at, count, root] : division) {
-      if (at != end || root < 0 || root >= buffer->runtime()->world().size())
-        throw py::value_error("shards must be all elements of the bucket in their order, and their owners ranks");
-      shards->push_back({at, count, root});
-      end += count;
-    }
-    if (end != operation.count) throw py::value_error("shards must be all elements of the bucket");
-    request.shards = std::move(shards);
+    request.shards = shards_of(division, operation.count, buffer->runtime()->world());
     request.operation.kind = Kind::reduce;
   }
   request.signature = signature_of(request.operation, shape_text({operation.count}) + " in place " + layout,
@@ -442,17 +483,29 @@ PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> 
                                const std::string& dtype, const std::string& layout, const Handles& arrays,
                                const std::string& op, double scale, int priority, const std::string& wire,
                                const BucketShards& shards)
-    : buffer_(std::move(buffer)) {
-  Operation operation = allreduce_operation(*buffer_->runtime(), op, scale, priority, wire);
+    : runtime_(buffer->runtime()) {
+  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
   operation.set_arrays(dtype_named(dtype), count);
-  prepared_ = bridge().prepare(request_in_place(name, buffer_, begin, layout, operation, shards), handles(arrays));
+  prepared_ = bridge().prepare(request_in_place(name, buffer, begin, layout, operation, shards), handles(arrays));
+}
+
+PreparedBucket::PreparedBucket(const std::string& name, const std::shared_ptr<Group>& group,
+                               const std::shared_ptr<gpu::Memory>& memory, size_t begin, size_t count,
+                               const std::string& dtype, const std::string& layout, const Handles& arrays,
+                               const std::string& op, double scale, int priority, const std::string& wire,
+                               const BucketShards& shards)
+    : runtime_(group->runtime()) {
+  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
+  prepared_ =
+      bridge().prepare(request_on_gpu(name, *runtime_, memory, begin, layout, operation, shards), handles(arrays));
 }
 
 void PreparedBucket::push(const std::string& label) const {
-  require_running(*buffer_);
+  if (runtime_->left()) throw Error("the bucket is of a runtime that was shut down");
   const mxnet::Bridge& target = bridge();
   py::gil_scoped_release release;
-  target.push(buffer_->runtime(), prepared_, label);
+  target.push(runtime_, prepared_, label);
 }
 
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,

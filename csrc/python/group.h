@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu/memory.h"
 #include "mxnet/calls.h"
 #include "python/work.h"
 #include "runtime/buffer.h"
@@ -35,6 +36,7 @@ class Group {
   bool forked() const { return runtime_->forked(); }
   const gpu::Survey& gpus() const { return runtime_->gpus(); }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
+  const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   // Messages and bytes that this rank has sent to other hosts to agree on what to run, and has received.
   std::vector<uint64_t> agreement_traffic();
 
@@ -51,6 +53,7 @@ class Group {
   //   sources, targets  (begin, count, address, device) of pieces, in the order of their elements
   //   shards            (begin, count, root), see Request::shards
   //   streams           (stream, device): what was put into these before comes before this operation
+  // and the address of a context, as MXNet's engine gives it to operations, whose stream is one more of these.
   std::unique_ptr<Work> submit_on_gpu(const std::string& name, const std::string& kind, const std::string& dtype,
                                       const std::vector<size_t>& shape, const pybind11::dict& memory,
                                       const std::string& op, double scale, int root, int priority,
@@ -110,16 +113,20 @@ class Group {
   std::shared_ptr<Runtime> runtime_;
 };
 
-// An operation on a bucket that lies in the segment, pushed once for each step.
+// An operation on a bucket that lies in the segment or on a GPU, pushed once for each step.
 class PreparedBucket {
  public:
+  PreparedBucket(const std::string& name, const std::shared_ptr<Group>& group,
+                 const std::shared_ptr<gpu::Memory>& memory, size_t begin, size_t count, const std::string& dtype,
+                 const std::string& layout, const Handles& arrays, const std::string& op, double scale, int priority,
+                 const std::string& wire, const BucketShards& shards);
   PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                  const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
                  double scale, int priority, const std::string& wire, const BucketShards& shards);
   void push(const std::string& label) const;
 
  private:
-  std::shared_ptr<Buffer> buffer_;
+  std::shared_ptr<Runtime> runtime_;
   std::shared_ptr<const mxnet::InPlace> prepared_;
 };
 
