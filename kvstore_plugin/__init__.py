@@ -75,6 +75,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "default_devices",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -135,6 +136,7 @@ try:
         grouped_reducescatter,
         reducescatter,
     )
+    from .devices import default_devices
     from .elastic import run_elastic
     from .elastic_state import ElasticState
     from .gathering import allgather, alltoall, barrier, grouped_allgather

@@ -1,6 +1,6 @@
-"""Gradients in the host's shared memory, so that the ranks can reduce them where backward writes them.
+"""Gradients in memory that the ranks can reduce where backward writes them: the host's shared memory, or a GPU's own.
 
-A trainer gives its parameters gradient arrays that are views of buckets in shared memory. That must happen before the
+A trainer gives its parameters gradient arrays that are views of buckets in such memory. That must happen before the
 first backward that writes them: a network hybridized with static_alloc goes on writing to the arrays of its first
 backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few methods (first
 initialization, a new grad_req, reset_ctx, cast), which are followed here, once and on the class, by the adoption of
@@ -18,8 +18,11 @@ from typing import Any, Iterable, Sequence
 import numpy as np
 
 from . import process
-from .mxnet_compat import NDArray, Parameter, autograd, view_of_memory
+from .mxnet_compat import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
 from .process_set import ProcessSet
+
+# DLPack's number for the type of a GPU.
+_DLPACK_GPU = 2
 
 # Slots start on a cache line, which no two gradients share, and on a boundary that suits the widest vectors.
 _ALIGNMENT = 64
@@ -33,22 +36,22 @@ _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: w
 
 
 class Bucket:
-    """Gradients of one dtype, one after another in the shared memory of a process set, reduced by one operation."""
+    """Gradients of one dtype on one device, one after another, reduced by one operation.
 
-    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
+    Subclasses know the memory.
+    """
+
+    def __init__(self, dtype: np.dtype, capacity: int) -> None:
         self.dtype = dtype
         self.capacity = capacity  # bytes
         self.used = 0  # bytes
-        self.buffer = process_set.core.reserve(capacity)
         self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its place in bytes and its view
 
     def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
         """A view for the gradient, with its shape, dtype and values."""
         begin = self.used
         self.used += _aligned(gradient.size * self.dtype.itemsize)
-        self.buffer.commit(self.used)
-        memory = np.frombuffer(self.buffer, dtype=self.dtype, count=gradient.size, offset=begin)
-        view = view_of_memory(memory.reshape(gradient.shape), gradient)
+        view = self._view(begin, gradient)
         view[:] = gradient
         self.members.append((parameter, begin, view))
         return view
@@ -56,6 +59,64 @@ class Bucket:
     def live(self) -> list[tuple[Parameter, int, NDArray]]:
         """Members whose Parameter still has this very gradient array; the places of the others lie idle."""
         return [member for member in self.members if member[0]._grad is not None and member[0]._grad[0] is member[2]]
+
+    @property
+    def attached(self) -> bool:
+        """Whether it is of the core as it runs now, and not of one that was shut down."""
+        raise NotImplementedError
+
+    def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
+        """The operation that reduces the first `count` elements, as the core's PreparedBucket."""
+        raise NotImplementedError
+
+    def _view(self, begin: int, gradient: NDArray) -> NDArray:
+        """An array like the gradient at a place in bytes."""
+        raise NotImplementedError
+
+
+class SharedBucket(Bucket):
+    """In the shared memory of a process set."""
+
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
+        super().__init__(dtype, capacity)
+        self._buffer = process_set.core.reserve(capacity)
+
+    @property
+    def attached(self) -> bool:
+        return self._buffer.attached
+
+    def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
+        kind = process.core.PreparedBucket
+        return kind(name, self._buffer, 0, count, self.dtype.name, layout, handles, *how, **options)
+
+    def _view(self, begin: int, gradient: NDArray) -> NDArray:
+        self._buffer.commit(self.used)
+        memory = np.frombuffer(self._buffer, dtype=self.dtype, count=gradient.size, offset=begin)
+        return view_of_memory(memory.reshape(gradient.shape), gradient)
+
+
+class DeviceBucket(Bucket):
+    """In the memory of a GPU."""
+
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int, device: int) -> None:
+        super().__init__(dtype, capacity)
+        self._process_set = process_set
+        self._generation = process.generation
+        self._group = process_set.core if process_set.core is not process.core else process.core.world()
+        self._memory = process.core.GpuMemory(device, capacity)
+
+    @property
+    def attached(self) -> bool:
+        return self._generation == process.generation
+
+    def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
+        kind = process.core.PreparedBucket
+        return kind(name, self._group, self._memory, 0, count, self.dtype.name, layout, handles, *how, **options)
+
+    def _view(self, begin: int, gradient: NDArray) -> NDArray:
+        memory = self._memory
+        place = (_DLPACK_GPU, memory.device)
+        return view_of_device_memory(memory, memory.address + begin, gradient.shape, self.dtype, place, gradient)
 
 
 def renew(parameters: Iterable[Parameter]) -> None:
@@ -66,7 +127,7 @@ def renew(parameters: Iterable[Parameter]) -> None:
 
 
 class GradientMemory:
-    """The shared memory for the gradients that one trainer reduces over one process set.
+    """The memory for the gradients that one trainer reduces over one process set.
 
     Parameters
     ----------
@@ -74,14 +135,14 @@ class GradientMemory:
         The ranks that share it.
     bucket_bytes : int
         Gradients share a bucket up to this size, in bytes; a larger one has a bucket of its own. 0: none is adopted.
-        Those of a group share a bucket for each dtype whatever its size.
+        Those of a group share a bucket for each dtype and device whatever its size.
     """
 
     def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
         self._process_set = process_set
         self._bucket_bytes = bucket_bytes
         self._group_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: number of its group
-        self._filling: dict[tuple, Bucket] = {}  # by group and dtype
+        self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
         self.buckets: list[Bucket] = []
         self._places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
         self.late: list[Parameter] = []  # had gradients before a backward that may have written them
@@ -111,7 +172,7 @@ class GradientMemory:
             self.late.append(parameter)
 
     def adopt(self, parameter: Parameter) -> None:
-        """Give the Parameter a gradient array in shared memory, with the values of the one that it has."""
+        """Give the Parameter a gradient array in a bucket, with the values of the one that it has."""
         if not self._adoptable(parameter):
             return
         gradient = parameter._grad[0]
@@ -119,7 +180,8 @@ class GradientMemory:
         view = self._earlier_view(parameter, gradient)
         if view is None:
             nbytes = _aligned(gradient.size * dtype.itemsize)
-            view = self._bucket_for(self._group_of.get(parameter), dtype, nbytes).add(parameter, gradient)
+            bucket = self._bucket_for(self._group_of.get(parameter), dtype, _gpu_of(gradient), nbytes)
+            view = bucket.add(parameter, gradient)
             self._places.setdefault(parameter, []).append(view)
         parameter._grad = [view]
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
@@ -133,7 +195,7 @@ class GradientMemory:
         """Whether the buckets are of the core as it runs now, and not of one that was shut down."""
         if not process.is_initialized() or not self._process_set.included():
             return False
-        return all(bucket.buffer.attached for bucket in self.buckets)
+        return all(bucket.attached for bucket in self.buckets)
 
     def _earlier_view(self, parameter: Parameter, gradient: NDArray) -> NDArray | None:
         """The view that the Parameter had before, where that fits, with the new values.
@@ -141,16 +203,21 @@ class GradientMemory:
         So what still writes to the old array (a network hybridized with static_alloc) writes to the right one.
         """
         for view in self._places.get(parameter, ()):
-            if type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape:
+            alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
+            if alike and view.context == gradient.context:
                 view[:] = gradient
                 return view
         return None
 
-    def _bucket_for(self, group: int | None, dtype: np.dtype, nbytes: int) -> Bucket:
-        bucket = self._filling.get((group, dtype))
+    def _bucket_for(self, group: int | None, dtype: np.dtype, gpu: int | None, nbytes: int) -> Bucket:
+        bucket = self._filling.get((group, dtype, gpu))
         if bucket is None or bucket.used + nbytes > bucket.capacity:
-            capacity = self._bucket_bytes if group is None else self._group_bytes(group, dtype)
-            bucket = self._filling[group, dtype] = Bucket(self._process_set, dtype, max(capacity, nbytes))
+            capacity = max(self._bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
+            if gpu is None:
+                bucket = SharedBucket(self._process_set, dtype, capacity)
+            else:
+                bucket = DeviceBucket(self._process_set, dtype, capacity, gpu)
+            self._filling[group, dtype, gpu] = bucket
             self.buckets.append(bucket)
         return bucket
 
@@ -175,7 +242,7 @@ class GradientMemory:
         dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
         # A view of host memory is an array of cpu(0).
         on_first_cpu = gradient.context.device_type == "cpu" and gradient.context.device_id == 0
-        return dense and on_first_cpu and np.dtype(gradient.dtype).name in _DTYPES
+        return dense and (on_first_cpu or _gpu_of(gradient) is not None) and np.dtype(gradient.dtype).name in _DTYPES
 
     def __reduce__(self) -> tuple:
         # A copy has other parameters, which own no memory yet.
@@ -184,6 +251,11 @@ class GradientMemory:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _gpu_of(array: NDArray) -> int | None:
+    """Number of the GPU that an array lies on, or None."""
+    return array.context.device_id if array.context.device_type == "gpu" else None
 
 
 def _dtype_name(dtype: Any) -> str:

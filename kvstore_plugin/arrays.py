@@ -1,4 +1,4 @@
-"""What this package takes as arrays: dense ones in host memory, one or a list with one per device.
+"""What this package takes as arrays: dense ones, one or a list with one per device.
 
 The common case, one dense array, must cost well under a microsecond: a Trainer comes by here for every parameter.
 """
@@ -10,6 +10,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
+from . import gpu
 from .mxnet_compat import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 
 # Exact types that need no second look; subclasses of a user take the longer way.
@@ -33,7 +34,7 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     TypeError
         Something in it is no NDArray.
     ValueError
-        The list is empty, or an array is sparse or lies on a GPU.
+        The list is empty, or an array is sparse, or lies on a GPU and there is no CUDA runtime that the core can use.
     """
     if type(value) in _DENSE:
         value = (value,)
@@ -57,14 +58,15 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
         raise ValueError(
             f"The {what} is a sparse array ({array.stype}), and only dense ones can be reduced: use tostype('default')."
         )
-    if HAS_GPUS and not array.context.device_type.startswith("cpu"):
+    if HAS_GPUS and not array.context.device_type.startswith("cpu") and gpu.find()["cuda"]["problem"]:
         raise ValueError(
-            f"The {what} lies on {array.context}, and arrays on GPUs are not supported yet: use as_in_context(cpu())."
+            f"The {what} lies on {array.context}, but {gpu.find()['cuda']['problem']}: name the library that MXNet "
+            "uses in MYKV_CUDA_LIBRARY, or use as_in_context(cpu())."
         )
 
 
 def one(value: Any, what: str) -> NDArray:
-    """`value`, if it is one dense array in host memory.
+    """`value`, if it is one dense array.
 
     Raises
     ------

@@ -1,7 +1,8 @@
-"""Finds the CUDA runtime and NCCL of this environment, and this rank's GPUs."""
+"""Finds the CUDA runtime and NCCL of this environment."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sysconfig
@@ -16,6 +17,7 @@ _SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libc
 _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 
 
+@functools.lru_cache(maxsize=None)
 def find() -> dict[str, Any]:
     """Look for the CUDA runtime and for NCCL, once per process.
 

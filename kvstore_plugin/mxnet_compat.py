@@ -79,6 +79,17 @@ metric = mx.metric if MAJOR == 1 else gluon.metric
 # So many arrays multi_all_finite takes; with 500 the process crashes.
 _MOST_INPUTS = 200
 
+# Kind, bits and lanes of the types in DLPack that a Parameter may have.
+_DLPACK_TYPES = {
+    "int8": (0, 8, 1),
+    "int32": (0, 32, 1),
+    "int64": (0, 64, 1),
+    "uint8": (1, 8, 1),
+    "float16": (2, 16, 1),
+    "float32": (2, 32, 1),
+    "float64": (2, 64, 1),
+}
+
 # Whether a Parameter can have row_sparse values and gradients; Gluon 2.0 initializes none.
 HAS_SPARSE_PARAMETERS: bool = MAJOR == 1
 
@@ -114,6 +125,7 @@ __all__ = [
     "trainer_contexts",
     "trainer_of",
     "updater_with",
+    "view_of_device_memory",
     "view_of_memory",
     "wait_for_all",
 ]
@@ -232,6 +244,46 @@ class BatchNorm(gluon.nn.BatchNorm):
 def view_of_memory(memory: Any, like: NDArray) -> NDArray:
     """An array over the memory of a numpy array, without a copy, of mx.np or mx.nd as `like` is."""
     view = ndarray.from_numpy(memory, zero_copy=True)
+    return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
+
+
+def view_of_device_memory(
+    owner: Any, address: int, shape: Sequence[int], dtype: Any, device: tuple[int, int], like: NDArray
+) -> NDArray:
+    """An array over memory of a device, without a copy, of mx.np or mx.nd as `like` is.
+
+    Parameters
+    ----------
+    owner : object
+        Lives as long as the array.
+    address : int
+        Of the first element; the memory is contiguous.
+    shape : sequence of int
+        At least one dimension.
+    dtype : numpy.dtype
+        One of those that numpy and DLPack have.
+    device : (int, int)
+        Type and number of the device, as DLPack has them: (2, 1) is gpu(1).
+    """
+    holder = ndarray.ndarray if MAJOR == 1 else mx.dlpack
+    make = _LIB.MXNDArrayFromDLPackEx if MAJOR == 1 else _LIB.MXNDArrayFromDLPack
+    lengths = (ctypes.c_int64 * len(shape))(*shape)
+    kept = ctypes.py_object((owner, lengths))
+    managed = holder.DLManagedTensor()
+    tensor = managed.dl_tensor
+    tensor.data = address
+    tensor.ctx = holder.DLContext(*device)
+    tensor.ndim = len(shape)
+    tensor.dtype = holder.DLDataType(*_DLPACK_TYPES[str(dtype)])
+    tensor.shape = ctypes.cast(lengths, ctypes.POINTER(ctypes.c_int64))
+    tensor.strides = None
+    tensor.byte_offset = 0
+    ctypes.pythonapi.Py_IncRef(kept)  # until MXNet calls the deleter
+    managed.manager_ctx = ctypes.c_void_p.from_buffer(kept)
+    managed.deleter = holder.dl_managed_tensor_deleter
+    handle = mx.base.NDArrayHandle()
+    mx.base.check_call(make(ctypes.byref(managed), True, ctypes.byref(handle)))
+    view = NDArray(handle=handle)
     return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
 
 

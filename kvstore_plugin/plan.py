@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, arrays, process
+from . import agreement, arrays
 from .adoption import Bucket, GradientMemory
 from .mxnet_compat import Parameter
 from .process_set import ProcessSet
@@ -192,19 +192,7 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
         update = _update(reduction.store_optimizer, name, slots, priority, in_place=True)
         options["shards"] = _shards(reduction.store_optimizer, bucket, members)
         handles += update.weights
-    prepared = process.core.PreparedBucket(
-        name,
-        bucket.buffer,
-        0,
-        count,
-        bucket.dtype.name,
-        layout,
-        handles,
-        "sum",
-        reduction.scale,
-        priority,
-        **options,
-    )
+    prepared = bucket.prepare(name, count, layout, handles, "sum", reduction.scale, priority, **options)
     return Operation(name, slots, layout, prepared.push, update)
 
 
@@ -261,7 +249,7 @@ def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:
     if not reduction.packs:
         return [[slot] for slot in slots]
     packs: list[list[Slot]] = []
-    filling: dict[Any, tuple] = {}  # by group and dtype: a pack and its size in bytes
+    filling: dict[Any, tuple] = {}  # by group, dtype and device: a pack and its size in bytes
     most = min(reduction.bucket_bytes, _LARGEST_PACKED)
     for slot in sorted(slots, key=lambda slot: -slot.priority):
         gradient = slot.parameter._grad[0]
@@ -270,10 +258,11 @@ def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:
             continue
         dtype = np.dtype(gradient.dtype)
         nbytes = gradient.size * dtype.itemsize
-        pack, used = filling.get((slot.group, dtype), (None, 0))
+        place = (slot.group, dtype, str(gradient.context))
+        pack, used = filling.get(place, (None, 0))
         if pack is None or (slot.group is None and used + nbytes > most):
             pack, used = [], 0
             packs.append(pack)
         pack.append(slot)
-        filling[slot.group, dtype] = (pack, used + nbytes)
+        filling[place] = (pack, used + nbytes)
     return packs

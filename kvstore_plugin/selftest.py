@@ -23,7 +23,7 @@ from typing import Callable, Iterator
 
 import numpy as np
 
-from . import __version__, launch, process, settings
+from . import __version__, launch, process, selftest_gpu, settings
 from . import core as core_loader
 
 _LIMIT = 120.0  # seconds for everything after the launch
@@ -78,6 +78,9 @@ def main() -> int:
     log.propagate = False
     look_at_installation(found)
     look_at_machine(found)
+    with_gpu = "--gpu" in sys.argv[1:]
+    if with_gpu:
+        selftest_gpu.look(found)
     if found.wrong:  # MPI may not even start, so no other rank can be asked
         return _report_alone(found)
 
@@ -93,6 +96,9 @@ def main() -> int:
     everyone, places = comm.gather(found.facts), comm.gather(found.place)
     stage[0] = "the sums"
     check_sums(found)
+    if with_gpu:
+        stage[0] = "the tests of GPUs"
+        selftest_gpu.check(found)
     stage[0] = "the measurements"
     speed = measure() if not found.wrong else {}
     stage[0] = "the exchange of findings (mpi4py)"

@@ -105,6 +105,7 @@ Survey survey(const World& world, const Settings& settings) {
   require_same(world, "their road between hosts (MYKV_GPU_HOSTS)", all, &Equipment::hosts);
   Survey result;
   result.any = std::any_of(all.begin(), all.end(), [](const Equipment& one) { return !one.gpus.empty(); });
+  for (const Equipment& one : all) result.gpus.push_back(one.gpus);
   result.reason = obstacle(world, all);
   if (settings.road == "nccl" && !result.reason.empty()) {
     throw Error("MYKV_GPU=nccl asks for NCCL, but " + result.reason);

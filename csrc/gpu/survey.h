@@ -15,9 +15,10 @@ struct Settings {
 };
 
 struct Survey {
-  bool any = false;    // some rank has a GPU
-  bool nccl = false;   // NCCL serves all ranks
-  std::string reason;  // why it does not
+  bool any = false;                            // some rank has a GPU
+  bool nccl = false;                           // NCCL serves all ranks
+  std::string reason;                          // why it does not
+  std::vector<std::vector<std::string>> gpus;  // that each rank sees: their addresses on the bus
 
   // The road of a request that all ranks bring alike but for their devices.
   Road road_of(const Operation& operation, const DeviceMemory& devices) const;

@@ -54,6 +54,8 @@ void bind_gpu(py::module_& m) {
         return std::make_tuple(gpus.any, gpus.nccl, gpus.reason);
       },
       "(whether some rank has a GPU, whether NCCL serves all ranks, why not).");
+  m.def(
+      "gpus", [] { return require_world()->gpus().gpus; }, "For each rank the bus addresses of the GPUs that it sees.");
 }
 
 }  // namespace mykv

@@ -1,0 +1,42 @@
+"""How the ranks of a host share out its GPUs."""
+
+from __future__ import annotations
+
+import logging
+
+from . import process
+
+_log = logging.getLogger("kvstore_plugin")
+_reported: set[int] = set()  # for which starts of the core it was said that ranks share GPUs
+
+
+def own_gpus() -> list[int]:
+    """Numbers of the GPUs that this rank should use, so that the ranks of a host share them out. Empty without any.
+
+    Ranks that see the same GPUs take as many each, in the order of their local ranks. Where there are fewer GPUs than
+    such ranks, several take the same one, and the log says so once.
+
+    Raises
+    ------
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    gpus = process.core.gpus()
+    ranks = next(ranks for ranks in process.core.host_ranks() if process.rank() in ranks)
+    seen = gpus[process.rank()]
+    sharing = [rank for rank in ranks if gpus[rank] == seen]
+    place, each = sharing.index(process.rank()), len(seen) // len(sharing)
+    if not seen:
+        return []
+    if each > 0:
+        return list(range(place * each, (place + 1) * each))
+    if place == 0 and process.generation not in _reported:
+        _reported.add(process.generation)
+        _log.warning(
+            "mykv: %d ranks share %d GPUs on the host of rank %d, so several ranks use one: start at most one rank for "
+            "each GPU.",
+            len(sharing),
+            len(seen),
+            process.rank(),
+        )
+    return [place % len(seen)]
