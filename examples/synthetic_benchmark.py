@@ -3,7 +3,8 @@
     mpirun -n 4 python examples/synthetic_benchmark.py --batch-size 32
 
 Every worker trains on one batch of its own again and again, so that reading data costs nothing. What is measured is
-forward, backward, the mean of the gradients over all workers, and the update.
+forward, backward, the mean of the gradients over all workers, and the update. Workers use their share of the host's
+GPUs where MXNet is built for them, else the CPU.
 """
 
 import argparse
@@ -40,10 +41,15 @@ def arguments():
 def make_step(args):
     """A function that trains for one step."""
     random = np.random.RandomState(hvd.rank())  # every worker has other images
-    images = array(random.uniform(-1, 1, (args.batch_size, 3, args.image_size, args.image_size)), dtype="float32")
-    labels = array(random.randint(0, args.classes, args.batch_size), dtype="float32")
+    devices = hvd.default_devices()
+    images = random.uniform(-1, 1, (args.batch_size, 3, args.image_size, args.image_size))
+    labels = random.randint(0, args.classes, args.batch_size)
+    parts = [
+        (array(some, dtype="float32", ctx=device), array(classes, dtype="float32", ctx=device))
+        for some, classes, device in zip(*(np.array_split(one, len(devices)) for one in (images, labels)), devices)
+    ]
     net = gluon.model_zoo.vision.get_model(args.model, classes=args.classes)
-    net.initialize(mx.init.Xavier())
+    net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize(static_alloc=True, static_shape=True)
     loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
@@ -57,8 +63,8 @@ def make_step(args):
 
     def step():
         with autograd.record():
-            loss = loss_of(net(images), labels)
-        loss.backward()
+            losses = [loss_of(net(some), classes) for some, classes in parts]
+        autograd.backward(losses)
         trainer.step(args.batch_size)
 
     return step
