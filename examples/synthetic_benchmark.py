@@ -44,10 +44,10 @@ def make_step(args):
     devices = hvd.default_devices()
     images = random.uniform(-1, 1, (args.batch_size, 3, args.image_size, args.image_size))
     labels = random.randint(0, args.classes, args.batch_size)
-    parts = [
-        (array(some, dtype="float32", ctx=device), array(classes, dtype="float32", ctx=device))
-        for some, classes, device in zip(*(np.array_split(one, len(devices)) for one in (images, labels)), devices)
-    ]
+    parts = []
+    for device, *arrays in zip(devices, *(np.array_split(one, len(devices)) for one in (images, labels))):
+        with device:
+            parts.append([array(one, dtype="float32") for one in arrays])
     net = gluon.model_zoo.vision.get_model(args.model, classes=args.classes)
     net.initialize(mx.init.Xavier(), ctx=devices)
     net.hybridize(static_alloc=True, static_shape=True)

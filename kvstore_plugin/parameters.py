@@ -189,7 +189,9 @@ def named_parameters(params: Any) -> list[Named]:
 
 
 def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
-    """Refuse parameters of one trainer that are not on the same devices in the same order.
+    """Refuse parameters of one trainer with replicas that are not on the same devices in the same order.
+
+    Where each has a single one, a network may be spread over devices.
 
     Parameters
     ----------
@@ -209,13 +211,27 @@ def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
             continue
         if first is None:
             first = (name, parameter, devices)
-        elif devices != first[2]:
+        elif devices != first[2] and (len(devices) > 1 or len(first[2]) > 1):
             places = [", ".join(str(device) for device in one) for one in (first[2], devices)]
             raise ValueError(
-                "All parameters must be on the same devices in the same order, but "
+                "Parameters with replicas must all be on the same devices in the same order, but "
                 f"{described_within(*first[:2])} is on {places[0]} and {described_within(name, parameter)} on "
                 f"{places[1]}."
             )
+
+
+def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
+    """The Parameters that have values, divided by the device of the first replica; one set where that is the same."""
+    divided: dict[Any, set[Parameter]] = {}
+    for parameter in params:
+        if parameter._data is not None:
+            divided.setdefault(parameter._data[0].context, set()).add(parameter)
+    return list(divided.values())
+
+
+def device_ids(params: Sequence[Parameter]) -> list[int]:
+    """Numbers of the devices that Parameters have replicas on; an optimizer counts updates for each."""
+    return sorted({array.context.device_id for parameter in params for array in parameter._data or ()})
 
 
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:

@@ -282,7 +282,8 @@ class _Exchange:
             vars(self._trainer._amp_loss_scaler).update(described["scaler"])
 
     def _keep_counters(self, described: dict[str, Any]) -> None:
-        devices = {0, *(device.device_id for device in trainer_contexts(self._trainer))}
+        devices = {0, *(device.device_id for device in trainer_contexts(self._trainer) or ())}
+        devices.update(parameters.device_ids(self._trainer._params))
         for optimizer in self._optimizers():
             for number in devices:
                 counts = optimizer._all_index_update_counts.setdefault(number, {})

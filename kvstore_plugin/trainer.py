@@ -194,6 +194,9 @@ class DistributedTrainer(gluon.Trainer):
         except Exception as error:
             shares.refuse(scopes.items(), error)
             raise
+        # Devices when gradients were last looked at: of each parameter, and the parameters of each.
+        self._where: list[Any] = [None] * len(self._params)
+        self._places: list[set[Parameter]] = []
         self._ignores_stale = False
         self._freshness_is_shared = False
         self._broadcast_period = broadcast_period
@@ -365,8 +368,8 @@ class DistributedTrainer(gluon.Trainer):
 
     def _count_update(self) -> None:
         """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
-        for device in mxnet_compat.trainer_contexts(self):
-            mxnet_compat.set_current_device(self._optimizer, device.device_id)
+        for device_id in parameters.device_ids(self._params):
+            mxnet_compat.set_current_device(self._optimizer, device_id)
             for number, parameter in enumerate(self._params):
                 if parameter.grad_req != "null":
                     self._optimizer._update_count(number)
@@ -494,13 +497,18 @@ class DistributedTrainer(gluon.Trainer):
                 for weight in parameter._data if parameter.grad_req != "null" else ():
                     weight._fresh_grad = False
             return
-        if not self._contains_sparse_weight:
+        given, places = self._params, self._places
+        if not self._contains_sparse_weight and len(places) < 2:
             super()._update(ignore_stale_grad)
             return
-        given = self._params
-        self._params = [Listed(one) if one._stype == "row_sparse" else one for one in given]
+        # One call of an optimizer takes arrays of one device. MXNet passes over a Parameter without gradient.
         try:
-            super()._update(ignore_stale_grad)
+            for place in places or [set(given)]:
+                self._params = [
+                    _ELSEWHERE if one not in place else Listed(one) if one._stype == "row_sparse" else one
+                    for one in given
+                ]
+                super()._update(ignore_stale_grad)
         finally:
             self._params = given
 
@@ -592,6 +600,8 @@ class DistributedTrainer(gluon.Trainer):
         """Raise a ValueError if a worker's overflow cannot be made to skip the step on all workers."""
         if self._store_optimizer is not None:
             raise ValueError(mixed_precision.ON_STORE)
+        if len(parameters.places(self._params)) > 1:
+            raise ValueError("AMP needs all parameters on the same devices: MXNet looks at all gradients together.")
         self._company.check("AMP")
 
     def _allreduce_grads(self) -> None:
@@ -607,15 +617,34 @@ class DistributedTrainer(gluon.Trainer):
         # There is no store to set up, and MXNet's own version wants all parameters to be initialized.
         self._kv_initialized = True
 
+    def _check_contexts(self) -> list | None:
+        # MXNet's own one, under either name, refuses a network that is spread over devices.
+        devices = [mxnet_compat.contexts(parameter) for parameter in self._params]
+        return devices[0] if devices else None
+
+    _check_devices = _check_contexts
+
     def _follow_devices(self) -> None:
         """Give each device of the parameters an updater whose states live there, after reset_ctx moved them."""
+        before, self._where = self._where, [one._data and one._data[0].context for one in self._params]
         old = mxnet_compat.trainer_contexts(self)
         new = next((mxnet_compat.contexts(p) for p in self._params if p._data is not None), old)
-        if new == old:
+        moved = any(then is not None and then != now for then, now in zip(before, self._where))
+        self._places = parameters.places(self._params)
+        if new == old and not moved:
             return
         states = self._updaters[0].get_states(dump_optimizer=False)
         self._updaters = [mxnet_compat.updater_with(self._optimizer, states) for _ in new]
         mxnet_compat.set_trainer_contexts(self, list(new))
+
+
+class _Elsewhere:
+    """Stands for a Parameter that is updated in another call."""
+
+    grad_req = "null"
+
+
+_ELSEWHERE = _Elsewhere()
 
 
 def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_method: str) -> None:

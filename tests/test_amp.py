@@ -319,3 +319,13 @@ print("trained", rank)
 def test_a_script_with_amp(mpirun, hybrid):
     result = mpirun(2, f"HYBRID = {hybrid}\n{_SCRIPT}", timeout=120)
     assert result.code == 0 and result.stdout.count("trained") == 2, result.text
+
+
+def test_a_network_spread_over_devices_is_refused(ready):
+    params = []
+    for number in range(2):
+        parameter = gluon.Parameter(f"part{number}", shape=(2,))
+        parameter.initialize(ctx=mx.cpu(number))
+        params.append(parameter)
+    with pytest.raises(ValueError, match="AMP needs all parameters on the same devices"):
+        amp.init_trainer(mykv.DistributedTrainer(params, "sgd"))

@@ -305,6 +305,34 @@ def test_unequal_numbers_of_devices_with_a_parameter_that_stays_local(rank):
     mx.nd.waitall()
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("on_store", [False, True], ids=["local", "on store"])
+@pytest.mark.parametrize("optimizer", [("sgd", {"learning_rate": 0.1, "momentum": 0.9}), _ADAM], ids=["sgd", "adam"])
+def test_a_network_spread_over_devices(rank, size, optimizer, on_store):
+    """Some layers on one device, some on another; weights and states as where all are on one."""
+
+    def train(devices):
+        layers = [gluon.nn.Dense(3, in_units=3) for _ in range(4)]
+        params = []
+        for number, layer in enumerate(layers):
+            layer.initialize(mx.init.One(), ctx=devices[number % len(devices)])
+            params += [layer.weight, layer.bias]
+        trainer = mykv.DistributedTrainer(params, *optimizer, update_on_kvstore=on_store)
+        for step in range(3):
+            with autograd.record():
+                losses = [
+                    (layer(array(np.full((2, 3), rank + step + 1, "float32"), ctx=one.data().context)) ** 2).sum()
+                    for layer, one in zip(layers, params[::2])
+                ]
+            autograd.backward(losses)
+            trainer.step(2 * size)
+        return [one.data().asnumpy() for one in params]
+
+    together, spread = train(_CPUS[:1]), train(_CPUS[:2])
+    for one, other in zip(together, spread):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("devices", [_CPUS[1::-1], _CPUS[:1], _CPUS], ids=str)
 def test_parameters_on_other_devices_than_others_are_refused(rank, devices):
