@@ -321,7 +321,7 @@ def test_a_script_with_amp(mpirun, hybrid):
     assert result.code == 0 and result.stdout.count("trained") == 2, result.text
 
 
-def test_a_network_spread_over_devices_is_refused(ready):
+def test_a_network_spread_over_devices_is_refused():
     params = []
     for number in range(2):
         parameter = gluon.Parameter(f"part{number}", shape=(2,))
