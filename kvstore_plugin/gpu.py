@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import os
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 from . import core as core_loader
 from . import settings
+
+_log = logging.getLogger("kvstore_plugin")
+_logged = ""
 
 # What the loader of the system is asked for, in this order.
 _SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
@@ -36,6 +41,25 @@ def find() -> dict[str, Any]:
     mxnet = _loaded("libmxnet.so")  # its CUDA builds may hold NCCL
     nccl = [named.nccl] if named.nccl else [*_loaded("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
     return core_loader.load().find_gpus(cuda, nccl)
+
+
+def log_road(core: Any) -> None:
+    """Let rank 0 log how arrays on GPUs are exchanged, and why: once, and again only where that has changed."""
+    global _logged
+    some_gpu, by_nccl, reason = core.gpu_road()
+    if not some_gpu or core.rank() != 0:
+        return
+    text = "Arrays on GPUs are exchanged " + ("by NCCL" if by_nccl else f"through host memory: {reason}")
+    if text != _logged:
+        _logged = text
+        chosen = by_nccl or reason.startswith("MYKV_")
+        _log.log(logging.INFO if chosen or not _mxnet_has_cuda() else logging.WARNING, "%s.", text)
+
+
+def _mxnet_has_cuda() -> bool:
+    """Whether there can be such arrays in this process."""
+    compat = sys.modules.get(f"{__package__}.mxnet_compat")
+    return compat is None or compat.mx.runtime.Features().is_enabled("CUDA")
 
 
 def _loaded(name: str) -> list[str]:

@@ -107,6 +107,7 @@ def init(
     if core.lonely():
         _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
     warn_of_strangers(core, "its ranks")
+    gpu.log_road(core)
     mpi_settings.warn_if_late(core)
     launch.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
 

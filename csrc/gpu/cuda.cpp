@@ -44,6 +44,7 @@ Cuda::Cuda(const Library& library) : path_(library.path()) {
 
 void Cuda::check(int code, const char* what) const {
   if (code == kSuccess) return;
+  if (get_last_error != nullptr) get_last_error();  // this one is told here, not to who calls CUDA next on this thread
   throw Error(std::string("CUDA failed in ") + what + ": " + get_error_name_(code) + " (" + get_error_string_(code) +
               ")");
 }

@@ -59,7 +59,7 @@ class Cuda {
   int (*host_register)(void*, size_t bytes, unsigned flags);
   int (*host_unregister)(void*);
   int (*pointer_get_attributes)(PointerAttributes*, const void*);
-  int (*get_last_error)();
+  int (*get_last_error)() = nullptr;
 
  private:
   std::string path_;

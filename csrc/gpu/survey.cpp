@@ -47,7 +47,13 @@ Equipment look(const Settings& settings) {
     return mine;
   }
   const int count = libraries.cuda()->device_count();
-  for (int device = 0; device < count; ++device) mine.gpus.push_back(libraries.cuda()->bus_id(device));
+  try {
+    for (int device = 0; device < count; ++device) mine.gpus.push_back(libraries.cuda()->bus_id(device));
+  } catch (const Error& error) {
+    mine.gpus.clear();  // the other ranks wait for what this one tells
+    mine.problem = error.what();
+    return mine;
+  }
   if (count == 0) mine.problem = "the CUDA runtime finds no GPU";
   if (libraries.nccl() != nullptr) {
     mine.nccl = libraries.nccl()->version();

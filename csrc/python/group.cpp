@@ -149,6 +149,7 @@ std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits)
   for (const std::weak_ptr<Runtime>& one : all) {
     const std::shared_ptr<Runtime> runtime = one.lock();
     if (!runtime) continue;
+    if (std::string note = runtime->take_gpu_note(); !note.empty()) reports.emplace_back(false, std::move(note));
     for (StallReport& report : g_watching.of[one].look(*runtime, limits)) {
       reports.emplace_back(report.over, std::move(report.text));
     }
@@ -346,12 +347,16 @@ void place_on_gpu(const py::dict& memory, Request* request) {
     devices->outputs.push_back(device);
   }
   request->scattered = !request->sources.empty() || !request->targets.empty();
-  for (const auto& [stream, device] : list_in<std::tuple<uintptr_t, int>>(memory, "streams"))
-    devices->after.push_back(gpu::Event::record(device, reinterpret_cast<gpu::CudaStream>(stream)));
-  if (memory.contains("context")) {
-    const auto context = py::cast<uintptr_t>(memory["context"]);
-    for (auto& event : mxnet::events_of(reinterpret_cast<const mxnet::RunContext*>(context)))
-      devices->after.push_back(std::move(event));
+  try {
+    for (const auto& [stream, device] : list_in<std::tuple<uintptr_t, int>>(memory, "streams"))
+      devices->after.push_back(gpu::Event::record(device, reinterpret_cast<gpu::CudaStream>(stream)));
+    if (memory.contains("context")) {
+      const auto context = py::cast<uintptr_t>(memory["context"]);
+      for (auto& event : mxnet::events_of(reinterpret_cast<const mxnet::RunContext*>(context)))
+        devices->after.push_back(std::move(event));
+    }
+  } catch (const Error& error) {
+    request->refusal = error.what();  // the other ranks wait for this one
   }
   using Division = std::tuple<size_t, size_t, int>;
   const std::vector<Division> division = list_in<Division>(memory, "shards");

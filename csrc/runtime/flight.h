@@ -36,6 +36,7 @@ struct Flight {
   size_t finished = 0;
   bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
   bool ended = false;   // done was called
+  size_t happened = 0;  // of request.devices->after; of the runtime's thread alone
   std::string error;
   bool recorded = false;  // by the timeline; never changes, as the next one
   int64_t begun = 0;
@@ -57,7 +58,8 @@ struct Part {
   int64_t since = 0;  // it is at the rendezvous; coarse_now_ns()
   bool started = false;
   bool announced = false;
-  bool large = false;  // more than kPostInlineBytes
+  bool large = false;   // more than kPostInlineBytes
+  bool staged = false;  // its slot is one of Staged::slots, and it is counted as under way since it took that
   // For the timeline.
   int64_t copied_in = 0;  // since when
   int64_t agreed = 0;     // by all hosts

@@ -4,6 +4,7 @@
 
 #include "kernels/kernels.h"
 #include "runtime/error.h"
+#include "runtime/ranges.h"
 #include "runtime/runtime.h"
 #include "runtime/signature.h"
 
@@ -12,24 +13,6 @@ namespace mykv {
 namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
-
-struct Range {
-  size_t begin;
-  size_t end;
-  size_t count() const { return end - begin; }
-};
-
-Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }
-
-// Calls use(place, common elements) for all places that share elements with the range.
-template <class Place, class Use>
-void for_overlaps(const std::vector<Place>& places, const Range& range, Use&& use) {
-  auto place = std::partition_point(places.begin(), places.end(),
-                                    [&](const Place& p) { return p.begin + p.count <= range.begin; });
-  for (; place != places.end() && place->begin < range.end; ++place) {
-    use(*place, Range{std::max(range.begin, place->begin), std::min(range.end, place->begin + place->count)});
-  }
-}
 
 // Where the whole of a range lies in one of the places, or null.
 template <class Place>
@@ -81,11 +64,15 @@ bool Runtime::has_room() {
 
 // Sends the first part that may go, in the order of priorities.
 bool Runtime::start_parts() {
-  blocked_ = false;
+  blocked_ = staged_->gated = false;
   if (waiting_.empty()) return false;
   const bool room = has_room();
   for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
     const std::shared_ptr<Flight> flight = it->second;
+    if (flight->request.operation.road == Road::staged && awaits_device(*flight)) {
+      staged_->gated = true;
+      continue;
+    }
     size_t number;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -128,11 +115,12 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   Operation operation = request.operation;
   operation.count = part.count;
   operation.root = piece.root;
-  Rendezvous::Offer offer;
-  offer.key = make_key(request.name, request.turn, number);
-  part.key = offer.key;
-  offer.owner = transport_->owner(operation, flight->number + number);
-  if (offer.owner == world_.local_rank() && !request.in_place) part.share = share_of(request, part);
+  if (operation.road == Road::staged && refusal.empty()) {
+    begin_copy_in(std::move(part), operation);
+    return true;
+  }
+  const int32_t owner = transport_->owner(operation, flight->number + number);
+  if (owner == world_.local_rank() && !request.in_place) part.share = share_of(request, part);
   if (!refusal.empty() || part.share.input != nullptr) {
     // Nothing to bring to a slot.
   } else if (request.in_place) {
@@ -152,9 +140,19 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       refusal = error.what();
     }
   }
+  return meet(part, operation, refusal, may_run_inline);
+}
+
+// A part arrives at the rendezvous, with its share or a refusal; false when the table is full.
+bool Runtime::meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline) {
+  const std::shared_ptr<Flight>& flight = part.flight;
+  const Request& request = flight->request;
   if (operation.compressor != nullptr && refusal.empty() && world_.hosts().size() > 1) {
-    part.share.compression = compressions_.of(request.name, number, operation, request.operation.count);
+    part.share.compression = compressions_.of(request.name, part.number, operation, request.operation.count);
   }
+  Rendezvous::Offer offer;
+  offer.key = part.key = make_key(request.name, request.turn, part.number);
+  offer.owner = transport_->owner(operation, flight->number + part.number);
   offer.name = &request.name;
   offer.signature = &request.signature;
   offer.refusal = refusal.empty() ? nullptr : &refusal;
@@ -170,9 +168,11 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
       part.large = operation.bytes() > kPostInlineBytes;
       part.since = coarse_now_ns();
       std::lock_guard<std::mutex> lock(mutex_);
-      ++flight->under_way;
       large_parts_ += part.large;
-      staged_bytes_ += part.slot_bytes;
+      if (!part.staged) {
+        ++flight->under_way;
+        staged_bytes_ += part.slot_bytes;
+      }
       parts_[a.entry] = part;
       claimed = true;
     });
@@ -183,10 +183,11 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     return true;
   }
   if (arrival.table_full || arrival.departed) {
-    if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
+    if (arrival.table_full && part.staged) return false;  // it keeps its slot
+    release_slot(part);
     if (arrival.table_full) return false;
-    part.slot_bytes = 0;
-    {
+    if (!part.staged) {
+      part.slot_bytes = 0;
       std::lock_guard<std::mutex> lock(mutex_);
       ++flight->under_way;
     }
@@ -256,15 +257,36 @@ void Runtime::copy_out(const Request& request, size_t begin, size_t count, const
   }
 }
 
+void Runtime::release_slot(const Part& part) {
+  if (part.slot_bytes == 0) return;
+  if (part.staged) {
+    staged_->slots.release(part.slot, part.slot_bytes);
+  } else {
+    region_.release(part.slot, part.slot_bytes);
+  }
+}
+
 void Runtime::finish_part(const Part& part, const std::string& error) {
+  if (part.staged && error.empty()) {
+    if (retired_.empty()) {
+      begin_copy_out(part);
+    } else {
+      end_part(part, retired_text(part), {});
+    }
+    return;
+  }
   PartRecord::Interval copied_out;
   if (error.empty() && part.slot_bytes > 0) {
     if (part.flight->recorded) copied_out.begin = now_ns();
     copy_out(part.flight->request, part.begin, part.count, world_.segment().base() + part.slot);
     if (part.flight->recorded) copied_out.end = now_ns();
   }
+  end_part(part, error, copied_out);
+}
+
+void Runtime::end_part(const Part& part, const std::string& error, const PartRecord::Interval& copied_out) {
   if (part.flight->recorded) record(part, copied_out);  // while the entry is there
-  if (part.slot_bytes > 0) region_.release(part.slot, part.slot_bytes);
+  release_slot(part);
   try {
     rendezvous_.leave(part.entry);
   } catch (const Error&) {

@@ -16,6 +16,7 @@ namespace {
 
 constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news, and what MPI has queued
 constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
+constexpr int64_t kGpuPollUs = 200;     // between looks at copies, and at streams that they come after
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
 constexpr int64_t kBrokenPatienceUs = 1000000;  // for the table's lock, when this rank can do no more without it
 constexpr int64_t kSettleNs = 1000000000;       // for pieces of failed operations that others have begun with
@@ -76,7 +77,8 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       agreement_(world_, rendezvous_, 2 * options.network_bytes),
       inquiry_(world_, rendezvous_),
       patience_(world_.local_size()),
-      lookout_(world_.local_size()) {
+      lookout_(world_.local_size()),
+      staged_(std::make_unique<Staged>(world_.segment(), region_)) {
   rendezvous_.beat();
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
   world_.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
@@ -86,7 +88,12 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
 
 Runtime::~Runtime() {
   leave("it shut down");
-  if (transport_->polling()) world_.keep_segment();
+  if (transport_->polling() || staged_->unsafe) world_.keep_segment();
+  if (forked()) {
+    (void)staged_.release();  // CUDA's objects are the parent's
+  } else if (!staged_->unsafe) {
+    staged_->slots.unregister();
+  }
   if (lost_.load()) world_.let_go();
 }
 
@@ -147,7 +154,8 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   if ((flight->parts > 1 || works_on_arrays) && overlap_partly(request))
     request.refusal = "its input and its output overlap in part";
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
-  bool direct = flight->parts == 1 && (!request.refusal.empty() || request.in_place || op.bytes() <= kPostInlineBytes);
+  const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
+  bool direct = flight->parts == 1 && (!request.refusal.empty() || ready);
   for (;;) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -173,7 +181,8 @@ void Runtime::run() {
     Clock::time_point last_work = Clock::now();
     for (;;) {
       const uint32_t seen = bell.count();
-      const bool stopping = stopping_.load();  // before the work, which then includes telling the other hosts
+      // Before the work, which then includes telling the other hosts.
+      const bool stopping = stopping_.load() || !retired_.empty();
       rendezvous_.beat();
       rendezvous_.look_after_lock();
       if (work()) {
@@ -184,7 +193,8 @@ void Runtime::run() {
       if (stopping) {
         std::lock_guard<std::mutex> lock(mutex_);
         const bool nothing_left =
-            parts_.empty() && finished_.empty() && !transport_->polling() && !agreement_.sending();
+            parts_.empty() && finished_.empty() && !staged_->copying() && !staged_->gated && !transport_->polling() &&
+            !agreement_.sending();
         if (nothing_left || Clock::now() - last_work > kLeavePatience) break;
       } else {
         last_work = Clock::now();
@@ -193,7 +203,7 @@ void Runtime::run() {
       sleep(seen);
       awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
     }
-    end_all("this rank has shut mykv down");
+    end_all(retired_.empty() ? "this rank has shut mykv down" : retired_);
   } catch (const std::exception& error) {
     break_down(error.what());
   }
@@ -225,6 +235,7 @@ void Runtime::break_down(const std::string& reason) {
   const int64_t begun = now_ns();
   const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
   while (std::any_of(entries.begin(), entries.end(), unsettled) && now_ns() - begun < kSettleNs) usleep(kRetryUs);
+  settle_copies();
   end_all(reason);
 }
 
@@ -238,6 +249,10 @@ bool Runtime::work() {
   bool worked = take_posted();
   worked |= take_events();
   worked |= take_finished();
+  if (staged_->copying()) {
+    worked |= take_copied_in();
+    worked |= take_copied_out();
+  }
   worked |= start_parts();
   worked |= transport_->progress();
   if (agreement_.speaks()) {
@@ -256,11 +271,13 @@ void Runtime::sleep(uint32_t seen) {
     expecting = !parts_.empty();
     soon = large_parts_ == 0;
   }
-  const bool polling = transport_->polling() || agreement_.polling();
+  const bool copying = staged_->copying();
+  const bool polling = transport_->polling() || agreement_.polling() || copying || staged_->gated;
   const bool worked = std::exchange(worked_, false);
   if (polling) {
     if (worked) lookout_.moved();
-    const int64_t pause = lookout_.pause(transport_->polling(), soon);
+    int64_t pause = lookout_.pause(transport_->polling() || copying, soon);
+    if (copying || staged_->gated) pause = std::min(pause, kGpuPollUs);
     if (pause == 0) {
       sched_yield();
     } else {
@@ -274,7 +291,7 @@ void Runtime::sleep(uint32_t seen) {
   int64_t limit = kSleepUs;
   if (world_.hosts().size() > 1) limit = kIdlePollUs;
   if (blocked_ || !finished_.empty() || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
-  if (stopping_.load()) limit = std::min(limit, kRetryUs);
+  if (stopping_.load() || !retired_.empty()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);
 }
 
@@ -407,6 +424,8 @@ void Runtime::end_all(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = reason;
     for (auto& [entry, part] : parts_) flights.push_back(part.flight);
+    for (const Copying& copying : staged_->in) flights.push_back(copying.part.flight);
+    for (const Copying& copying : staged_->out) flights.push_back(copying.part.flight);
     for (auto& finished : finished_) flights.push_back(finished.part.flight);
     for (auto& flight : posted_) flights.push_back(flight);
     for (auto& [priority, flight] : waiting_) flights.push_back(flight);
@@ -417,6 +436,7 @@ void Runtime::end_all(const std::string& reason) {
   }
   finished_.clear();
   waiting_.clear();
+  drop_copies();
   for (auto& flight : flights) {
     const std::string text = shown_name(flight->request.name) + ": " + reason;
     end(*flight, &text);

@@ -22,6 +22,7 @@
 #include "runtime/inquiry.h"
 #include "runtime/lookout.h"
 #include "runtime/patience.h"
+#include "runtime/staged.h"
 #include "runtime/timeline.h"
 #include "runtime/waiting.h"
 #include "runtime/world.h"
@@ -99,6 +100,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // A process of this world has died: this rank ends all that it has under way, with this reason, and never frees what
   // belongs to all of them.
   void lose(const std::string& reason);
+  // What a log should say of this rank's GPUs, once; empty: nothing.
+  std::string take_gpu_note();
 
  private:
   friend class Buffer;
@@ -116,7 +119,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void post_checked(const std::shared_ptr<Flight>& flight);
   void handle_event(const Event& event);
   void rescan();
+  bool meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline);
   void finish_part(const Part& part, const std::string& error);
+  void end_part(const Part& part, const std::string& error, const PartRecord::Interval& copied_out);
+  void release_slot(const Part& part);
   void account(const Part& part, const std::string& error);
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
@@ -127,6 +133,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   void break_down(const std::string& reason);
   bool withdraw(const Part& part);
+  // Arrays on GPUs that go through slots (staged.cpp).
+  bool awaits_device(Flight& flight);
+  void begin_copy_in(Part part, const Operation& operation);
+  void copy_from_devices(Copying& copying);
+  bool take_copied_in();
+  void join_inputs(Copying& copying);
+  void begin_copy_out(const Part& part);
+  void copy_to_devices(const Part& part);
+  bool take_copied_out();
+  void retire(const std::string& failure);
+  std::string retired_text(const Part& part) const;
+  void abandon(Copying& copying);
+  void settle_copies();
+  void drop_copies();
   // For the timeline (recording.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
   void record_end(Flight& flight, const std::string* error);
@@ -167,6 +187,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::deque<std::pair<Key, std::string>> to_give_up_;
   std::string break_off_;
   std::condition_variable answered_;
+  std::string gpu_note_;
 
   // Of the thread alone.
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
@@ -180,6 +201,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool worked_ = false;      // since it last waited
   int64_t awake_since_ = 0;  // where the timeline marks that
   bool blocked_ = false;     // something in waiting_ could go if there were room for it
+  std::unique_ptr<Staged> staged_;
+  std::string retired_;    // why this rank leaves of its own accord; empty: it does not
+  bool gpu_told_ = false;  // gpu_note_ was there once
 
   std::atomic<bool> wished_{false};  // there is one, or a message of one is still on its way
   std::mutex asking_mutex_;

@@ -55,6 +55,16 @@ std::string arrays_of(const std::string& signature) {
   return of == std::string::npos ? "" : signature.substr(of);
 }
 
+// Of two texts that differ in where the arrays lie, the one that does not say it says so.
+void tell_places(std::string* one, std::string* other) {
+  const bool on_gpu = one->find(kOnGpu) != std::string::npos, other_on_gpu = other->find(kOnGpu) != std::string::npos;
+  if (on_gpu == other_on_gpu) return;
+  std::string& text = on_gpu ? *other : *one;
+  size_t at = text.size();
+  for (const char* rest : {", as ", ", compressed by "}) at = std::min(at, text.find(rest));
+  text.insert(at, " on CPU");
+}
+
 // The options that the others lack; all of them where that is none.
 std::vector<std::string> differing(const std::vector<std::string>& options, const std::vector<std::string>& others) {
   std::vector<std::string> kept;
@@ -128,6 +138,7 @@ std::string difference(const std::string& name, int rank, const std::string& sig
       other = joined(options) + arrays_of(other_signature);
     }
   }
+  tell_places(&one, &other);
   return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
          std::to_string(other_rank) + " has " + other;
 }
