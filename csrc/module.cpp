@@ -106,7 +106,9 @@ std::string mpi_library_version() {
 
 py::dict transports() {
   py::dict result;
-  for (const auto& [name, reason] : transport_report(world_group() ? &world_group()->world() : nullptr))
+  const std::shared_ptr<Group> group = world_group();
+  for (const auto& [name, reason] :
+       transport_report(group ? &group->world() : nullptr, group ? &group->gpus() : nullptr))
     result[name.c_str()] = reason;
   return result;
 }

@@ -97,9 +97,17 @@ std::string obstacle(const World& world, const std::vector<Equipment>& all) {
   return {};
 }
 
+// Two replicas on one GPU would need a kernel that adds them.
 bool distinct(std::vector<int> devices) {
   std::sort(devices.begin(), devices.end());
   return std::adjacent_find(devices.begin(), devices.end()) == devices.end();
+}
+
+// A piece of one GPU would need its counterpart on the same one of every rank.
+bool on_one_gpu(const DeviceMemory& devices) {
+  std::set<int> all(devices.inputs.begin(), devices.inputs.end());
+  all.insert(devices.outputs.begin(), devices.outputs.end());
+  return all.size() <= 1;
 }
 
 }  // namespace
@@ -125,7 +133,7 @@ Survey survey(const World& world, const Settings& settings) {
 }
 
 bool nccl_can(const Operation& operation) {
-  if (operation.kind == Kind::broadcast) return true;  // bytes
+  if (operation.kind == Kind::broadcast || operation.kind == Kind::alltoall) return true;  // bytes
   switch (operation.dtype) {
     case DType::bool8:
     case DType::int16:
@@ -141,9 +149,10 @@ bool nccl_can(const Operation& operation) {
   }
 }
 
-Road Survey::road_of(const Operation& operation, const DeviceMemory& devices) const {
-  // Two replicas on one GPU would need a kernel that adds them.
-  return nccl && nccl_can(operation) && distinct(devices.inputs) ? Road::nccl : Road::staged;
+Road Survey::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
+  const bool lies_well =
+      scattered ? on_one_gpu(devices) : operation.kind == Kind::broadcast || distinct(devices.inputs);
+  return nccl && nccl_can(operation) && lies_well ? Road::nccl : Road::staged;
 }
 
 }  // namespace mykv::gpu

@@ -20,8 +20,8 @@ struct Survey {
   std::string reason;                          // why it does not
   std::vector<std::vector<std::string>> gpus;  // that each rank sees: their addresses on the bus
 
-  // The road of a request that all ranks bring alike but for their devices.
-  Road road_of(const Operation& operation, const DeviceMemory& devices) const;
+  // The road of a request that all ranks bring alike but for their devices. `scattered`: see Request.
+  Road road_of(const Operation& operation, const DeviceMemory& devices, bool scattered = false) const;
 };
 
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.

@@ -380,6 +380,8 @@ std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::s
   if (kind == "reduce") {
     operation.kind = Kind::reduce;
     operation.root = broadcast_operation(root, priority).root;
+  } else if (kind == "alltoall") {
+    operation.kind = Kind::alltoall;
   } else if (kind != "allreduce" && kind != "broadcast") {
     throw py::value_error("mykv has no operation '" + kind + "'");
   }
@@ -389,7 +391,14 @@ std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::s
   Request request;
   request.name = name;
   place_on_gpu(memory, &request);
-  operation.road = runtime_->gpus().road_of(operation, *request.devices);
+  operation.road = runtime_->gpus().road_of(operation, *request.devices, request.scattered);
+  if (operation.kind == Kind::alltoall) {
+    const auto size = static_cast<size_t>(world().size());
+    if (operation.road != Road::nccl) throw py::value_error("an alltoall in one operation goes by NCCL alone");
+    if (!request.shards || request.shards->size() != size * size) {
+      throw py::value_error("an alltoall needs a shard from each rank to each");
+    }
+  }
   request.operation = operation;
   request.signature = signature_of(operation, shape_text(shape), world(), label, request.shards.get());
   return post(std::move(request), {});

@@ -48,7 +48,8 @@ class Group {
                                          const std::vector<pybind11::array>& outputs, int root, int priority,
                                          const std::string& label);
 
-  // Memory on GPUs, of whoever made it. kind: 'allreduce', 'broadcast' or 'reduce'. `memory` has lists:
+  // Memory on GPUs, of whoever made it. kind: 'allreduce', 'broadcast', 'reduce' or 'alltoall' (by NCCL alone, see
+  // Kind). `memory` has lists:
   //   inputs, outputs   (address, device) of whole arrays of this shape; or, in their place,
   //   sources, targets  (begin, count, address, device) of pieces, in the order of their elements
   //   shards            (begin, count, root), see Request::shards

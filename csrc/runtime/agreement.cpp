@@ -31,6 +31,8 @@ void Agreement::announce(uint32_t index, uint32_t places) {
   m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
   m.priority = entry.operation.priority;
   m.error = entry.error;
+  const bool by_nccl = entry.operation.road == Road::nccl;
+  if (by_nccl) m.placement = rendezvous_.placement(entry);
   if (told_.size() >= KnownTexts::kRemembered) told_.clear();
   if (told_.insert(m.number).second) {
     m.has_texts = true;
@@ -42,7 +44,7 @@ void Agreement::announce(uint32_t index, uint32_t places) {
     // All hosts bring the same operation, or it does not run.
     Pending& pending = pending_[{m.key.high, m.key.low}];
     pending.places = places;
-    pending.bytes = entry.operation.bytes();
+    pending.bytes = by_nccl ? 0 : entry.operation.bytes();
   }
   tell_root(m);
 }
@@ -136,7 +138,7 @@ void Agreement::handle(const News& m, int from) {
       return;
     case News::Type::verdict:
       outstanding_.erase({m.key.high, m.key.low});
-      rendezvous_.agree(m.key, m.number, m.error);
+      rendezvous_.agree(m.key, m.number, m.error, m.placement);
       return;
     case News::Type::depart:
       // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same
@@ -230,6 +232,10 @@ void Agreement::collect(const News& m, int from) {
     p.rank = world_.label(from);
     p.priority = m.priority;
   }
+  if (m.placement != 0) {
+    const uint64_t of[2] = {static_cast<uint64_t>(from), m.placement};
+    p.placement += hash_bytes(of, sizeof of, 0);
+  }
   if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
   if (p.error.empty() && p.text != m.number) {
     const KnownTexts::Texts one = texts_.get(p.text), other = texts_.get(m.number);
@@ -256,24 +262,25 @@ void Agreement::give_verdicts() {
   while (!ready_.empty()) {
     const auto first = ready_.begin();
     const size_t bytes = first->second.pending.bytes;
-    if (under_way_.size() > 1 && bytes_under_way_ + bytes > most_bytes_ && departed_.empty()) return;
+    if (bytes > 0 && under_way_.size() > 1 && bytes_under_way_ + bytes > most_bytes_ && departed_.empty()) return;
     const Ready next = std::move(first->second);
     ready_.erase(first);
     const uint64_t sequence = next_sequence_;
     next_sequence_ += next.pending.places;
-    under_way_[sequence] = bytes;
+    if (bytes > 0) under_way_[sequence] = bytes;
     bytes_under_way_ += bytes;
     if (!next.pending.arrivals.empty()) arrivals_[{next.key.high, next.key.low}] = next.pending.arrivals;
-    give_verdict(next.key, sequence, {});
+    give_verdict(next.key, sequence, {}, next.pending.placement);
   }
 }
 
-void Agreement::give_verdict(const Key& key, uint64_t sequence, const std::string& error) {
+void Agreement::give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement) {
   News verdict;
   verdict.type = News::Type::verdict;
   verdict.key = key;
   verdict.number = sequence;
   verdict.error = error;
+  verdict.placement = placement;
   tell_all(verdict);
 }
 

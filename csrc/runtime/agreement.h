@@ -85,7 +85,8 @@ class Agreement {
     std::string error;
     int32_t priority = 0;
     uint32_t places = 1;
-    size_t bytes = 0;
+    size_t bytes = 0;        // of network memory
+    uint64_t placement = 0;  // sum over the hosts
     std::vector<ArrivalRecord> arrivals;
   };
   // Ready on all hosts, and waiting for its turn: by falling priority, then in the order in which they became ready.
@@ -109,7 +110,7 @@ class Agreement {
   void decide_end(const News& message);
   void tell_end(const Key& key);
   void end(const News& message);
-  void give_verdict(const Key& key, uint64_t sequence, const std::string& error);
+  void give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement = 0);
 
   static constexpr int kTag = 1;
 

@@ -51,7 +51,8 @@ struct Part {
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
-  Share share;  // instead of a slot
+  Share share;             // instead of a slot
+  uint64_t placement = 0;  // of one by NCCL: a digest of its GPUs
   uint32_t entry = 0;
   uint32_t generation = 0;
   Key key;

@@ -10,7 +10,7 @@ namespace mykv {
 
 namespace {
 
-enum : uint8_t { kHasTexts = 1, kHasError = 2 };
+enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4 };
 
 void put(std::vector<char>* out, const void* data, size_t bytes) {
   const auto* p = static_cast<const char*>(data);
@@ -60,7 +60,7 @@ News read(Reader& reader) {
   const auto type = reader.number<uint8_t>();
   const auto flags = reader.number<uint8_t>();
   require(type >= static_cast<uint8_t>(News::Type::announce) && type <= static_cast<uint8_t>(News::Type::ended));
-  require((flags & ~(kHasTexts | kHasError)) == 0);
+  require((flags & ~(kHasTexts | kHasError | kHasPlacement)) == 0);
   news.type = static_cast<News::Type>(type);
   news.number = reader.number<uint64_t>();
   if (news.type == News::Type::depart) {
@@ -76,13 +76,15 @@ News read(Reader& reader) {
     news.signature = reader.text();
   }
   if ((flags & kHasError) != 0) news.error = reader.text();
+  if ((flags & kHasPlacement) != 0) news.placement = reader.number<uint64_t>();
   return news;
 }
 
 }  // namespace
 
 void encode(const News& news, std::vector<char>* out) {
-  const auto flags = static_cast<uint8_t>((news.has_texts ? kHasTexts : 0) | (news.error.empty() ? 0 : kHasError));
+  const auto flags = static_cast<uint8_t>((news.has_texts ? kHasTexts : 0) | (news.error.empty() ? 0 : kHasError) |
+                                          (news.placement == 0 ? 0 : kHasPlacement));
   put(out, &news.type, sizeof news.type);
   put(out, &flags, sizeof flags);
   put(out, &news.number, sizeof news.number);
@@ -96,6 +98,7 @@ void encode(const News& news, std::vector<char>* out) {
     put(out, news.signature);
   }
   if (!news.error.empty()) put(out, news.error);
+  if (news.placement != 0) put(out, &news.placement, sizeof news.placement);
 }
 
 std::vector<News> decode(const char* data, size_t bytes) {

@@ -23,8 +23,9 @@ struct News {
 
   Type type = Type::announce;
   Key key;
-  uint64_t number = 0;   // announce: stands for the texts; verdict: the sequence number; depart: the rank
-  int32_t priority = 0;  // announce
+  uint64_t number = 0;     // announce: stands for the texts; verdict: the sequence number; depart: the rank
+  int32_t priority = 0;    // announce
+  uint64_t placement = 0;  // by NCCL: announce: of this host's ranks; verdict: of all
   bool has_texts = false;
   std::string name;
   std::string signature;

@@ -14,7 +14,8 @@ namespace compress {
 class Compressor;
 }
 
-enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2 };
+// alltoall goes by NCCL alone: shard i * size + j of the request goes from rank i to rank j.
+enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2, alltoall = 3 };
 
 // Where the shares of an operation lie, and how they meet.
 enum class Road : uint8_t {

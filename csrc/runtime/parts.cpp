@@ -82,7 +82,8 @@ bool Runtime::start_parts() {
         return true;
       }
       if (number > 0 && !flight->agreed) continue;
-      if (!room && !flight->request.in_place && flight->request.refusal.empty()) {
+      if (!room && !flight->request.in_place && flight->request.operation.road != Road::nccl &&
+          flight->request.refusal.empty()) {
         blocked_ = true;
         return false;
       }
@@ -119,13 +120,21 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     begin_copy_in(std::move(part), operation);
     return true;
   }
-  const int32_t owner = transport_->owner(operation, flight->number + number);
+  Transport& transport = transport_of(operation);
+  const int32_t owner = transport.owner(operation, flight->number + number);
   if (owner == world_.local_rank() && !request.in_place) part.share = share_of(request, part);
   if (!refusal.empty() || part.share.input != nullptr) {
     // Nothing to bring to a slot.
+  } else if (operation.road == Road::nccl) {
+    part.share.request = &request;
+    try {
+      part.placement = nccl_->prepare(request);
+    } catch (const Error& error) {
+      refusal = error.what();
+    }
   } else if (request.in_place) {
     part.slot = *request.in_place + part.begin * item_size(operation.dtype);
-  } else if (transport_->taken_from_root(operation) && operation.root != world_.rank()) {
+  } else if (transport.taken_from_root(operation) && operation.root != world_.rank()) {
     part.share.take = [this, flight, begin = part.begin, count = part.count](const char* slot) {
       copy_out(flight->request, begin, count, slot);
     };
@@ -152,17 +161,19 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   }
   Rendezvous::Offer offer;
   offer.key = part.key = make_key(request.name, request.turn, part.number);
-  offer.owner = transport_->owner(operation, flight->number + part.number);
+  Transport& transport = transport_of(operation);
+  offer.owner = transport.owner(operation, flight->number + part.number);
+  offer.placement = part.placement;
   offer.name = &request.name;
   offer.signature = &request.signature;
   offer.refusal = refusal.empty() ? nullptr : &refusal;
   offer.operation = operation;
   offer.slot = part.slot;
-  offer.chunks = transport_->pieces(operation);
+  offer.chunks = transport.pieces(operation);
   Arrival arrival;
   bool claimed = false;
   try {
-    arrival = rendezvous_.arrive(offer, may_run_inline ? transport_->inline_limit() : 0, [&](const Arrival& a) {
+    arrival = rendezvous_.arrive(offer, may_run_inline ? transport.inline_limit() : 0, [&](const Arrival& a) {
       part.entry = a.entry;
       part.generation = a.generation;
       part.large = operation.bytes() > kPostInlineBytes;
@@ -176,7 +187,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       parts_[a.entry] = part;
       claimed = true;
     });
-    if (arrival.last) transport_->run_whole(arrival.entry);
+    if (arrival.last) transport.run_whole(arrival.entry);
   } catch (const Error&) {
     // The table was given up, and the thread is about to break down.
     if (!claimed || withdraw(part)) throw;
@@ -194,7 +205,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
     account(part, shown_name(request.name) + ": " + rendezvous_.departed_text());
     return true;
   }
-  if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport_->inline_limit() &&
+  if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
       patience_.hope()) {
     rendezvous_.bell(world_.local_rank()).ring();
   }

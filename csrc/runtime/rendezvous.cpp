@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "runtime/error.h"
@@ -11,11 +12,12 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kEntries = 1 << 16;      // operations in flight on a host; more wait in their own rank
-constexpr uint32_t kEntriesStep = 64;       // memory is taken for so many of them at a time
-constexpr uint32_t kBuckets = 1 << 16;      // hash chains
-constexpr uint32_t kLogEvents = 1 << 18;    // a rank that lags further behind looks at all its entries instead
-constexpr uint32_t kNone = 0;               // chains hold index + 1, so that zeroed memory is an empty table
+constexpr uint32_t kEntries = 1 << 16;    // operations in flight on a host; more wait in their own rank
+constexpr uint32_t kEntriesStep = 64;     // memory is taken for so many of them at a time
+constexpr uint32_t kBuckets = 1 << 16;    // hash chains
+constexpr uint32_t kLogEvents = 1 << 18;  // a rank that lags further behind looks at all its entries instead
+constexpr uint32_t kNone = 0;             // chains hold index + 1, so that zeroed memory is an empty table
+constexpr uint64_t kForgone = ~uint64_t{0};
 constexpr int64_t kLookUs = 1000000;        // for the table's lock, when somebody only wants to look
 constexpr int64_t kLookNs = 1000000000;     // after the lock's holder, in case it has died
 constexpr int64_t kBeatNs = 100000000;      // a beat in so many nanoseconds is enough
@@ -36,7 +38,8 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 size_t Rendezvous::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(Record) * static_cast<size_t>(local_size);
   return round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
-         round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Place) * kLogEvents) + stride * kEntries;
+         LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Place) * kLogEvents) +
+         stride * kEntries;
 }
 
 Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, bool create, bool several_hosts)
@@ -50,7 +53,8 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
             {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
   char* base = segment.base();
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
-  buckets_ = reinterpret_cast<uint32_t*>(bells_ + ranks_.size());
+  launch_order_ = reinterpret_cast<LaunchOrder*>(bells_ + ranks_.size());
+  buckets_ = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(launch_order_) + LaunchOrder::bytes(local_size()));
   log_ = reinterpret_cast<Place*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
   entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Place) * kLogEvents);
   if (create) {
@@ -58,6 +62,7 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
     new (header_) Header{};
     header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
+    launch_order_->init(local_size());
   }
 }
 
@@ -119,6 +124,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     e.arrived = 0;
     e.left = 0;
     e.sequence = 0;
+    e.placement = 0;
     e.operation = offer.operation;
     e.next_chunk.store(0, std::memory_order_relaxed);
     e.done_chunks.store(0, std::memory_order_relaxed);
@@ -137,6 +143,8 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
   mine.arrived = 1;
   mine.refused = offer.refusal != nullptr;
   mine.slot = offer.slot;
+  mine.placement = offer.placement;
+  mine.launch = 0;
   mine.stamps.clear();
   if (stamping()) mine.stamps.set(Stamp::arrived);
   mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
@@ -187,6 +195,8 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
     return;
   }
   e.state = State::ready;
+  e.placement = placement(e);
+  give_launches(e);
   arrival.last = false;
   append(Event::Type::ready, arrival.entry);
   if (e.owner != kAnybody) {
@@ -197,7 +207,34 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
   bells_[local_rank_].ring();
 }
 
-void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error) {
+void Rendezvous::order_launches(LaunchOrder& order, std::vector<int> ranks) {
+  used_launches_ = &order;
+  launching_ranks_ = std::move(ranks);
+}
+
+void Rendezvous::give_launches(Entry& e) {
+  if (e.operation.road != Road::nccl || used_launches_ == nullptr) return;
+  const std::lock_guard<LaunchOrder> guard(*used_launches_);
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    uint64_t& launch = e.records()[r].launch;
+    if (launch != kForgone) launch = used_launches_->next(launching_ranks_[r]);
+  }
+}
+
+uint64_t Rendezvous::forgo_launch(uint32_t index) {
+  return lock_.run([&] {
+    uint64_t& launch = entry(index).records()[local_rank_].launch;
+    return launch != 0 ? launch : (launch = kForgone, uint64_t{0});
+  });
+}
+
+uint64_t Rendezvous::placement(Entry& e) const {
+  uint64_t digest = 0;
+  for (int r = 0; r < local_size(); ++r) digest = hash_bytes(&e.records()[r].placement, sizeof(uint64_t), digest);
+  return digest;
+}
+
+void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
   lock_.run([&] {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return;
@@ -207,7 +244,9 @@ void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error) {
       return;
     }
     e.sequence = sequence;
+    e.placement = placement;
     e.state = State::ready;
+    give_launches(e);
     append(Event::Type::ready, link - 1);
     ring_others();
   });
@@ -232,6 +271,14 @@ bool Rendezvous::settled(uint32_t index) {
   const uint32_t done = e.done_chunks.load(std::memory_order_acquire);
   const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
   return done >= e.chunks || (claimed != kNotStopped && done >= claimed);
+}
+
+void Rendezvous::finish_refused(uint32_t index, const std::string& error) {
+  lock_.run([&] {
+    Entry& e = entry(index);
+    const bool last = e.done_chunks.fetch_add(1, std::memory_order_acq_rel) + 1 == e.chunks;
+    if (last && e.state == State::ready) end_locked(index, error);
+  });
 }
 
 void Rendezvous::end_locked(uint32_t index, const std::string& error) {

@@ -12,6 +12,7 @@
 
 #include "memory/segment.h"
 #include "runtime/futex.h"
+#include "runtime/launch_order.h"
 #include "runtime/operation.h"
 #include "runtime/stamps.h"
 #include "runtime/table_lock.h"
@@ -26,8 +27,10 @@ constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two of those
 // What one rank brought.
 struct alignas(64) Record {
   uint64_t signature_hash;
-  uint64_t slot;  // offset into the segment
-  Stamps stamps;  // for timelines
+  uint64_t slot;       // offset into the segment
+  uint64_t placement;  // of what goes by NCCL: digest of the devices that this rank brings
+  uint64_t launch;     // its place in this rank's launches, see LaunchOrder; 0: none yet
+  Stamps stamps;       // for timelines
   uint8_t arrived;
   uint8_t refused;  // `text` says why
   char text[kTextBytes];
@@ -48,8 +51,9 @@ struct alignas(64) Entry {
   State state;
   uint32_t arrived;
   uint32_t left;
-  uint64_t sequence;  // position in the order that all hosts agreed on
-  int32_t owner;      // the local rank that does all of it, or kAnybody
+  uint64_t sequence;   // position in the order that all hosts agreed on
+  uint64_t placement;  // digest of those of all ranks
+  int32_t owner;       // the local rank that does all of it, or kAnybody
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
@@ -107,6 +111,7 @@ class Rendezvous {
     uint64_t slot;
     uint32_t chunks;
     int32_t owner;
+    uint64_t placement = 0;
   };
   // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
   // becomes ready: the rank that came last (Arrival::last) must do all of it and call finish_chunks().
@@ -125,13 +130,15 @@ class Rendezvous {
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
 
   // The other hosts agreed (or found an error): the operation may run.
-  void agree(Key key, uint64_t sequence, const std::string& error);
+  void agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement);
   // `chunks` more pieces of the operation are finished; the last one makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
   // Nobody begins with another chunk; needs no lock. Whoever ends an operation with an error does it. Until it is
   // settled, others may still write what they had begun with, also into the memory of ranks that have left.
   void stop_chunks(uint32_t index);
   bool settled(uint32_t index);
+  // This rank's one piece is finished, and the operation fails: all ranks find that out by themselves.
+  void finish_refused(uint32_t index, const std::string& error);
   // This rank has no more business with the entry.
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
@@ -165,6 +172,15 @@ class Rendezvous {
   // The next event that this rank has not seen.
   // `overrun` is set when the log was overwritten before it was read: look at all own entries instead.
   bool next_event(Event* event, bool* overrun);
+
+  // The launches of this host's ranks, where this is the table of the world.
+  LaunchOrder& launch_order() { return *launch_order_; }
+  // Operations by NCCL get numbers from `order`; `ranks`: this host's ranks, as local ranks of the world.
+  void order_launches(LaunchOrder& order, std::vector<int> ranks);
+  // The number of an entry at which this rank has arrived and that it will not launch; 0: it has and gets none.
+  uint64_t forgo_launch(uint32_t index);
+  // Digest of the placements of this host's ranks.
+  uint64_t placement(Entry& entry) const;
 
   Bell& bell(int local_rank) { return bells_[local_rank]; }
   void ring_others();
@@ -207,6 +223,7 @@ class Rendezvous {
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
   void end_waiting(int rank, const std::string& reason, bool announced_too);
+  void give_launches(Entry& entry);
   void append(Event::Type type, uint32_t index);
 
   const Segment& segment_;
@@ -216,6 +233,9 @@ class Rendezvous {
   size_t stride_;
   Header* header_;
   PaddedBell* bells_;
+  LaunchOrder* launch_order_;             // in this table
+  LaunchOrder* used_launches_ = nullptr;  // null: nothing goes by NCCL
+  std::vector<int> launching_ranks_;
   uint32_t* buckets_;
   Place* log_;
   char* entries_;

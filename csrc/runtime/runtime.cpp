@@ -61,6 +61,22 @@ bool overlap_partly(const Request& request) {
   return false;
 }
 
+std::string given_up(Rendezvous& rendezvous, uint32_t entry) {
+  return rendezvous.departed_rank() >= 0 ? rendezvous.departed_text() : rendezvous.entry(entry).error;
+}
+
+// Process sets have labels, and launch in the order of the world's operations.
+std::shared_ptr<Launcher> launcher_of(const World& world, Rendezvous& rendezvous) {
+  if (world.is_part()) return Launcher::current();
+  return Launcher::begin(rendezvous.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
+}
+
+gpu::Survey gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {
+  gpu::Survey gpus = gpu::survey(world, options.gpu);
+  limit_to_ordered(&gpus, world, launcher, !world.is_part());
+  return gpus;
+}
+
 }  // namespace
 
 Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
@@ -69,11 +85,13 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
 Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : options_(options),
       made_(std::move(world)),
-      gpus_(gpu::survey(world_, options.gpu)),
       rendezvous_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
                   world_.local_rank(), false, world_.hosts().size() > 1),
+      launcher_(launcher_of(world_, rendezvous_)),
+      gpus_(gpus_of(world_, options, launcher_.get())),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_, options.network_bytes)),
+      nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, rendezvous_, launcher_) : nullptr),
       agreement_(world_, rendezvous_, 2 * options.network_bytes),
       inquiry_(world_, rendezvous_),
       patience_(world_.local_size()),
@@ -155,7 +173,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
     request.refusal = "its input and its output overlap in part";
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
   const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
-  bool direct = flight->parts == 1 && (!request.refusal.empty() || ready);
+  bool direct = op.road != Road::nccl && flight->parts == 1 && (!request.refusal.empty() || ready);
   for (;;) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -192,9 +210,8 @@ void Runtime::run() {
       }
       if (stopping) {
         std::lock_guard<std::mutex> lock(mutex_);
-        const bool nothing_left =
-            parts_.empty() && finished_.empty() && !staged_->copying() && !staged_->gated && !transport_->polling() &&
-            !agreement_.sending();
+        const bool nothing_left = parts_.empty() && finished_.empty() && !staged_->copying() && !staged_->gated &&
+                                  !transport_->polling() && !gpus_polling() && !agreement_.sending();
         if (nothing_left || Clock::now() - last_work > kLeavePatience) break;
       } else {
         last_work = Clock::now();
@@ -203,29 +220,35 @@ void Runtime::run() {
       sleep(seen);
       awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
     }
+    if (nccl_) nccl_->leave(entries());
     end_all(retired_.empty() ? "this rank has shut mykv down" : retired_);
+    launcher_.reset();
   } catch (const std::exception& error) {
     break_down(error.what());
+    launcher_.reset();
   }
 }
 
 // The thread cannot go on: nobody may wait for this rank any more.
 void Runtime::break_down(const std::string& reason) {
-  std::vector<uint32_t> entries;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopped_ = reason;
-    for (const auto& [entry, part] : parts_) entries.push_back(entry);
   }
   const int me = world_.label(world_.rank());
-  rendezvous_.lock().lose_patience(kBrokenPatienceUs, "rank " + std::to_string(me) + " has left: " + reason);
+  const std::string gone = "rank " + std::to_string(me) + " has left: " + reason;
+  const std::vector<uint32_t> mine = entries();
+  rendezvous_.lock().lose_patience(kBrokenPatienceUs, gone);
   try {
     rendezvous_.depart(me, reason);
-    for (uint32_t entry : entries) rendezvous_.fail(entry, reason);
+    for (uint32_t entry : mine) {
+      const Entry& e = rendezvous_.entry(entry);
+      rendezvous_.fail(entry, e.operation.road == Road::nccl ? shown_name(e.name) + ": " + gone : reason);
+    }
     tell_departure();
   } catch (const std::exception&) {
     // The shared table is beyond use, which the others of this host see themselves, or MPI is.
-    for (uint32_t entry : entries) rendezvous_.stop_chunks(entry);
+    for (uint32_t entry : mine) rendezvous_.stop_chunks(entry);
     try {
       if (agreement_.speaks() && !std::exchange(departure_told_, true)) agreement_.depart_alone(me, reason);
     } catch (const std::exception&) {
@@ -234,9 +257,22 @@ void Runtime::break_down(const std::string& reason) {
   }
   const int64_t begun = now_ns();
   const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
-  while (std::any_of(entries.begin(), entries.end(), unsettled) && now_ns() - begun < kSettleNs) usleep(kRetryUs);
+  while (std::any_of(mine.begin(), mine.end(), unsettled) && now_ns() - begun < kSettleNs) usleep(kRetryUs);
   settle_copies();
+  if (nccl_) nccl_->abort(mine);
   end_all(reason);
+}
+
+Transport& Runtime::transport_of(const Operation& operation) const {
+  return operation.road == Road::nccl ? *nccl_ : *transport_;
+}
+
+// At which this rank has arrived, and that it has not left.
+std::vector<uint32_t> Runtime::entries() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<uint32_t> entries;
+  for (const auto& [entry, part] : parts_) entries.push_back(entry);
+  return entries;
 }
 
 void Runtime::tell_departure() {
@@ -255,6 +291,7 @@ bool Runtime::work() {
   }
   worked |= start_parts();
   worked |= transport_->progress();
+  if (nccl_) worked |= nccl_->progress();
   if (agreement_.speaks()) {
     worked |= agreement_.progress();
     if (!worked) worked = inquiry_.answer_one();
@@ -272,11 +309,12 @@ void Runtime::sleep(uint32_t seen) {
     soon = large_parts_ == 0;
   }
   const bool copying = staged_->copying();
-  const bool polling = transport_->polling() || agreement_.polling() || copying || staged_->gated;
+  const bool flowing = transport_->polling() || gpus_polling() || copying;
+  const bool polling = flowing || agreement_.polling() || staged_->gated;
   const bool worked = std::exchange(worked_, false);
   if (polling) {
     if (worked) lookout_.moved();
-    int64_t pause = lookout_.pause(transport_->polling() || copying, soon);
+    int64_t pause = lookout_.pause(flowing, soon);
     if (copying || staged_->gated) pause = std::min(pause, kGpuPollUs);
     if (pause == 0) {
       sched_yield();
@@ -330,7 +368,8 @@ void Runtime::handle_event(const Event& event) {
       if (!agreement_.speaks() || std::exchange(part.announced, true)) return;
       lock.unlock();
       if (rendezvous_.state(event.entry) == State::announced) {
-        agreement_.announce(event.entry, transport_->places(rendezvous_.entry(event.entry).operation));
+        const Operation& operation = rendezvous_.entry(event.entry).operation;
+        agreement_.announce(event.entry, transport_of(operation).places(operation));
       }
       return;
     case Event::Type::ready:
@@ -344,15 +383,17 @@ void Runtime::handle_event(const Event& event) {
       {
         const Share share = part.share;
         lock.unlock();
-        transport_->start(event.entry, share);
+        transport_of(rendezvous_.entry(event.entry).operation).start(event.entry, share);
       }
       return;
     case Event::Type::done:
+      // Another rank has given up what is under way on GPUs here, and may still be written to.
+      if (nccl_ && nccl_->holds(event.entry)) throw Error(given_up(rendezvous_, event.entry));
       finished_.push_back({part, rendezvous_.entry(event.entry).error, now_ns()});
       parts_.erase(it);
       lock.unlock();
       agreement_.done(rendezvous_.entry(event.entry).sequence);
-      transport_->stop(event.entry);
+      transport_of(rendezvous_.entry(event.entry).operation).stop(event.entry);
       return;
   }
 }

@@ -26,6 +26,7 @@
 #include "runtime/timeline.h"
 #include "runtime/waiting.h"
 #include "runtime/world.h"
+#include "transport/nccl/nccl_transport.h"
 #include "transport/transport.h"
 
 namespace mykv {
@@ -147,6 +148,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void abandon(Copying& copying);
   void settle_copies();
   void drop_copies();
+  Transport& transport_of(const Operation& operation) const;
+  bool gpus_polling() const { return nccl_ && nccl_->polling(); }
+  std::vector<uint32_t> entries();
   // For the timeline (recording.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
   void record_end(Flight& flight, const std::string* error);
@@ -156,11 +160,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   RuntimeOptions options_;
   const std::unique_ptr<World> made_;
   World& world_{*made_};
-  const gpu::Survey gpus_;
   Rendezvous rendezvous_;
+  std::shared_ptr<Launcher> launcher_;
+  const gpu::Survey gpus_;
   Timeline::Interest interest_{rendezvous_.stamp_flag()};
   Region region_;
   std::unique_ptr<Transport> transport_;
+  std::unique_ptr<NcclTransport> nccl_;  // where it serves
   Agreement agreement_;
   Inquiry inquiry_;
   Patience patience_;

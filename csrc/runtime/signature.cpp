@@ -83,6 +83,8 @@ std::string signature_of(const Operation& operation, const std::string& shape, c
   std::string text;
   if (operation.kind == Kind::broadcast) {
     text = "broadcast from " + root;
+  } else if (operation.kind == Kind::alltoall) {
+    text = "alltoall from " + root;
   } else {
     text = std::string(operation.kind == Kind::reduce ? "reduce to " + root + ", " : "allreduce ") +
            reduce_op_name(operation.reduce_op);

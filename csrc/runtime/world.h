@@ -87,6 +87,8 @@ class World {
   // Global ranks on each host, ascending; hosts in the order of their first rank.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int host_of(int rank) const { return host_of_[rank]; }
+  // Whether these ranks are a part of a larger world.
+  bool is_part() const { return !options_.labels.empty(); }
   // What messages call a rank.
   int label(int rank) const { return options_.labels.empty() ? rank : options_.labels[static_cast<size_t>(rank)]; }
   std::vector<int> labels(const std::vector<int>& ranks) const;

@@ -1,3 +1,4 @@
+#include "gpu/survey.h"
 #include "transport/host/host_transport.h"
 #include "transport/mpi/mpi_transport.h"
 #include "transport/transport.h"
@@ -9,7 +10,7 @@ std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rend
   return std::make_unique<MpiTransport>(world, rendezvous, network_bytes);
 }
 
-std::vector<std::pair<std::string, std::string>> transport_report(const World* world) {
+std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::Survey* gpus) {
   const std::string uninitialized = "not initialized";
   const bool one_host = world != nullptr && world->hosts().size() == 1;
   return {
@@ -17,7 +18,7 @@ std::vector<std::pair<std::string, std::string>> transport_report(const World* w
       {"mpi", world == nullptr ? uninitialized
               : one_host       ? "all ranks share one host's memory"
                                : ""},
-      {"nccl", "not part of this build"},
+      {"nccl", gpus == nullptr ? uninitialized : gpus->reason},
   };
 }
 

@@ -16,6 +16,10 @@
 
 namespace mykv {
 
+namespace gpu {
+struct Survey;
+}
+
 class CompressionState;
 struct Request;
 
@@ -62,6 +66,6 @@ class Transport {
 std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous, size_t network_bytes);
 
 // Each transport of this build, with the reason why it does not serve this world ('' where it does).
-std::vector<std::pair<std::string, std::string>> transport_report(const World* world);
+std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::Survey* gpus);
 
 }  // namespace mykv

@@ -1,0 +1,161 @@
+#include "transport/nccl/arrangements.h"
+
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kRemembered = 4096;  // arrangements; forgotten by all ranks at the same operation
+
+void check(int code, const char* what) {
+  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " for NCCL");
+}
+
+Communicator duplicate(MPI_Comm comm) {
+  MPI_Comm copy;
+  check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
+  MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
+  return Communicator(copy);
+}
+
+}  // namespace
+
+Arrangements::Arrangements(const World& world) : world_(world), comm_(duplicate(world.control())) {}
+
+Arrangements::~Arrangements() {
+  if (request_ == MPI_REQUEST_NULL && world_.hosts().size() == 1) return;
+  comm_.let_go();
+  // MPI may still write to these.
+  (void)exchanged_.release();
+  (void)id_.release();
+}
+
+const Arrangement* Arrangements::find(uint64_t digest) const {
+  const auto it = known_.find(digest);
+  return it == known_.end() ? nullptr : &it->second;
+}
+
+void Arrangements::begin(uint64_t digest, Placement mine) {
+  identify(&mine);
+  digest_ = digest;
+  mine_ = mine;
+  exchanged_ = std::make_unique<std::vector<Placement>>(static_cast<size_t>(world_.size()));
+  check(MPI_Iallgather(&mine_, sizeof mine_, MPI_BYTE, exchanged_->data(), sizeof mine_, MPI_BYTE, comm_.get(),
+                       &request_),
+        "MPI_Iallgather");
+  stage_ = Stage::exchanging;
+}
+
+bool Arrangements::tested() {
+  int done = 0;
+  check(MPI_Test(&request_, &done, MPI_STATUS_IGNORE), "MPI_Test");
+  return done != 0;
+}
+
+bool Arrangements::step() {
+  if (stage_ == Stage::exchanging) {
+    if (!tested()) return false;
+    arrange();
+  }
+  if (stage_ == Stage::naming) {
+    if (!tested()) return false;
+    making_.communicator = std::make_shared<NcclCommunicator>(*id_, size_, first_, mine_.list());
+    made_.push_back(making_.communicator);
+    by_devices_[devices_] = making_.communicator;
+    stage_ = Stage::making;
+  }
+  if (stage_ == Stage::making && making_.communicator) {
+    if (!making_.communicator->settled("ncclCommInitRankConfig")) return false;
+  }
+  if (known_.size() >= kRemembered) known_.clear();
+  known_[digest_] = std::move(making_);
+  making_ = Arrangement();
+  stage_ = Stage::idle;
+  return true;
+}
+
+// What follows from the placements; and a communicator, if there must be a new one.
+void Arrangements::arrange() {
+  making_ = Arrangement();
+  devices_.clear();
+  size_ = 0;
+  const std::vector<Placement>& all = *exchanged_;
+  for (const Placement& one : all) {
+    if (making_.places.size() == static_cast<size_t>(world_.rank())) first_ = size_;
+    making_.places.push_back(size_ + one.primary);
+    size_ += one.count;
+    devices_.push_back(one.count);
+    devices_.insert(devices_.end(), one.devices, one.devices + one.count);
+    making_.same_layout = making_.same_layout && one.layout == all[0].layout;
+    making_.whole_inputs = making_.whole_inputs && one.whole_input != 0;
+    making_.whole_outputs = making_.whole_outputs && one.whole_output != 0;
+  }
+  making_.problem = problem_of(all);
+  stage_ = Stage::making;
+  if (!making_.problem.empty()) return;
+  const auto known = by_devices_.find(devices_);
+  if (known != by_devices_.end()) {
+    making_.communicator = known->second;
+    return;
+  }
+  id_ = std::make_unique<gpu::NcclUniqueId>();
+  if (world_.rank() == 0) nccl().check(nccl().get_unique_id(id_.get()), "ncclGetUniqueId", nullptr);
+  check(MPI_Ibcast(id_.get(), sizeof *id_, MPI_BYTE, 0, comm_.get(), &request_), "MPI_Ibcast");
+  stage_ = Stage::naming;
+}
+
+std::string Arrangements::problem_of(const std::vector<Placement>& all) const {
+  for (size_t a = 0; a < all.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (all[a].machine != all[b].machine) continue;
+      for (int i = 0; i < all[a].count; ++i) {
+        for (int k = 0; k < all[b].count; ++k) {
+          if (std::string(all[a].bus_ids[i]) != all[b].bus_ids[k]) continue;
+          return "ranks " + std::to_string(world_.label(static_cast<int>(b))) + " and " +
+                 std::to_string(world_.label(static_cast<int>(a))) + " have their arrays on the same GPU (" +
+                 all[a].bus_ids[i] +
+                 "), which NCCL cannot do: give each rank a GPU of its own, or set MYKV_GPU=host on all ranks";
+        }
+      }
+    }
+  }
+  return {};
+}
+
+void Arrangements::finish(int64_t patience_us) {
+  constexpr int64_t kLookUs = 200;
+  try {
+    for (const auto& one : made_) one->finalize();
+    for (const auto& one : made_) {
+      while (!one->settled("ncclCommFinalize")) {
+        if ((patience_us -= kLookUs) < 0) {
+          abort();
+          return;
+        }
+        usleep(kLookUs);
+      }
+    }
+    for (const auto& one : made_) one->destroy();
+  } catch (const Error&) {
+    abort();
+  }
+  made_.clear();
+  by_devices_.clear();
+  known_.clear();
+}
+
+void Arrangements::abort() noexcept {
+  comm_.let_go();
+  for (const auto& one : made_) one->abort();
+  made_.clear();
+  by_devices_.clear();
+  known_.clear();
+}
+
+}  // namespace mykv

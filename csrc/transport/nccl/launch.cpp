@@ -1,0 +1,226 @@
+#include "transport/nccl/launch.h"
+
+#include <cstring>
+#include <map>
+
+#include "gpu/libraries.h"
+#include "kernels/kernels.h"
+#include "runtime/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kAlign = 512;  // as cudaMalloc does
+
+// Gives out pieces of each GPU's scratch memory one after the other; before it is there, addresses that only count.
+class Pieces {
+ public:
+  char* operator()(int device, size_t bytes) {
+    size_t& used = used_[device];
+    char* const base = bases_.count(device) > 0 ? bases_[device] : reinterpret_cast<char*>(kAlign);
+    char* const piece = base + used;
+    used += (bytes + kAlign - 1) / kAlign * kAlign;
+    return piece;
+  }
+  bool any() const { return !used_.empty(); }
+  const std::map<int, size_t>& used() const { return used_; }
+  void place(Launcher& launcher) {
+    for (auto& [device, bytes] : used_) {
+      bases_[device] = launcher.scratch(device, bytes);
+      bytes = 0;
+    }
+  }
+
+ private:
+  std::map<int, size_t> used_;
+  std::map<int, char*> bases_;
+};
+
+int nccl_type(DType type) {
+  switch (type) {
+    case DType::float32:
+      return gpu::Nccl::kFloat32;
+    case DType::float64:
+      return gpu::Nccl::kFloat64;
+    case DType::float16:
+      return gpu::Nccl::kFloat16;
+    case DType::bfloat16:
+      return gpu::Nccl::kBfloat16;
+    case DType::int8:
+      return gpu::Nccl::kInt8;
+    case DType::uint8:
+      return gpu::Nccl::kUint8;
+    case DType::int32:
+      return gpu::Nccl::kInt32;
+    case DType::uint32:
+      return gpu::Nccl::kUint32;
+    case DType::int64:
+      return gpu::Nccl::kInt64;
+    case DType::uint64:
+      return gpu::Nccl::kUint64;
+    default:
+      throw Error(std::string("NCCL has no ") + dtype_name(type));
+  }
+}
+
+int nccl_op(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::min:
+      return gpu::Nccl::kMin;
+    case ReduceOp::max:
+      return gpu::Nccl::kMax;
+    case ReduceOp::product:
+      return gpu::Nccl::kProduct;
+    default:
+      return gpu::Nccl::kSum;
+  }
+}
+
+// The scale in the type of the elements; only floating-point ones have one, see nccl_can().
+void set_scalar(DType type, double scale, char* scalar) {
+  const auto narrow = static_cast<float>(scale);
+  if (type == DType::float64) {
+    std::memcpy(scalar, &scale, sizeof scale);
+  } else if (type == DType::float32) {
+    std::memcpy(scalar, &narrow, sizeof narrow);
+  } else {
+    convert(type, scalar, DType::float32, &narrow, 1);
+  }
+}
+
+bool reduces(const Operation& op) { return op.kind == Kind::allreduce || op.kind == Kind::reduce; }
+
+}  // namespace
+
+void reserve_scratch(const Request& request, const Placement& placement, int rank, Launcher& launcher) {
+  Pieces pieces;
+  Neighbours unknown;
+  unknown.rank = rank;
+  plan(request, placement.list(), static_cast<size_t>(placement.primary), unknown, std::ref(pieces));
+  for (const auto& [device, bytes] : pieces.used()) launcher.reserve(device, bytes);
+}
+
+Launch::Launch(const Request& request, const Placement& placement, const Arrangement& arrangement, int rank,
+               Launcher& launcher)
+    : request_(request), communicator_(arrangement.communicator), launcher_(launcher) {
+  Neighbours neighbours;
+  neighbours.rank = rank;
+  neighbours.places = arrangement.places;
+  neighbours.same_layout = arrangement.same_layout;
+  neighbours.one_each = static_cast<size_t>(communicator_->size()) == arrangement.places.size();
+  neighbours.whole_inputs = arrangement.whole_inputs;
+  neighbours.whole_outputs = arrangement.whole_outputs;
+  const std::vector<int> devices = placement.list();
+  const auto primary = static_cast<size_t>(placement.primary);
+  Pieces pieces;
+  lanes_ = plan(request, devices, primary, neighbours, std::ref(pieces));
+  if (pieces.any()) {
+    pieces.place(launcher);
+    lanes_ = plan(request, devices, primary, neighbours, std::ref(pieces));
+  }
+  for (const PlannedLane& lane : lanes_) {
+    gpu::Stream& stream = launcher.stream(devices[lane.local]);
+    for (const auto& event : request.devices->after) stream.wait(*event);
+    copy(stream.get(), lane.before);
+  }
+  if (reduces(request.operation)) make_operators();
+  NcclCallGroup group;
+  for (size_t l = 0; l < lanes_.size(); ++l) {
+    for (const PlannedCall& one : lanes_[l].calls) call(one, l);
+  }
+  group.end();
+}
+
+void Launch::copy(gpu::CudaStream stream, const std::vector<PlannedCopy>& copies) const {
+  const gpu::Cuda& api = gpu::cuda();
+  for (const PlannedCopy& one : copies)
+    api.check(api.memcpy_async(one.to, one.from, one.bytes, gpu::Cuda::kMemcpyDefault, stream), "cudaMemcpyAsync");
+}
+
+// The mean over all places is an operator of NCCL's own; another scale needs one for each communicator.
+void Launch::make_operators() {
+  const Operation& op = request_.operation;
+  if (op.scale == 1.0) {
+    operators_.assign(lanes_.size(), nccl_op(op.reduce_op));
+    return;
+  }
+  if (op.scale == 1.0 / communicator_->size()) {
+    operators_.assign(lanes_.size(), gpu::Nccl::kAverage);
+    return;
+  }
+  own_operators_ = true;
+  alignas(8) char scalar[8];
+  set_scalar(op.dtype, op.scale, scalar);
+  for (const NcclCommunicator::Local& local : communicator_->locals()) {
+    int made = 0;
+    const int code =
+        nccl().make_premultiplied_sum(&made, scalar, nccl_type(op.dtype), gpu::Nccl::kScalarHostImmediate, local.comm);
+    nccl().check(code, "ncclRedOpCreatePreMulSum", local.comm);
+    operators_.push_back(made);
+  }
+}
+
+void Launch::call(const PlannedCall& c, size_t lane) const {
+  const Operation& op = request_.operation;
+  const NcclCommunicator::Local& local = communicator_->locals()[lanes_[lane].local];
+  const gpu::CudaStream stream = launcher_.stream(local.device).get();
+  const size_t bytes = c.count * item_size(op.dtype);
+  constexpr int kBytes = gpu::Nccl::kUint8;  // what is not reduced
+  switch (c.kind) {
+    case PlannedCall::Kind::allreduce:
+      nccl().check(nccl().all_reduce(c.from, c.to, c.count, nccl_type(op.dtype), operators_[lane], local.comm, stream),
+                   "ncclAllReduce", local.comm);
+      return;
+    case PlannedCall::Kind::reduce:
+      nccl().check(
+          nccl().reduce(c.from, c.to, c.count, nccl_type(op.dtype), operators_[lane], c.peer, local.comm, stream),
+          "ncclReduce", local.comm);
+      return;
+    case PlannedCall::Kind::broadcast:
+      nccl().check(nccl().broadcast(c.from, c.to, bytes, kBytes, c.peer, local.comm, stream), "ncclBroadcast",
+                   local.comm);
+      return;
+    case PlannedCall::Kind::allgather:
+      nccl().check(nccl().all_gather(c.from, c.to, bytes, kBytes, local.comm, stream), "ncclAllGather", local.comm);
+      return;
+    case PlannedCall::Kind::reducescatter:
+      nccl().check(
+          nccl().reduce_scatter(c.from, c.to, c.count, nccl_type(op.dtype), operators_[lane], local.comm, stream),
+          "ncclReduceScatter", local.comm);
+      return;
+    case PlannedCall::Kind::send:
+      nccl().check(nccl().send(c.from, bytes, kBytes, c.peer, local.comm, stream), "ncclSend", local.comm);
+      return;
+    case PlannedCall::Kind::receive:
+      nccl().check(nccl().receive(c.to, bytes, kBytes, c.peer, local.comm, stream), "ncclRecv", local.comm);
+      return;
+  }
+}
+
+bool Launch::settle() {
+  if (settled_) return true;
+  if (!communicator_->settled("an operation")) return false;
+  for (const PlannedLane& lane : lanes_) {
+    gpu::Stream& stream = launcher_.stream(communicator_->locals()[lane.local].device);
+    copy(stream.get(), lane.after);
+    ends_.push_back(stream.record());
+  }
+  if (own_operators_) {
+    for (size_t l = 0; l < lanes_.size(); ++l) {
+      const gpu::NcclComm comm = communicator_->locals()[l].comm;
+      nccl().check(nccl().drop_op(operators_[l], comm), "ncclRedOpDestroy", comm);
+    }
+  }
+  settled_ = true;
+  return true;
+}
+
+bool Launch::happened() const {
+  for (const auto& end : ends_) {
+    if (!end->happened()) return false;
+  }
+  return true;
+}
+
+}  // namespace mykv

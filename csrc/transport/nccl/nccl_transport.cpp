@@ -1,0 +1,206 @@
+#include "transport/nccl/nccl_transport.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "gpu/libraries.h"
+#include "runtime/error.h"
+#include "runtime/signature.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr auto kLeavePatience = std::chrono::seconds(5);  // for what is under way when a rank has gone
+constexpr int64_t kFinishUs = 1000000;                    // for the others, to end communicators together
+constexpr auto kAbortPatience = std::chrono::seconds(5);  // for GPUs, after an abort
+constexpr useconds_t kAbortLookUs = 1000;
+
+// Memory that a GPU may still write to is never given back.
+void keep_for_good(std::shared_ptr<const void> memory) {
+  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  kept.push_back(std::move(memory));
+}
+
+}  // namespace
+
+void limit_to_ordered(gpu::Survey* gpus, const World& world, const Launcher* launcher, bool is_world) {
+  if (!gpus->nccl) return;
+  if (launcher == nullptr) {
+    gpus->reason = "there is no world whose launches it could follow";
+  } else if (!is_world && (world.hosts().size() > 1 || launcher->local_ranks(world.labels(world.hosts()[0])).empty())) {
+    gpus->reason = "a process set on several hosts, whose launches cannot be ordered among the world's";
+  } else {
+    return;
+  }
+  gpus->nccl = false;
+}
+
+NcclTransport::NcclTransport(const World& world, Rendezvous& rendezvous, std::shared_ptr<Launcher> launcher)
+    : world_(world), rendezvous_(rendezvous), launcher_(std::move(launcher)), arrangements_(world) {
+  rendezvous.order_launches(launcher_->order(),
+                            launcher_->local_ranks(world.labels(world.hosts()[static_cast<size_t>(world.host())])));
+}
+
+uint64_t NcclTransport::prepare(const Request& request) {
+  if (aliases_wrongly(request)) throw Error("its input and its output overlap in part");
+  const DeviceMemory& memory = *request.devices;
+  if (usual_device_ < 0 && !memory.inputs.empty()) usual_device_ = memory.inputs[0];
+  if (usual_device_ < 0 && !memory.outputs.empty()) usual_device_ = memory.outputs[0];
+  if (usual_device_ < 0) usual_device_ = world_.local_rank() % gpu::cuda().device_count();
+  const Placement placement = placement_of(request, world_.rank(), usual_device_);
+  reserve_scratch(request, placement, world_.rank(), *launcher_);
+  return placement.digest();
+}
+
+void NcclTransport::start(uint32_t index, const Share& share) {
+  Entry& entry = rendezvous_.entry(index);
+  Item item;
+  item.entry = index;
+  item.number = entry.records()[world_.local_rank()].launch;
+  item.request = share.request;
+  item.owner = share.request->owner;
+  if (queued_.empty() && running_.empty()) moved_ = Clock::now();
+  queued_.emplace(item.number, std::move(item));
+}
+
+void NcclTransport::stop(uint32_t entry) {
+  const auto it =
+      std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
+  if (it == queued_.end()) return;
+  launcher_->release(it->first);
+  queued_.erase(it);
+}
+
+bool NcclTransport::holds(uint32_t entry) const {
+  if (begun_ && queued_.begin()->second.entry == entry) return true;
+  return std::any_of(running_.begin(), running_.end(), [&](const Item& item) { return item.entry == entry; });
+}
+
+bool NcclTransport::progress() {
+  if (!polling()) return false;
+  const bool moved = step_first() | finish();
+  if (moved) {
+    moved_ = Clock::now();
+  } else {
+    watch();
+  }
+  return moved;
+}
+
+// One step of the next launch: who brings which GPUs, the communicator of these, the launch.
+bool NcclTransport::step_first() {
+  if (queued_.empty()) return false;
+  const auto first = queued_.begin();
+  Item& item = first->second;
+  if (!begun_ && !launcher_->is_turn(item.number, rendezvous_.bell(world_.local_rank()))) return false;
+  if (!begun_) {
+    item.placement = placement_of(*item.request, world_.rank(), usual_device_);
+    begun_ = true;
+    Entry& entry = rendezvous_.entry(item.entry);
+    if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
+    if (arrangements_.find(entry.placement) == nullptr) arrangements_.begin(entry.placement, item.placement);
+  }
+  if (arrangements_.busy() && !arrangements_.step()) return false;
+  const Arrangement& arrangement = *arrangements_.find(rendezvous_.entry(item.entry).placement);
+  if (arrangement.problem.empty()) {
+    if (!item.launch) {
+      item.launch = std::make_unique<Launch>(*item.request, item.placement, arrangement, world_.rank(), *launcher_);
+    }
+    if (!item.launch->settle()) return false;
+  }
+  begun_ = false;
+  launcher_->release(item.number);
+  Item taken = std::move(item);
+  queued_.erase(first);
+  if (arrangement.problem.empty()) {
+    running_.push_back(std::move(taken));
+  } else {
+    rendezvous_.finish_refused(taken.entry, shown_name(taken.request->name) + ": " + arrangement.problem);
+  }
+  return true;
+}
+
+bool NcclTransport::finish() {
+  const size_t before = running_.size();
+  for (auto it = running_.begin(); it != running_.end();) {
+    if (!it->launch->happened()) {
+      ++it;
+      continue;
+    }
+    const uint32_t entry = it->entry;
+    it = running_.erase(it);
+    if (rendezvous_.stamping()) rendezvous_.my_stamps(rendezvous_.entry(entry)).set(Stamp::finished);
+    rendezvous_.finish_chunks(entry, 1);
+  }
+  return running_.size() < before;
+}
+
+// Why does nothing move?
+void NcclTransport::watch() {
+  for (const auto& one : arrangements_.communicators()) one->settled("an operation");
+  const int gone = rendezvous_.departed_rank();
+  if (gone < 0 || gone == world_.label(world_.rank()) || (running_.empty() && !begun_)) return;
+  if (Clock::now() - moved_ > kLeavePatience) throw Error(rendezvous_.departed_text());
+}
+
+void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
+  for (const uint32_t entry : entries) {
+    if (rendezvous_.entry(entry).operation.road != Road::nccl) continue;
+    const uint64_t number = rendezvous_.forgo_launch(entry);
+    if (number != 0) launcher_->release(number);
+  }
+}
+
+// Whether the GPUs are through with all that is in the streams by then.
+bool NcclTransport::wait_for(const Placement& placement, Clock::time_point end) const {
+  try {
+    for (const int device : placement.list()) {
+      const auto last = launcher_->stream(device).record();
+      while (!last->happened()) {
+        if (Clock::now() > end) return false;
+        usleep(kAbortLookUs);
+      }
+    }
+  } catch (const std::exception&) {
+    return false;  // the GPU is lost
+  }
+  return true;
+}
+
+void NcclTransport::leave(const std::vector<uint32_t>& entries) {
+  if (begun_ || !running_.empty()) {
+    abort(entries);
+    return;
+  }
+  arrangements_.finish(kFinishUs);
+  queued_.clear();
+  forgo(entries);
+  launcher_.reset();
+}
+
+void NcclTransport::abort(const std::vector<uint32_t>& entries) noexcept {
+  if (!launcher_) return;
+  arrangements_.abort();
+  try {
+    forgo(entries);
+  } catch (const std::exception&) {
+    // The table is unusable: the other groups of this process share its fate.
+  }
+  if (begun_) running_.push_back(std::move(queued_.begin()->second));
+  const auto end = Clock::now() + kAbortPatience;
+  for (const Item& item : running_) {
+    if (wait_for(item.placement, end)) continue;
+    keep_for_good(item.owner);
+    launcher_->keep();
+  }
+  queued_.clear();
+  running_.clear();
+  begun_ = false;
+  launcher_.reset();
+}
+
+}  // namespace mykv

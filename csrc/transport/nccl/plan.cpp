@@ -1,0 +1,277 @@
+#include "transport/nccl/plan.h"
+
+#include <algorithm>
+#include <set>
+
+namespace mykv {
+
+namespace {
+
+// Pieces of one array's elements, in their order.
+template <class Place>
+class Pieces {
+ public:
+  Pieces(const std::vector<Place>& places, size_t width) : places_(places), width_(width) {}
+
+  // Where the elements lie in one piece, or null.
+  char* at(size_t begin, size_t count) const {
+    for (const Place& place : places_) {
+      if (place.begin <= begin && begin + count <= place.begin + place.count) return address(place, begin);
+    }
+    return nullptr;
+  }
+  // use(address in a piece, offset from `begin`, bytes) for all that lies in [begin, begin + count).
+  template <class Use>
+  void overlaps(size_t begin, size_t count, Use&& use) const {
+    for (const Place& place : places_) {
+      const size_t from = std::max(begin, place.begin);
+      const size_t to = std::min(begin + count, place.begin + place.count);
+      if (from < to) use(address(place, from), (from - begin) * width_, (to - from) * width_);
+    }
+  }
+  void add_bounds(std::set<size_t>* bounds) const {
+    for (const Place& place : places_) bounds->insert({place.begin, place.begin + place.count});
+  }
+
+ private:
+  char* address(const Place& place, size_t element) const {
+    return static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) +
+           (element - place.begin) * width_;
+  }
+
+  const std::vector<Place>& places_;
+  size_t width_;
+};
+
+class Planner {
+ public:
+  Planner(const Request& request, const std::vector<int>& devices, size_t primary, const Neighbours& neighbours,
+          const Scratch& scratch)
+      : request_(request),
+        op_(request.operation),
+        width_(item_size(op_.dtype)),
+        devices_(devices),
+        primary_(primary),
+        neighbours_(neighbours),
+        scratch_(scratch),
+        sources_(request.sources, width_),
+        targets_(request.targets, width_),
+        lanes_(devices.size()) {
+    for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].local = i;
+  }
+
+  std::vector<PlannedLane> plan() {
+    if (op_.count == 0) return std::move(lanes_);
+    if (!request_.scattered) {
+      plan_whole();
+    } else if (op_.kind == Kind::allreduce) {
+      plan_pieces();
+    } else if (op_.kind == Kind::alltoall) {
+      plan_exchange();
+    } else {
+      plan_shards();
+    }
+    return std::move(lanes_);
+  }
+
+ private:
+  using Call = PlannedCall::Kind;
+
+  int place(int rank) const { return neighbours_.places.empty() ? 0 : neighbours_.places[static_cast<size_t>(rank)]; }
+  bool mine(int root) const { return root == neighbours_.rank; }
+  char* spare(size_t lane, size_t count) { return scratch_(devices_[lane], count * width_); }
+
+  // Arrays that are all of it, on one GPU each.
+  void plan_whole() {
+    const DeviceMemory& memory = *request_.devices;
+    const bool from_root = op_.kind == Kind::broadcast;
+    const bool to_root = op_.kind == Kind::reduce;
+    std::set<size_t> filled;  // outputs
+    for (size_t l = 0; l < devices_.size(); ++l) {
+      const char* in = nullptr;
+      std::vector<size_t> outs;
+      for (size_t i = 0; i < request_.inputs.size() && in == nullptr; ++i) {
+        if (memory.inputs[i] == devices_[l]) in = static_cast<const char*>(request_.inputs[i]);
+      }
+      for (size_t i = 0; i < request_.outputs.size(); ++i) {
+        if (memory.outputs[i] == devices_[l]) outs.push_back(i);
+      }
+      const bool is_root = mine(op_.root) && l == primary_;
+      char* to = nullptr;
+      if (to_root && !is_root) {
+        outs.clear();
+      } else if (!outs.empty()) {
+        to = static_cast<char*>(request_.outputs[outs[0]]);
+      } else if (from_root && is_root) {
+        to = const_cast<char*>(in);
+      } else {
+        to = spare(l, op_.count);
+      }
+      const Call call = from_root ? Call::broadcast : to_root ? Call::reduce : Call::allreduce;
+      lanes_[l].calls.push_back({call, from_root && !is_root ? to : in, to, op_.count, place(op_.root)});
+      for (const size_t out : outs) {
+        filled.insert(out);
+        copy_whole(l, out, to);
+      }
+      if (l == primary_) result_ = to;
+    }
+    // GPUs that took no part, and a reduction's others.
+    if (to_root && !mine(op_.root)) return;
+    for (size_t out = 0; out < request_.outputs.size(); ++out) {
+      if (filled.count(out) == 0) copy_whole(primary_, out, result_);
+    }
+  }
+
+  void copy_whole(size_t lane, size_t out, const char* from) {
+    if (request_.outputs[out] != from) lanes_[lane].after.push_back({request_.outputs[out], from, op_.bytes()});
+  }
+
+  // From here on there is one GPU.
+  const char* from_sources(size_t begin, size_t count) {
+    if (const char* there = sources_.at(begin, count)) return there;
+    char* packed = spare(0, count);
+    sources_.overlaps(begin, count, [&](char* piece, size_t offset, size_t bytes) {
+      lanes_[0].before.push_back({packed + offset, piece, bytes});
+    });
+    return packed;
+  }
+  char* to_targets(size_t begin, size_t count) {
+    if (char* there = targets_.at(begin, count)) return there;
+    char* packed = spare(0, count);
+    unpack(begin, count, packed);
+    return packed;
+  }
+  void unpack(size_t begin, size_t count, const char* packed) {
+    targets_.overlaps(begin, count, [&](char* piece, size_t offset, size_t bytes) {
+      if (piece != packed + offset) lanes_[0].after.push_back({piece, packed + offset, bytes});
+    });
+  }
+  void add(Call call, const char* from, char* to, size_t count, int peer = 0) {
+    lanes_[0].calls.push_back({call, from, to, count, peer});
+  }
+
+  void plan_pieces() {
+    std::set<size_t> bounds;
+    if (neighbours_.same_layout) {
+      sources_.add_bounds(&bounds);
+      targets_.add_bounds(&bounds);
+    } else {
+      bounds = {0, op_.count};
+    }
+    for (auto begin = bounds.begin(); begin != bounds.end() && std::next(begin) != bounds.end(); ++begin) {
+      const size_t count = *std::next(begin) - *begin;
+      const char* from = from_sources(*begin, count);
+      add(Call::allreduce, from, to_targets(*begin, count), count);
+    }
+  }
+
+  // Whether they are equal, and the n-th one is rank n's.
+  bool one_shard_each(const std::vector<Shard>& shards) const {
+    if (shards.size() != neighbours_.places.size() || !neighbours_.one_each) return false;
+    for (size_t r = 0; r < shards.size(); ++r) {
+      if (shards[r].root != static_cast<int>(r) || shards[r].count != shards[0].count) return false;
+    }
+    return shards[0].count > 0;
+  }
+
+  void plan_shards() {
+    const bool gathers = op_.kind == Kind::broadcast;
+    const std::vector<Shard> all = request_.shards ? *request_.shards : std::vector<Shard>{{0, op_.count, op_.root}};
+    if (one_shard_each(all) && (gathers ? neighbours_.whole_outputs : neighbours_.whole_inputs)) {
+      const Shard& own = all[static_cast<size_t>(neighbours_.rank)];
+      if (gathers) {
+        const char* from = from_sources(own.begin, own.count);
+        add(Call::allgather, from, to_targets(0, op_.count), own.count);
+      } else {
+        const char* from = from_sources(0, op_.count);
+        add(Call::reducescatter, from, to_targets(own.begin, own.count), own.count);
+      }
+      return;
+    }
+    for (const Shard& shard : all) {
+      if (shard.count == 0) continue;
+      const bool is_root = mine(shard.root);
+      if (!gathers) {
+        const char* from = from_sources(shard.begin, shard.count);
+        add(Call::reduce, from, is_root ? to_targets(shard.begin, shard.count) : nullptr, shard.count,
+            place(shard.root));
+      } else if (!is_root) {
+        char* to = to_targets(shard.begin, shard.count);
+        add(Call::broadcast, to, to, shard.count, place(shard.root));
+      } else {
+        const char* from = from_sources(shard.begin, shard.count);
+        char* to = targets_.at(shard.begin, shard.count);
+        if (to == nullptr) {
+          to = const_cast<char*>(from);
+          unpack(shard.begin, shard.count, to);
+        }
+        add(Call::broadcast, from, to, shard.count, place(shard.root));
+      }
+    }
+  }
+
+  // Sent in the order of those who receive, and received in the order of those who send.
+  void plan_exchange() {
+    const std::vector<Shard>& all = *request_.shards;
+    size_t size = 1;
+    while (size * size < all.size()) ++size;
+    const auto me = static_cast<size_t>(neighbours_.rank);
+    for (size_t r = 0; r < size; ++r) {
+      const Shard& out = all[me * size + r];
+      const Shard& in = all[r * size + me];
+      const int peer = place(static_cast<int>(r));
+      if (out.count > 0) add(Call::send, from_sources(out.begin, out.count), nullptr, out.count, peer);
+      if (in.count > 0) add(Call::receive, nullptr, to_targets(in.begin, in.count), in.count, peer);
+    }
+  }
+
+  const Request& request_;
+  const Operation& op_;
+  const size_t width_;
+  const std::vector<int>& devices_;
+  const size_t primary_;
+  const Neighbours& neighbours_;
+  const Scratch& scratch_;
+  const Pieces<Source> sources_;
+  const Pieces<Target> targets_;
+  std::vector<PlannedLane> lanes_;
+  char* result_ = nullptr;  // on the primary GPU
+};
+
+}  // namespace
+
+std::vector<PlannedLane> plan(const Request& request, const std::vector<int>& devices, size_t primary,
+                              const Neighbours& neighbours, const Scratch& scratch) {
+  return Planner(request, devices, primary, neighbours, scratch).plan();
+}
+
+bool aliases_wrongly(const Request& request) {
+  const size_t width = item_size(request.operation.dtype);
+  struct Memory {
+    const char* begin;
+    const char* end;
+    const char* element_0;
+  };
+  std::vector<Memory> read, written;
+  const auto add = [&](std::vector<Memory>* to, const void* data, size_t begin, size_t count) {
+    const auto* bytes = static_cast<const char*>(data);
+    if (count > 0) to->push_back({bytes, bytes + count * width, bytes - begin * width});
+  };
+  for (const void* input : request.inputs) add(&read, input, 0, request.operation.count);
+  for (const void* output : request.outputs) add(&written, output, 0, request.operation.count);
+  for (const Source& source : request.sources) add(&read, source.data, source.begin, source.count);
+  for (const Target& target : request.targets) add(&written, target.data, target.begin, target.count);
+  // An alltoall's elements are other ones where they come from and where they go.
+  const bool moves = request.operation.kind == Kind::alltoall;
+  std::sort(written.begin(), written.end(), [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
+  for (const Memory& one : read) {
+    auto other = std::upper_bound(written.begin(), written.end(), one.begin,
+                                  [](const char* begin, const Memory& w) { return begin < w.end; });
+    for (; other != written.end() && other->begin < one.end; ++other) {
+      if (moves || other->element_0 != one.element_0) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace mykv
