@@ -509,9 +509,7 @@ _FAILURES = """
             except RuntimeError as failure:
                 assert "shut" in str(failure), failure
         assert left() == before, (left(), before)
-        events = cuda.standin_live_events()
-        assert turn < 5 or events <= most, (events, most)
-        most = events
+        assert cuda.standin_live_events() < 20  # they are kept for the next operations
     assert cuda.violations() == []
     print("all is well", flush=True)
 """

@@ -92,14 +92,17 @@ Description describe_rows(const Api& api, Handle input, Handle output, size_t in
 }
 
 Request request_for(const Common& common, const std::string& name, const Operation& operation, const std::string& shape,
-                    const Devices& devices, std::shared_ptr<const std::vector<Shard>> shards = nullptr) {
+                    const Devices& devices, std::shared_ptr<const std::vector<Shard>> shards = nullptr,
+                    bool in_pieces = false) {
   Request request;
   request.name = name;
   request.operation = operation;
   request.devices = devices.memory();
-  if (request.devices) request.operation.road = common.runtime->gpus().road_of(operation, *request.devices);
+  if (request.devices)
+    request.operation.road =
+        common.runtime->gpus().road_of(operation, *request.devices, shards != nullptr || in_pieces);
   request.signature = signature_of(request.operation, shape, common.runtime->world(), common.label, shards.get());
-  request.scattered = shards != nullptr;
+  request.scattered = shards != nullptr || in_pieces;
   request.shards = std::move(shards);
   return request;
 }
@@ -186,8 +189,8 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
     if (operation.count > 0) {
       const std::string name =
           "what rank " + std::to_string(common.runtime->world().label(operation.root)) + " sends in " + common.name;
-      call.requests.push_back(request_for(common, name, operation, shape_text({operation.count}), devices));
-      call.requests.back().scattered = true;
+      call.requests.push_back(
+          request_for(common, name, operation, shape_text({operation.count}), devices, nullptr, true));
       windows.push_back({skip[s] * row_elements, kept, written, s == me});
     }
     written += kept * item_size(operation.dtype);
@@ -292,8 +295,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     // Another rank has other devices, but in the same order.
     const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
     if (place > 0) name += ", device " + std::to_string(place + 1);
-    call.requests.push_back(request_for(common, name, operation, text, part.devices));
-    call.requests.back().scattered = true;
+    call.requests.push_back(request_for(common, name, operation, text, part.devices, nullptr, true));
   }
   call.inputs = inputs;
   call.outputs = outputs;

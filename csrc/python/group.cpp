@@ -451,7 +451,7 @@ Request request_on_gpu(const std::string& name, const Runtime& runtime, const st
         request.targets.push_back({shard.begin, shard.count, data + shard.begin * width});
     }
   }
-  operation.road = runtime.gpus().road_of(operation, *devices);
+  operation.road = runtime.gpus().road_of(operation, *devices, request.scattered);
   request.operation = operation;
   request.devices = std::move(devices);
   request.signature = signature_of(operation, shape_text({operation.count}) + " in place " + layout, runtime.world(),
