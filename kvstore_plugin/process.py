@@ -31,6 +31,7 @@ _log = logging.getLogger("kvstore_plugin")
 
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
+_ABORT_APART_S = 0.5
 # What becomes of process sets.
 _SETS_SHUT_DOWN = "ended with shutdown(): add it again after init()"
 _SETS_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
@@ -384,6 +385,10 @@ def _abort() -> None:
             stream.flush()
         except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
             continue
+    if _has_lost:
+        # The mpirun of Open MPI 5 locks itself up at times when two ranks of a job with --with-ft abort it at once. The
+        # first one that does ends the others.
+        time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _ABORT_AFTER_S))
     MPI.COMM_WORLD.Abort(1)
 
 

@@ -23,6 +23,7 @@ _SIZES = (0, 1, 1000, (1 << 20) + 3)
 _OPS: dict[str, Callable] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 _SPEED_BYTES = (4 << 10, 1 << 20, 64 << 20, 256 << 20)
 _TURNS = 10
+_ORDER_ELEMENTS = 4 << 20
 _NCCL_FLOAT32, _NCCL_SUM = 7, 0
 
 
@@ -89,7 +90,7 @@ def _check_sizes(dtype: str, op: str, device: int) -> int:
 
 def _check_order(device: int) -> None:
     """What a stream writes late, behind long copies, is what the others must get."""
-    count, rank, size = 4 << 20, process.rank(), process.size()
+    count, rank, size = _ORDER_ELEMENTS, process.rank(), process.size()
     source = DeviceArray(np.full(count, rank + 1, dtype="float32"), device)
     array = DeviceArray(np.zeros(count, dtype="float32"), device)
     stream = Stream(device)

@@ -7,15 +7,21 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import gpu_support
 import pytest
+from kvstore_plugin import settings
 
 _FIND = "import kvstore_plugin.gpu as gpu, json; print('found', json.dumps(gpu.find()))"
+# Without MXNet, whose import takes most of such a script's time.
 _ROAD = """
+    import os
     import mykv_core
-    from kvstore_plugin import process
-    process.init()
+    from mpi4py import MPI
+    mykv_core.find_gpus([os.environ["MYKV_CUDA_LIBRARY"]], [os.environ["MYKV_NCCL_LIBRARY"]])
+    options = {"options"}
+    mykv_core.init(MPI.COMM_WORLD.py2f(), options)
     print("road", mykv_core.gpu_road())
     """
 _SHARE = """
@@ -78,58 +84,60 @@ def test_a_newer_minor_version_than_the_drivers_is_fine():
     assert found["cuda"]["version"] == 12080
 
 
+def _road(mpirun, ranks, options="{}", environment=None):
+    script = _ROAD.replace('{"options"}', options)
+    return mpirun(ranks, script, env={**gpu_support.environment(), **(environment or {})}, timeout=60)
+
+
 @pytest.mark.parametrize(
-    ("ranks", "settings", "road"),
+    ("ranks", "options", "road"),
     [
-        (2, {"devices": 2}, r"\(True, True, ''\)"),
+        (2, "{}", "(True, True, '')"),
+        (3, "{}", "(True, False, 'the host of rank 0 has 3 ranks and 2 GPUs, and NCCL needs one for each')"),
+        (2, "{'gpu': 'host'}", "(True, False, 'MYKV_GPU=host')"),
         (
-            3,
-            {"devices": 2},
-            r"\(True, False, 'the host of rank 0 has 3 ranks and 2 GPUs, and NCCL needs one for each'\)",
+            2,
+            "{'gpu_hosts': 'arena', 'virtual_hosts': 2}",
+            "(True, False, 'MYKV_GPU_HOSTS=arena, and there are several hosts')",
         ),
-        (1, {"devices": 0}, r"\(False, False, 'rank 0: the CUDA runtime finds no GPU'\)"),
     ],
 )
-def test_the_road_and_its_reason(mpirun, ranks, settings, road):
-    result = mpirun(ranks, _ROAD, env=gpu_support.environment(**settings), timeout=60)
+def test_the_road_and_its_reason(mpirun, ranks, options, road):
+    result = _road(mpirun, ranks, options)
     assert result.code == 0, result.text
-    assert len(re.findall(f"road {road}", result.stdout)) == ranks, result.text
+    assert result.stdout.count(f"road {road}") == ranks, result.text
 
 
-def test_host_memory_on_demand(mpirun):
-    env = {**gpu_support.environment(), "MYKV_GPU": "host"}
-    result = mpirun(2, _ROAD, env=env, timeout=60)
-    assert result.stdout.count("road (True, False, 'MYKV_GPU=host')") == 2, result.text
-    env = {**gpu_support.environment(), "MYKV_GPU_HOSTS": "arena", "MYKV_VIRTUAL_HOSTS": "2"}
-    result = mpirun(2, _ROAD, env=env, timeout=60)
-    reason = "MYKV_GPU_HOSTS=arena, and there are several hosts"
-    assert result.stdout.count(f"road (True, False, '{reason}')") == 2, result.text
+def test_a_machine_without_gpus(mpirun):
+    result = _road(mpirun, 1, environment={"STANDIN_DEVICES": "0"})
+    assert "road (False, False, 'rank 0: the CUDA runtime finds no GPU')" in result.stdout, result.text
 
 
 def test_nccl_that_was_asked_for_and_is_not_there(mpirun):
-    env = {**gpu_support.environment(), "MYKV_GPU": "nccl", "MYKV_NCCL_LIBRARY": "/none/libnccl.so"}
-    result = mpirun(2, _ROAD, env=env, timeout=60)
+    result = _road(mpirun, 2, "{'gpu': 'nccl'}", {"MYKV_NCCL_LIBRARY": "/none/libnccl.so"})
     assert result.code != 0
     sentence = "MYKV_GPU=nccl asks for NCCL, but rank 0: NCCL was not found in /none/libnccl.so"
     assert sentence in result.stderr, result.text
 
 
-def test_a_word_that_it_does_not_know(mpirun):
-    result = mpirun(1, _ROAD, env={"MYKV_GPU": "cuda"}, timeout=60)
-    assert result.code != 0
-    assert "MYKV_GPU must be one of auto, nccl, host, but it is 'cuda'." in result.stderr, result.text
-
-
 def test_ranks_with_other_settings(mpirun):
-    script = """
-    import os
-    from mpi4py import MPI
-    os.environ["MYKV_GPU"] = "host" if MPI.COMM_WORLD.rank else "auto"
-    """
-    result = mpirun(2, script + _ROAD, env=gpu_support.environment(), timeout=60)
+    result = _road(mpirun, 2, "{'gpu': 'host'} if MPI.COMM_WORLD.rank else {}")
     assert result.code != 0
     sentence = "the road of GPU arrays (MYKV_GPU) is 'auto' on rank 0 and 'host' on rank 1"
     assert sentence in result.stderr, result.text
+
+
+def test_settings_become_options(monkeypatch):
+    monkeypatch.setenv("MYKV_GPU", "host")
+    monkeypatch.setenv("MYKV_GPU_HOSTS", "arena")
+    options = settings.core_options()
+    assert options["gpu"] == "host" and options["gpu_hosts"] == "arena"
+
+
+def test_a_word_that_it_does_not_know(monkeypatch):
+    monkeypatch.setenv("MYKV_GPU", "cuda")
+    with pytest.raises(ValueError, match=r"MYKV_GPU must be one of auto, nccl, host, but it is 'cuda'\."):
+        settings.core_options()
 
 
 @pytest.mark.parametrize(
@@ -161,3 +169,73 @@ def test_ranks_that_see_one_gpu_each(mpirun):
     assert result.code == 0, result.text
     assert "rank 0 has [0] [0]" in result.stdout and "rank 1 has [0] [0]" in result.stdout, result.text
     assert "share" not in result.stderr, result.text
+
+
+@pytest.mark.parametrize(("ranks", "devices", "road"), [(1, 2, "NCCL"), (2, 2, "NCCL"), (2, 1, "through host memory")])
+def test_the_self_test(mpirun, ranks, devices, road):
+    script = """
+    import sys
+    from kvstore_plugin import selftest, selftest_gpu
+    selftest_gpu._SPEED_BYTES = (4 << 10, 1 << 20)
+    selftest_gpu._SIZES = (0, 1, 1000)
+    selftest_gpu._DTYPES = ("float16", "float32", "int64", "bool")
+    selftest_gpu._ORDER_ELEMENTS = 1 << 16
+    sys.argv.append("--gpu")
+    sys.exit(selftest.main())
+    """
+    environment = gpu_support.environment(devices=devices, delay_us=10)
+    result = mpirun(ranks, script, env=environment, timeout=110)
+    assert result.code == 0, result.text
+    assert re.search(rf"^road of GPU arrays +{road}", result.stdout, re.MULTILINE), result.text
+    assert len(re.findall(r"^\w+ on GPUs +24 results are those of numpy", result.stdout, re.MULTILINE)) == 4, (
+        result.text
+    )
+    speeds = re.findall(
+        rf"^allreduce of \d+ KiB, {ranks} ranks +[\d.]+ ms .*copied 4 times [\d.]+ ms", result.stdout, re.M
+    )
+    assert len(speeds) == 2, result.text
+    assert result.stdout.count("NCCL called directly") == (2 if road == "NCCL" else 0), result.text
+    assert "WRONG" not in result.stdout, result.text
+
+
+def test_the_self_test_without_a_gpu(mpirun):
+    result = mpirun(1, "-m kvstore_plugin.selftest --gpu", env=gpu_support.environment(devices=0), timeout=60)
+    assert result.code == 1 and "There is no GPU" in result.stdout, result.text
+
+
+@pytest.mark.parametrize("with_stream", [True, False])
+def test_an_operation_waits_for_the_stream_of_its_run_context(mpirun, with_stream):
+    """What the engine gives to an operation is made here: a device, and a stream object that begins with CUDA's."""
+    script = f"""
+    import ctypes, os, sys, time
+    sys.path.insert(0, {str(Path(__file__).parent)!r})
+    import mykv_core, numpy as np
+    from gpu_support import Cuda, DeviceArray
+    from mpi4py import MPI
+    mykv_core.find_gpus([os.environ["MYKV_CUDA_LIBRARY"]], [os.environ["MYKV_NCCL_LIBRARY"]])
+    mykv_core.init(MPI.COMM_WORLD.py2f(), {{}})
+    rank, cuda = MPI.COMM_WORLD.rank, Cuda()
+
+    class RunContext(ctypes.Structure):
+        _fields_ = [("type", ctypes.c_int), ("number", ctypes.c_int), ("stream", ctypes.c_void_p)]
+
+    cuda.cudaSetDevice(rank)
+    handle = cuda.stream()
+    holder = (ctypes.c_void_p * 2)(handle.value, 0)
+    context = RunContext(2, rank, ctypes.addressof(holder) if {with_stream} else None)
+    array = DeviceArray(np.zeros(1000, "float32"), rank)
+    late = DeviceArray(np.full(1000, rank + 1, "float32"), rank)
+    cuda.library.standin_delay(rank, handle, 500000)
+    cuda.library.cudaMemcpyAsync(
+        ctypes.c_void_p(array.pointer), ctypes.c_void_p(late.pointer), ctypes.c_size_t(4000), 3, handle
+    )
+    place = [(array.pointer, rank)]
+    memory = {{"inputs": place, "outputs": place, "context": ctypes.addressof(context)}}
+    mykv_core.submit_on_gpu("late", "allreduce", "float32", [1000], memory).wait()
+    print("sum", array.numpy()[0])
+    time.sleep(1)
+    """
+    result = mpirun(2, script, env=gpu_support.environment(delay_us=0), timeout=60)
+    assert result.code == 0, result.text
+    # Without a stream everything has happened already, as far as the core can know.
+    assert result.stdout.count("sum 3.0" if with_stream else "sum 0.0") == 2, result.text
