@@ -195,6 +195,7 @@ class DistributedTrainer(gluon.Trainer):
             shares.refuse(scopes.items(), error)
             raise
         # Devices when gradients were last looked at: of each parameter, and the parameters of each.
+        self._held: list[Any] = [self] * len(self._params)  # what no parameter holds
         self._where: list[Any] = [None] * len(self._params)
         self._places: list[set[Parameter]] = []
         self._ignores_stale = False
@@ -626,7 +627,11 @@ class DistributedTrainer(gluon.Trainer):
 
     def _follow_devices(self) -> None:
         """Give each device of the parameters an updater whose states live there, after reset_ctx moved them."""
-        before, self._where = self._where, [one._data and one._data[0].context for one in self._params]
+        held = [one._data for one in self._params]
+        if all(one is other for one, other in zip(held, self._held)):
+            return
+        self._held = held
+        before, self._where = self._where, [one and one[0].context for one in held]
         old = mxnet_compat.trainer_contexts(self)
         new = next((mxnet_compat.contexts(p) for p in self._params if p._data is not None), old)
         moved = any(then is not None and then != now for then, now in zip(before, self._where))

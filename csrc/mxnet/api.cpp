@@ -89,8 +89,7 @@ std::vector<size_t> Api::shape(Handle array) const {
 }
 
 void Api::push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads,
-               int n_reads, const Handle* writes, int n_writes, int priority, const char* name) const {
-  int property = kAsync;
+               int n_reads, const Handle* writes, int n_writes, int property, int priority, const char* name) const {
   if (push_(function, parameter, deleter, context, reads, n_reads, writes, n_writes, &property, priority, name,
             false) != 0) {
     fail("MXEnginePushAsyncND");

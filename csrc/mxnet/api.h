@@ -17,7 +17,9 @@ struct Context {
 };
 constexpr int kCpu = 1, kGpu = 2, kCpuPinned = 3, kCpuShared = 5;
 
-constexpr int kAsync = 4;  // FnProperty::kAsync: run where it becomes ready; completion is told by a callback
+// FnProperty. Completion is told by a callback in every case.
+constexpr int kAsync = 4;           // run where it becomes ready, also in the thread that pushes
+constexpr int kCpuPrioritized = 3;  // run by a worker for the CPU
 
 // What an asynchronous operation gets to tell the engine with (Engine::CallbackOnComplete and CallbackOnStart).
 struct EngineCallback {
@@ -55,7 +57,7 @@ class Api {
 
   int major() const { return major_; }
   void push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads, int n_reads,
-            const Handle* writes, int n_writes, int priority, const char* name) const;
+            const Handle* writes, int n_writes, int property, int priority, const char* name) const;
 
  private:
   [[noreturn]] void fail(const char* what) const;

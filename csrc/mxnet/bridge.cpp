@@ -1,5 +1,6 @@
 #include "mxnet/bridge.h"
 
+#include <algorithm>
 #include <functional>
 #include <mutex>
 #include <unordered_set>
@@ -144,18 +145,38 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
 }
 
 // Gives a request on GPUs what it must wait for: whatever is in the stream that the engine runs it in. Without a stream
-// everything has happened already. `devices` was made before the request's memory was known: a request in pieces has
-// one device for all of them.
+// everything has happened already (see hand_to_engine). `devices` was made before the request's memory was known: a
+// request in pieces has one device for all of them.
 void place_on_gpu(const RunContext* context, Request* request) {
   auto devices = std::make_shared<DeviceMemory>(*request->devices);
   if (request->scattered) {
     const int device = !devices->inputs.empty() ? devices->inputs[0] : devices->outputs[0];
+    devices->device = device;
     devices->inputs.assign(request->sources.size(), device);
     devices->outputs.assign(request->targets.size(), device);
   }
   devices->after = events_of(context);
   request->devices = std::move(devices);
 }
+
+// Arrays that a request on GPUs holds by itself, since the engine lets go of them when the operation is done, and a GPU
+// that has failed may still write to them then.
+class Kept {
+ public:
+  Kept(const Api& api, const Call& call) : api_(api) {
+    for (Handle array : call.inputs) arrays_.push_back(api.retain(array));
+    for (Handle array : call.outputs) arrays_.push_back(api.retain(array));
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() {
+    for (Handle array : arrays_) api_.release(array);
+  }
+
+ private:
+  Api api_;
+  std::vector<Handle> arrays_;
+};
 
 void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_complete) {
   pushed->called = true;
@@ -166,7 +187,9 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
     for (Handle array : pushed->call.outputs) outputs.push_back(pushed->api.data(array));
     if (pushed->call.place) pushed->call.place(requests, inputs, outputs);
     for (Request& request : requests) {
-      if (request.devices) place_on_gpu(context, &request);
+      if (!request.devices) continue;
+      place_on_gpu(context, &request);
+      if (!request.owner) request.owner = std::make_shared<Kept>(pushed->api, pushed->call);
     }
   } catch (const std::exception& error) {
     for (Request& request : requests) request.refusal = error.what();
@@ -245,14 +268,15 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
   for (Request& request : pushed->call.requests) request.turn = turn;
   const std::string shown = "mykv " + name;
   void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
+  // On GPUs too it is an operation for the CPU to the engine. Only so MXNet 2.0 waits, where its engine goes on before
+  // kernels have run ("Async"), until they have; in the thread that pushes it would not. And an operation for a GPU
+  // ends with a wait for all of a stream there, in our thread.
   Context context{kCpu, 0};
-  for (const Request& request : pushed->call.requests) {
-    if (!request.devices) continue;
-    const DeviceMemory& devices = *request.devices;
-    context = {kGpu, devices.inputs.empty() ? devices.outputs.at(0) : devices.inputs[0]};
-  }
+  const std::vector<Request>& requests = pushed->call.requests;
+  const bool on_gpu =
+      std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });
   api_.push(function, pushed.release(), &discard, &context, nullptr, 0, written.data(),
-            static_cast<int>(written.size()), priority, shown.c_str());
+            static_cast<int>(written.size()), on_gpu ? kCpuPrioritized : kAsync, priority, shown.c_str());
   if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }
 

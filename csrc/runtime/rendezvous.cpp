@@ -194,10 +194,15 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
     e.next_chunk.store(e.chunks, std::memory_order_relaxed);
     return;
   }
-  e.state = State::ready;
-  e.placement = placement(e);
-  give_launches(e);
   arrival.last = false;
+  if (e.operation.road == Road::nccl) {
+    e.placement = placement(e);
+    if (!give_launches(arrival.entry)) {
+      arrival.failed = true;
+      return;
+    }
+  }
+  e.state = State::ready;
   append(Event::Type::ready, arrival.entry);
   if (e.owner != kAnybody) {
     bells_[e.owner].ring();
@@ -212,12 +217,19 @@ void Rendezvous::order_launches(LaunchOrder& order, std::vector<int> ranks) {
   launching_ranks_ = std::move(ranks);
 }
 
-void Rendezvous::give_launches(Entry& e) {
-  if (e.operation.road != Road::nccl || used_launches_ == nullptr) return;
-  const std::lock_guard<LaunchOrder> guard(*used_launches_);
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    uint64_t& launch = e.records()[r].launch;
-    if (launch != kForgone) launch = used_launches_->next(launching_ranks_[r]);
+// False where the order cannot be had: then the operation has ended with that error.
+bool Rendezvous::give_launches(uint32_t index) {
+  if (used_launches_ == nullptr) return true;
+  try {
+    const std::lock_guard<LaunchOrder> guard(*used_launches_);
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      uint64_t& launch = entry(index).records()[r].launch;
+      if (launch != kForgone) launch = used_launches_->next(launching_ranks_[r]);
+    }
+    return true;
+  } catch (const Error& error) {
+    end_locked(index, shown_name(entry(index).name) + ": " + error.what());
+    return false;
   }
 }
 
@@ -226,6 +238,11 @@ uint64_t Rendezvous::forgo_launch(uint32_t index) {
     uint64_t& launch = entry(index).records()[local_rank_].launch;
     return launch != 0 ? launch : (launch = kForgone, uint64_t{0});
   });
+}
+
+uint64_t Rendezvous::given_launch(uint32_t index) {
+  const uint64_t launch = entry(index).records()[local_rank_].launch;
+  return launch == kForgone ? 0 : launch;
 }
 
 uint64_t Rendezvous::placement(Entry& e) const {
@@ -245,8 +262,8 @@ void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error, uin
     }
     e.sequence = sequence;
     e.placement = placement;
+    if (e.operation.road == Road::nccl && !give_launches(link - 1)) return;
     e.state = State::ready;
-    give_launches(e);
     append(Event::Type::ready, link - 1);
     ring_others();
   });

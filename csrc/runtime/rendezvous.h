@@ -179,6 +179,8 @@ class Rendezvous {
   void order_launches(LaunchOrder& order, std::vector<int> ranks);
   // The number of an entry at which this rank has arrived and that it will not launch; 0: it has and gets none.
   uint64_t forgo_launch(uint32_t index);
+  // The number that this rank has got for an entry at which it has arrived, or 0; looks without the lock.
+  uint64_t given_launch(uint32_t index);
   // Digest of the placements of this host's ranks.
   uint64_t placement(Entry& entry) const;
 
@@ -223,7 +225,7 @@ class Rendezvous {
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
   void end_waiting(int rank, const std::string& reason, bool announced_too);
-  void give_launches(Entry& entry);
+  bool give_launches(uint32_t index);
   void append(Event::Type type, uint32_t index);
 
   const Segment& segment_;

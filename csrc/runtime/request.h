@@ -35,6 +35,7 @@ struct Shard {
 struct DeviceMemory {
   std::vector<int> inputs;   // the GPU of each input; where it is scattered, of each source
   std::vector<int> outputs;  // of each output, or target
+  int device = -1;           // where there is neither: the GPU that takes part; -1: any of this rank's
   // These must have happened before the memory is read or written. They order the request behind other streams.
   std::vector<std::shared_ptr<const gpu::Event>> after;
 };

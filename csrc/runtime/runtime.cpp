@@ -315,7 +315,7 @@ void Runtime::sleep(uint32_t seen) {
   if (polling) {
     if (worked) lookout_.moved();
     int64_t pause = lookout_.pause(flowing, soon);
-    if (copying || staged_->gated) pause = std::min(pause, kGpuPollUs);
+    if (copying || staged_->gated || gpus_polling()) pause = std::min(pause, kGpuPollUs);
     if (pause == 0) {
       sched_yield();
     } else {

@@ -194,14 +194,15 @@ void Runtime::begin_copy_out(const Part& part) {
     copy_to_devices(part);
     copying.copies = streams.begun();
   } catch (const Error& error) {
-    retire(error.what());
-    copying.error = retired_text(part);
+    copying.lost = true;
     try {
       copying.copies = streams.begun();  // of those that did begin
+      copying.lost = false;
     } catch (const Error&) {
       streams.forget();
-      copying.lost = true;
     }
+    retire(error.what());
+    copying.error = retired_text(part);
   }
 }
 

@@ -31,8 +31,9 @@ Arrangements::Arrangements(const World& world) : world_(world), comm_(duplicate(
 Arrangements::~Arrangements() {
   if (request_ == MPI_REQUEST_NULL && world_.hosts().size() == 1) return;
   comm_.let_go();
-  // MPI may still write to these.
+  // MPI may still use these.
   (void)exchanged_.release();
+  (void)mine_.release();
   (void)id_.release();
 }
 
@@ -44,9 +45,9 @@ const Arrangement* Arrangements::find(uint64_t digest) const {
 void Arrangements::begin(uint64_t digest, Placement mine) {
   identify(&mine);
   digest_ = digest;
-  mine_ = mine;
+  mine_ = std::make_unique<Placement>(mine);
   exchanged_ = std::make_unique<std::vector<Placement>>(static_cast<size_t>(world_.size()));
-  check(MPI_Iallgather(&mine_, sizeof mine_, MPI_BYTE, exchanged_->data(), sizeof mine_, MPI_BYTE, comm_.get(),
+  check(MPI_Iallgather(mine_.get(), sizeof mine, MPI_BYTE, exchanged_->data(), sizeof mine, MPI_BYTE, comm_.get(),
                        &request_),
         "MPI_Iallgather");
   stage_ = Stage::exchanging;
@@ -65,7 +66,7 @@ bool Arrangements::step() {
   }
   if (stage_ == Stage::naming) {
     if (!tested()) return false;
-    making_.communicator = std::make_shared<NcclCommunicator>(*id_, size_, first_, mine_.list());
+    making_.communicator = std::make_shared<NcclCommunicator>(*id_, size_, first_, mine_->list());
     made_.push_back(making_.communicator);
     by_devices_[devices_] = making_.communicator;
     stage_ = Stage::making;

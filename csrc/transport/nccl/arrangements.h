@@ -58,9 +58,9 @@ class Arrangements {
   Stage stage_ = Stage::idle;
   MPI_Request request_ = MPI_REQUEST_NULL;
   uint64_t digest_ = 0;
-  std::unique_ptr<std::vector<Placement>> exchanged_;  // MPI writes to it
+  std::unique_ptr<std::vector<Placement>> exchanged_;  // MPI writes to it, and reads this:
+  std::unique_ptr<Placement> mine_;
   std::unique_ptr<gpu::NcclUniqueId> id_;
-  Placement mine_;
   std::vector<int> devices_;  // of all ranks: how many, and which
   int first_ = 0;             // this rank's first place, of so many
   int size_ = 0;

@@ -94,11 +94,16 @@ void Launcher::reserve(int number, size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   Device& one = device(number);
   if (bytes <= one.bytes) return;
-  const size_t taken = std::max(bytes, 2 * one.bytes);
+  size_t taken = std::max(bytes, 2 * one.bytes);
   const gpu::Cuda& api = gpu::cuda();
   const gpu::DeviceScope scope(number);
   void* block = nullptr;
-  const int code = api.malloc(&block, taken);
+  int code = api.malloc(&block, taken);
+  if (code != gpu::Cuda::kSuccess && taken > bytes) {
+    api.get_last_error();
+    taken = bytes;
+    code = api.malloc(&block, taken);
+  }
   if (code != gpu::Cuda::kSuccess) api.get_last_error();
   api.check(code, "cudaMalloc");
   one.blocks.push_back(block);

@@ -51,9 +51,14 @@ uint64_t NcclTransport::prepare(const Request& request) {
   if (usual_device_ < 0 && !memory.inputs.empty()) usual_device_ = memory.inputs[0];
   if (usual_device_ < 0 && !memory.outputs.empty()) usual_device_ = memory.outputs[0];
   if (usual_device_ < 0) usual_device_ = world_.local_rank() % gpu::cuda().device_count();
-  const Placement placement = placement_of(request, world_.rank(), usual_device_);
+  const Placement placement = place(request);
   reserve_scratch(request, placement, world_.rank(), *launcher_);
   return placement.digest();
+}
+
+Placement NcclTransport::place(const Request& request) const {
+  const int named = request.devices->device;
+  return placement_of(request, world_.rank(), named >= 0 ? named : usual_device_);
 }
 
 void NcclTransport::start(uint32_t index, const Share& share) {
@@ -70,9 +75,10 @@ void NcclTransport::start(uint32_t index, const Share& share) {
 void NcclTransport::stop(uint32_t entry) {
   const auto it =
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
-  if (it == queued_.end()) return;
-  launcher_->release(it->first);
-  queued_.erase(it);
+  if (it != queued_.end()) queued_.erase(it);
+  // Also where this rank has never seen that it was ready.
+  const uint64_t number = rendezvous_.given_launch(entry);
+  if (launcher_ && number != 0) launcher_->release(number);
 }
 
 bool NcclTransport::holds(uint32_t entry) const {
@@ -98,7 +104,7 @@ bool NcclTransport::step_first() {
   Item& item = first->second;
   if (!begun_ && !launcher_->is_turn(item.number, rendezvous_.bell(world_.local_rank()))) return false;
   if (!begun_) {
-    item.placement = placement_of(*item.request, world_.rank(), usual_device_);
+    item.placement = place(*item.request);
     begun_ = true;
     Entry& entry = rendezvous_.entry(item.entry);
     if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
@@ -144,13 +150,21 @@ void NcclTransport::watch() {
   for (const auto& one : arrangements_.communicators()) one->settled("an operation");
   const int gone = rendezvous_.departed_rank();
   if (gone < 0 || gone == world_.label(world_.rank()) || (running_.empty() && !begun_)) return;
-  if (Clock::now() - moved_ > kLeavePatience) throw Error(rendezvous_.departed_text());
+  const Clock::time_point now = Clock::now();
+  if (!gone_since_) gone_since_ = now;
+  if (now - std::max(moved_, *gone_since_) > kLeavePatience) throw Error(rendezvous_.departed_text());
 }
 
 void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
+  for (const auto& [number, item] : queued_) launcher_->release(number);
   for (const uint32_t entry : entries) {
     if (rendezvous_.entry(entry).operation.road != Road::nccl) continue;
-    const uint64_t number = rendezvous_.forgo_launch(entry);
+    uint64_t number = 0;
+    try {
+      number = rendezvous_.forgo_launch(entry);
+    } catch (const Error&) {
+      number = rendezvous_.given_launch(entry);  // nobody changes a table that was given up
+    }
     if (number != 0) launcher_->release(number);
   }
 }
@@ -177,19 +191,15 @@ void NcclTransport::leave(const std::vector<uint32_t>& entries) {
     return;
   }
   arrangements_.finish(kFinishUs);
-  queued_.clear();
   forgo(entries);
+  queued_.clear();
   launcher_.reset();
 }
 
 void NcclTransport::abort(const std::vector<uint32_t>& entries) noexcept {
   if (!launcher_) return;
   arrangements_.abort();
-  try {
-    forgo(entries);
-  } catch (const std::exception&) {
-    // The table is unusable: the other groups of this process share its fate.
-  }
+  forgo(entries);
   if (begun_) running_.push_back(std::move(queued_.begin()->second));
   const auto end = Clock::now() + kAbortPatience;
   for (const Item& item : running_) {

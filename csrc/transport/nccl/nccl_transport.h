@@ -9,6 +9,7 @@
 #include <chrono>
 #include <deque>
 #include <map>
+#include <optional>
 #include <unordered_map>
 
 #include "gpu/survey.h"
@@ -54,6 +55,7 @@ class NcclTransport : public Transport {
     std::unique_ptr<Launch> launch;
   };
 
+  Placement place(const Request& request) const;
   bool step_first();
   bool finish();
   void watch();
@@ -69,6 +71,7 @@ class NcclTransport : public Transport {
   bool begun_ = false;               // it has
   std::deque<Item> running_;
   Clock::time_point moved_ = Clock::now();
+  std::optional<Clock::time_point> gone_since_;  // some rank has been seen to be gone
 };
 
 // Takes NCCL from a group whose operations could not be ordered among those of the others.
