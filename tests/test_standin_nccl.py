@@ -205,6 +205,7 @@ def order(rank, size, unique_id):
     time.sleep(_WHILE)
     assert not me.done() and not me.done(other)
     assert me.nccl.async_error(one) == 0
+    time.sleep(3 * _WHILE)  # the other rank may be late with its look
     for comm in comms:
         me.nccl.ncclCommAbort(comm)
     me.wait()  # once one rank has aborted, the other communicator's operation may even come to its end
