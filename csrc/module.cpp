@@ -251,7 +251,6 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),
               py::arg("count"), py::arg("dtype"), py::arg("layout") = "", op, scale, priority, wire,
               py::arg("shards") = BucketShards());
-  group.def("forget", &Group::forget, py::arg("prefix"), "Drop what is remembered of all names with this prefix.");
 
   py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
                                               "Memory in the host's shared segment, zeroed; keeps the core alive.")

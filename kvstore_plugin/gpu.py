@@ -26,9 +26,9 @@ _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 def find() -> dict[str, Any]:
     """Look for the CUDA runtime and for NCCL, once per process.
 
-    Libraries that the process has loaded already come first, since MXNet works with those; then those that
-    MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY name take the place of all others; then the PyPI packages nvidia-*; then
-    the system's.
+    The files that MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY name take the place of all others. Else libraries that the
+    process has loaded already come first, since MXNet works with those; then the PyPI packages nvidia-*; then the
+    system's.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def log_road(core: Any) -> None:
 def _mxnet_has_cuda() -> bool:
     """Whether there can be such arrays in this process."""
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
-    return compat is None or compat.mx.runtime.Features().is_enabled("CUDA")
+    return compat is None or compat.HAS_GPUS
 
 
 def _loaded(name: str) -> list[str]:
