@@ -410,7 +410,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     global core, _comm, _group
     seconds = settings.exit_wait_seconds()
     errors: list[str] = []
-    drain(seconds, errors)
+    waiting = drain(seconds, errors)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     liveness.end()
@@ -419,26 +419,35 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     membership = sys.modules.get(f"{__package__}.membership")
     if membership is not None:
         membership.end_all(_SETS_LOST if lost else _SETS_SHUT_DOWN)
-    drain(seconds, errors)  # what did not finish has failed now, and MXNet would report that as an error of its exit
+    # What did not finish has failed now, and MXNet would report that as an error of its exit. Either of the two that
+    # wait may be told of it.
+    drain(seconds, errors, waiting)
     timeline = sys.modules.get(f"{__package__}.timeline")
     if timeline is not None:
         timeline.close()
     return errors
 
 
-def drain(seconds: float, errors: list[str] | None = None) -> None:
+def drain(
+    seconds: float, errors: list[str] | None = None, earlier: threading.Thread | None = None
+) -> threading.Thread | None:
     """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds.
 
-    Errors that nobody has looked at are moved to a list.
+    Errors that nobody has looked at are moved to a list. Returns the thread that waits, also for a call that comes later
+    and is given it as `earlier`, if it did not come to an end.
     """
     errors = [] if errors is None else errors
+    until = time.monotonic() + seconds
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
     if compat is None:
-        return
+        return None
     waiter = threading.Thread(target=compat.wait_for_all, args=(errors,), name="kvstore_plugin-drain", daemon=True)
     try:
         waiter.start()
     except RuntimeError:  # Python 3.12 starts no thread while it exits
         compat.wait_for_all(errors)
-    else:
-        waiter.join(seconds)
+        return None
+    for thread in (waiter, earlier):
+        if thread is not None:
+            thread.join(max(0.0, until - time.monotonic()))
+    return waiter if waiter.is_alive() else None
