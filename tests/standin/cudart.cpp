@@ -239,7 +239,8 @@ STANDIN_API void standin_plant(const char* function, int nth, int code) {
 }
 
 STANDIN_API void standin_lose_device(int device, int code) {
-  std::lock_guard<std::mutex> lock(state().lock);
+  Lock lock(state().lock);
+  if (code == kSuccess) revive(lock, device);
   state().devices.at(device).error = code;
   state().changed.notify_all();
 }

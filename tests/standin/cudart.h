@@ -48,6 +48,7 @@ struct Point {
 struct Operation {
   std::function<int()> run;
   std::vector<Point> after;
+  bool memory = false;         // a copy or a fill, which waits for nobody
   const char* host = nullptr;  // registered memory that it will touch
   size_t host_bytes = 0;
 };
@@ -57,6 +58,8 @@ struct Stream {
   bool blocking = true;  // with respect to the legacy default stream
   bool held = false;
   bool destroyed = false;
+  bool lost = false;  // with its device: nothing in it runs any more
+  bool running = false;
   uint64_t submitted = 0;
   uint64_t completed = 0;
   std::deque<Operation> queue;  // the front one is running
@@ -94,6 +97,7 @@ struct State {
   std::condition_variable changed;  // any stream did or got something, a device was lost
   std::vector<Device> devices;
   std::set<std::shared_ptr<Stream>> streams;
+  std::set<std::shared_ptr<Stream>> ending;  // destroyed, but not at their ends
   std::map<void*, std::unique_ptr<Event>> events;
   std::map<const char*, Allocation> allocations;      // by the pointer that CUDA's user has
   std::map<const char*, Registration> registrations;  // of host memory
@@ -119,6 +123,7 @@ std::shared_ptr<Stream> find_stream(void* handle, int device);
 int submit(const std::shared_ptr<Stream>& stream, Operation operation);
 int wait_for(Lock& lock, const Point& point);
 int wait_for_device(Lock& lock, int device);
+void revive(Lock& lock, int device);
 void violate(const std::string& text);
 
 const std::pair<const char* const, Allocation>* find_allocation(const void* pointer);

@@ -62,6 +62,7 @@ int copy(void* to, const void* from, size_t bytes, int kind, void* handle, bool 
   } else {
     operation.run = [=] { return std::memmove(target.use, source.use, bytes), 0; };
   }
+  operation.memory = true;
   const Side* host = target.on_device ? &source : &target;
   if (host->pinned) {
     operation.host = host->use;
@@ -96,6 +97,7 @@ STANDIN_API int cudaMemsetAsync(void* pointer, int value, size_t bytes, void* ha
     Side side;
     if (!find_side(pointer, bytes, stream->device, &side) || !(side.on_device || side.pinned)) return kInvalidValue;
     Operation operation;
+    operation.memory = true;
     operation.run = [=] { return std::memset(side.use, value, bytes), 0; };
     return submit(stream, std::move(operation));
   });

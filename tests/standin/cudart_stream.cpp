@@ -11,7 +11,7 @@ namespace {
 
 bool reached(const Point& point) { return !point.stream || point.stream->completed >= point.sequence; }
 
-bool stopped(const Stream& stream) { return device_error(stream.device) != kSuccess; }
+bool stopped(const Stream& stream) { return stream.lost || device_error(stream.device) != kSuccess; }
 
 bool ready(const Stream& stream) {
   if (stream.queue.empty() || stream.held || stopped(stream)) return false;
@@ -25,20 +25,22 @@ useconds_t pause_of(Stream& stream) {
   return bound > 0 ? static_cast<useconds_t>(stream.random() % static_cast<unsigned long>(bound + 1)) : 0;
 }
 
-void work(std::shared_ptr<Stream> stream) {
+void run(const std::shared_ptr<Stream>& stream, Lock& lock) {
   State& all = state();
-  Lock lock(all.lock);
   while (true) {
     all.changed.wait(
         lock, [&] { return ready(*stream) || (stream->destroyed && (stream->queue.empty() || stopped(*stream))); });
     if (!ready(*stream)) return;
     Operation& operation = stream->queue.front();
     useconds_t pause = pause_of(*stream);
+    stream->running = true;
     lock.unlock();
     if (pause) usleep(pause);
     int failed = operation.run ? operation.run() : 0;
     lock.lock();
+    stream->running = false;
     if (failed || stopped(*stream)) {  // never done: those who wait see the error of the device, or wait on
+      all.changed.notify_all();
       all.changed.wait(lock, [&] { return stream->destroyed; });
       return;
     }
@@ -46,6 +48,13 @@ void work(std::shared_ptr<Stream> stream) {
     ++stream->completed;
     all.changed.notify_all();
   }
+}
+
+void work(std::shared_ptr<Stream> stream) {
+  Lock lock(state().lock);
+  run(stream, lock);
+  state().ending.erase(stream);
+  state().changed.notify_all();
 }
 
 std::shared_ptr<Stream> start(int device, bool blocking) {
@@ -63,6 +72,16 @@ std::shared_ptr<Stream> legacy(int device) {
   std::shared_ptr<Stream>& stream = state().devices[device].legacy;
   if (!stream) stream = start(device, true);
   return stream;
+}
+
+// Of one device, also those that were destroyed and still run.
+std::vector<std::shared_ptr<Stream>> streams_of(int device) {
+  std::vector<std::shared_ptr<Stream>> found;
+  for (const auto* streams : {&state().streams, &state().ending})
+    for (const auto& stream : *streams)
+      if (stream->device == device) found.push_back(stream);
+  if (state().devices.at(device).legacy) found.push_back(state().devices[device].legacy);
+  return found;
 }
 
 Point tail(const std::shared_ptr<Stream>& stream) { return {stream, stream->submitted}; }
@@ -117,11 +136,25 @@ int wait_for(Lock& lock, const Point& point) {
 
 int wait_for_device(Lock& lock, int device) {
   std::vector<Point> points;
-  for (const auto& stream : state().streams)
-    if (stream->device == device) points.push_back(tail(stream));
-  if (state().devices[device].legacy) points.push_back(tail(legacy(device)));
+  for (const auto& stream : streams_of(device))
+    if (!stream->lost) points.push_back(tail(stream));
   for (const Point& point : points) wait_for(lock, point);
   return device_error(device);
+}
+
+// A device that was lost begins anew: what its streams had not done is dropped, and is not under way either when this
+// returns, so that memory can be given back. What an operation of NCCL's waits for is not waited for.
+void revive(Lock& lock, int device) {
+  for (const auto& stream : streams_of(device)) {
+    if (stream->queue.empty()) continue;
+    stream->lost = true;
+    state().changed.wait(lock, [&] { return !stream->running || !stream->queue.front().memory; });
+  }
+  std::shared_ptr<Stream>& first = state().devices.at(device).legacy;
+  if (first && first->lost) {
+    first->destroyed = true;
+    first.reset();
+  }
 }
 
 }  // namespace standin
@@ -143,6 +176,7 @@ STANDIN_API int cudaStreamDestroy(void* handle) {
     auto stream = find_stream(handle, current_device);
     if (!stream) return kInvalidResourceHandle;
     stream->destroyed = true;  // what is in it still runs
+    state().ending.insert(stream);
     state().streams.erase(stream);
     state().changed.notify_all();
     return kSuccess;
@@ -271,9 +305,8 @@ STANDIN_API int standin_hold(int device, void* handle, int on) {
     if (!stream) return kInvalidResourceHandle;
     stream->held = on;
   } else {
-    legacy(device)->held = on;
-    for (const auto& stream : state().streams)
-      if (stream->device == device) stream->held = on;
+    legacy(device);
+    for (const auto& stream : streams_of(device)) stream->held = on;
   }
   state().changed.notify_all();
   return kSuccess;
