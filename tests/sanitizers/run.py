@@ -46,6 +46,8 @@ def _threads(rounds: int) -> bool:
 
 
 def _addresses(rounds: int) -> bool:
+    for other in build.ROOT.glob("mykv_core*.so"):
+        sys.exit(f"{other} would be imported in place of the module with AddressSanitizer: remove it first.")
     build.build_module()
     logs = build.ROOT / build.folder("address") / "logs"
     logs.mkdir(parents=True, exist_ok=True)
