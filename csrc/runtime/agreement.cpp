@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "memory/kept.h"
 #include "runtime/error.h"
 #include "runtime/signature.h"
 
@@ -18,7 +19,7 @@ void check(int code, const char* what) {
 
 Agreement::~Agreement() {
   // MPI may still read what has not left; such memory is never given back.
-  if (!sending_.empty()) new std::list<Sending>(std::move(sending_));
+  if (!sending_.empty()) keep_for_good(std::move(sending_));
 }
 
 void Agreement::announce(uint32_t index, uint32_t places) {

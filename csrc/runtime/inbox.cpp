@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "memory/kept.h"
 #include "runtime/error.h"
 
 namespace mykv {
@@ -19,7 +20,7 @@ void check(int code, const char* what) {
 Inbox::~Inbox() {
   // MPI may still write into what has not come as a whole; such memory is never given back.
   const bool unfinished = std::any_of(coming_.begin(), coming_.end(), [](const Coming& one) { return !one.here; });
-  if (unfinished) new std::list<Coming>(std::move(coming_));
+  if (unfinished) keep_for_good(std::move(coming_));
 }
 
 bool Inbox::take(std::vector<char>* bytes, int* from) {

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "memory/kept.h"
 #include "runtime/error.h"
 
 namespace mykv {
@@ -17,7 +18,7 @@ void check(int code, const char* what) {
 
 Inquiry::~Inquiry() {
   // MPI may still read what has not left; such memory is never given back.
-  if (!sending_.empty()) new std::list<Sending>(std::move(sending_));
+  if (!sending_.empty()) keep_for_good(std::move(sending_));
 }
 
 void Inquiry::send(Numbers numbers, int to, int tag) {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "kernels/kernels.h"
+#include "memory/kept.h"
 #include "runtime/error.h"
 #include "runtime/ranges.h"
 #include "runtime/runtime.h"
@@ -39,14 +40,6 @@ void require_on_devices(const Request& request) {
     require(request.sources[i].data, request.sources[i].count, devices.inputs, i);
   for (size_t i = 0; i < request.targets.size(); ++i)
     require(request.targets[i].data, request.targets[i].count, devices.outputs, i);
-}
-
-// What a GPU may still read or write is never given back: not the slots, nor what keeps a request's memory.
-void bury(std::shared_ptr<Flight> flight) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& kept = *new std::vector<std::shared_ptr<Flight>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  kept.push_back(std::move(flight));
 }
 
 }  // namespace
@@ -266,7 +259,7 @@ std::string Runtime::retired_text(const Part& part) const {
 // Its slot belongs to the GPU for good, and so does what keeps its request's memory.
 void Runtime::abandon(Copying& copying) {
   staged_->unsafe = true;
-  bury(copying.part.flight);
+  keep_for_good(copying.part.flight);
   std::lock_guard<std::mutex> lock(mutex_);
   staged_bytes_ -= copying.part.slot_bytes;
   copying.part.slot_bytes = 0;

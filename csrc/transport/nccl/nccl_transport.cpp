@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "gpu/libraries.h"
+#include "memory/kept.h"
 #include "runtime/error.h"
 #include "runtime/signature.h"
 
@@ -16,14 +17,6 @@ constexpr auto kLeavePatience = std::chrono::seconds(5);  // for what is under w
 constexpr int64_t kFinishUs = 1000000;                    // for the others, to end communicators together
 constexpr auto kAbortPatience = std::chrono::seconds(5);  // for GPUs, after an abort
 constexpr useconds_t kAbortLookUs = 1000;
-
-// Memory that a GPU may still write to is never given back.
-void keep_for_good(std::shared_ptr<const void> memory) {
-  static auto& kept = *new std::vector<std::shared_ptr<const void>>;
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
-  kept.push_back(std::move(memory));
-}
 
 }  // namespace
 
