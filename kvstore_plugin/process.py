@@ -433,8 +433,8 @@ def drain(
 ) -> threading.Thread | None:
     """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds.
 
-    Errors that nobody has looked at are moved to a list. Returns the thread that waits, also for a call that comes later
-    and is given it as `earlier`, if it did not come to an end.
+    Errors that nobody has looked at are moved to a list. Returns the thread that waits if that did not come to an end;
+    a later call that is given it as `earlier` waits for it too.
     """
     errors = [] if errors is None else errors
     until = time.monotonic() + seconds

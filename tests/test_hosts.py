@@ -264,6 +264,21 @@ def test_what_is_asked_of_a_rank_that_left_fails_at_once_however_often(core, ran
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.ranks(2, env=_ENV, timeout=120)
+@_one_and_two
+def test_more_operations_at_once_than_the_table_holds(core, rank, size, hosts):
+    """In opposite orders, so that most that wait for a place find one that the other rank has made."""
+    count = 70_000 if hosts == 1 else 20_000  # between hosts fewer are under way in any case
+    arrays = np.ones((count, 2), "float32")
+    order = range(count) if rank == 0 else reversed(range(count))
+    works = [core.submit_allreduce(f"one of many {k}", [arrays[k]], [arrays[k]]) for k in order]
+    begin = time.monotonic()
+    for work in works:
+        assert work.wait(60)
+    assert time.monotonic() - begin < 20  # more than half a minute where all that wait are looked at for each
+    assert (arrays == size).all()
+
+
 @pytest.mark.ranks(2, 3, env=_ENV)
 @_one_and_two
 def test_names_can_be_forgotten_right_after_they_were_used(core, rank, size, hosts):
@@ -506,7 +521,7 @@ def test_agreeing_takes_two_small_messages_for_each_host_and_operation_at_most(c
     gather("counted")
     sent, sent_bytes, received, received_bytes = np.array(core.agreement_traffic()) - before
     if core.local_rank() == 0:
-        assert (sent, received) == (10, 10)
+        assert 0 < sent <= 10 and 0 < received <= 10
         assert sent_bytes <= 10 * 48 and received_bytes <= 10 * 48
     else:
         assert (sent, received) == (0, 0)

@@ -61,4 +61,4 @@ def test_small_steps_hold_nothing():
 
 
 def test_keys_that_were_dropped_leave_nothing():
-    _survived(keys.run(Budget(_ENOUGH, most=2000), [("core", 2, 1)]), 6000)
+    _survived(keys.run(Budget(_ENOUGH, most=2000), [("core", 2, 1, 500)]), 6000)

@@ -13,6 +13,7 @@ namespace mykv {
 namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
+constexpr int kLooks = 32;  // for entries that others have made, in one go, when the host's table is full
 
 // Where the whole of a range lies in one of the places, or null.
 template <class Place>
@@ -62,13 +63,17 @@ bool Runtime::has_room() {
   return needed <= options_.staging_bytes * (1 + static_cast<size_t>((now - moved_) / kStandstill));
 }
 
-// Sends the first part that may go, in the order of priorities.
+// Sends the first part that may go, in the order of priorities. When the host's table is full, that can be any whose
+// entry another rank has made: a few are tried in each call, from where the last one stopped, since all of very many
+// would be looked at again for each that goes.
 bool Runtime::start_parts() {
   blocked_ = staged_->gated = false;
   if (waiting_.empty()) return false;
   const bool room = has_room();
-  for (auto it = waiting_.begin(); it != waiting_.end(); ++it) {
-    const std::shared_ptr<Flight> flight = it->second;
+  int looks = kLooks;
+  for (auto it = waiting_.begin(); it != waiting_.end();) {
+    const auto here = it++;
+    const std::shared_ptr<Flight> flight = here->second;
     if (flight->request.operation.road == Road::staged && awaits_device(*flight)) {
       staged_->gated = true;
       continue;
@@ -78,7 +83,8 @@ bool Runtime::start_parts() {
       std::lock_guard<std::mutex> lock(mutex_);
       number = flight->next;
       if (number == flight->parts || (!flight->error.empty() && !flight->agreed)) {
-        waiting_.erase(it);
+        if (look_ == here) ++look_;
+        waiting_.erase(here);
         return true;
       }
       if (number > 0 && !flight->agreed) continue;
@@ -90,11 +96,15 @@ bool Runtime::start_parts() {
       ++flight->next;
     }
     if (send_part(flight, number, false)) return true;
-    blocked_ = true;
-    // The table is full; a later flight may still find its entry there.
-    std::lock_guard<std::mutex> lock(mutex_);
-    --flight->next;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      --flight->next;
+    }
+    if (!std::exchange(blocked_, true) && look_ != waiting_.end()) it = look_;
+    look_ = it;
+    if (--looks == 0) return false;
   }
+  if (blocked_) look_ = waiting_.end();
   return false;
 }
 

@@ -477,6 +477,7 @@ void Runtime::end_all(const std::string& reason) {
   }
   finished_.clear();
   waiting_.clear();
+  look_ = waiting_.end();
   drop_copies();
   for (auto& flight : flights) {
     const std::string text = shown_name(flight->request.name) + ": " + reason;

@@ -197,6 +197,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Of the thread alone.
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
+  decltype(waiting_)::iterator look_ = waiting_.end();       // where to look next when the host's table is full
   struct Finished {
     Part part;
     std::string error;

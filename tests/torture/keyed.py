@@ -1,6 +1,7 @@
-"""A rank that makes very many keys and drops them, again and again: ``keyed MODE KEYS ROUNDS``.
+"""A rank that makes very many keys and drops them, again and again: ``keyed MODE KEYS ROUNDS AT_ONCE``.
 
-It prints for each round how long that took, what it held at the most and what was left.
+It prints for each round how long that took, what it held at the most and what was left. AT_ONCE is how many are under
+way together.
 
 core      operations on numpy arrays, each under a name of its own
 store     init, push and pull of keys of a store, which then goes
@@ -20,20 +21,19 @@ from mpi4py import MPI
 from .job import say
 from .soaking import held
 
-_AT_ONCE = 500  # keys under way: far fewer than the table of the host holds (docs/reliability.md)
 _PARAMETERS = 1000  # of one trainer
 
 
-def _core():
+def _core(at_once: int):
     import os
 
     import mykv_core as core
 
     core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": int(os.environ.get("MYKV_VIRTUAL_HOSTS", "1"))})
-    arrays = [np.ones(4, "float32") for _ in range(_AT_ONCE)]
+    arrays = np.ones((at_once, 4), "float32")
 
     def make(keys: int) -> None:
-        for first in range(0, keys, _AT_ONCE):
+        for first in range(0, keys, at_once):
             works = [
                 core.submit_allreduce(f"made/{first + number}", [one], [one], "max")
                 for number, one in enumerate(arrays[: keys - first])
@@ -47,7 +47,7 @@ def _core():
     return make, drop
 
 
-def _store():
+def _store(at_once: int):
     import kvstore_plugin as mykv
     from support import array, mx
 
@@ -61,7 +61,7 @@ def _store():
             stores[0].init(key, value)
             stores[0].push(key, value)
             stores[0].pull(key, out)
-            if key % _AT_ONCE == 0:
+            if key % at_once == 0:
                 mx.nd.waitall()
         mx.nd.waitall()
         assert out.asnumpy()[0] == mykv.size()
@@ -69,7 +69,7 @@ def _store():
     return make, stores.clear
 
 
-def _trainers():
+def _trainers(_: int):
     import kvstore_plugin as mykv
     from support import array, mx
     from mxnet import autograd, gluon  # isort: skip
@@ -94,9 +94,9 @@ def _trainers():
 
 
 def main() -> None:
-    mode, keys, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    mode, keys, rounds, at_once = sys.argv[1], *map(int, sys.argv[2:])
     comm = MPI.COMM_WORLD
-    make, drop = {"core": _core, "store": _store, "trainers": _trainers}[mode]()
+    make, drop = {"core": _core, "store": _store, "trainers": _trainers}[mode](at_once)
     trim = ctypes.CDLL(None).malloc_trim
     make(min(keys, 100))  # what is made once
     drop()

@@ -2,7 +2,15 @@
 
 #include <algorithm>
 
+#include "memory/kept.h"
+
 namespace mykv {
+
+namespace {
+
+constexpr size_t kMostChunks = 256;  // under way at once: each is looked at again and again
+
+}  // namespace
 
 MpiTransport::MpiTransport(const World& world, Rendezvous& rendezvous, size_t network_bytes)
     : world_(world),
@@ -17,7 +25,7 @@ MpiTransport::MpiTransport(const World& world, Rendezvous& rendezvous, size_t ne
 
 MpiTransport::~MpiTransport() {
   // MPI may still write into what an unfinished exchange receives; such memory is never given back.
-  for (auto& chunk : chunks_) (void)chunk.release();
+  for (auto& chunk : chunks_) keep_for_good(std::move(chunk));
 }
 
 void MpiTransport::start(uint32_t index, const Share& share) {
@@ -49,7 +57,7 @@ bool MpiTransport::step_chunks(bool spreading_too) {
 // Lets the next chunk enter.
 bool MpiTransport::admit() {
   if (entering_ == exchanges_.size()) return false;
-  if (chunk_bytes_ >= network_bytes_) return false;
+  if (chunk_bytes_ >= network_bytes_ || chunks_.size() >= kMostChunks) return false;
   SliceExchange& exchange = *exchanges_[entering_];
   chunks_.push_back(std::make_unique<Chunk>(exchange, next_chunk_, messages_, staging_));
   chunk_bytes_ += chunks_.back()->bytes();

@@ -9,8 +9,8 @@
 // operations", 2004, has it in steps of powers of two; sent directly, each value crosses the network twice just so.)
 //
 // Slices travel in chunks, so that reducing on the host, both ways of the network and writing to the slots overlap.
-// Chunks enter in the order that the hosts agreed on, as far as there is memory for what they receive: the first one
-// that is not finished is under way on all hosts, so none waits for another's memory for ever.
+// Chunks enter in the order that the hosts agreed on, a limited number, and as far as there is memory for what they
+// receive: the first one that is not finished is under way on all hosts, so none waits for another's memory for ever.
 #pragma once
 
 #include <deque>
