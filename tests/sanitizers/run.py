@@ -20,10 +20,14 @@ import build
 
 # Tests that never import MXNet, which is not in this environment: arguments of pytest.
 _RANKS = [
-    f"tests/test_{name}.py" for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "stall", "inbox")
+    f"tests/test_{name}.py"
+    for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "stall", "inbox", "gpu_staged", "gpu_nccl")
 ]
 _RANKS += ["-m", "ranks", "-k", "not training_on_two_hosts and not pushpull_on_two_hosts"]
 _ALONE = ["tests/test_compressors.py", "tests/test_table_lock.py"]
+# LeakSanitizer looks through the process at its exit, and at times crashes in that.
+_NOT_LOOKED = "LeakSanitizer has encountered a fatal error"
+_MOST_NOT_LOOKED = 3
 _TIME_LIMIT = 3600  # seconds for one step
 
 
@@ -81,11 +85,12 @@ def _addresses(rounds: int) -> bool:
     ):
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *selection]
         good &= _step(f"{name}, AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer", command, env)
-    reports = sorted(path for path in logs.iterdir() if path.name.startswith("log.python"))
-    for report in reports:
-        print(report.read_text(errors="replace"))
-    print(f"== {len(reports)} reports", flush=True)
-    return good and not reports
+    texts = [path.read_text(errors="replace") for path in sorted(logs.iterdir()) if path.name.startswith("log.python")]
+    reports = [text for text in texts if _NOT_LOOKED not in text]
+    print(*reports, sep="\n")
+    unknown = len(texts) - len(reports)
+    print(f"== {len(reports)} reports; of {unknown} processes LeakSanitizer could not look for leaks", flush=True)
+    return good and not reports and unknown <= _MOST_NOT_LOOKED
 
 
 def main() -> int:
