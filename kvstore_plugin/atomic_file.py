@@ -2,12 +2,18 @@
 
 What is written goes to a temporary file in the same directory, which is synchronized to the disk and then takes the
 name of the old file (rename(2), POSIX.1-2017: any other process sees the old file or the new one).
+
+A temporary file has no name, where the file system can do that, until it is whole. It is locked (flock(2)) as long as
+it has one that is not the last, so that the next to write the same file knows what a killed process has left, and
+removes it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import secrets
 import stat
 from typing import BinaryIO, Callable
@@ -43,16 +49,19 @@ def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
 
 def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
     directory, name = os.path.split(target)
-    temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
+    _remove_leftovers(directory, name)
     try:
         mode = stat.S_IMODE(os.stat(target).st_mode) & 0o777
     except FileNotFoundError:
         mode = None
     permissions = 0o666 if mode is None else mode & 0o600
+    temporary = os.path.join(directory, f".{name[:200]}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     descriptor = _nameless(directory, permissions)
     is_nameless = descriptor is not None
-    if descriptor is None:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
+    if is_nameless:
+        _lock(descriptor)
+    else:
+        descriptor = _named(temporary, permissions)
     try:
         with open(descriptor, "wb") as file:
             if mode is not None:
@@ -63,7 +72,7 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             if is_nameless:
                 # linkat(2) puts no file in the place of another one, so the old name is taken in a second step.
                 os.link(f"/proc/self/fd/{file.fileno()}", temporary, src_dir_fd=file.fileno(), follow_symlinks=True)
-        os.replace(temporary, target)
+            os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -75,6 +84,38 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # a file system that has no locks
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _named(temporary: str, permissions: int) -> int:
+    """A new file under that name, locked before anybody can have taken it for a leftover."""
+    while True:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
+        _lock(descriptor)
+        if os.path.lexists(temporary):
+            return descriptor
+        os.close(descriptor)
+
+
+def _remove_leftovers(directory: str, name: str) -> None:
+    """Remove temporary files of killed processes, which hold no lock any more."""
+    pattern = re.compile(re.escape(f".{name[:200]}.") + r"\d+\.[0-9a-f]{8}\.tmp")
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(directory or "."):
+            if not pattern.fullmatch(entry):
+                continue
+            with contextlib.suppress(OSError):
+                path = os.path.join(directory, entry)
+                descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+                finally:
+                    os.close(descriptor)
 
 
 def _nameless(directory: str, permissions: int) -> int | None:

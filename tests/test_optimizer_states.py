@@ -81,25 +81,57 @@ def test_states_of_a_trainer_without_the_store_are_written_whole_or_not_at_all(t
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["states"]
 
 
+_WRITER = f"""
+import importlib.util, os, signal, sys, time
+spec = importlib.util.spec_from_file_location("atomic_file", {atomic_file.__file__!r})
+atomic_file = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(atomic_file)
+"""
+
+
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
-    program = f"""
-import importlib.util, os, signal
-spec = importlib.util.spec_from_file_location("atomic_file", {atomic_file.__file__!r})
-atomic_file = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(atomic_file)
+    program = (
+        _WRITER
+        + f"""
 def killed(file):
     file.write(b"x" * 100_000)
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 atomic_file.write({str(path)!r}, killed)
 """
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == -signal.SIGKILL
     if atomic_file._nameless(str(tmp_path), 0o600) is None:
         pytest.skip("a file system without files that have no name")
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_what_a_killed_process_has_left_is_removed_by_the_next_and_no_other_file(tmp_path, named):
+    """One that was killed between the two names of its file, one that still writes, and a file of another name."""
+    path = tmp_path / "file"
+    program = _WRITER
+    if named:
+        program += "atomic_file._nameless = lambda *_: None\n"
+    killed = program + "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    killed += f"atomic_file.write({str(path)!r}, lambda file: file.write(b'x'))\n"
+    assert subprocess.run([sys.executable, "-c", killed], timeout=60).returncode == -signal.SIGKILL
+    assert len(os.listdir(tmp_path)) == 1 and not path.exists()
+    (tmp_path / ".file.12.0123abcd.tmp.mine").write_bytes(b"")
+
+    writing = program + "def fill(file):\n    print('go', flush=True)\n    file.write(sys.stdin.read().encode())\n"
+    writing += f"atomic_file.write({str(path)!r}, fill)\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", writing], **pipes) as other:
+        assert other.stdout.readline() == "go\n"
+        atomic_file.write(path, _fill(b"first"))
+        assert path.read_bytes() == b"first"
+        other.communicate("second", timeout=60)
+    assert other.returncode == 0 and path.read_bytes() == b"second"
+    assert sorted(os.listdir(tmp_path)) == [".file.12.0123abcd.tmp.mine", "file"]
 
 
 def _updater(**options):
