@@ -40,6 +40,8 @@ RuntimeOptions options_from(const py::dict& given) {
       options.network_bytes = py::cast<size_t>(item.second);
     } else if (key == "compress_bytes") {
       options.compress_bytes = py::cast<size_t>(item.second);
+    } else if (key == "stall_abort_ms") {
+      options.stall_abort_ms = py::cast<size_t>(item.second);
     } else if (key == "gpu") {
       options.gpu.road = py::cast<std::string>(item.second);
     } else if (key == "gpu_hosts") {

@@ -267,7 +267,8 @@ def _join(comm: Any) -> None:
     comm = mpi.communicator(comm)
     stall_limits = settings.stall_limits()
     gpu.find()
-    loaded.init(comm.py2f(), {**settings.core_options(), "versions": _versions(loaded)})
+    options = {**settings.core_options(), "stall_abort_ms": round(1000 * stall_limits.abort)}
+    loaded.init(comm.py2f(), {**options, "versions": _versions(loaded)})
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     core = loaded
     generation += 1

@@ -298,6 +298,7 @@ def test_names_can_be_forgotten_right_after_they_were_used(core, rank, size, hos
         ("part_bytes", "MYKV_PART_BYTES", (1_000_000, 2_000_000)),
         ("network_bytes", "MYKV_NETWORK_BYTES", (1_000_000, 2_000_000)),
         ("virtual_hosts", "MYKV_VIRTUAL_HOSTS", (1, 2)),
+        ("stall_abort_ms", "MYKV_STALL_ABORT_S", (0, 10_000)),
     ],
 )
 def test_settings_that_differ_are_refused_on_all_ranks(rank, size, hosts, gather, option, variable, values):

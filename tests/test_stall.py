@@ -297,6 +297,37 @@ def test_after_the_second_limit_all_ranks_get_the_error_and_go_on(mpirun, ranks,
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
+def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpirun, hosts):
+    """They are in no table that others look at: rank 1 never comes to them, and finds no place for its own."""
+    body = """
+    import numpy as np
+    mykv.init()
+    core, array = mykv.process.core, np.ones(1)
+    if rank == 1:
+        time.sleep(2)
+    names = [f"many {number}" for number in range(65_600)] if rank == 0 else ["another"]
+    works = [core.submit_allreduce(name, [array], [array]) for name in names]
+    for work in works:
+        try:
+            assert not work.wait(40), "it has not come"
+            print("hangs", rank, flush=True)
+            os._exit(1)
+        except core.Error:
+            pass
+    mykv.shutdown()
+    mykv.init()
+    assert (mykv.allreduce(make.ones((4,)), name="again", average=False).asnumpy() == 2).all()
+    print("again", rank, flush=True)
+    """
+    env = {"MYKV_STALL_WARN_S": "2", "MYKV_STALL_ABORT_S": "4", "MYKV_VIRTUAL_HOSTS": str(hosts)}
+    result = mpirun(2, _SCRIPT + _dedented(body), "full", "1", env=env, timeout=120)
+    assert result.code == 0 and len(re.findall(r"again \d", result.stdout)) == 2, result.text
+    if hosts == 1:  # on two, what was given up makes room, since all ranks of its host had come
+        told = "for a place in its host's table of operations, which is full, and so for rank 1, which has not come"
+        assert told in result.stderr, result.text
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
 def test_a_stopped_worker_that_holds_a_bucket_fails_the_others_after_the_second_limit(mpirun, hosts):
     """Also where all ranks have come already, and where the one that decides between hosts is stopped."""
     body = """

@@ -239,7 +239,7 @@ std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::str
 void Group::give_up(const std::string& name, const std::string& reason) {
   const std::shared_ptr<Runtime> asked = runtime_;
   py::gil_scoped_release release;
-  asked->give_up(name, reason);
+  asked->give_up({{name, reason}});
 }
 
 void Group::signal_under_lock(int number) {

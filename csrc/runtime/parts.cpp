@@ -63,6 +63,14 @@ bool Runtime::has_room() {
   return needed <= options_.staging_bytes * (1 + static_cast<size_t>((now - moved_) / kStandstill));
 }
 
+// The host's table has no room for this flight, nor for any other; or it has, with null.
+void Runtime::set_crowded_out(const Flight* flight) {
+  if ((flight != nullptr) == (crowded_out_since_ != 0)) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  crowded_out_since_ = flight != nullptr ? coarse_now_ns() : 0;
+  crowded_out_ = flight != nullptr ? flight->request.name : std::string();
+}
+
 // Sends the first part that may go, in the order of priorities. When the host's table is full, that can be any whose
 // entry another rank has made: a few are tried in each call, from where the last one stopped, since all of very many
 // would be looked at again for each that goes.
@@ -95,7 +103,14 @@ bool Runtime::start_parts() {
       }
       ++flight->next;
     }
-    if (send_part(flight, number, false)) return true;
+    // Looked up before anything is copied for it.
+    const bool no_place =
+        crowded_out_since_ != 0 && !rendezvous_.has_place(make_key(flight->request.name, flight->request.turn, number));
+    if (!no_place && send_part(flight, number, false)) {
+      set_crowded_out(nullptr);
+      return true;
+    }
+    set_crowded_out(flight.get());
     {
       std::lock_guard<std::mutex> lock(mutex_);
       --flight->next;

@@ -381,6 +381,31 @@ Standing Rendezvous::standing(const Key& key) {
   });
 }
 
+bool Rendezvous::has_place(const Key& key) {
+  return lock_.run([&] {
+    const uint32_t link = find(key);
+    if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
+    return header_->free_head != kNone || header_->used < kEntries || header_->departed[0] != '\0';
+  });
+}
+
+std::vector<int> Rendezvous::behind() {
+  return lock_.look(kLookUs, [&] {
+    std::vector<bool> is_behind(ranks_.size());
+    for (uint32_t index = 0; index < header_->used; ++index) {
+      Entry& e = entry(index);
+      if (e.left == ranks_.size()) continue;  // its place is free
+      for (size_t r = 0; r < ranks_.size(); ++r) is_behind[r] = is_behind[r] || !e.records()[r].arrived;
+    }
+    std::vector<int> behind;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (is_behind[r] && static_cast<int>(r) != local_rank_) behind.push_back(static_cast<int>(r));
+    }
+    if (behind.empty() && is_behind[static_cast<size_t>(local_rank_)]) behind.push_back(local_rank_);
+    return behind;
+  });
+}
+
 bool Rendezvous::give_up(const Key& key, const std::string& reason, bool announced) {
   return lock_.run([&] {
     const uint32_t link = find(key);

@@ -157,6 +157,11 @@ class Rendezvous {
   // For those who look why nothing goes on, and must not wait themselves. Throws TableLocked when a rank keeps the
   // table locked for a second: it was stopped in the middle of a change.
   Standing standing(const Key& key);
+  // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
+  bool has_place(const Key& key);
+  // Other local ranks that have not arrived at some operation in the table; where there is none, this one if it has
+  // not.
+  std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at, which gets the error when it comes, or one that
   // is announced to the other hosts, if `announced`. False when there is no such operation.
   bool give_up(const Key& key, const std::string& reason, bool announced);

@@ -17,6 +17,7 @@ namespace {
 constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news, and what MPI has queued
 constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
 constexpr int64_t kGpuPollUs = 200;     // between looks at copies, and at streams that they come after
+constexpr int64_t kLookNs = 100000000;  // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
 constexpr int64_t kBrokenPatienceUs = 1000000;  // for the table's lock, when this rank can do no more without it
 constexpr int64_t kSettleNs = 1000000000;       // for pieces of failed operations that others have begun with
@@ -101,6 +102,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
   world_.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
   world_.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
+  world_.require_same("the stall watch's second limit in milliseconds (MYKV_STALL_ABORT_S)", options.stall_abort_ms);
   thread_ = std::thread([this] { run(); });
 }
 
@@ -294,7 +296,12 @@ bool Runtime::work() {
   if (nccl_) worked |= nccl_->progress();
   if (agreement_.speaks()) {
     worked |= agreement_.progress();
-    if (!worked) worked = inquiry_.answer_one();
+    // Who asks does not wait for long, so a busy rank looks too.
+    const int64_t now = coarse_now_ns();
+    if (!worked || now - looked_ > kLookNs) {
+      looked_ = now;
+      worked |= inquiry_.answer_one();
+    }
     tell_departure();
   }
   if (wished_.load(std::memory_order_acquire)) worked |= take_wishes();
@@ -474,6 +481,7 @@ void Runtime::end_all(const std::string& reason) {
                   flights.end());
     parts_.clear();
     posted_.clear();
+    crowded_out_since_ = 0;
   }
   finished_.clear();
   waiting_.clear();

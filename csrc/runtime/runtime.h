@@ -43,6 +43,9 @@ struct RuntimeOptions {
   size_t network_bytes = 4 << 20;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
   size_t compress_bytes = 64 << 10;
+  // The second limit of the stall watch, 0: none. Only compared here: one rank speaks for those that wait with it, so
+  // it must be the same on all.
+  size_t stall_abort_ms = 0;
   gpu::Settings gpu;
 };
 
@@ -89,9 +92,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // For each name the ranks that have arrived at the operation at which this rank will come next, and has not asked
   // for. On several hosts this asks the others, as waiting() does.
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names);
-  // Ends the operations under `name` that some rank has not arrived at, with an error on all ranks, also on those that
-  // come later. Without effect where all have arrived.
-  void give_up(const std::string& name, const std::string& reason);
+  // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on those
+  // that come later. Without effect where all have arrived.
+  void give_up(const std::unordered_map<std::string, std::string>& reasons);
   // This rank leaves, with this reason; for when a rank has arrived and does not go on.
   void break_off(const std::string& reason);
   // Gives the host's table up, which one of its ranks keeps locked: all ranks of the host end what they have under way.
@@ -116,6 +119,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool take_finished();
   bool has_room();
   bool start_parts();
+  void set_crowded_out(const Flight* flight);
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
   void post_checked(const std::shared_ptr<Flight>& flight);
   void handle_event(const Event& event);
@@ -131,6 +135,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void end_all(const std::string& reason);
   void tell_departure();
   bool take_wishes();
+  std::vector<Waiting> waiting_here(double least_seconds, const std::string& name);
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   void break_down(const std::string& reason);
   bool withdraw(const Part& part);
@@ -194,6 +199,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string break_off_;
   std::condition_variable answered_;
   std::string gpu_note_;
+  int64_t crowded_out_since_ = 0;  // the host's table has had no room for anything more; coarse_now_ns(), 0: it has
+  std::string crowded_out_;        // the name of what comes next
 
   // Of the thread alone.
   std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
@@ -207,6 +214,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool departure_told_ = false;
   bool worked_ = false;      // since it last waited
   int64_t awake_since_ = 0;  // where the timeline marks that
+  int64_t looked_ = 0;       // when it last looked for questions of other hosts; coarse_now_ns()
   bool blocked_ = false;     // something in waiting_ could go if there were room for it
   std::unique_ptr<Staged> staged_;
   std::string retired_;    // why this rank leaves of its own accord; empty: it does not

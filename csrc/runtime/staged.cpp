@@ -140,9 +140,11 @@ bool Runtime::take_copied_in() {
     }
     join_inputs(copying);
     if (!meet(copying.part, copying.operation, copying.error, false)) {  // the table is full
+      set_crowded_out(copying.part.flight.get());
       ++it;
       continue;
     }
+    set_crowded_out(nullptr);
     it = staged_->in.erase(it);
     any = true;
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <ctime>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "runtime/error.h"
 #include "runtime/signature.h"
@@ -34,9 +36,10 @@ std::string time_of_day(double seconds_ago) {
 // The operations that wait for the same ranks, in one sentence.
 std::string sentence(const std::vector<const Waiting*>& alike, const World& world) {
   std::vector<std::string> names;
+  std::unordered_set<std::string> known;
   for (const Waiting* one : alike) {
     const std::string name = shown_name(one->name);
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    if (known.insert(name).second) names.push_back(name);
   }
   std::string text;
   for (size_t k = 0; k < std::min(names.size(), kMostNames); ++k) text += (k > 0 ? ", " : "") + names[k];
@@ -50,7 +53,8 @@ std::string all_sentences(const std::vector<Waiting>& waiting, const World& worl
   std::vector<std::vector<const Waiting*>> groups;
   for (const Waiting& one : waiting) {
     const auto same = std::find_if(groups.begin(), groups.end(), [&](const std::vector<const Waiting*>& group) {
-      return group[0]->missing == one.missing && group[0]->complete == one.complete;
+      return group[0]->missing == one.missing && group[0]->complete == one.complete &&
+             group[0]->crowded_out == one.crowded_out;
     });
     if (same == groups.end()) {
       groups.push_back({&one});
@@ -110,23 +114,27 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
 void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport>* reports) {
   const World& world = runtime.world();
   const std::string limit = " (MYKV_STALL_ABORT_S is " + seconds_text(seconds) + ")";
+  std::unordered_map<std::string, std::string> given_up;
   try {
     for (const Waiting& one : runtime.waiting(seconds, "")) {
       const std::string reason =
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit;
-      // Rank 0 decides between hosts. Where all have come, nobody but this rank can end its part.
+      // Rank 0 decides between hosts. Where all have come, nobody but this rank can end its part; and what is not in
+      // the table yet the others cannot hear of in another way.
       const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
       const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
-      if (one.complete || (world.hosts().size() > 1 && undecidable)) {
+      const bool alone = one.complete || one.crowded_out;
+      if (alone || (world.hosts().size() > 1 && undecidable)) {
         runtime.break_off(reason);
       } else if (speaks_of(one, world)) {
-        runtime.give_up(one.name, reason);
+        given_up.emplace(one.name, reason);
       } else {
         continue;
       }
       if (!std::exchange(aborted_, true)) reports->push_back({false, one.name + ": " + reason});
-      if (one.complete) return;
+      if (alone) return;
     }
+    if (!given_up.empty()) runtime.give_up(given_up);
   } catch (const TableGivenUp&) {
     // By another rank, or the holder has died; the runtime's thread ends all operations.
   } catch (const TableLocked& error) {

@@ -39,6 +39,7 @@ std::vector<int> ranks_of(const std::vector<int>& host, const std::vector<int>& 
 }  // namespace
 
 bool speaks_of(const Waiting& waiting, const World& world) {
+  if (waiting.crowded_out) return true;  // the others know nothing of it
   const auto can_speak = [&](int rank) {
     return !holds(waiting.missing, rank) && !holds(waiting.unresponsive, rank) && !holds(waiting.unknown, rank);
   };
@@ -68,9 +69,13 @@ std::string culprits_text(const Waiting& waiting, const World& world) {
     if (!holds(waiting.missing, rank)) here.push_back(rank);
   }
   std::string text;
+  if (waiting.crowded_out) text = "a place in its host's table of operations, which is full";
   const auto add = [&](const std::vector<int>& ranks, const char* one, const char* several) {
     if (ranks.empty()) return;
-    text += (text.empty() ? "" : ", and ") + ranks_text(ranks, world) + (ranks.size() == 1 ? one : several);
+    text += (text.empty()          ? ""
+             : waiting.crowded_out ? ", and so for "
+                                   : ", and ") +
+            ranks_text(ranks, world) + (ranks.size() == 1 ? one : several);
   };
   add(late, ", which has not come", ", which have not come");
   add(stopped, ", which has not come and does not respond (is it stopped?)",
@@ -85,10 +90,33 @@ double Runtime::longest_wait() {
   const int64_t now = coarse_now_ns();
   int64_t first = now;
   for (const auto& [entry, part] : parts_) first = std::min(first, part.since);
+  if (crowded_out_since_ != 0) first = std::min(first, crowded_out_since_);
   return static_cast<double>(std::max(now - first, rendezvous_.lock().longest_wait())) * 1e-9;
 }
 
 std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& name) {
+  std::vector<Waiting> result = waiting_here(least_seconds, name);
+  Waiting one;
+  one.crowded_out = true;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    one.name = crowded_out_;
+    one.seconds = static_cast<double>(coarse_now_ns() - crowded_out_since_) * 1e-9;
+    if (crowded_out_since_ == 0 || one.seconds < least_seconds || (!name.empty() && one.name != name)) return result;
+  }
+  const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
+  one.missing = ranks_of(host, rendezvous_.behind());
+  one.unresponsive = ranks_of(host, rendezvous_.unresponsive());
+  for (const Waiting& other : result) {
+    add_all(&one.missing, other.missing);
+    add_all(&one.unresponsive, other.unresponsive);
+    add_all(&one.unknown, other.unknown);
+  }
+  result.push_back(std::move(one));
+  return result;
+}
+
+std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::string& name) {
   // The oldest part of each flight.
   std::map<const Flight*, Part> oldest;
   int64_t now;
@@ -122,7 +150,7 @@ std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& n
     one.missing = ranks_of(host, standing.missing);
     one.unresponsive = unresponsive;
     one.complete = standing.state == State::ready || standing.state == State::taken;
-    if (asks && asked.size() < kMostAsked) {
+    if (asks) {
       asked.push_back(part.key);
       asked_for.push_back(result.size() - 1);
     }
@@ -132,14 +160,19 @@ std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& n
   std::vector<bool> answered(world_.hosts().size());
   answered[static_cast<size_t>(world_.host())] = true;
   std::vector<int> elsewhere, unknown;
-  for (const Inquiry::Answer& answer : ask_hosts(asked)) {
-    answered[static_cast<size_t>(answer.host)] = true;
-    add_all(&elsewhere, answer.unresponsive);
-    for (size_t k = 0; k < std::min(asked.size(), answer.missing.size()); ++k) {
-      Waiting& one = result[asked_for[k]];
-      // Where all have arrived, a host may be through with it.
-      if (!one.complete) add_all(&one.missing, answer.missing[k]);
+  for (size_t first = 0; first < asked.size(); first += kMostAsked) {
+    const size_t last = std::min(asked.size(), first + kMostAsked);
+    const std::vector<Inquiry::Answer> answers = ask_hosts({asked.begin() + first, asked.begin() + last});
+    for (const Inquiry::Answer& answer : answers) {
+      answered[static_cast<size_t>(answer.host)] = true;
+      add_all(&elsewhere, answer.unresponsive);
+      for (size_t k = 0; k < std::min(last - first, answer.missing.size()); ++k) {
+        Waiting& one = result[asked_for[first + k]];
+        // Where all have arrived, a host may be through with it.
+        if (!one.complete) add_all(&one.missing, answer.missing[k]);
+      }
     }
+    if (answers.size() + 1 < world_.hosts().size()) break;  // one does not answer, and will not the next time
   }
   for (size_t h = 0; h < answered.size(); ++h) {
     if (!answered[h]) add_all(&unknown, world_.hosts()[h]);
@@ -212,22 +245,23 @@ std::vector<Inquiry::Answer> Runtime::ask_hosts(const std::vector<Key>& keys) {
   return std::move(question->answers);
 }
 
-void Runtime::give_up(const std::string& name, const std::string& reason) {
-  std::vector<Key> keys;
+void Runtime::give_up(const std::unordered_map<std::string, std::string>& reasons) {
+  std::vector<std::pair<Key, std::string>> keys;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [entry, part] : parts_) {
-      if (part.flight->request.name == name) keys.push_back(part.key);
+      const auto found = reasons.find(part.flight->request.name);
+      if (found != reasons.end()) keys.emplace_back(part.key, found->second);
     }
     if (world_.hosts().size() > 1) {
-      for (const Key& key : keys) to_give_up_.emplace_back(key, reason);
+      to_give_up_.insert(to_give_up_.end(), keys.begin(), keys.end());
       wished_.store(true, std::memory_order_release);
     }
   }
   if (world_.hosts().size() > 1) {
     rendezvous_.bell(world_.local_rank()).ring();
   } else {
-    for (const Key& key : keys) rendezvous_.give_up(key, reason, false);
+    for (const auto& [key, reason] : keys) rendezvous_.give_up(key, reason, false);
   }
 }
 

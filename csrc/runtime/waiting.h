@@ -12,6 +12,7 @@ struct Waiting {
   std::string name;
   double seconds = 0;             // since this rank has arrived
   bool complete = false;          // all ranks have arrived, but there is no result
+  bool crowded_out = false;       // it has not arrived: its host's table is full; `missing` is of what is in there
   std::vector<int> missing;       // ranks that have not arrived
   std::vector<int> unresponsive;  // ranks, of all, that were not seen for some seconds
   std::vector<int> unknown;       // ranks of hosts that do not answer
