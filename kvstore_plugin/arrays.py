@@ -58,11 +58,16 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
         raise ValueError(
             f"The {what} is a sparse array ({array.stype}), and only dense ones can be reduced: use tostype('default')."
         )
-    if HAS_GPUS and not array.context.device_type.startswith("cpu") and gpu.find()["cuda"]["problem"]:
+    if on_gpu(array) and gpu.find()["cuda"]["problem"]:
         raise ValueError(
             f"The {what} lies on {array.context}, but {gpu.find()['cuda']['problem']}: name the library that MXNet "
             "uses in MYKV_CUDA_LIBRARY, or use as_in_context(cpu())."
         )
+
+
+def on_gpu(array: NDArray) -> bool:
+    """Whether it lies in the memory of a GPU."""
+    return HAS_GPUS and not array.context.device_type.startswith("cpu")
 
 
 def one(value: Any, what: str) -> NDArray:

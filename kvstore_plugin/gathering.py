@@ -42,13 +42,13 @@ def allgather(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: `tensor` is a scalar, sparse or on a GPU; this rank is not in the process set.
-        The other ranks' call raises an MXNetError that names this one.
+        What this rank can see alone: `tensor` is a scalar or sparse, or on a GPU, and the core has found no CUDA
+        runtime; this rank is not in the process set. The other ranks' call raises an MXNetError that names this one.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in dtype, name, or a dimension but the first; one waits in another call, has refused or left. At
-        the result (with NaiveEngine here): a rank's array carries an error.
+        Ranks differ in dtype, name, a dimension but the first, or in whether the array is on a GPU; one waits in
+        another call, has refused or left. At the result (with NaiveEngine here): a rank's array carries an error.
     """
     with turns.waiting(process_set, turns.described("allgather", name)) as turn:
         arrays.one(tensor, "tensor of allgather")
@@ -183,8 +183,9 @@ def _gathered(
 
 
 def _row(tensor: NDArray) -> str:
-    """Dtype and dimensions of an array but for its first, as ``'float32 (*, 3)'``."""
-    return f"{arrays.dtype_name(tensor.dtype)} ({', '.join(['*', *map(str, tensor.shape[1:])])})"
+    """Dtype and dimensions of an array but for its first, as ``'float32 (*, 3)'``, and whether it is on a GPU."""
+    place = " on GPU" if arrays.on_gpu(tensor) else ""
+    return f"{arrays.dtype_name(tensor.dtype)} ({', '.join(['*', *map(str, tensor.shape[1:])])}){place}"
 
 
 def _equal_splits(tensor: NDArray, size: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Machines without a GPU: stand-ins for libcudart and libnccl (tests/standin), and device memory for tests.
+"""Machines without a GPU: stand-ins for libcudart, libnccl and libmxnet (tests/standin), and device memory for tests.
 
 The stand-ins have CUDA's and NCCL's names, prototypes and semantics, and are made to be less orderly than a real GPU
 where both may be: streams overtake each other, device memory cannot be touched by host code, an operation of NCCL's
@@ -29,6 +29,7 @@ import hashlib
 import os
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,11 @@ def nccl_library() -> str:
     return str(_library("libnccl.so.2", "nccl*.cpp"))
 
 
+def mxnet_library() -> str:
+    """Path of the stand-in for libmxnet."""
+    return str(_library("libmxnet.so", "mxnet*.cpp"))
+
+
 def environment(**settings) -> dict[str, str]:
     """Environment of ranks that use the stand-ins; `settings` without their prefix, as in `delay_us=0`."""
     return {
@@ -79,6 +85,27 @@ def environment(**settings) -> dict[str, str]:
         "STANDIN_CUDART": cuda_library(),
         **{f"STANDIN_{name.upper()}": str(value) for name, value in settings.items()},
     }
+
+
+def start_core(request):
+    """The core, started over all ranks of a test where it was not; it stays so between tests, as in a training program.
+
+    Parameters
+    ----------
+    request : pytest.FixtureRequest
+        Whose mark `ranks` has MYKV_VIRTUAL_HOSTS in its environment, where there are several hosts.
+    """
+    import mykv_core
+    from mpi4py import MPI
+
+    if not mykv_core.is_initialized():
+        hosts = int(dict(request.node.get_closest_marker("ranks").kwargs["env"]).get("MYKV_VIRTUAL_HOSTS", 1))
+        os.environ.update(environment(devices=16, delay_us=200, nccl_launch_us=300, seed=os.getpid()))
+        mykv_core.find_gpus([cuda_library()], [nccl_library()])
+        mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
+    assert mykv_core.gpu_road() == (True, True, "")
+    assert mykv_core.transports()["nccl"] == ""
+    return mykv_core
 
 
 class CudaError(RuntimeError):
@@ -279,6 +306,64 @@ class _Current:
 
     def __exit__(self, *_):
         self.cuda.code("cudaSetDevice", self.before)
+
+
+class Mxnet:
+    """The stand-in for libmxnet of this process: arrays that say that they are on GPUs, and an engine for them.
+
+    Parameters
+    ----------
+    major : int
+        Of the release whose interface it has.
+    on_start : callable, optional
+        What the engine of 2.0 does before an operation touches data.
+    """
+
+    DTYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")
+    CPU, GPU, PRIORITIZED = 1, 2, 3  # kinds of devices, and a FnProperty
+
+    def __init__(self, major: int = 1, on_start=None):
+        import mykv_core
+
+        self.library = ctypes.CDLL(mxnet_library())
+        self.library.standin_mx_array.restype = ctypes.c_void_p
+        self._on_start = ctypes.CFUNCTYPE(None)(on_start) if on_start else None
+        self.library.standin_mx_release(major, self._on_start)
+        self.made: list[int] = []
+        mykv_core.attach_mxnet(self.library._handle, major)
+
+    def array(self, memory) -> int:
+        """Handle of an array over the memory of a DeviceArray or of a numpy.ndarray; free() frees all."""
+        shape = (ctypes.c_int64 * len(memory.shape))(*memory.shape)
+        on_gpu = isinstance(memory, DeviceArray)
+        pointer, place = (memory.pointer, (self.GPU, memory.device)) if on_gpu else (memory.ctypes.data, (self.CPU, 0))
+        dtype = self.DTYPES.index(str(memory.dtype))
+        self.made.append(
+            self.library.standin_mx_array(ctypes.c_void_p(pointer), *place, dtype, len(memory.shape), shape)
+        )
+        return self.made[-1]
+
+    def wait(self, array: int, seconds: float = 20.0) -> str:
+        """Wait until nothing is under way on an array; the text of its error, or ''."""
+        text = ctypes.create_string_buffer(2000)
+        code = self.library.standin_mx_wait(ctypes.c_void_p(array), ctypes.c_double(seconds), text, 2000)
+        assert code >= 0, "an operation hangs"
+        return text.value.decode()
+
+    def spoil(self, array: int, text: str) -> None:
+        """Give an array the error of an operation before."""
+        self.library.standin_mx_spoil(ctypes.c_void_p(array), text.encode())
+
+    def free(self) -> None:
+        """Free all arrays, and assert that nothing else is left of them."""
+        for array in self.made:
+            self.library.MXNDArrayFree(ctypes.c_void_p(array))
+        self.made.clear()
+        end = time.monotonic() + 5
+        while (left := (self.library.standin_mx_operations(), self.library.standin_mx_handles())) != (0, 0):
+            assert time.monotonic() < end, left  # operations, handles
+            time.sleep(0.001)
+        self.library.standin_mx_release(1, None)
 
 
 def _plain(argument):

@@ -7,6 +7,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from kvstore_plugin import arrays
 from support import MXNetError, array, clear_errors, fail, mx, value
 
 _LIMIT = 5.0  # seconds until every rank has its error, on a machine that is busy
@@ -290,6 +291,18 @@ def test_what_only_the_ranks_together_can_see_is_an_error_on_all_of_them(rank, s
     assert time.monotonic() - begin < _LIMIT
     for word in ("differs between ranks", "rank 0 has", *words):
         assert word in str(failure.value)
+    _next_calls_work(size)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("call", [mykv.allgather, mykv.alltoall])
+def test_rows_on_a_gpu_of_one_rank_and_on_the_cpu_of_others_are_an_error_that_names_both(rank, size, call, monkeypatch):
+    """There is no GPU here: the array of rank 1 only says that it is on one."""
+    monkeypatch.setattr(arrays, "on_gpu", lambda array: rank == 1)
+    of = rf"{call.__name__} of float32 \(\*, 3\)"
+    with pytest.raises(MXNetError, match=f"rank 0 has {of} on CPU, rank 1 has {of} on GPU$"):
+        call(_good(size, 3))
+    monkeypatch.undo()
     _next_calls_work(size)
 
 

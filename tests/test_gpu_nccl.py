@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from pathlib import Path
@@ -87,18 +86,8 @@ def of_numbers(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @pytest.fixture
 def core(request):
-    """The core on stand-ins, initialized over all ranks; it stays so between tests, as in a training program."""
-    import mykv_core
-    from mpi4py import MPI
-
-    if not mykv_core.is_initialized():
-        hosts = int(dict(request.node.get_closest_marker("ranks").kwargs["env"]).get("MYKV_VIRTUAL_HOSTS", 1))
-        os.environ.update(gpu_support.environment(devices=16, delay_us=200, nccl_launch_us=300, seed=os.getpid()))
-        mykv_core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
-    assert mykv_core.gpu_road() == (True, True, "")
-    assert mykv_core.transports()["nccl"] == ""
-    return mykv_core
+    """The core on stand-ins."""
+    return gpu_support.start_core(request)
 
 
 @pytest.fixture

@@ -209,6 +209,52 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
   push(common, std::move(call));
 }
 
+// NCCL sends from each rank to each in one operation. The ranks have agreed on where their arrays lie, and NCCL serves
+// all of them or none, so they choose alike.
+bool goes_as_one(const Common& common, const Devices& devices) {
+  const std::shared_ptr<const DeviceMemory> memory = devices.memory();
+  Operation operation = common.operation;
+  operation.kind = Kind::alltoall;
+  return memory && common.runtime->gpus().road_of(operation, *memory, true) == Road::nccl;
+}
+
+// rows[s][r]: from rank s to rank r; what a rank sends is a shard for each receiver.
+void push_exchange(const Common& common, Handle input, Handle output, const Devices& devices, size_t row_elements,
+                   const std::vector<std::vector<size_t>>& rows) {
+  const auto me = static_cast<size_t>(common.runtime->world().rank());
+  auto shards = std::make_shared<std::vector<Shard>>();
+  size_t end = 0;
+  for (size_t s = 0; s < rows.size(); ++s) {
+    for (const size_t some : rows[s]) {
+      shards->push_back({end, some * row_elements, static_cast<int32_t>(s)});
+      end += some * row_elements;
+    }
+  }
+  Operation operation = common.operation;
+  operation.kind = Kind::alltoall;
+  operation.set_arrays(operation.dtype, end);
+  Call call;
+  call.inputs = {input};
+  call.outputs = {output};
+  if (end > 0) {
+    call.requests.push_back(request_for(common, common.name, operation, "rows", devices, shards));
+    call.place = [shards, me, width = item_size(operation.dtype), size = rows.size()](
+                     std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+      const char* sent = static_cast<const char*>(in[0]);
+      char* received = static_cast<char*>(out[0]);
+      for (size_t r = 0; r < size; ++r) {
+        const Shard& to = (*shards)[me * size + r];
+        const Shard& from = (*shards)[r * size + me];
+        requests[0].sources.push_back({to.begin, to.count, sent});
+        requests[0].targets.push_back({from.begin, from.count, received});
+        sent += to.count * width;
+        received += from.count * width;
+      }
+    };
+  }
+  push(common, std::move(call));
+}
+
 }  // namespace
 
 void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
@@ -349,7 +395,11 @@ void push_alltoall(const Common& common, Handle input, Handle output, const std:
   const Description d = describe_rows(common.bridge.api(), input, output, sent[me], sum(take), &devices);
   Common typed = common;
   typed.operation.dtype = d.dtype;
-  push_broadcasts(typed, input, output, devices, d.row_elements(), sent, take, skip);
+  if (goes_as_one(common, devices)) {
+    push_exchange(typed, input, output, devices, d.row_elements(), rows);
+  } else {
+    push_broadcasts(typed, input, output, devices, d.row_elements(), sent, take, skip);
+  }
 }
 
 void push_reducescatter(const Common& common, Handle input, Handle output) {
