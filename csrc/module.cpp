@@ -205,6 +205,8 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_fact(m, group, "lonely", [](const World& w) { return w.lonely(); });
   bind_fact(m, group, "strangers", [](const World& w) { return w.strangers(); });
   bind_method(m, group, "agreement_traffic", &Group::agreement_traffic);
+  bind_method(m, group, "gpu_road", &Group::gpu_road,
+              "(whether some rank has a GPU, whether NCCL serves all ranks, why not).");
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
   group.def("abandon", &Group::abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
   group.def("shutdown", [](Group& g) { g.abandon("it shut mykv down"); });

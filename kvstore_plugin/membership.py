@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from . import process, settings, turns
+from . import gpu, process, settings, turns
 from .mxnet_compat import MXNetError
 from .process_set import ProcessSet, global_process_set, shown
 
@@ -190,6 +190,7 @@ def _group_of(ranks: tuple[int, ...]) -> Any:
     finally:
         comm.Free()
     process.warn_of_strangers(group, f"the ranks of {_named(ranks)}")
+    gpu.log_road_of_set(process.core, group, _named(ranks))
     return group
 
 

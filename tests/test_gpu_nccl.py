@@ -168,6 +168,23 @@ def test_groups_with_members_in_common_launch_in_one_order(gpus):
         group.abandon("the test is over")
 
 
+@pytest.mark.ranks(4, env=_TWO_HOSTS)
+def test_a_set_on_several_hosts_goes_through_host_memory(gpus):
+    from mpi4py import MPI
+
+    for members, reason in (([0, 1], ""), ([1, 3], "it is on several hosts, where its launches could not be ordered")):
+        comm = MPI.COMM_WORLD.Split(0 if gpus.rank in members else MPI.UNDEFINED, gpus.rank)
+        if gpus.rank not in members:
+            continue
+        group = gpus.core.make_group(comm.py2f(), members, {"virtual_hosts": 2 if reason else 1})
+        comm.Free()
+        assert group.gpu_road()[1] == (not reason) and group.gpu_road()[2].startswith(reason)
+        work, out = gpus.allreduce(f"of {members}", np.ones(5000), group)
+        assert work.wait(_LIMIT)
+        assert (out.numpy() == 2).all()
+        group.abandon("the test is over")
+
+
 @pytest.mark.ranks(2, env=_ENV)
 def test_an_operation_comes_after_what_is_in_the_streams_it_names(gpus):
     values, out = np.full(1000, gpus.rank + 1.0), gpus.array(np.zeros(1000))

@@ -641,28 +641,51 @@ def test_nothing_is_given_back_that_a_gpu_may_still_write_to(rank, on_gpu, cuda,
     assert cuda.violations() == []
 
 
+class _Road:
+    """What the log asks a group."""
+
+    def __init__(self, rank: int, *road) -> None:
+        self.rank, self.gpu_road = (lambda: rank), (lambda: road)
+
+
+def _logged(caplog, function, *arguments) -> list[tuple[str, str]]:
+    caplog.clear()
+    with caplog.at_level("INFO", "kvstore_plugin"):
+        function(*arguments)
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
 def test_rank_0_logs_the_road_and_its_reason_once(caplog, monkeypatch):
     from kvstore_plugin import gpu
 
-    class Core:
-        def __init__(self, rank: int, *road) -> None:
-            self.rank, self.gpu_road = (lambda: rank), (lambda: road)
-
-    def logged(core) -> list[tuple[str, str]]:
-        caplog.clear()
-        with caplog.at_level("INFO", "kvstore_plugin"):
-            gpu.log_road(core)
-        return [(record.levelname, record.getMessage()) for record in caplog.records]
+    def logged(*road):
+        return _logged(caplog, gpu.log_road, _Road(*road))
 
     monkeypatch.setattr(gpu, "_logged", "")
     reason = "rank 1: NCCL was not found"
     host = "Arrays on GPUs are exchanged through host memory: "
-    assert logged(Core(0, False, False, "the CUDA runtime finds no GPU")) == []
-    assert logged(Core(1, True, False, reason)) == []
+    assert logged(0, False, False, "the CUDA runtime finds no GPU") == []
+    assert logged(1, True, False, reason) == []
     monkeypatch.setattr(gpu, "_mxnet_has_cuda", lambda: True)
-    assert logged(Core(0, True, False, reason)) == [("WARNING", f"{host}{reason}.")]
-    assert logged(Core(0, True, False, reason)) == []
-    assert logged(Core(0, True, False, "MYKV_GPU=host")) == [("INFO", f"{host}MYKV_GPU=host.")]
-    assert logged(Core(0, True, True, "")) == [("INFO", "Arrays on GPUs are exchanged by NCCL.")]
+    assert logged(0, True, False, reason) == [("WARNING", f"{host}{reason}.")]
+    assert logged(0, True, False, reason) == []
+    assert logged(0, True, False, "MYKV_GPU=host") == [("INFO", f"{host}MYKV_GPU=host.")]
+    assert logged(0, True, True, "") == [("INFO", "Arrays on GPUs are exchanged by NCCL.")]
     monkeypatch.setattr(gpu, "_mxnet_has_cuda", lambda: False)
-    assert logged(Core(0, True, False, reason)) == [("INFO", f"{host}{reason}.")]
+    assert logged(0, True, False, reason) == [("INFO", f"{host}{reason}.")]
+
+
+def test_the_first_member_of_a_set_logs_its_road_where_it_is_not_the_worlds(caplog, monkeypatch):
+    from kvstore_plugin import gpu
+
+    def logged(world, *road):
+        return _logged(caplog, gpu.log_road_of_set, world, _Road(*road), "ProcessSet([1, 3])")
+
+    by_nccl, by_host = _Road(1, True, True, ""), _Road(1, True, False, "MYKV_GPU=host")
+    text, reason = "Arrays on GPUs of ProcessSet([1, 3]) are exchanged ", "it is on several hosts"
+    monkeypatch.setattr(gpu, "_mxnet_has_cuda", lambda: True)
+    assert logged(by_nccl, 0, True, False, reason) == [("WARNING", f"{text}through host memory: {reason}.")]
+    assert logged(by_host, 0, True, True, "") == [("INFO", f"{text}by NCCL.")]
+    assert logged(by_nccl, 1, True, False, reason) == []
+    assert logged(by_nccl, 0, True, True, "") == []
+    assert logged(by_host, 0, True, False, reason) == []

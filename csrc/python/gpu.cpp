@@ -47,14 +47,6 @@ void bind_gpu(py::module_& m) {
   m.def("find_gpus", &find_gpus, py::arg("cuda"), py::arg("nccl"),
         "Load the CUDA runtime and NCCL, each from the first usable file of a list; the first call counts.");
   m.def(
-      "gpu_road",
-      [] {
-        const std::shared_ptr<Group> kept = require_world();
-        const gpu::Survey& gpus = kept->gpus();
-        return std::make_tuple(gpus.any, gpus.nccl, gpus.reason);
-      },
-      "(whether some rank has a GPU, whether NCCL serves all ranks, why not).");
-  m.def(
       "gpus", [] { return require_world()->gpus().gpus; }, "For each rank the bus addresses of the GPUs that it sees.");
 }
 

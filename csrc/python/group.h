@@ -35,6 +35,7 @@ class Group {
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
   const gpu::Survey& gpus() const { return runtime_->gpus(); }
+  std::tuple<bool, bool, std::string> gpu_road() { return {gpus().any, gpus().nccl, gpus().reason}; }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   // Messages and bytes that this rank has sent to other hosts to agree on what to run, and has received.

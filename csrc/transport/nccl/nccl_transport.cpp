@@ -25,7 +25,7 @@ void limit_to_ordered(gpu::Survey* gpus, const World& world, const Launcher* lau
   if (launcher == nullptr) {
     gpus->reason = "there is no world whose launches it could follow";
   } else if (!is_world && (world.hosts().size() > 1 || launcher->local_ranks(world.labels(world.hosts()[0])).empty())) {
-    gpus->reason = "a process set on several hosts, whose launches cannot be ordered among the world's";
+    gpus->reason = "it is on several hosts, where its launches could not be ordered among the world's";
   } else {
     return;
   }
