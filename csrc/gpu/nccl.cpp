@@ -47,6 +47,7 @@ void Nccl::check(int code, const char* what, NcclComm comm) const {
   std::string text = std::string("NCCL failed in ") + what + ": " + get_error_string_(code);
   const char* more = get_last_error_ != nullptr ? get_last_error_(comm) : nullptr;
   if (more != nullptr && *more != '\0') text += std::string(" (") + more + ")";
+  if (code == kRemoteError) throw PeerLost(text);
   throw Error(text);
 }
 

@@ -8,6 +8,7 @@
 
 #include "gpu/cuda.h"
 #include "gpu/library.h"
+#include "runtime/error.h"
 
 namespace mykv::gpu {
 
@@ -17,19 +18,25 @@ struct NcclUniqueId {
   char internal[128];
 };
 
+// NCCL has lost a peer, whose process may have ended.
+class PeerLost : public Error {
+ public:
+  using Error::Error;
+};
+
 class Nccl {
  public:
   // Throws Error when the library is older than 2.14, which first has communicators that do not block, or lacks a
   // function.
   explicit Nccl(const Library& library);
 
-  // Throws Error with NCCL's text when `code` is a failure; kInProgress is none. `comm` may be null.
+  // Throws Error, or PeerLost, with NCCL's text when `code` is a failure; kInProgress is none. `comm` may be null.
   void check(int code, const char* what, NcclComm comm) const;
 
   const std::string& path() const { return path_; }
   int version() const { return version_; }  // 10000 * major + 100 * minor + patch
 
-  static constexpr int kSuccess = 0, kInProgress = 7;
+  static constexpr int kSuccess = 0, kRemoteError = 6, kInProgress = 7;
   // ncclDataType_t
   static constexpr int kInt8 = 0, kUint8 = 1, kInt32 = 2, kUint32 = 3, kInt64 = 4, kUint64 = 5, kFloat16 = 6,
                        kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;

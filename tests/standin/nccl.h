@@ -23,6 +23,8 @@
 STANDIN_API void standin_nccl_plant(const char* function, int nth, int code);
 STANDIN_API void standin_nccl_resume(void);
 STANDIN_API long standin_nccl_calls(const char* function);
+// From now on in the place of STANDIN_NCCL_REMOTE_ERROR.
+STANDIN_API void standin_nccl_remote_error(int code);
 // Communicators that were made and neither destroyed nor aborted.
 STANDIN_API int standin_nccl_live(void);
 

@@ -19,6 +19,11 @@ void violation(Comm& comm, const std::string& text) {
 
 namespace {
 
+std::atomic<int>& remote_error() {  // what the death of a rank becomes; 0: nothing, the others wait
+  static std::atomic<int> code{static_cast<int>(setting("STANDIN_NCCL_REMOTE_ERROR", 0))};
+  return code;
+}
+
 struct Task {
   CommPointer comm;
   std::vector<Operation> operations;
@@ -160,9 +165,11 @@ bool Comm::wait(const std::function<bool()>& condition) {
 }
 
 void Comm::look_for_dead() {
-  static const long remote = setting("STANDIN_NCCL_REMOTE_ERROR", 0);
-  if (!remote || meeting->dead_rank() < 0) return;
-  fail(remote == 1 ? static_cast<int>(kRemoteError) : static_cast<int>(remote));
+  const int code = remote_error();
+  if (code == 0 || meeting->dead_rank() < 0) return;
+  fail(code == 1 ? static_cast<int>(kRemoteError) : code);
 }
 
 }  // namespace standin
+
+STANDIN_API void standin_nccl_remote_error(int code) { standin::remote_error() = code; }

@@ -15,6 +15,7 @@ namespace {
 
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for what is under way when a rank has gone
 constexpr int64_t kFinishUs = 1000000;                    // for the others, to end communicators together
+constexpr auto kLostPatience = std::chrono::seconds(1);   // for somebody who knows which process has ended
 constexpr auto kAbortPatience = std::chrono::seconds(5);  // for GPUs, after an abort
 constexpr useconds_t kAbortLookUs = 1000;
 
@@ -81,6 +82,20 @@ bool NcclTransport::holds(uint32_t entry) const {
 
 bool NcclTransport::progress() {
   if (!polling()) return false;
+  if (peer_lost_) {
+    if (Clock::now() - peer_lost_->first > kLostPatience) throw peer_lost_->second;
+    return false;
+  }
+  try {
+    return move();
+  } catch (const gpu::PeerLost& error) {
+    // NCCL does not tell which one. Where the job outlives a process, Runtime::lose() soon will.
+    peer_lost_.emplace(Clock::now(), error);
+    return false;
+  }
+}
+
+bool NcclTransport::move() {
   const bool moved = step_first() | finish();
   if (moved) {
     moved_ = Clock::now();

@@ -11,7 +11,9 @@
 #include <map>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 
+#include "gpu/nccl.h"
 #include "gpu/survey.h"
 #include "transport/nccl/launch.h"
 #include "transport/transport.h"
@@ -56,6 +58,7 @@ class NcclTransport : public Transport {
   };
 
   Placement place(const Request& request) const;
+  bool move();
   bool step_first();
   bool finish();
   void watch();
@@ -72,6 +75,7 @@ class NcclTransport : public Transport {
   std::deque<Item> running_;
   Clock::time_point moved_ = Clock::now();
   std::optional<Clock::time_point> gone_since_;  // some rank has been seen to be gone
+  std::optional<std::pair<Clock::time_point, gpu::PeerLost>> peer_lost_;
 };
 
 // Takes NCCL from a group whose operations could not be ordered among those of the others.

@@ -1,0 +1,73 @@
+"""A worker of test_gpu_death.py: four of them sum arrays on GPUs (stand-ins), and three are killed in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import kvstore_plugin as mykv
+import mxnet as mx
+import numpy as np
+from gpu_support import Cuda, DeviceArray, Nccl
+from kvstore_plugin import process
+
+# In each world, by its number of ranks: who is killed, by which road the arrays go, and whether NCCL tells of a death.
+_WORLDS = {4: (0, "auto", False), 3: (2, "auto", True), 2: (0, "host", False), 1: (None, "host", False)}
+_COUNT, _POSTED = 200_000, 12
+
+
+def _submit(name: str, array: DeviceArray):
+    place = [(array.pointer, array.device)]
+    return process.core.submit_on_gpu(
+        name, "allreduce", "float32", [_COUNT], {"inputs": place, "outputs": place}, "max"
+    )
+
+
+def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
+    """Post many operations; the victim dies when the first has ended."""
+    size, began = mykv.size(), time.monotonic()
+    victim, road, nccl_tells = _WORLDS[size]
+    nccl.standin_nccl_remote_error(int(nccl_tells))
+    by_nccl = process.core.gpu_road()[1]
+    assert by_nccl == (road == "auto"), process.core.gpu_road()
+    arrays = [DeviceArray(np.full(_COUNT, 1.0, "float32"), device, cuda) for _ in range(_POSTED)]
+    works = [_submit(f"{size}/{number}", array) for number, array in enumerate(arrays)]
+    # Whoever is left must ask for the same road in the next world.
+    if victim is not None:
+        os.environ["MYKV_GPU"] = _WORLDS[size - 1][1]
+    try:
+        process.wait(works[0])
+        if mykv.rank() == victim:
+            print("dies", size, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for work in works:
+            process.wait(work)
+        if victim is not None:
+            time.sleep(60)  # the victim is late with its death, and all was done before
+    except RuntimeError as error:
+        print(f"lost {size} after {time.monotonic() - began:.1f} s: {error}", flush=True)
+        for array in arrays:  # an operation that has failed lets go of its memory
+            array.free()
+        raise
+    for array in arrays:
+        assert (array.numpy() == 1).all()
+        array.free()
+    print("summed", size, "by", "NCCL" if by_nccl else "host", flush=True)
+
+
+def main() -> None:
+    mykv.init()
+    device, cuda, nccl = mykv.rank(), Cuda(), Nccl()
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
+    mykv.run_elastic(train, mykv.ElasticState(net=net, trainer=trainer), cuda, nccl, device)
+    mykv.shutdown()
+    assert nccl.standin_nccl_live() == 0
+    assert cuda.violations() == []
+    print("all is well", flush=True)
+
+
+if __name__ == "__main__":
+    main()
