@@ -13,7 +13,7 @@ MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for oth
 MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
-MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or through host memory and MPI: arena
+MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or by arena: through host memory and MPI
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================

@@ -12,8 +12,13 @@ import numpy as np
 from gpu_support import Cuda, DeviceArray, Nccl
 from kvstore_plugin import process
 
-# In each world, by its number of ranks: who is killed, by which road the arrays go, and whether NCCL tells of a death.
-_WORLDS = {4: (0, "auto", False), 3: (2, "auto", True), 2: (0, "host", False), 1: (None, "host", False)}
+# By the number of its ranks, each world's victim, its settings, its road, and whether NCCL tells of a death.
+_WORLDS = {
+    4: (0, {"MYKV_VIRTUAL_HOSTS": "2", "MYKV_GPU_HOSTS": "arena"}, "NCCL within each of two hosts", True),
+    3: (2, {"MYKV_VIRTUAL_HOSTS": "1", "MYKV_GPU_HOSTS": "nccl"}, "NCCL", False),
+    2: (0, {"MYKV_GPU": "host"}, "host memory", False),
+    1: (None, {"MYKV_GPU": "host"}, "host memory", False),
+}
 _COUNT, _POSTED = 200_000, 12
 
 
@@ -27,15 +32,14 @@ def _submit(name: str, array: DeviceArray):
 def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
     """Post many operations; the victim dies when the first has ended."""
     size, began = mykv.size(), time.monotonic()
-    victim, road, nccl_tells = _WORLDS[size]
+    victim, _, road, nccl_tells = _WORLDS[size]
     nccl.standin_nccl_remote_error(int(nccl_tells))
-    by_nccl = process.core.gpu_road()[1]
-    assert by_nccl == (road == "auto"), process.core.gpu_road()
+    _, by_nccl, reason = process.core.gpu_road()
+    assert road == ("NCCL" if by_nccl else "NCCL within each of two hosts" if "within" in reason else "host memory")
     arrays = [DeviceArray(np.full(_COUNT, 1.0, "float32"), device, cuda) for _ in range(_POSTED)]
     works = [_submit(f"{size}/{number}", array) for number, array in enumerate(arrays)]
-    # Whoever is left must ask for the same road in the next world.
     if victim is not None:
-        os.environ["MYKV_GPU"] = _WORLDS[size - 1][1]
+        os.environ.update(_WORLDS[size - 1][1])  # whoever is left asks for the same in the next world
     try:
         process.wait(works[0])
         if mykv.rank() == victim:
@@ -53,10 +57,11 @@ def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
     for array in arrays:
         assert (array.numpy() == 1).all()
         array.free()
-    print("summed", size, "by", "NCCL" if by_nccl else "host", flush=True)
+    print("summed", size, "by", road, flush=True)
 
 
 def main() -> None:
+    os.environ.update(_WORLDS[4][1])
     mykv.init()
     device, cuda, nccl = mykv.rank(), Cuda(), Nccl()
     net = mx.gluon.nn.Dense(1, in_units=1)

@@ -87,13 +87,15 @@ def environment(**settings) -> dict[str, str]:
     }
 
 
-def start_core(request):
+def start_core(request, **options):
     """The core, started over all ranks of a test where it was not; it stays so between tests, as in a training program.
 
     Parameters
     ----------
     request : pytest.FixtureRequest
         Whose mark `ranks` has MYKV_VIRTUAL_HOSTS in its environment, where there are several hosts.
+    **options
+        Of init(); without any, NCCL must serve.
     """
     import mykv_core
     from mpi4py import MPI
@@ -102,9 +104,10 @@ def start_core(request):
         hosts = int(dict(request.node.get_closest_marker("ranks").kwargs["env"]).get("MYKV_VIRTUAL_HOSTS", 1))
         os.environ.update(environment(devices=16, delay_us=200, nccl_launch_us=300, seed=os.getpid()))
         mykv_core.find_gpus([cuda_library()], [nccl_library()])
-        mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
-    assert mykv_core.gpu_road() == (True, True, "")
-    assert mykv_core.transports()["nccl"] == ""
+        mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts, **options})
+    if not options:
+        assert mykv_core.gpu_road() == (True, True, "")
+        assert mykv_core.transports()["nccl"] == ""
     return mykv_core
 
 

@@ -2,86 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-import time
 from pathlib import Path
 
 import gpu_support
 import numpy as np
 import pytest
-from gpu_support import Cuda, DeviceArray, Nccl
+from gpu_arrays import LIMIT, Gpus, check_random_allreduces, piece, place
+from gpu_support import DeviceArray
 
 _ENV = {"MYKV_TEST_POOL": "nccl"}
 _TWO_HOSTS = {"MYKV_TEST_POOL": "nccl", "MYKV_VIRTUAL_HOSTS": "2"}
-_DTYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"]
-_OPS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
-_EPSILON = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "float64": 1e-14}
-_LIMIT = 20.0  # seconds for an operation
-
-
-class Gpus:
-    """This rank's GPUs and the core, for one test: arrays, operations on them, and what they gave."""
-
-    def __init__(self, core, rank: int, size: int, gather):
-        self.core, self.rank, self.size, self.gather = core, rank, size, gather
-        self.cuda, self.nccl = Cuda(), Nccl()
-        self.arrays: list[DeviceArray] = []
-
-    def device(self, index: int = 0) -> int:
-        """The rank's GPU of that number; no two ranks have the same."""
-        return self.rank + index * self.size
-
-    def array(self, values, index: int = 0) -> DeviceArray:
-        """Device memory with these values, until the end of the test."""
-        self.arrays.append(DeviceArray(values, self.device(index), self.cuda))
-        return self.arrays[-1]
-
-    def submit(self, name, kind, like, memory, group=None, dtype=None, **options):
-        """Post an operation on arrays of the shape and dtype of `like`."""
-        shape = like if isinstance(like, tuple) else np.shape(like)
-        dtype = dtype or str(np.asarray(like).dtype)
-        rest = {"op": "sum", "scale": 1.0, "root": 0, "priority": 0, "label": "", "wire": "", **options}
-        return (group or self.core).submit_on_gpu(name, kind, dtype, list(shape), memory, **rest)
-
-    def allreduce(self, name, values, group=None, dtype=None, **options):
-        """Post an allreduce of these values, which begins after a pause in a stream; returns (work, result)."""
-        data, out = self.array(values), self.array(np.zeros_like(values))
-        memory = {"inputs": [place(data)], "outputs": [place(out)]}
-        return self.submit(name, "allreduce", values, memory, group, dtype, **options), out
-
-    def calls(self, function: str) -> int:
-        return self.nccl.standin_nccl_calls(function)
-
-    def same_bits(self, *values: np.ndarray) -> None:
-        """All ranks have these."""
-        digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in values)).hexdigest()
-        assert len(set(self.gather(digest))) == 1
-
-
-def place(array: DeviceArray):
-    return (array.pointer, array.device)
-
-
-def piece(array: DeviceArray, begin: int, count: int, skip: int = 0):
-    """Elements [begin, begin + count) of the operation, which lie `skip` elements into the array."""
-    return (begin, count, array.pointer + skip * array.dtype.itemsize, array.device)
-
-
-def to_numbers(values, dtype: str) -> np.ndarray:
-    """float64, or the integers themselves."""
-    values = np.asarray(values)
-    if dtype == "bfloat16":
-        wide = values.astype(np.uint32).reshape(-1) << 16
-        return wide.view(np.float32).astype(np.float64).reshape(values.shape)
-    return values.astype(np.float64) if dtype.startswith("float") else values
-
-
-def of_numbers(values: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        wide = values.astype(np.float32).reshape(-1).view(np.uint32) >> 16
-        return wide.astype(np.uint16).reshape(values.shape)
-    return values.astype(dtype)
 
 
 @pytest.fixture
@@ -105,40 +36,15 @@ def _everywhere(test):
     return marks(test)
 
 
-def _check_random_allreduces(gpus, seed):
-    rng = np.random.RandomState(seed)
-    posted = []
-    for case in range(24):
-        dtype, op = str(rng.choice(_DTYPES)), str(rng.choice(list(_OPS)))
-        exact = "float" not in dtype
-        scale = 1.0 if exact or op != "sum" else float(rng.choice([1.0, 1 / gpus.size, 0.3]))
-        shape = tuple(rng.randint(0, 40, rng.randint(0, 4))) if case else (70001,)
-        values = [of_numbers(np.asarray(rng.randint(1, 4, shape)), dtype) for _ in range(gpus.size)]
-        posted.append((case, dtype, op, scale, values))
-    for number in np.random.RandomState(1000 * seed + gpus.rank).permutation(len(posted)):
-        case, dtype, op, scale, values = posted[number]
-        time.sleep(rng.choice([0, 0, 0.001]))
-        work, out = gpus.allreduce(f"r{seed}/{case}", values[gpus.rank], dtype=dtype, op=op, scale=scale)
-        posted[number] = (*posted[number], work, out)
-    results = []
-    for _, dtype, op, scale, values, work, out in posted:
-        assert work.wait(_LIMIT)
-        results.append(out.numpy())
-        expected = _OPS[op].reduce([to_numbers(v, dtype) for v in values]) * (scale if scale != 1 else 1)
-        got = to_numbers(results[-1], dtype)
-        np.testing.assert_allclose(got, expected, rtol=_EPSILON.get(dtype, 0), err_msg=f"{dtype} {op} {scale}")
-    gpus.same_bits(*results)
-
-
 @pytest.mark.ranks(1, 2, 3, 4, env=_ENV)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_allreduces_of_all_kinds_in_any_order_are_those_of_numpy(gpus, seed):
-    _check_random_allreduces(gpus, seed)
+    check_random_allreduces(gpus, seed)
 
 
 @_everywhere
 def test_allreduces_between_hosts_are_those_of_numpy(gpus):
-    _check_random_allreduces(gpus, 3)
+    check_random_allreduces(gpus, 3)
 
 
 @pytest.mark.ranks(2, 4, env=_ENV)
@@ -162,7 +68,7 @@ def test_groups_with_members_in_common_launch_in_one_order(gpus):
         work, out = gpus.allreduce(name, np.full(100 * k + 1, gpus.rank + 1.0), group)
         works.append((work, out, sum(r + 1.0 for r in ranks)))
     for work, out, expected in works:
-        assert work.wait(_LIMIT)
+        assert work.wait(LIMIT)
         assert (out.numpy() == expected).all()
     for group, _ in groups[:-1]:
         group.abandon("the test is over")
@@ -180,7 +86,7 @@ def test_a_set_on_several_hosts_goes_through_host_memory(gpus):
         comm.Free()
         assert group.gpu_road()[1] == (not reason) and group.gpu_road()[2].startswith(reason)
         work, out = gpus.allreduce(f"of {members}", np.ones(5000), group)
-        assert work.wait(_LIMIT)
+        assert work.wait(LIMIT)
         assert (out.numpy() == 2).all()
         group.abandon("the test is over")
 
@@ -194,7 +100,7 @@ def test_an_operation_comes_after_what_is_in_the_streams_it_names(gpus):
     gpus.cuda.standin_delay(gpus.device(), stream, 50000)
     gpus.cuda.cudaMemcpyAsync(data.pointer, late.pointer, data.nbytes, 3, stream)
     memory = {"inputs": [place(data)], "outputs": [place(out)], "streams": [(stream.value, gpus.device())]}
-    assert gpus.submit("after", "allreduce", values, memory).wait(_LIMIT)
+    assert gpus.submit("after", "allreduce", values, memory).wait(LIMIT)
     assert (out.numpy() == 3).all()
     gpus.cuda.cudaStreamDestroy(stream)
 
@@ -207,7 +113,7 @@ def test_several_devices_of_a_rank_are_summed(gpus, outputs):
     data = [gpus.array(np.arange(5000) + 10.0 * gpus.rank + i, i) for i in inputs]
     outs = [gpus.array(np.zeros(5000), i) for i in outputs]
     memory = {"inputs": [place(a) for a in data], "outputs": [place(a) for a in outs]}
-    assert gpus.submit(f"devices {outputs}", "allreduce", (5000,), memory, dtype="float64", scale=0.5).wait(_LIMIT)
+    assert gpus.submit(f"devices {outputs}", "allreduce", (5000,), memory, dtype="float64", scale=0.5).wait(LIMIT)
     expected = 0.5 * sum(np.arange(5000) + 10.0 * r + i for r in range(gpus.size) for i in ([0, 1] if r != 1 else [1]))
     for out in outs:
         np.testing.assert_allclose(out.numpy(), expected)
@@ -220,12 +126,12 @@ def test_broadcast_and_reduce_with_several_devices(gpus, root):
     outs = [gpus.array(np.zeros(100, "float32"), i) for i in (0, 1)]
     source = gpus.array(np.arange(100, dtype="float32") + root, 1)
     memory = {"inputs": [place(source)] if is_root else [], "outputs": [place(a) for a in outs]}
-    assert gpus.submit(f"from {root}", "broadcast", (100,), memory, dtype="float32", root=root).wait(_LIMIT)
+    assert gpus.submit(f"from {root}", "broadcast", (100,), memory, dtype="float32", root=root).wait(LIMIT)
     for out in outs:
         np.testing.assert_array_equal(out.numpy(), np.arange(100) + root)
     data = gpus.array(np.arange(100, dtype="float32") + gpus.rank)
     memory = {"inputs": [place(data)], "outputs": [place(a) for a in outs] if is_root else []}
-    assert gpus.submit(f"to {root}", "reduce", (100,), memory, dtype="float32", root=root).wait(_LIMIT)
+    assert gpus.submit(f"to {root}", "reduce", (100,), memory, dtype="float32", root=root).wait(LIMIT)
     if is_root:
         for out in outs:
             np.testing.assert_array_equal(out.numpy(), 3 * np.arange(100) + 3)
@@ -247,12 +153,12 @@ def test_allgather_and_reducescatter(gpus, counts):
 
     mine, out = gpus.array(whole[begin : begin + count]), gpus.array(np.zeros(total, "int64"))
     memory = {"sources": [piece(mine, begin, count)], "targets": [piece(out, 0, total)], "shards": shards}
-    assert gpus.submit(f"gather {counts}", "broadcast", whole, memory).wait(_LIMIT)
+    assert gpus.submit(f"gather {counts}", "broadcast", whole, memory).wait(LIMIT)
     np.testing.assert_array_equal(out.numpy(), whole)
 
     data, own = gpus.array(whole + gpus.rank), gpus.array(np.zeros(count, "int64"))
     memory = {"sources": [piece(data, 0, total)], "targets": [piece(own, begin, count)], "shards": shards}
-    assert gpus.submit(f"scatter {counts}", "reduce", whole, memory).wait(_LIMIT)
+    assert gpus.submit(f"scatter {counts}", "reduce", whole, memory).wait(LIMIT)
     expected = gpus.size * whole + gpus.size * (gpus.size - 1) // 2
     np.testing.assert_array_equal(own.numpy(), expected[begin : begin + count])
 
@@ -280,7 +186,7 @@ def test_shards_in_pieces_that_do_not_fit_them(gpus):
             "targets": [piece(a, *w) for a, w in zip(outs, wanted)],
             "shards": shards,
         }
-        assert gpus.submit(f"pieces {kind}", kind, whole, memory).wait(_LIMIT)
+        assert gpus.submit(f"pieces {kind}", kind, whole, memory).wait(LIMIT)
         expected, mine = whole.copy(), np.ones(total, bool)
         if kind == "reduce":
             expected = size * whole + size * (size - 1) // 2
@@ -301,7 +207,7 @@ def test_a_group_of_arrays_is_one_group_of_calls(gpus):
     }
     for turn in range(2):  # the first one also makes what all of its name need
         before = [gpus.calls(name) for name in ("ncclAllReduce", "ncclGroupStart")]
-        assert gpus.submit("group", "allreduce", (sum(shapes),), memory, dtype="float32").wait(_LIMIT)
+        assert gpus.submit("group", "allreduce", (sum(shapes),), memory, dtype="float32").wait(LIMIT)
         after = [gpus.calls(name) for name in ("ncclAllReduce", "ncclGroupStart")]
         assert after[0] - before[0] == 4
         assert turn == 0 or after[1] - before[1] == 1
@@ -320,7 +226,7 @@ def test_a_group_that_lies_otherwise_on_another_rank_is_packed(gpus):
         "sources": [piece(array, a, b - a) for array, (a, b) in zip(data, pieces)],
         "targets": [piece(array, a, b - a) for array, (a, b) in zip(outs, pieces)],
     }
-    assert gpus.submit("otherwise", "allreduce", whole, memory).wait(_LIMIT)
+    assert gpus.submit("otherwise", "allreduce", whole, memory).wait(LIMIT)
     np.testing.assert_array_equal(np.concatenate([out.numpy() for out in outs]), 3 * whole)
 
 
@@ -342,7 +248,7 @@ def test_alltoall(gpus):
         ],
         "shards": shards,
     }
-    assert gpus.submit("alltoall", "alltoall", whole, memory).wait(_LIMIT)
+    assert gpus.submit("alltoall", "alltoall", whole, memory).wait(LIMIT)
     expected = [whole[b : b + c] for b, c in zip(begins[:, gpus.rank], counts[:, gpus.rank])]
     np.testing.assert_array_equal(out.numpy(), np.concatenate(expected))
 
@@ -355,7 +261,7 @@ def test_a_communicator_is_made_once_and_a_name_may_change_its_devices(gpus):
             index = 2 if gpus.rank == 0 else turn % 2  # of one rank alone; and the turns come back
             data, out = gpus.array(np.ones(10, "float32"), index), gpus.array(np.zeros(10, "float32"), index)
             memory = {"inputs": [place(data)], "outputs": [place(out)]}
-            assert gpus.submit("moves", "allreduce", (10,), memory, dtype="float32").wait(_LIMIT)
+            assert gpus.submit("moves", "allreduce", (10,), memory, dtype="float32").wait(LIMIT)
             assert (out.numpy() == gpus.size).all()
         assert gpus.calls("ncclCommInitRankConfig") - made == (1 if turn < 2 else 0)
 
@@ -364,15 +270,15 @@ def test_a_communicator_is_made_once_and_a_name_may_change_its_devices(gpus):
 def test_another_shape_on_one_rank_is_the_same_error_as_on_the_cpu(gpus):
     shape = (3,) if gpus.rank == 1 else (2,)
     with pytest.raises(RuntimeError) as error:
-        gpus.core.submit_allreduce("cpu", [np.zeros(shape)], [np.zeros(shape)]).wait(_LIMIT)
+        gpus.core.submit_allreduce("cpu", [np.zeros(shape)], [np.zeros(shape)]).wait(LIMIT)
     work, _ = gpus.allreduce("gpu", np.zeros(shape))
     with pytest.raises(RuntimeError) as other:
-        work.wait(_LIMIT)
+        work.wait(LIMIT)
     text = str(other.value).replace(" on GPU by NCCL", "").replace("gpu", "cpu")
     # On several hosts the one that comes first is named first.
     assert sorted(re.split(": |, (?=rank)", text)) == sorted(re.split(": |, (?=rank)", str(error.value)))
     work, out = gpus.allreduce("gpu", np.ones(2))
-    assert work.wait(_LIMIT)
+    assert work.wait(LIMIT)
     assert (out.numpy() == gpus.size).all()
 
 
@@ -384,7 +290,7 @@ def test_an_array_on_the_cpu_of_one_rank_is_an_error_that_names_both(gpus):
         work = gpus.core.submit_allreduce("mixed", [np.zeros(4)], [np.zeros(4)])
     both = r"rank 0 has .*on GPU by NCCL, rank 1 has allreduce sum of float64 \(4,\) on CPU$"
     with pytest.raises(RuntimeError, match=both):
-        work.wait(_LIMIT)
+        work.wait(LIMIT)
 
 
 @_everywhere
@@ -393,9 +299,9 @@ def test_two_ranks_on_one_gpu_are_an_error_that_names_both(gpus):
     gpus.arrays.append(data)
     work = gpus.submit("same", "allreduce", (4,), {"inputs": [place(data)], "outputs": [place(data)]}, dtype="float64")
     with pytest.raises(RuntimeError, match="^same: ranks 0 and 1 have their arrays on the same GPU.*MYKV_GPU=host"):
-        work.wait(_LIMIT)
+        work.wait(LIMIT)
     work, out = gpus.allreduce("other", np.ones(4))
-    assert work.wait(_LIMIT)
+    assert work.wait(LIMIT)
     assert (out.numpy() == gpus.size).all()
 
 
@@ -405,7 +311,7 @@ def test_arrays_that_overlap_in_part_are_refused(gpus):
     shifted = (data.pointer + 8, data.device)
     work = gpus.submit("overlap", "allreduce", (10,), {"inputs": [place(data)], "outputs": [shifted]}, dtype="float64")
     with pytest.raises(RuntimeError, match="overlap in part"):
-        work.wait(_LIMIT)
+        work.wait(LIMIT)
 
 
 @pytest.mark.ranks(2, env=_ENV)
@@ -418,17 +324,18 @@ def test_a_gpu_without_memory_for_ours_is_an_error_and_the_rest_goes_on(gpus):
     memory = {"sources": [piece(data, 0, 9 << 20)], "targets": targets}
     work = gpus.submit("memory", "allreduce", (9 << 20,), memory, dtype="uint8")
     with pytest.raises(RuntimeError, match="refused by rank 0: CUDA failed in cudaMalloc: cudaErrorMemoryAllocation"):
-        work.wait(_LIMIT)
+        work.wait(LIMIT)
     if far is not None:
         far.free()
     work, _ = gpus.allreduce("rest", np.ones(4))
-    assert work.wait(_LIMIT)
+    assert work.wait(LIMIT)
 
 
 _FAILURES = """
     import os, sys, threading, time, traceback
     import gpu_support, numpy as np
-    from gpu_support import Cuda, DeviceArray, Nccl
+    from gpu_arrays import LIMIT, Gpus, check_random_allreduces, piece, place
+from gpu_support import DeviceArray
     import mykv_core as core
     from mpi4py import MPI
 

@@ -11,6 +11,8 @@ namespace mykv::gpu {
 
 namespace {
 
+constexpr size_t kLayeredBytes = 64 << 10;  // below it, more meetings cost more than copying less saves
+
 // What a rank tells the others, one item a line.
 struct Equipment {
   std::string road, hosts;
@@ -126,7 +128,11 @@ Survey survey(const World& world, const Settings& settings) {
   }
   if (settings.road == "host") result.reason = "MYKV_GPU=host";
   if (result.reason.empty() && settings.hosts == "arena" && world.hosts().size() > 1) {
+    const size_t ranks = world.hosts()[0].size();
+    result.layered = ranks > 1 && std::all_of(world.hosts().begin(), world.hosts().end(),
+                                              [&](const auto& host) { return host.size() == ranks; });
     result.reason = "MYKV_GPU_HOSTS=arena, and there are several hosts";
+    if (result.layered) result.reason += "; within each of them large sums go by NCCL";
   }
   result.nccl = result.reason.empty();
   return result;
@@ -150,6 +156,14 @@ bool nccl_can(const Operation& operation) {
 }
 
 Road Survey::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
+  if (layered) {
+    Operation unscaled = operation;
+    unscaled.scale = 1.0;
+    const bool one_each = scattered || (devices.inputs.size() == 1 && devices.outputs.size() == 1);
+    const bool fits = operation.kind == Kind::allreduce && operation.bytes() >= kLayeredBytes && nccl_can(unscaled) &&
+                      one_each && on_one_gpu(devices);
+    return fits ? Road::layered : Road::staged;
+  }
   const bool lies_well =
       scattered ? on_one_gpu(devices) : operation.kind == Kind::broadcast || distinct(devices.inputs);
   return nccl && nccl_can(operation) && lies_well ? Road::nccl : Road::staged;

@@ -18,6 +18,7 @@ struct Survey {
   bool any = false;                            // some rank has a GPU
   bool nccl = false;                           // NCCL serves all ranks
   std::string reason;                          // why it does not
+  bool layered = false;                        // but it serves each host, and sums go by Road::layered
   std::vector<std::vector<std::string>> gpus;  // that each rank sees: their addresses on the bus
 
   // The road of a request that all ranks bring alike but for their devices. `scattered`: see Request.

@@ -198,6 +198,7 @@ Group::Group(MPI_Comm comm, const RuntimeOptions& options) {
   auto& all = g_runtimes.all;
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
   all.push_back(runtime_);
+  for (const auto& one : runtime_->own_runtimes()) all.push_back(one);
 }
 
 Group::~Group() {

@@ -8,6 +8,7 @@
 
 #include "runtime/buffer.h"
 #include "runtime/error.h"
+#include "runtime/layers.h"
 #include "runtime/signature.h"
 
 namespace mykv {
@@ -93,6 +94,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, rendezvous_, options.network_bytes)),
       nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, rendezvous_, launcher_) : nullptr),
+      layers_(gpus_.layered ? std::make_unique<Layers>(world_, options) : nullptr),
       agreement_(world_, rendezvous_, 2 * options.network_bytes),
       inquiry_(world_, rendezvous_),
       patience_(world_.local_size()),
@@ -133,6 +135,7 @@ uint64_t Runtime::last_turn(const std::string& name) {
 }
 
 void Runtime::forget(const std::string& prefix) {
+  for (const auto& one : own_runtimes()) one->forget(prefix);
   compressions_.forget(prefix);
   std::lock_guard<std::mutex> lock(turns_mutex_);
   for (auto it = turns_.begin(); it != turns_.end();) {
@@ -145,7 +148,20 @@ size_t Runtime::counted_names() {
   return turns_.size();
 }
 
+std::string Runtime::broken() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return left() ? "" : stopped_;
+}
+
+std::vector<std::shared_ptr<Runtime>> Runtime::own_runtimes() const {
+  return layers_ ? layers_->runtimes() : std::vector<std::shared_ptr<Runtime>>();
+}
+
 void Runtime::post(Request request) {
+  if (request.operation.road == Road::layered) {
+    layers_->post(*this, std::move(request));
+    return;
+  }
   auto flight = std::make_shared<Flight>();
   flight->request = std::move(request);
   try {
@@ -457,6 +473,7 @@ void Runtime::leave(const std::string& reason) {
   stopping_.store(true);
   rendezvous_.bell(world_.local_rank()).ring();
   thread_.join();
+  for (const auto& one : own_runtimes()) one->leave(reason);
 }
 
 // The last that happens to a flight.

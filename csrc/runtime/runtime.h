@@ -50,6 +50,7 @@ struct RuntimeOptions {
 };
 
 class Buffer;
+class Layers;
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
@@ -75,6 +76,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave(const std::string& reason);
   // Whether leave() was called.
   bool left() const { return stopping_.load(std::memory_order_relaxed); }
+  // Why this rank can do no more here although it has not left; empty: it can.
+  std::string broken();
+  // Runtimes that belong to this one, and end with it.
+  std::vector<std::shared_ptr<Runtime>> own_runtimes() const;
   // Whether this is another process than the one that made the runtime: a fork, which has no thread and no part in it.
   bool forked() const { return getpid() != process_; }
 
@@ -172,6 +177,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Region region_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<NcclTransport> nccl_;  // where it serves
+  std::unique_ptr<Layers> layers_;       // where it serves each host
   Agreement agreement_;
   Inquiry inquiry_;
   Patience patience_;

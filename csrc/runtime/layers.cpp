@@ -1,0 +1,198 @@
+#include "runtime/layers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/error.h"
+#include "runtime/mpi_error.h"
+#include "runtime/ranges.h"
+#include "runtime/runtime.h"
+#include "runtime/signature.h"
+#include "transport/nccl/plan.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr size_t kMostAddressSpace = size_t{1} << 40;  // as of process sets
+
+// The ranks of this color have a runtime of their own. Collective.
+std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& ranks, int color,
+                                    RuntimeOptions options, const char* road) {
+  MPI_Comm comm;
+  check_mpi(MPI_Comm_split(world.control(), color, world.rank(), &comm), "MPI_Comm_split");
+  const Communicator made(comm);
+  options.world.labels = world.labels(ranks);
+  options.world.most_address_space = kMostAddressSpace;
+  options.gpu.road = road;
+  return std::make_shared<Runtime>(comm, options);
+}
+
+// Those that lie within the range, counted from its beginning.
+template <class Place>
+std::vector<Place> clipped(const std::vector<Place>& places, const Shard& to, size_t width, size_t begin) {
+  std::vector<Place> inside;
+  for_overlaps(places, Range{to.begin, to.begin + to.count}, [&](const Place& place, const Range& both) {
+    Place one = place;
+    one.data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) +
+               (both.begin - place.begin) * width;
+    one.begin = both.begin - to.begin + begin;
+    one.count = both.count();
+    inside.push_back(one);
+  });
+  return inside;
+}
+
+std::vector<Source> as_sources(const std::vector<Target>& targets) {
+  std::vector<Source> sources;
+  for (const Target& target : targets) sources.push_back({target.begin, target.count, target.data});
+  return sources;
+}
+
+std::shared_ptr<const DeviceMemory> on_device(int device, const Request& request) {
+  auto devices = std::make_shared<DeviceMemory>();
+  devices->device = device;
+  devices->inputs.assign(request.sources.size(), device);
+  devices->outputs.assign(request.targets.size(), device);
+  return devices;
+}
+
+}  // namespace
+
+struct Layers::Going {
+  Going(Runtime& of, Request given) : world(of), request(std::move(given)) {}
+
+  Runtime& world;
+  Request request;  // its sources and targets are all of its memory
+  int device = -1;
+  int layer = 0;
+  std::string error;
+
+  // Of an error of one layer, what those of the next are told.
+  std::string relayed() const {
+    const std::string name = shown_name(request.name);
+    if (error.compare(0, name.size(), name) != 0) return error;
+    for (const std::string after : {": ", " was "}) {
+      if (error.compare(name.size(), after.size(), after) == 0) return error.substr(name.size() + after.size());
+    }
+    return error;
+  }
+};
+
+Layers::Layers(const World& world, const RuntimeOptions& options)
+    : rank_(world.local_rank()), size_(world.local_size()) {
+  RuntimeOptions here = options, across = options;
+  here.world.virtual_hosts = 1;
+  host_ = runtime_of(world, world.hosts()[static_cast<size_t>(world.host())], world.host(), here, "nccl");
+  if (!host_->gpus().nccl) throw Error("NCCL does not serve the ranks of a host: " + host_->gpus().reason);
+  // Its ranks are on hosts of their own, also where these are of one machine.
+  across.world.virtual_hosts = static_cast<int>(world.hosts().size());
+  std::vector<int> ranks;
+  for (const std::vector<int>& host : world.hosts()) ranks.push_back(host[static_cast<size_t>(rank_)]);
+  between_ = runtime_of(world, ranks, rank_, across, "host");
+}
+
+Shard Layers::shard_of(size_t count, int rank) const {
+  const auto size = static_cast<size_t>(size_), r = static_cast<size_t>(rank);
+  const size_t begin = count / size * r + std::min(r, count % size);
+  return {begin, count / size + (r < count % size ? 1 : 0), rank};
+}
+
+void Layers::post(Runtime& world, Request request) {
+  const size_t count = request.operation.count;
+  if (!request.scattered) {
+    for (const void* input : request.inputs) request.sources.push_back({0, count, input});
+    for (void* output : request.outputs) request.targets.push_back({0, count, output});
+  }
+  size_t covered = 0;
+  for (const Target& target : request.targets) covered += target.count;
+  if (request.refusal.empty() && covered != count) request.refusal = "its outputs are not all of it";
+  if (request.refusal.empty() && aliases_wrongly(request)) request.refusal = "its input and its output overlap in part";
+  const auto going = std::make_shared<Going>(world, std::move(request));
+  const Request& all = going->request;
+  if (!all.devices->inputs.empty()) going->device = all.devices->inputs[0];
+  Request meeting;
+  meeting.name = all.name;
+  meeting.turn = all.turn;
+  meeting.signature = all.signature;
+  meeting.refusal = all.refusal;
+  meeting.operation.dtype = all.operation.dtype;
+  meeting.operation.priority = all.operation.priority;
+  meeting.scattered = true;
+  meeting.done = [this, going](const std::string* error) {
+    if (error != nullptr) {
+      going->request.done(error);
+    } else {
+      next(going);
+    }
+  };
+  world.post(std::move(meeting));
+}
+
+// Each layer comes on all ranks, with a refusal where one before has failed: nobody waits for those who know of it.
+void Layers::next(const std::shared_ptr<Going>& going) {
+  constexpr int kLayers = 3;
+  if (going->layer == kLayers) {
+    going->request.done(going->error.empty() ? nullptr : &going->error);
+    return;
+  }
+  const int layer = going->layer++;
+  Request request = layer == 1 ? between(*going) : within(*going, layer == 2);
+  request.name = going->request.name;
+  request.turn = going->request.turn;
+  request.signature = going->request.signature;
+  request.owner = going->request.owner;
+  request.operation.priority = going->request.operation.priority;
+  if (!going->error.empty()) request.refusal = going->relayed();
+  Runtime& runtime = layer == 1 ? *between_ : *host_;
+  request.done = [this, going, &runtime](const std::string* error) {
+    if (error != nullptr && going->error.empty()) going->error = *error;
+    // A rank that can do no more in one of its runtimes leaves the others too.
+    const std::string broken = error != nullptr ? runtime.broken() : "";
+    if (!broken.empty()) going->world.break_off(broken);
+    next(going);
+  };
+  runtime.post(std::move(request));
+}
+
+// By NCCL: to the shards, and back from them.
+Request Layers::within(const Going& going, bool back) const {
+  const Request& all = going.request;
+  const size_t width = item_size(all.operation.dtype), count = all.operation.count;
+  Request request;
+  request.operation = all.operation;
+  request.operation.kind = back ? Kind::broadcast : Kind::reduce;
+  request.operation.road = Road::nccl;
+  request.operation.scale = 1.0;  // between hosts
+  request.operation.wire.reset();
+  request.operation.compressor = nullptr;
+  auto shards = std::make_shared<std::vector<Shard>>();
+  for (int r = 0; r < size_; ++r) shards->push_back(shard_of(count, r));
+  const Shard& mine = (*shards)[static_cast<size_t>(rank_)];
+  const std::vector<Target> own = clipped(all.targets, mine, width, mine.begin);
+  request.sources = back ? as_sources(own) : all.sources;
+  request.targets = back ? all.targets : own;
+  request.scattered = true;
+  request.shards = std::move(shards);
+  auto devices = std::make_shared<DeviceMemory>(*on_device(going.device, request));
+  if (!back) devices->after = all.devices->after;
+  request.devices = std::move(devices);
+  return request;
+}
+
+// Through host memory and MPI, this rank's shard.
+Request Layers::between(const Going& going) const {
+  const Request& all = going.request;
+  const Shard mine = shard_of(all.operation.count, rank_);
+  Request request;
+  request.operation = all.operation;
+  request.operation.count = mine.count;
+  request.operation.road = Road::staged;
+  request.targets = clipped(all.targets, mine, item_size(all.operation.dtype), 0);
+  request.sources = as_sources(request.targets);
+  request.scattered = true;
+  request.devices = on_device(going.device, request);
+  return request;
+}
+
+}  // namespace mykv
