@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import time
 
+import dtypes
 import numpy as np
 from gpu_support import Cuda, DeviceArray, Nccl
 
-DTYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16"]
 OPS = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
 EPSILON = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-6, "float64": 1e-14}
 LIMIT = 20.0  # seconds for an operation
@@ -90,7 +90,7 @@ def check_random_allreduces(gpus, seed: int, cases: int = 24, shape_of=None) -> 
     rng = np.random.RandomState(seed)
     posted = []
     for case in range(cases):
-        dtype, op = str(rng.choice(DTYPES)), str(rng.choice(list(OPS)))
+        dtype, op = str(rng.choice(dtypes.NCCL)), str(rng.choice(list(OPS)))
         exact = "float" not in dtype
         scale = 1.0 if exact or op != "sum" else float(rng.choice([1.0, 1 / gpus.size, 0.3]))
         shape = (shape_of or _any_shape)(rng, case)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+import dtypes
 import hypothesis
 import numpy as np
 import pytest
@@ -14,20 +15,6 @@ from hypothesis.extra import numpy as arrays_of
 # A pool of its own, so that no other test file has imported MXNet into its ranks.
 _ENV = {"MYKV_TEST_POOL": "numpy"}
 _TWO_HOSTS = {"MYKV_TEST_POOL": "numpy", "MYKV_VIRTUAL_HOSTS": "2"}
-_DTYPES = [
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "bool",
-]
 
 
 @pytest.fixture
@@ -68,7 +55,7 @@ def test_rank_and_size_are_those_of_mpi(core, rank, size):
 
 
 @pytest.mark.ranks(1, 2, 3, 4, env=_ENV)
-@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("dtype", dtypes.NUMPY)
 def test_sum_of_every_dtype_is_that_of_numpy(core, rank, size, dtype):
     mine = _of(rank, (3, 1001), dtype)
     kept = mine.copy()
@@ -150,7 +137,7 @@ def test_buffers_that_are_not_aligned(core, rank, offset):
 
 @pytest.mark.ranks(3, env=_ENV)
 @pytest.mark.parametrize("root", [0, 2])
-@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("dtype", dtypes.NUMPY)
 def test_broadcast_copies_the_bits_of_the_root(core, rank, dtype, root):
     bits = np.random.RandomState(rank).bytes(1001 * np.dtype(dtype).itemsize)
     expected = np.random.RandomState(root).bytes(len(bits))
@@ -348,7 +335,7 @@ def test_two_hosts_reduce_and_broadcast_as_one(core, rank, size):
     assert [len(ranks) for ranks in core.host_ranks()] == [size // 2] * 2
     assert sorted(rank for ranks in core.host_ranks() for rank in ranks) == list(range(size))
     assert core.cross_size() == 2 and core.local_size() == size // 2
-    for dtype in _DTYPES:
+    for dtype in dtypes.NUMPY:
         result = _allreduce(core, f"hosts {dtype}", _of(rank, (3, 1001), dtype))
         np.testing.assert_array_equal(result, _sum(size, (3, 1001), dtype))
     for root in range(size):

@@ -30,10 +30,7 @@ def gpus(core, rank, size, gather):
     assert made.cuda.violations() == []
 
 
-def _everywhere(test):
-    """On one host and on two."""
-    marks = pytest.mark.ranks(2, 4, env=_TWO_HOSTS)
-    return marks(test)
+_everywhere = pytest.mark.ranks(2, 4, env=_TWO_HOSTS)  # within hosts and between them
 
 
 @pytest.mark.ranks(1, 2, 3, 4, env=_ENV)
@@ -334,8 +331,7 @@ def test_a_gpu_without_memory_for_ours_is_an_error_and_the_rest_goes_on(gpus):
 _FAILURES = """
     import os, sys, threading, time, traceback
     import gpu_support, numpy as np
-    from gpu_arrays import LIMIT, Gpus, check_random_allreduces, piece, place
-from gpu_support import DeviceArray
+    from gpu_support import Cuda, DeviceArray, Nccl
     import mykv_core as core
     from mpi4py import MPI
 

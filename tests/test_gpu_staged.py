@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 
+import dtypes
 import gpu_support
 import numpy as np
 import pytest
@@ -21,20 +22,6 @@ _DEVICES = 3
 _ENV = {"MYKV_TEST_POOL": "staged", **gpu_support.environment(devices=_DEVICES, delay_us=60)}
 _PART, _STAGING = 16 << 10, 64 << 10  # bytes
 _LARGE = 3 * _STAGING
-_DTYPES = [
-    "float16",
-    "float32",
-    "float64",
-    "int8",
-    "uint8",
-    "int16",
-    "uint16",
-    "int32",
-    "uint32",
-    "int64",
-    "uint64",
-    "bool",
-]
 _OPS = ["sum", "min", "max", "product"]
 _OUT_OF_MEMORY, _LOST = 2, 719
 _TEXTS = {_OUT_OF_MEMORY: "cudaErrorMemoryAllocation", _LOST: "cudaErrorLaunchFailure"}
@@ -152,7 +139,7 @@ def _program(seed: int, size: int, steps: int) -> list[_Step]:
     rng = np.random.RandomState(seed)
     program = []
     for number in range(steps):
-        dtype = _DTYPES[rng.randint(len(_DTYPES))]
+        dtype = dtypes.NUMPY[rng.randint(len(dtypes.NUMPY))]
         itemsize = np.dtype(dtype).itemsize
         longest = [0, 1, 7, 1001, _PART // itemsize, _PART // itemsize + 1, _LARGE // itemsize + 3]
         count = longest[rng.randint(len(longest))]
@@ -226,7 +213,7 @@ def test_every_dtype_and_operator_and_scale(core, rank, size, hosts, on_gpu):
     rng = np.random.RandomState(rank)
     shape = (3, 101)
     running = []
-    for dtype in [*_DTYPES, "bfloat16"]:
+    for dtype in [*dtypes.NUMPY, "bfloat16"]:
         for op in _OPS:
             for scale in (1.0, 1 / size):
                 held = "uint16" if dtype == "bfloat16" else dtype

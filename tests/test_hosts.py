@@ -9,12 +9,12 @@ import time
 import zlib
 from pathlib import Path
 
+import dtypes
 import numpy as np
 import pytest
 
 _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 _WITH_MXNET = {"MYKV_VIRTUAL_HOSTS": "2"}
-_DTYPES = ["float16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
 _every_split = pytest.mark.parametrize("hosts", [2, 3, 4])  # of 2, 3 and 4 ranks: also hosts of unequal size
 _one_and_two = pytest.mark.parametrize("hosts", [1, 2])
@@ -79,7 +79,7 @@ def test_neighbours_share_a_host_and_hosts_differ_by_one_rank_at_most(core, rank
 @pytest.mark.ranks(2, 3, 4, env=_ENV)
 @_every_split
 def test_sums_of_every_dtype_are_those_of_numpy(core, rank, size, hosts):
-    for dtype in _DTYPES:
+    for dtype in [*dtypes.FLOATS, *dtypes.INTEGERS]:
         for shape in ((), (1,), (7,), (3, 1001)):
             array = _of(rank, shape, dtype)
             assert core.submit_allreduce(f"{dtype} {shape}", [array], [array]).wait(30)

@@ -321,13 +321,26 @@ std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std
 
 namespace {
 
+std::shared_ptr<const std::vector<Shard>> shards_of(const BucketShards& division, size_t elements, const World& world) {
+  auto shards = std::make_shared<std::vector<Shard>>();
+  size_t end = 0;
+  for (const auto& [at, count, root] : division) {
+    if (at != end || root < 0 || root >= world.size())
+      throw py::value_error("shards must be all elements of the operation in their order, and their owners ranks");
+    shards->push_back({at, count, root});
+    end += count;
+  }
+  if (end != elements) throw py::value_error("shards must be all elements of the operation");
+  return shards;
+}
+
 template <class Tuple>
 std::vector<Tuple> list_in(const py::dict& memory, const char* name) {
   return memory.contains(name) ? py::cast<std::vector<Tuple>>(memory[name]) : std::vector<Tuple>();
 }
 
 // Fills in the memory; the devices are in the order of Request::inputs or sources, and outputs or targets.
-void place_on_gpu(const py::dict& memory, Request* request) {
+void take_memory(const py::dict& memory, Request* request) {
   auto devices = std::make_shared<DeviceMemory>();
   using Whole = std::tuple<uintptr_t, int>;
   using Window = std::tuple<size_t, size_t, uintptr_t, int>;
@@ -359,14 +372,6 @@ void place_on_gpu(const py::dict& memory, Request* request) {
   } catch (const Error& error) {
     request->refusal = error.what();  // the other ranks wait for this one
   }
-  using Division = std::tuple<size_t, size_t, int>;
-  const std::vector<Division> division = list_in<Division>(memory, "shards");
-  if (!division.empty()) {
-    auto shards = std::make_shared<std::vector<Shard>>();
-    for (const auto& [begin, count, owner] : division) shards->push_back({begin, count, owner});
-    request->shards = std::move(shards);
-    request->scattered = true;
-  }
   request->devices = std::move(devices);
 }
 
@@ -391,7 +396,12 @@ std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::s
   operation.set_arrays(dtype_named(dtype), count);
   Request request;
   request.name = name;
-  place_on_gpu(memory, &request);
+  take_memory(memory, &request);
+  const auto division = list_in<BucketShards::value_type>(memory, "shards");
+  if (!division.empty()) {
+    request.shards = shards_of(division, count, world());
+    request.scattered = true;
+  }
   operation.road = runtime_->gpus().road_of(operation, *request.devices, request.scattered);
   if (operation.kind == Kind::alltoall) {
     const auto size = static_cast<size_t>(world().size());
@@ -415,19 +425,6 @@ std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
 }
 
 namespace {
-
-std::shared_ptr<const std::vector<Shard>> shards_of(const BucketShards& division, size_t elements, const World& world) {
-  auto shards = std::make_shared<std::vector<Shard>>();
-  size_t end = 0;
-  for (const auto& [at, count, root] : division) {
-    if (at != end || root < 0 || root >= world.size())
-      throw py::value_error("shards must be all elements of the bucket in their order, and their owners ranks");
-    shards->push_back({at, count, root});
-    end += count;
-  }
-  if (end != elements) throw py::value_error("shards must be all elements of the bucket");
-  return shards;
-}
 
 // The elements [begin, begin + count) of a GPU's memory, reduced where they lie.
 Request request_on_gpu(const std::string& name, const Runtime& runtime, const std::shared_ptr<gpu::Memory>& memory,

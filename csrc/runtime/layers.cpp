@@ -34,8 +34,7 @@ std::vector<Place> clipped(const std::vector<Place>& places, const Shard& to, si
   std::vector<Place> inside;
   for_overlaps(places, Range{to.begin, to.begin + to.count}, [&](const Place& place, const Range& both) {
     Place one = place;
-    one.data = static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) +
-               (both.begin - place.begin) * width;
+    one.data = address_in(place, both.begin, width);
     one.begin = both.begin - to.begin + begin;
     one.count = both.count();
     inside.push_back(one);

@@ -1,7 +1,7 @@
 // Sums of arrays on GPUs of several hosts in layers (MYKV_GPU_HOSTS=arena). First all ranks meet in the world, with
-// nothing but their signatures, so that what differs, is refused or waits is told as of any operation. Then NCCL adds up
-// within each host, a shard to each of its ranks; each shard meets those of the other hosts through host memory and MPI;
-// and NCCL gives the results to all GPUs of the host.
+// nothing but their signatures, so that what differs, is refused or waits is told as of any operation. Then NCCL adds
+// up within each host, a shard to each of its ranks; each shard meets those of the other hosts through host memory and
+// MPI; and NCCL gives the results to all GPUs of the host.
 //
 // The ranks of a host, and those with the same place on all hosts, have runtimes of their own for that, as process sets
 // have. No GPU is held while another host is waited for.

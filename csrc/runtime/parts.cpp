@@ -15,18 +15,6 @@ namespace {
 constexpr auto kStandstill = std::chrono::milliseconds(1);
 constexpr int kLooks = 32;  // for entries that others have made, in one go, when the host's table is full
 
-// Where the whole of a range lies in one of the places, or null.
-template <class Place>
-char* one_place(const std::vector<Place>& places, const Range& range, size_t width) {
-  char* found = nullptr;
-  for_overlaps(places, range, [&](const Place& place, const Range& both) {
-    if (both.count() < range.count()) return;
-    found = static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) +
-            (both.begin - place.begin) * width;
-  });
-  return found;
-}
-
 // The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
 // Otherwise the share is empty.
 Share share_of(const Request& request, const Part& part) {

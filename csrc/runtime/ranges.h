@@ -27,4 +27,20 @@ void for_overlaps(const std::vector<Place>& places, const Range& range, Use&& us
   }
 }
 
+// Where an element lies in a place that has it.
+template <class Place>
+char* address_in(const Place& place, size_t element, size_t width) {
+  return static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) + (element - place.begin) * width;
+}
+
+// Where the whole of a range lies in one of the places, or null.
+template <class Place>
+char* one_place(const std::vector<Place>& places, const Range& range, size_t width) {
+  char* found = nullptr;
+  for_overlaps(places, range, [&](const Place& place, const Range& both) {
+    if (both.count() == range.count()) found = address_in(place, range.begin, width);
+  });
+  return found;
+}
+
 }  // namespace mykv

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kAlign = 512;  // as cudaMalloc does
 
 // Gives out pieces of each GPU's scratch memory one after the other; before it is there, addresses that only count.
-class Pieces {
+class ScratchPool {
  public:
   char* operator()(int device, size_t bytes) {
     size_t& used = used_[device];
@@ -94,11 +94,11 @@ bool reduces(const Operation& op) { return op.kind == Kind::allreduce || op.kind
 }  // namespace
 
 void reserve_scratch(const Request& request, const Placement& placement, int rank, Launcher& launcher) {
-  Pieces pieces;
+  ScratchPool pool;
   Neighbours unknown;
   unknown.rank = rank;
-  plan(request, placement.list(), static_cast<size_t>(placement.primary), unknown, std::ref(pieces));
-  for (const auto& [device, bytes] : pieces.used()) launcher.reserve(device, bytes);
+  plan(request, placement.list(), static_cast<size_t>(placement.primary), unknown, std::ref(pool));
+  for (const auto& [device, bytes] : pool.used()) launcher.reserve(device, bytes);
 }
 
 Launch::Launch(const Request& request, const Placement& placement, const Arrangement& arrangement, int rank,
@@ -113,11 +113,11 @@ Launch::Launch(const Request& request, const Placement& placement, const Arrange
   neighbours.whole_outputs = arrangement.whole_outputs;
   const std::vector<int> devices = placement.list();
   const auto primary = static_cast<size_t>(placement.primary);
-  Pieces pieces;
-  lanes_ = plan(request, devices, primary, neighbours, std::ref(pieces));
-  if (pieces.any()) {
-    pieces.place(launcher);
-    lanes_ = plan(request, devices, primary, neighbours, std::ref(pieces));
+  ScratchPool pool;
+  lanes_ = plan(request, devices, primary, neighbours, std::ref(pool));
+  if (pool.any()) {
+    pool.place(launcher);
+    lanes_ = plan(request, devices, primary, neighbours, std::ref(pool));
   }
   for (const PlannedLane& lane : lanes_) {
     gpu::Stream& stream = launcher.stream(devices[lane.local]);

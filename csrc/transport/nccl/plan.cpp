@@ -3,45 +3,16 @@
 #include <algorithm>
 #include <set>
 
+#include "runtime/ranges.h"
+
 namespace mykv {
 
 namespace {
 
-// Pieces of one array's elements, in their order.
 template <class Place>
-class Pieces {
- public:
-  Pieces(const std::vector<Place>& places, size_t width) : places_(places), width_(width) {}
-
-  // Where the elements lie in one piece, or null.
-  char* at(size_t begin, size_t count) const {
-    for (const Place& place : places_) {
-      if (place.begin <= begin && begin + count <= place.begin + place.count) return address(place, begin);
-    }
-    return nullptr;
-  }
-  // use(address in a piece, offset from `begin`, bytes) for all that lies in [begin, begin + count).
-  template <class Use>
-  void overlaps(size_t begin, size_t count, Use&& use) const {
-    for (const Place& place : places_) {
-      const size_t from = std::max(begin, place.begin);
-      const size_t to = std::min(begin + count, place.begin + place.count);
-      if (from < to) use(address(place, from), (from - begin) * width_, (to - from) * width_);
-    }
-  }
-  void add_bounds(std::set<size_t>* bounds) const {
-    for (const Place& place : places_) bounds->insert({place.begin, place.begin + place.count});
-  }
-
- private:
-  char* address(const Place& place, size_t element) const {
-    return static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) +
-           (element - place.begin) * width_;
-  }
-
-  const std::vector<Place>& places_;
-  size_t width_;
-};
+void add_bounds(const std::vector<Place>& places, std::set<size_t>* bounds) {
+  for (const Place& place : places) bounds->insert({place.begin, place.begin + place.count});
+}
 
 class Planner {
  public:
@@ -54,8 +25,6 @@ class Planner {
         primary_(primary),
         neighbours_(neighbours),
         scratch_(scratch),
-        sources_(request.sources, width_),
-        targets_(request.targets, width_),
         lanes_(devices.size()) {
     for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i].local = i;
   }
@@ -128,22 +97,26 @@ class Planner {
 
   // From here on there is one GPU.
   const char* from_sources(size_t begin, size_t count) {
-    if (const char* there = sources_.at(begin, count)) return there;
+    const Range range{begin, begin + count};
+    if (const char* there = one_place(request_.sources, range, width_)) return there;
     char* packed = spare(0, count);
-    sources_.overlaps(begin, count, [&](char* piece, size_t offset, size_t bytes) {
-      lanes_[0].before.push_back({packed + offset, piece, bytes});
+    for_overlaps(request_.sources, range, [&](const Source& source, const Range& both) {
+      lanes_[0].before.push_back(
+          {packed + (both.begin - begin) * width_, address_in(source, both.begin, width_), both.count() * width_});
     });
     return packed;
   }
   char* to_targets(size_t begin, size_t count) {
-    if (char* there = targets_.at(begin, count)) return there;
+    if (char* there = one_place(request_.targets, Range{begin, begin + count}, width_)) return there;
     char* packed = spare(0, count);
     unpack(begin, count, packed);
     return packed;
   }
   void unpack(size_t begin, size_t count, const char* packed) {
-    targets_.overlaps(begin, count, [&](char* piece, size_t offset, size_t bytes) {
-      if (piece != packed + offset) lanes_[0].after.push_back({piece, packed + offset, bytes});
+    for_overlaps(request_.targets, Range{begin, begin + count}, [&](const Target& target, const Range& both) {
+      char* const piece = address_in(target, both.begin, width_);
+      const char* const from = packed + (both.begin - begin) * width_;
+      if (piece != from) lanes_[0].after.push_back({piece, from, both.count() * width_});
     });
   }
   void add(Call call, const char* from, char* to, size_t count, int peer = 0) {
@@ -153,8 +126,8 @@ class Planner {
   void plan_pieces() {
     std::set<size_t> bounds;
     if (neighbours_.same_layout) {
-      sources_.add_bounds(&bounds);
-      targets_.add_bounds(&bounds);
+      add_bounds(request_.sources, &bounds);
+      add_bounds(request_.targets, &bounds);
     } else {
       bounds = {0, op_.count};
     }
@@ -200,7 +173,7 @@ class Planner {
         add(Call::broadcast, to, to, shard.count, place(shard.root));
       } else {
         const char* from = from_sources(shard.begin, shard.count);
-        char* to = targets_.at(shard.begin, shard.count);
+        char* to = one_place(request_.targets, Range{shard.begin, shard.begin + shard.count}, width_);
         if (to == nullptr) {
           to = const_cast<char*>(from);
           unpack(shard.begin, shard.count, to);
@@ -232,8 +205,6 @@ class Planner {
   const size_t primary_;
   const Neighbours& neighbours_;
   const Scratch& scratch_;
-  const Pieces<Source> sources_;
-  const Pieces<Target> targets_;
   std::vector<PlannedLane> lanes_;
   char* result_ = nullptr;  // on the primary GPU
 };
