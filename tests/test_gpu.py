@@ -11,9 +11,15 @@ from pathlib import Path
 
 import gpu_support
 import pytest
-from kvstore_plugin import settings
+from kvstore_plugin import own_gpus, settings
 
 _FIND = "import kvstore_plugin.gpu as gpu, json; print('found', json.dumps(gpu.find()))"
+# The package without its __init__, which imports MXNet and with it takes most of such a script's time.
+_BARE = f"""
+import sys, types
+package = sys.modules["kvstore_plugin"] = types.ModuleType("kvstore_plugin")
+package.__path__ = [{str(Path(settings.__file__).parent)!r}]
+"""
 # Without MXNet, whose import takes most of such a script's time.
 _ROAD = """
     import os
@@ -35,19 +41,18 @@ _SHARE = """
     """
 
 
-def _found(**environment):
+def _found(head: str = _BARE, **environment):
     names = ("MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY")
     inherited = {name: value for name, value in os.environ.items() if name not in names}
-    run = subprocess.run(
-        [sys.executable, "-c", _FIND], env={**inherited, **environment}, capture_output=True, text=True, timeout=60
-    )
+    command, environment = [sys.executable, "-c", head + _FIND], {**inherited, **environment}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.split("found ", 1)[1])
 
 
 @pytest.mark.smoke
 def test_both_are_found():
-    found = _found(**gpu_support.environment(devices=3))
+    found = _found("", **gpu_support.environment(devices=3))
     assert found["cuda"] == {"path": gpu_support.cuda_library(), "version": 12040, "problem": ""}
     assert found["nccl"] == {"path": gpu_support.nccl_library(), "version": 22304, "problem": ""}
     assert (found["driver"], found["devices"]) == (12040, 3)
@@ -141,35 +146,42 @@ def test_a_word_that_it_does_not_know(monkeypatch):
         settings.core_options()
 
 
+class _Process:
+    """What own_gpus() asks: this rank, all ranks' hosts, and which GPUs each sees."""
+
+    def __init__(self, rank: int, seen: list[list[str]], hosts: list[list[int]]):
+        self.rank, self.generation, self.core = (lambda: rank), object(), self
+        self.gpus, self.host_ranks = (lambda: seen), (lambda: hosts)
+
+
 @pytest.mark.parametrize(
-    ("ranks", "devices", "shares", "warned"),
+    ("seen", "hosts", "shares", "warned"),
     [
-        (1, 2, [[0, 1]], False),
-        (2, 4, [[0, 1], [2, 3]], False),
-        (2, 3, [[0], [1]], False),
-        (3, 2, [[0], [1], [0]], True),
+        (["ab"], [[0]], [[0, 1]], []),
+        (["abcd", "abcd"], [[0, 1]], [[0, 1], [2, 3]], []),
+        (["abc", "abc"], [[0, 1]], [[0], [1]], []),
+        (["ab", "ab", "ab"], [[0, 1, 2]], [[0], [1], [0]], ["3 ranks share 2 GPUs on the host of rank 0"]),
+        (["ab", "ab"], [[0], [1]], [[0, 1], [0, 1]], []),
+        (["", "a", "a"], [[0], [1, 2]], [[], [0], [0]], ["2 ranks share 1 GPUs on the host of rank 1"]),
+        (["a", "b"], [[0, 1]], [[0], [0]], []),  # each sees one of them
     ],
 )
-def test_ranks_share_the_gpus_out(mpirun, ranks, devices, shares, warned):
-    result = mpirun(ranks, _SHARE, env=gpu_support.environment(devices=devices), timeout=60)
-    assert result.code == 0, result.text
+def test_ranks_share_the_gpus_of_their_host_out(monkeypatch, caplog, seen, hosts, shares, warned):
     for rank, share in enumerate(shares):
-        # MXNet's own build here is for the CPU alone.
-        assert f"rank {rank} has {share} {share} [cpu(0)]" in result.stdout, result.text
-    sentence = f"{ranks} ranks share {devices} GPUs on the host of rank 0, so several ranks use one"
-    assert result.stderr.count(sentence) == warned, result.text
+        monkeypatch.setattr(own_gpus, "process", _Process(rank, [list(gpus) for gpus in seen], hosts))
+        assert own_gpus.own_gpus() == own_gpus.own_gpus() == share
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == len(warned) and all(text in one for text, one in zip(warned, logged))
 
 
-def test_ranks_that_see_one_gpu_each(mpirun):
-    script = """
-    import os
-    from mpi4py import MPI
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(MPI.COMM_WORLD.rank)
-    """
-    result = mpirun(2, script + _SHARE, env=gpu_support.environment(devices=2), timeout=60)
+def test_ranks_that_share_a_gpu_say_so(mpirun):
+    result = mpirun(2, _SHARE, env=gpu_support.environment(devices=1), timeout=60)
     assert result.code == 0, result.text
-    assert "rank 0 has [0] [0]" in result.stdout and "rank 1 has [0] [0]" in result.stdout, result.text
-    assert "share" not in result.stderr, result.text
+    for rank in range(2):
+        # MXNet's own build here is for the CPU alone.
+        assert f"rank {rank} has [0] [0] [cpu(0)]" in result.stdout, result.text
+    sentence = "2 ranks share 1 GPUs on the host of rank 0, so several ranks use one"
+    assert result.stderr.count(sentence) == 1, result.text
 
 
 @pytest.mark.parametrize(("ranks", "devices", "road"), [(1, 2, "NCCL"), (2, 2, "NCCL"), (2, 1, "through host memory")])
@@ -204,17 +216,15 @@ def test_the_self_test_without_a_gpu(mpirun):
     assert result.code == 1 and "There is no GPU" in result.stdout, result.text
 
 
-@pytest.mark.parametrize("with_stream", [True, False])
-def test_an_operation_waits_for_the_stream_of_its_run_context(mpirun, with_stream):
+def test_an_operation_waits_for_the_stream_of_its_run_context(mpirun):
     """What the engine gives to an operation is made here: a device, and a stream object that begins with CUDA's."""
-    script = f"""
-    import ctypes, os, sys, time
-    sys.path.insert(0, {str(Path(__file__).parent)!r})
-    import mykv_core, numpy as np
+    script = """
+    import ctypes
+    import gpu_support, mykv_core, numpy as np
     from gpu_support import Cuda, DeviceArray
     from mpi4py import MPI
-    mykv_core.find_gpus([os.environ["MYKV_CUDA_LIBRARY"]], [os.environ["MYKV_NCCL_LIBRARY"]])
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {{}})
+    mykv_core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
+    mykv_core.init(MPI.COMM_WORLD.py2f(), {})
     rank, cuda = MPI.COMM_WORLD.rank, Cuda()
 
     class RunContext(ctypes.Structure):
@@ -223,20 +233,21 @@ def test_an_operation_waits_for_the_stream_of_its_run_context(mpirun, with_strea
     cuda.cudaSetDevice(rank)
     handle = cuda.stream()
     holder = (ctypes.c_void_p * 2)(handle.value, 0)
-    context = RunContext(2, rank, ctypes.addressof(holder) if {with_stream} else None)
-    array = DeviceArray(np.zeros(1000, "float32"), rank)
     late = DeviceArray(np.full(1000, rank + 1, "float32"), rank)
-    cuda.library.standin_delay(rank, handle, 500000)
-    cuda.library.cudaMemcpyAsync(
-        ctypes.c_void_p(array.pointer), ctypes.c_void_p(late.pointer), ctypes.c_size_t(4000), 3, handle
-    )
-    place = [(array.pointer, rank)]
-    memory = {{"inputs": place, "outputs": place, "context": ctypes.addressof(context)}}
-    mykv_core.submit_on_gpu("late", "allreduce", "float32", [1000], memory).wait()
-    print("sum", array.numpy()[0])
-    time.sleep(1)
+    for stream in (ctypes.addressof(holder), None):
+        context = RunContext(2, rank, stream)
+        array = DeviceArray(np.zeros(1000, "float32"), rank)
+        cuda.standin_delay(rank, handle, 500000)
+        cuda.cudaMemcpyAsync(array.pointer, late.pointer, 4000, 3, handle)
+        place = [(array.pointer, rank)]
+        memory = {"inputs": place, "outputs": place, "context": ctypes.addressof(context)}
+        mykv_core.submit_on_gpu("late", "allreduce", "float32", [1000], memory).wait()
+        print("sum", stream is not None, array.numpy()[0])
+    cuda.cudaStreamSynchronize(handle)
     """
-    result = mpirun(2, script, env=gpu_support.environment(delay_us=0), timeout=60)
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    environment = {**gpu_support.environment(delay_us=0), "PYTHONPATH": ":".join(paths)}
+    result = mpirun(2, script, env=environment, timeout=60)
     assert result.code == 0, result.text
     # Without a stream everything has happened already, as far as the core can know.
-    assert result.stdout.count("sum 3.0" if with_stream else "sum 0.0") == 2, result.text
+    assert result.stdout.count("sum True 3.0") == 2 and result.stdout.count("sum False 0.0") == 2, result.text
