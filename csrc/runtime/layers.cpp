@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "runtime/error.h"
+#include "runtime/meeting.h"
 #include "runtime/mpi_error.h"
 #include "runtime/ranges.h"
 #include "runtime/runtime.h"
@@ -20,7 +21,10 @@ constexpr size_t kMostAddressSpace = size_t{1} << 40;  // as of process sets
 std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& ranks, int color,
                                     RuntimeOptions options, const char* road) {
   MPI_Comm comm;
-  check_mpi(MPI_Comm_split(world.control(), color, world.rank(), &comm), "MPI_Comm_split");
+  {
+    const Meeting meeting(world.control());
+    check_mpi(MPI_Comm_split(world.control(), color, world.rank(), &comm), "MPI_Comm_split");
+  }
   const Communicator made(comm);
   options.world.labels = world.labels(ranks);
   options.world.most_address_space = kMostAddressSpace;
