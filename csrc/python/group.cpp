@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "compress/compressor.h"
+#include "memory/kept.h"
 #include "runtime/error.h"
 #include "runtime/meeting.h"
 #include "runtime/signature.h"
@@ -87,7 +88,7 @@ void require_running(const Buffer& buffer) {
 }  // namespace
 
 void attach_bridge(std::unique_ptr<mxnet::Bridge> made) {
-  (void)g_bridge.release();  // another thread may be in a push, without the GIL; a few hundred bytes per init()
+  if (g_bridge) keep_for_good(std::move(g_bridge));  // another thread may be in a push, without the GIL
   g_bridge = std::move(made);
 }
 

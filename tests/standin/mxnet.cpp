@@ -65,6 +65,7 @@ void end(Operation& operation, const std::string& error) {
   for (const auto& chunk : operation.chunks) chunk->error = error;
   operation.done = true;
   operation.before.clear();
+  operation.chunks.clear();
   operation.self.reset();
   --operations;
   changed.notify_all();
