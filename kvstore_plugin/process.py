@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from . import core as core_loader
-from . import gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
+from . import draining, gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -322,6 +322,7 @@ def _install_hooks() -> None:
     global _hooks_installed
     if not _hooks_installed:
         _hooks_installed = True
+        draining.begin()
         os.register_at_fork(after_in_child=_forget_in_child)
         sys.excepthook = _remembering(sys.excepthook)
         # Handlers run in the reverse order: this one before MXNet's own, which was registered with its import, and
@@ -411,7 +412,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     global core, _comm, _group
     seconds = settings.exit_wait_seconds()
     errors: list[str] = []
-    waiting = drain(seconds, errors)
+    drain(seconds, errors)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     liveness.end()
@@ -420,35 +421,21 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     membership = sys.modules.get(f"{__package__}.membership")
     if membership is not None:
         membership.end_all(_SETS_LOST if lost else _SETS_SHUT_DOWN)
-    # What did not finish has failed now, and MXNet would report that as an error of its exit. Either of the two that
-    # wait may be told of it.
-    drain(seconds, errors, waiting)
+    # What did not finish has failed now, and MXNet would report that as an error of its exit.
+    drain(seconds, errors)
     timeline = sys.modules.get(f"{__package__}.timeline")
     if timeline is not None:
         timeline.close()
     return errors
 
 
-def drain(
-    seconds: float, errors: list[str] | None = None, earlier: threading.Thread | None = None
-) -> threading.Thread | None:
+def drain(seconds: float, errors: list[str] | None = None) -> None:
     """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds.
 
-    Errors that nobody has looked at are moved to a list. Returns the thread that waits if that did not come to an end;
-    a later call that is given it as `earlier` waits for it too.
+    Errors that nobody has looked at are moved to a list, those that an earlier call has not waited for too.
     """
-    errors = [] if errors is None else errors
-    until = time.monotonic() + seconds
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
-    if compat is None:
-        return None
-    waiter = threading.Thread(target=compat.wait_for_all, args=(errors,), name="kvstore_plugin-drain", daemon=True)
-    try:
-        waiter.start()
-    except RuntimeError:  # Python 3.12 starts no thread while it exits
-        compat.wait_for_all(errors)
-        return None
-    for thread in (waiter, earlier):
-        if thread is not None:
-            thread.join(max(0.0, until - time.monotonic()))
-    return waiter if waiter.is_alive() else None
+    if compat is not None and not _forked:
+        heard = draining.wait(compat.wait_for_all, seconds)
+        if errors is not None:
+            errors.extend(heard)

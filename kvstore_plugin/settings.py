@@ -8,7 +8,7 @@ MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
 MYKV_NETWORK_BYTES     4194304    memory (bytes) for what other hosts send, per rank
 MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed between hosts
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
-MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own unfinished operations
+MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own operations, twice at most
 MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
 MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them

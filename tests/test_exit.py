@@ -415,16 +415,43 @@ def test_exception_in_a_thread_ends_that_thread_only(job):
 
 
 def test_shutdown_with_operations_that_the_other_never_asks_for(job):
-    """After MYKV_EXIT_WAIT_S it gives them up and says so, and the process ends as any other."""
+    """After MYKV_EXIT_WAIT_S it gives them up and says so, and the process ends as any other.
+
+    Twice, and it is the same thread that waits.
+    """
     result, seconds = job(
         """
-        array = sum_of(f"only {rank}", (100_000,))
-        print("now", flush=True)
-        mykv.shutdown()
+        for turn in range(2):
+            mykv.init()
+            array = sum_of(f"only {rank} {turn}", (100_000,))
+            if turn == 1:
+                print("now", flush=True)
+            mykv.shutdown()
+            assert [one.name for one in threading.enumerate()].count("kvstore_plugin-drain") == 1
         """,
         env={"MYKV_EXIT_WAIT_S": "1"},
     )
     assert seconds < _LIMIT
     assert result.code == 0, result.text
-    for rank in range(2):
-        assert f"'only {rank}'" in result.stderr and "it called shutdown()" in result.stderr, result.text
+    assert result.stderr.count("it called shutdown()") == 4, result.text
+    for one in ("only 0 0", "only 1 0", "only 0 1", "only 1 1"):
+        assert f"'{one}'" in result.stderr, result.text
+
+
+def test_end_where_python_starts_no_thread_any_more(job):
+    """As Python 3.12 does while it exits. Both ranks have operations that the other never asks for."""
+    result, seconds = job(
+        """
+        import atexit
+
+        def refuse(*_):
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+
+        atexit.register(lambda: setattr(threading.Thread, "start", refuse))  # runs before the handlers of mykv
+        array = sum_of(f"only {rank}", (100_000,))
+        print("now", flush=True)
+        """,
+        env={"MYKV_EXIT_WAIT_S": "1"},
+    )
+    assert seconds < _LIMIT
+    assert (result.code, _lines_of_ours(result.stderr)) == (0, []), result.text

@@ -1,0 +1,72 @@
+"""Waits for MXNet's engine, but not for ever.
+
+MXNet has no wait with a limit, so a thread waits, and whoever asked it goes on when the time is over. The thread is
+made once in a process, at its first init(), since Python 3.12 starts none any more while it exits. One is enough:
+MXNet's wait ends when nothing is left to do, whoever pushed it, so those who ask while it waits for others would wait
+no shorter in a thread of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable
+
+_Wait = Callable[[list], None]
+
+
+class _Waiter:
+    """A thread that runs a wait as often as it is asked to, and keeps the errors that nobody has taken yet."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._wait: _Wait | None = None
+        self._asked = self._done = 0
+        self._errors: list[str] = []
+        threading.Thread(target=self._run, name="kvstore_plugin-drain", daemon=True).start()
+
+    def ask(self, wait: _Wait, seconds: float) -> list[str]:
+        with self._condition:
+            self._wait = wait
+            self._asked += 1
+            mine = self._asked
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._done >= mine, seconds)
+            return [self._errors.pop(0) for _ in range(len(self._errors))]  # the thread may be adding another one
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._asked > self._done)
+                wait, asked = self._wait, self._asked
+            wait(self._errors)
+            with self._condition:
+                self._done = asked
+                self._condition.notify_all()
+
+
+_waiter: _Waiter | None = None
+
+
+def begin() -> None:
+    """Make the thread."""
+    global _waiter
+    try:
+        _waiter = _Waiter()
+    except RuntimeError:  # init() is called while Python 3.12 exits
+        _waiter = None
+
+
+def wait(wait_for_all: _Wait, seconds: float) -> list[str]:
+    """Let a wait run until its end or for so many seconds; returns the errors that it has moved to its list so far.
+
+    Parameters
+    ----------
+    wait_for_all : callable
+        Waits, and moves errors to the list that it is given.
+    seconds : float
+    """
+    if _waiter is not None:
+        return _waiter.ask(wait_for_all, seconds)
+    errors: list[str] = []
+    wait_for_all(errors)
+    return errors
