@@ -10,6 +10,7 @@
 #include "python/gpu.h"
 #include "python/group.h"
 #include "python/mpi_exit.h"
+#include "python/region.h"
 #include "python/timeline.h"
 #include "runtime/error.h"
 #include "runtime/inbox.h"
@@ -304,6 +305,7 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_compressor(m);
   bind_timeline(m);
   bind_mpi_exit(m);
+  bind_region(m);
   m.def("begin_stall_watch", &begin_stall_watch);
   m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
   m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),

@@ -34,24 +34,51 @@ size_t Region::reserve(size_t bytes) { return take(rounded(std::max(bytes, kLarg
 
 size_t Region::take(size_t size, bool commit) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::vector<size_t>& warm = warm_[size];
-  if (!warm.empty()) {
-    const size_t offset = warm.back();
-    warm.pop_back();
-    warm_bytes_ -= size;
-    return offset;
+  if (size <= kLarge) {
+    std::vector<size_t>& warm = warm_[size];
+    if (!warm.empty()) {
+      const size_t offset = warm.back();
+      warm.pop_back();
+      warm_bytes_ -= size;
+      return offset;
+    }
+    std::vector<size_t>& cold = cold_[size];
+    if (!cold.empty()) {
+      const size_t offset = cold.back();
+      if (commit) segment_.commit(offset, size);
+      cold.pop_back();
+      return offset;
+    }
   }
-  std::vector<size_t>& cold = cold_[size];
-  if (!cold.empty()) {
-    const size_t offset = cold.back();
-    if (commit) segment_.commit(offset, size);
-    cold.pop_back();
-    return offset;
+  std::optional<size_t> begin;
+  // What is free between large slots is for large ones: a small one in it, which stays, would leave two halves.
+  if (size > kLarge) begin = take_free(size, commit);
+  if (!begin) begin = take_new(size, commit);
+  if (!begin) {
+    free_all();
+    begin = take_free(size, commit);
   }
+  if (!begin) begin = take_new(size, commit);
+  if (!begin) throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes");
+  return *begin;
+}
+
+std::optional<size_t> Region::take_free(size_t size, bool commit) {
+  const size_t bytes = std::max(size, kPage);
+  const std::optional<size_t> begin = free_.find(bytes);
+  if (!begin) return std::nullopt;
+  if (commit) segment_.commit(*begin, bytes);
+  free_.take(*begin, bytes);
+  for (size_t rest = size; rest < bytes; rest += size) {
+    warm_[size].push_back(*begin + rest);
+    warm_bytes_ += size;
+  }
+  return begin;
+}
+
+std::optional<size_t> Region::take_new(size_t size, bool commit) {
   const size_t begin = round_up(next_, std::min(size, kPage));
-  if (begin + size > end_) {
-    throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes");
-  }
+  if (begin > end_ || size > end_ - begin) return std::nullopt;
   if (commit && begin + size > committed_) {
     const size_t from = std::max(committed_, begin / kPage * kPage);
     const size_t to = std::min(end_, std::max(begin + size, from + (size > kLarge ? 0 : kCommitStep)));
@@ -71,12 +98,39 @@ void Region::release(size_t offset, size_t bytes) {
   if (keep) {
     warm_bytes_ += size;
     warm_[size].push_back(offset);
-  } else {
-    segment_.discard(offset, size);
+    return;
+  }
+  segment_.discard(offset, size);
+  if (size <= kLarge) {
     cold_[size].push_back(offset);
+  } else {
+    free(offset, size);
   }
 }
 
 void Region::release_reserved(size_t offset, size_t bytes) { release(offset, std::max(bytes, kLarge + 1)); }
+
+void Region::free(size_t offset, size_t size) {
+  free_.add(offset, size);
+  // The last ones are as if they had never been taken.
+  next_ = free_.take_before(next_);
+  committed_ = std::min(committed_, next_);
+}
+
+void Region::free_all() {
+  for (auto& [size, offsets] : warm_) {
+    if (size < kPage) continue;
+    for (const size_t offset : offsets) {
+      segment_.discard(offset, size);
+      free(offset, size);
+    }
+    warm_bytes_ -= size * offsets.size();
+    offsets.clear();
+  }
+  for (auto& [size, offsets] : cold_) {
+    for (const size_t offset : offsets) free(offset, size);
+    offsets.clear();
+  }
+}
 
 }  // namespace mykv

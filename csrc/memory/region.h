@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "memory/extents.h"
 #include "memory/segment.h"
 
 namespace mykv {
@@ -28,15 +30,23 @@ class Region {
  private:
   static size_t rounded(size_t bytes);
   size_t take(size_t size, bool commit);
+  std::optional<size_t> take_free(size_t size, bool commit);
+  std::optional<size_t> take_new(size_t size, bool commit);
+  // The memory of these pages was given back.
+  void free(size_t offset, size_t size);
+  // Makes ranges of all slots that are free, but for those smaller than a page.
+  void free_all();
 
   const Segment& segment_;
   std::mutex mutex_;
-  size_t next_;
+  size_t next_;  // nothing is taken from here on
   size_t end_;
   size_t committed_ = 0;
-  // Slots that are free, by rounded size: those that still hold their memory, and mere addresses.
+  // What is free: slots by rounded size, which still hold their memory or are mere addresses; large ones are ranges of
+  // addresses, since they come in too many sizes. Where nothing else is left the others become ranges too.
   std::unordered_map<size_t, std::vector<size_t>> warm_;
   std::unordered_map<size_t, std::vector<size_t>> cold_;
+  Extents free_;
   size_t warm_bytes_ = 0;
 };
 
