@@ -6,7 +6,7 @@
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
-#   make torture         random programs, kills, delays, a soak, many keys; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
+#   make torture         random programs, kills, delays, a soak, many keys, fuzzing; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
 #   make lint            ruff and clang-format, which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
@@ -78,7 +78,11 @@ test: $(VENV)/.installed-cpu-test
 test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
 
+# What fuzzes parsers in Python; torture goes without where it cannot be installed.
+atheris = $(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
+
 torture: $(VENV)/.installed-cpu-test
+	-$(atheris)
 	$(call in,$(VENV)) && cd tests && python -m torture --minutes $(MINUTES) $(TORTURE_ARGS)
 
 bench: $(VENV)/.installed-cpu-bench
@@ -126,7 +130,7 @@ FUZZ_SECONDS ?= 60
 FUZZ_ARGS ?=
 
 fuzz: $(VENV)/.installed-cpu-test
-	$(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
+	$(atheris)
 	$(VENV)/bin/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 # An environment of its own, without MXNet: the core that is built there runs nowhere else.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
+import sys
 
 import pytest
 from harness import launcher
-from torture import delays, drawing, elastic, keys, kills, programs, soak, stops
+from torture import delays, drawing, elastic, fuzz, keys, kills, programs, soak, stops
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -62,3 +64,21 @@ def test_small_steps_hold_nothing():
 
 def test_keys_that_were_dropped_leave_nothing():
     _survived(keys.run(Budget(_ENOUGH, most=2000), [("core", 2, 1, 500)]), 6000)
+
+
+def test_a_parser_bears_what_a_fuzzer_tries_or_the_tool_is_noted_as_missing():
+    tally = fuzz.run(Budget(_ENOUGH, most=300), ["settings"])
+    if importlib.util.find_spec("atheris") is None:
+        assert tally.is_missing and not tally.tried and "atheris is not installed: settings" in tally.notes[0]
+    else:
+        _survived(tally, 300)
+
+
+def test_an_input_that_a_parser_does_not_bear_is_a_failure(monkeypatch):
+    script = "import sys; sys.exit('number_of_executed_units: 7\\nValueError: planted')"
+    monkeypatch.setattr(
+        fuzz.fuzzers, "commands", lambda _, names: {one: [sys.executable, "-c", script] for one in names}
+    )
+    tally = fuzz.run(Budget(_ENOUGH), ["news"])
+    assert tally.tried == 7 and len(tally.failures) == 1, tally
+    assert "ValueError: planted" in tally.failures[0] and "crashes-news" in tally.failures[0]

@@ -44,21 +44,26 @@ def main() -> int:
     chosen = parser.parse_args()
     chosen.work.mkdir(parents=True, exist_ok=True)
     total = failed = 0
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one fuzzer, one core
     for name, command in commands(chosen.work, chosen.only).items():
         inputs, failure = fuzz(name, command, chosen)
         total += inputs
-        failed += failure
+        failed += bool(failure)
     print(f"{total} inputs in all, {failed} parsers failed")
     return 1 if failed else 0
 
 
+def names() -> tuple[list[str], list[str]]:
+    """The parsers of the core, and those in Python."""
+    corpus = sorted(path.name for path in (HERE / "corpus").iterdir())
+    core = [name for name in corpus if f'{{"{name}", ' in (ROOT / "csrc/testing/parsers.cpp").read_text()]
+    return core, [name for name in corpus if name not in core]
+
+
 def commands(work: Path, only: list[str] | None) -> dict[str, list[str]]:
     """For each parser what runs its fuzzer."""
-    corpus = sorted(path.name for path in (HERE / "corpus").iterdir())
     found = {}
-    core = [name for name in corpus if f'{{"{name}", ' in (ROOT / "csrc/testing/parsers.cpp").read_text()]
-    wanted = [name for name in corpus if not only or name in only]
+    core, in_python = names()
+    wanted = [name for name in sorted(core + in_python) if not only or name in only]
     if set(core) & set(wanted):
         objects = compile_core(work)
     for name in wanted:
@@ -114,8 +119,8 @@ def link(work: Path, name: str, objects: list[str]) -> Path:
     return target
 
 
-def fuzz(name: str, command: list[str], chosen: argparse.Namespace) -> tuple[int, bool]:
-    """How many inputs a parser was given, and whether it failed."""
+def fuzz(name: str, command: list[str], chosen: argparse.Namespace) -> tuple[int, str]:
+    """How many inputs a parser was given, and what the fuzzer said if it failed."""
     found, crashes = chosen.work / f"found-{name}", chosen.work / f"crashes-{name}"
     for path in (found, crashes):
         path.mkdir(exist_ok=True)
@@ -129,15 +134,22 @@ def fuzz(name: str, command: list[str], chosen: argparse.Namespace) -> tuple[int
     ]
     options += [f"-max_len={MOST_BYTES.get(name, 4096)}"]
     limits = [f"-max_total_time={max(1, round(chosen.seconds))}", f"-runs={chosen.runs}"]
-    ran = subprocess.run([*command, *options, *limits, str(found), str(corpus)], capture_output=True, text=True)
+    command = [*command, *options]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # one fuzzer, one core
+    ran = subprocess.run(
+        [*command, *limits, str(found), str(corpus)], capture_output=True, text=True, errors="replace", env=environment
+    )
     count = re.search(r"number_of_executed_units:\s*(\d+)|Done (\d+) runs", ran.stderr)
     inputs = int(count.group(1) or count.group(2)) if count else 0
     print(f"{name}: {inputs} inputs, exit code {ran.returncode}", flush=True)
     if ran.returncode:
         print(ran.stderr[-6000:])
-    elif chosen.keep:
-        subprocess.run([*command, *options, "-merge=1", str(corpus), str(found)], check=True, capture_output=True)
-    return inputs, ran.returncode != 0
+        return inputs, ran.stderr[-6000:] or f"exit code {ran.returncode}"
+    if chosen.keep:
+        subprocess.run(
+            [*command, "-merge=1", str(corpus), str(found)], check=True, capture_output=True, env=environment
+        )
+    return inputs, ""
 
 
 if __name__ == "__main__":

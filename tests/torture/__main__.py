@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{'target':<12}{'tried':>10}{'survived':>10}{'failed':>10}")
     for name, tally in tallies.items():
         print(f"{name:<12}{tally.tried:>10}{tally.survived:>10}{len(tally.failures):>10}")
-    return 1 if any(tally.failures or not tally.tried for tally in tallies.values()) else 0
+    return 1 if any(one.failures or not (one.tried or one.is_missing) for one in tallies.values()) else 0
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ class Tally:
     tried: int = 0
     failures: list[str] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
+    is_missing: bool = False  # nothing could be tried, for want of a tool that the notes name
 
     @property
     def survived(self) -> int:

@@ -11,4 +11,5 @@ TARGETS = {
     "soak": "torture.soak",  # very many small steps: nothing grows
     "keys": "torture.keys",  # very many keys, made and dropped: none is left
     "large": "torture.large",  # arrays that fill more than half of the memory
+    "fuzz": "torture.fuzz",  # fuzzed bytes for every parser of what comes from outside
 }
