@@ -14,7 +14,9 @@ the batches of all workers: a step that was applied twice, by half or not at all
 """
 
 import json
+import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -44,6 +46,17 @@ if plan.get("by_mpi"):
     liveness._Watch._follow = lambda *_: None
 mykv.init()
 me = mykv.rank()  # at the beginning: the name of this worker
+
+
+def note_notice(record):
+    """A filter of log records that keeps all: this worker's name beside its own words that it has noticed a death."""
+    at = re.search(r"noticed at ([\d.]+)", record.getMessage())
+    if at:
+        say("notices", me, at.group(1))
+    return True
+
+
+logging.getLogger("kvstore_plugin").addFilter(note_notice)
 loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 digits = load_digits()
 order = np.random.RandomState(0).permutation(len(digits.images))

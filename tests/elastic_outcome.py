@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _NOTICE_S = 2.0
@@ -11,7 +12,7 @@ _AGAIN_S = 10.0  # from the death of a worker while the others begin again, unti
 _ROUNDING = 5e-3
 
 
-def survivors(ranks: int, died_at: dict[int, float], stdout: str, stderr: str) -> list[dict[str, str]]:
+def survivors(ranks: int, died_at: dict[int, float], stdout: str) -> list[dict[str, str]]:
     """What each survivor says at the end; raises an AssertionError where they are not what all jobs must be.
 
     Parameters
@@ -20,19 +21,15 @@ def survivors(ranks: int, died_at: dict[int, float], stdout: str, stderr: str) -
         At the beginning.
     died_at : dict of float
         For each that died, by its first rank: when, as time.time() shows it.
-    stdout, stderr : str
+    stdout : str
         Of all workers.
     """
     ends = [line.split() for line in stdout.splitlines() if line.startswith("end ")]
     said = [{"was": end[1], "rank": end[2], "size": end[3], **dict(zip(end[4::2], end[5::2]))} for end in ends]
     assert sorted(int(one["was"]) for one in said) == sorted(set(range(ranks)) - set(died_at)), "others are left"
     assert all(int(one["size"]) == len(said) for one in said), "they do not know how many are left"
-    together = _together(stdout)
-    noticed = [float(time) for time in re.findall(r"noticed at ([\d.]+)", stderr)]
-    for rank, died in died_at.items():
-        in_time = any(0 <= time - died < _NOTICE_S for time in noticed)
-        in_time = in_time or any(0 <= time - died < _AGAIN_S for time in together)
-        assert in_time, f"the death of rank {rank} was not noticed"
+    require_notices(ranks, died_at, stdout)
+    _require_one_state(stdout)
     for one in said:
         assert one["steps"] == one["replayed"] == one["updates"], "a step is missing or counts twice"
         assert float(one["difference"]) < _ROUNDING, "a step was applied twice or by half"
@@ -40,14 +37,41 @@ def survivors(ranks: int, died_at: dict[int, float], stdout: str, stderr: str) -
     return said
 
 
-def _together(stdout: str) -> list[float]:
-    """When workers trained again; all that did so together had the same step and the same weights and states."""
-    resets: dict[str, set] = {}
-    times = []
-    for line in stdout.splitlines():
-        if line.startswith("reset "):
-            _, _, _, size, step, checksum, time = line.split()
-            resets.setdefault(size, set()).add((step, checksum))
-            times.append(float(time))
-    assert all(len(seen) == 1 for seen in resets.values()), "they began again from different states"
-    return times
+def require_notices(ranks: int, died_at: dict[int, float], stdout: str) -> None:
+    """Each survivor must have noticed each death, in time.
+
+    One that was together with the others after all deaths before has said so. For one that was still beginning again
+    after such a death, what it says may be about that one: it must train again with one worker less.
+    """
+    for number, (dead, died) in enumerate(sorted(died_at.items(), key=lambda one: (one[1], one[0]))):
+        left = ranks - number - 1  # after this death
+        for worker in sorted(set(range(ranks)) - set(died_at)):
+            noticed = [float(time) for time in re.findall(rf"^notices {worker} ([\d.]+)$", stdout, re.MULTILINE)]
+            again = [(time, size) for name, size, _, _, time in _resets(stdout) if name == worker]
+            size = min((size for time, size in again if time <= died), default=ranks)
+            if size == left + 1:
+                until = min((time for time, _ in again if time > died), default=math.inf)
+                took = [time - died for time in noticed if died <= time <= until]
+                assert min(took, default=_NOTICE_S) < _NOTICE_S, _unnoticed(worker, dead, took)
+            else:
+                took = [time - died for time, size in again if time >= died and size <= left]
+                assert min(took, default=_AGAIN_S) < _AGAIN_S, _unnoticed(worker, dead, took)
+
+
+def _unnoticed(worker: int, dead: int, took: list[float]) -> str:
+    when = f"after {min(took):.1f} s" if took else "not at all"
+    return f"worker {worker} noticed the death of worker {dead} {when}"
+
+
+def _resets(stdout: str) -> list[tuple[int, int, str, str, float]]:
+    """When a worker trained again: its name, with how many, at which step, a checksum, and the time."""
+    lines = [line.split() for line in stdout.splitlines() if line.startswith("reset ")]
+    return [(int(me), int(size), step, checksum, float(time)) for _, me, _, size, step, checksum, time in lines]
+
+
+def _require_one_state(stdout: str) -> None:
+    """All that trained again together had the same step and the same weights and states."""
+    seen: dict[int, set] = {}
+    for _, size, step, checksum, _ in _resets(stdout):
+        seen.setdefault(size, set()).add((step, checksum))
+    assert all(len(states) == 1 for states in seen.values()), "they began again from different states"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -40,7 +41,7 @@ def job(mpirun):
         died = {int(rank): float(at) for rank, at in re.findall(r"^dies (\d+) ([\d.]+)$", result.stdout, re.MULTILINE)}
         assert sorted(died) == sorted(map(int, plan["deaths"])), result.text
         try:
-            return result, elastic_outcome.survivors(ranks, died, result.stdout, result.stderr)
+            return result, elastic_outcome.survivors(ranks, died, result.stdout)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{result.text}") from error
 
@@ -128,6 +129,40 @@ def test_a_job_goes_on_with_more_workers_from_a_checkpoint(job, tmp_path):
     job(3, {"deaths": {"1": ["update", 4]}, "sharded": True, "most": 9, "save": kept})
     _, said = job(4, {"deaths": {"2": ["forward", 14]}, "sharded": True, "most": 20, "load": kept})
     assert [one["steps"] for one in said] == ["20"] * 3
+
+
+_NOTICED = """
+notices 0 10.100
+notices 2 10.200
+notices 3 10.300
+reset 0 0 3 5 aa 11.000
+reset 2 1 3 5 aa 11.100
+reset 3 2 3 5 aa 11.200
+notices 0 11.250
+notices 3 11.300
+reset 0 0 2 6 bb 12.000
+reset 3 1 2 6 bb 12.000
+"""
+
+
+@pytest.mark.parametrize(
+    "died_at, without, words",
+    [
+        ((10.0, 11.21), "", None),
+        ((10.0, 11.21), "notices 3 11.300", "worker 3 noticed the death of worker 2 not at all"),
+        ((10.0, 11.21), "notices 0 10.100", "worker 0 noticed the death of worker 1 not at all"),
+        ((8.2, 11.21), "", "worker 3 noticed the death of worker 1 after 2.1 s"),
+        ((10.0, 10.1), "", None),  # what is noticed there may be the first death alone, but they go on without both
+        ((10.0, 10.1), "notices 3 11.300", None),
+        ((10.0, 10.1), "reset 3 1 2 6 bb 12.000", "worker 3 noticed the death of worker 2 not at all"),
+        ((1.0, 1.1), "", "worker 0 noticed the death of worker 1 after 9.1 s"),
+    ],
+)
+def test_what_jobs_say_must_show_that_each_survivor_noticed_each_death(died_at, without, words):
+    deaths = dict(zip((1, 2), died_at))
+    expectation = pytest.raises(AssertionError, match=words) if words else contextlib.nullcontext()
+    with expectation:
+        elastic_outcome.require_notices(4, deaths, _NOTICED.replace(f"{without}\n", "") if without else _NOTICED)
 
 
 def test_a_job_that_ends_with_its_first_process_is_refused():

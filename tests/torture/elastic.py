@@ -57,7 +57,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
                 lost += 1
             else:
                 try:
-                    elastic_outcome.survivors(job.ranks, died, ended.text, ended.text)
+                    elastic_outcome.survivors(job.ranks, died, ended.text)
                 except AssertionError as error:
                     problem = str(error)
             problem = problem or _left(job)
