@@ -171,6 +171,7 @@ std::vector<int> World::labels(const std::vector<int>& ranks) const {
   return result;
 }
 
+// A rank leaves when it likes: news of the others may be on their way to it, also after a shutdown() of all.
 World::~World() {
   if (hosts_.size() > 1) let_go();
 }
