@@ -98,6 +98,21 @@ def test_several_devices_of_a_rank_and_other_operations_go_through_host_memory(g
     assert (_calls(gpus) == before).all()
 
 
+@pytest.mark.parametrize("other", [0, 3])
+def test_ranks_with_other_numbers_of_arrays_find_one_road(gpus, other):
+    """One rank has two replicas on two GPUs; with NCCL alone they would take part from both."""
+    before = _calls(gpus)
+    devices = (0, 1) if gpus.rank == other else (0,)
+    data = [gpus.array(np.full(_LARGE, gpus.rank + 1.0), i) for i in devices]
+    outs = [gpus.array(np.zeros(_LARGE), i) for i in devices]
+    memory = {"inputs": [place(a) for a in data], "outputs": [place(a) for a in outs]}
+    assert gpus.submit(f"numbers {other}", "allreduce", (_LARGE,), memory, dtype="float64").wait(LIMIT)
+    assert all((out.numpy() == 10 + other + 1).all() for out in outs)
+    assert (_calls(gpus) == before).all()
+    work, out = gpus.allreduce(f"numbers {other}", np.ones(_LARGE))  # the next under the name is one of layers
+    assert work.wait(LIMIT) and (out.numpy() == 4).all() and (_calls(gpus) > before).any()
+
+
 @pytest.mark.parametrize("other", [1, 2])
 def test_what_differs_or_is_refused_is_the_usual_error_on_all_ranks(gpus, other):
     def error_of(work) -> str:

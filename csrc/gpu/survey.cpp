@@ -159,9 +159,8 @@ Road Survey::road_of(const Operation& operation, const DeviceMemory& devices, bo
   if (layered) {
     Operation unscaled = operation;
     unscaled.scale = 1.0;
-    const bool one_each = scattered || (devices.inputs.size() == 1 && devices.outputs.size() == 1);
-    const bool fits = operation.kind == Kind::allreduce && operation.bytes() >= kLayeredBytes && nccl_can(unscaled) &&
-                      one_each && on_one_gpu(devices);
+    // Where the memory of each rank lies they tell each other when they meet.
+    const bool fits = operation.kind == Kind::allreduce && operation.bytes() >= kLayeredBytes && nccl_can(unscaled);
     return fits ? Road::layered : Road::staged;
   }
   const bool lies_well =

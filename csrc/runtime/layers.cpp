@@ -1,6 +1,7 @@
 #include "runtime/layers.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "runtime/error.h"
@@ -15,15 +16,16 @@ namespace mykv {
 
 namespace {
 
+const std::string kBetween = "between hosts: ";        // before what went wrong there, on all hosts alike
 constexpr size_t kMostAddressSpace = size_t{1} << 40;  // as of process sets
 
 // The ranks of this color have a runtime of their own. Collective.
-std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& ranks, int color,
+std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& ranks, int color, int key,
                                     RuntimeOptions options, const char* road) {
   MPI_Comm comm;
   {
     const Meeting meeting(world.control());
-    check_mpi(MPI_Comm_split(world.control(), color, world.rank(), &comm), "MPI_Comm_split");
+    check_mpi(MPI_Comm_split(world.control(), color, key, &comm), "MPI_Comm_split");
   }
   const Communicator made(comm);
   options.world.labels = world.labels(ranks);
@@ -66,9 +68,12 @@ struct Layers::Going {
   Going(Runtime& of, Request given) : world(of), request(std::move(given)) {}
 
   Runtime& world;
-  Request request;  // its sources and targets are all of its memory
+  Request request;  // from begin() on its sources and targets are all of its memory
+  uint8_t fits = 0;
+  uint8_t all_fit = 0;
   int device = -1;
   int layer = 0;
+  bool failed_within = false;  // already when the host added up
   std::string error;
 
   // Of an error of one layer, what those of the next are told.
@@ -86,13 +91,38 @@ Layers::Layers(const World& world, const RuntimeOptions& options)
     : rank_(world.local_rank()), size_(world.local_size()) {
   RuntimeOptions here = options, across = options;
   here.world.virtual_hosts = 1;
-  host_ = runtime_of(world, world.hosts()[static_cast<size_t>(world.host())], world.host(), here, "nccl");
-  if (!host_->gpus().nccl) throw Error("NCCL does not serve the ranks of a host: " + host_->gpus().reason);
+  std::string failure;  // which the other hosts would wait for
+  try {
+    const std::vector<int>& ranks = world.hosts()[static_cast<size_t>(world.host())];
+    host_ = runtime_of(world, ranks, world.host(), world.rank(), here, "nccl");
+    if (!host_->gpus().nccl) throw Error("NCCL does not serve the ranks of a host: " + host_->gpus().reason);
+  } catch (const Error& error) {
+    failure = error.what();
+  }
+  world.throw_failures(failure);
   // Its ranks are on hosts of their own, also where these are of one machine.
   across.world.virtual_hosts = static_cast<int>(world.hosts().size());
   std::vector<int> ranks;
   for (const std::vector<int>& host : world.hosts()) ranks.push_back(host[static_cast<size_t>(rank_)]);
-  between_ = runtime_of(world, ranks, rank_, across, "host");
+  try {
+    between_ = runtime_of(world, ranks, rank_, world.host(), across, "host");
+  } catch (const Error& error) {
+    failure = error.what();
+  }
+  world.throw_failures(failure);
+}
+
+// Whether the memory of this rank can be added up by NCCL: on one GPU, one array of each kind or pieces that are all of
+// it.
+bool Layers::fits(const Request& request) const {
+  const DeviceMemory& devices = *request.devices;
+  std::set<int> all(devices.inputs.begin(), devices.inputs.end());
+  all.insert(devices.outputs.begin(), devices.outputs.end());
+  if (all.size() > 1 || aliases_wrongly(request)) return false;
+  if (!request.scattered) return request.inputs.size() == 1 && request.outputs.size() == 1;
+  size_t covered = 0;
+  for (const Target& target : request.targets) covered += target.count;
+  return covered == request.operation.count;
 }
 
 Shard Layers::shard_of(size_t count, int rank) const {
@@ -102,41 +132,69 @@ Shard Layers::shard_of(size_t count, int rank) const {
 }
 
 void Layers::post(Runtime& world, Request request) {
-  const size_t count = request.operation.count;
-  if (!request.scattered) {
-    for (const void* input : request.inputs) request.sources.push_back({0, count, input});
-    for (void* output : request.outputs) request.targets.push_back({0, count, output});
-  }
-  size_t covered = 0;
-  for (const Target& target : request.targets) covered += target.count;
-  if (request.refusal.empty() && covered != count) request.refusal = "its outputs are not all of it";
-  if (request.refusal.empty() && aliases_wrongly(request)) request.refusal = "its input and its output overlap in part";
   const auto going = std::make_shared<Going>(world, std::move(request));
   const Request& all = going->request;
-  if (!all.devices->inputs.empty()) going->device = all.devices->inputs[0];
+  going->fits = fits(all);
   Request meeting;
   meeting.name = all.name;
   meeting.turn = all.turn;
   meeting.signature = all.signature;
   meeting.refusal = all.refusal;
-  meeting.operation.dtype = all.operation.dtype;
+  meeting.operation.set_arrays(DType::uint8, 1);
+  meeting.operation.reduce_op = ReduceOp::min;
   meeting.operation.priority = all.operation.priority;
-  meeting.scattered = true;
+  meeting.inputs = {&going->fits};
+  meeting.outputs = {&going->all_fit};
   meeting.done = [this, going](const std::string* error) {
     if (error != nullptr) {
-      going->request.done(error);
+      end(going, error);
+    } else if (going->all_fit != 0) {
+      begin(going);
     } else {
-      next(going);
+      Request request = going->request;
+      request.name += " through host memory";
+      request.operation.road = Road::staged;
+      request.done = [this, going](const std::string* failure) { end(going, failure); };
+      going->world.post(std::move(request));
     }
   };
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++going_;
+  }
   world.post(std::move(meeting));
 }
 
-// Each layer comes on all ranks, with a refusal where one before has failed: nobody waits for those who know of it.
+void Layers::wait(std::chrono::steady_clock::duration patience) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  ended_.wait_for(lock, patience, [&] { return going_ == 0; });
+}
+
+void Layers::end(const std::shared_ptr<Going>& going, const std::string* error) {
+  going->request.done(error);
+  std::lock_guard<std::mutex> lock(mutex_);
+  --going_;
+  ended_.notify_all();
+}
+
+void Layers::begin(const std::shared_ptr<Going>& going) {
+  Request& all = going->request;
+  const size_t count = all.operation.count;
+  if (!all.scattered) {
+    for (const void* input : all.inputs) all.sources.push_back({0, count, input});
+    for (void* output : all.outputs) all.targets.push_back({0, count, output});
+  }
+  const std::vector<int>& devices = all.devices->inputs.empty() ? all.devices->outputs : all.devices->inputs;
+  if (!devices.empty()) going->device = devices[0];
+  next(going);
+}
+
+// Each layer comes on all ranks, with a refusal where one before has failed: nobody waits for those who know of it. The
+// ranks of a host that could not add up all know that, and need not meet again.
 void Layers::next(const std::shared_ptr<Going>& going) {
   constexpr int kLayers = 3;
-  if (going->layer == kLayers) {
-    going->request.done(going->error.empty() ? nullptr : &going->error);
+  if (going->layer == kLayers || (going->layer == kLayers - 1 && going->failed_within)) {
+    end(going, going->error.empty() ? nullptr : &going->error);
     return;
   }
   const int layer = going->layer++;
@@ -146,12 +204,18 @@ void Layers::next(const std::shared_ptr<Going>& going) {
   request.signature = going->request.signature;
   request.owner = going->request.owner;
   request.operation.priority = going->request.operation.priority;
-  if (!going->error.empty()) request.refusal = going->relayed();
+  const bool failed_before = !going->error.empty();
+  if (failed_before) request.refusal = (layer == kLayers - 1 ? kBetween : "") + going->relayed();
   Runtime& runtime = layer == 1 ? *between_ : *host_;
-  request.done = [this, going, &runtime](const std::string* error) {
+  request.done = [this, going, layer, failed_before, &runtime](const std::string* error) {
     if (error != nullptr && going->error.empty()) going->error = *error;
-    // A rank that can do no more in one of its runtimes leaves the others too.
-    const std::string broken = error != nullptr ? runtime.broken() : "";
+    if (error != nullptr && layer == 0) going->failed_within = true;
+    // A rank that can do no more in one of its runtimes leaves the others too. So do those of a host that alone has not
+    // got what all hosts have: they would go on with other values.
+    std::string broken = error != nullptr ? runtime.broken() : "";
+    const bool alone = error != nullptr && layer == kLayers - 1 && !failed_before &&
+                       error->find(kBetween) == std::string::npos && !runtime.left();
+    if (broken.empty() && alone) broken = *error;
     if (!broken.empty()) going->world.break_off(broken);
     next(going);
   };

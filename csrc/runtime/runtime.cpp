@@ -473,6 +473,7 @@ void Runtime::leave(const std::string& reason) {
   stopping_.store(true);
   rendezvous_.bell(world_.local_rank()).ring();
   thread_.join();
+  if (layers_) layers_->wait(kLeavePatience);
   for (const auto& one : own_runtimes()) one->leave(reason);
 }
 

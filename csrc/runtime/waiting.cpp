@@ -270,7 +270,8 @@ void Runtime::break_off(const std::string& reason) {
                                    "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    break_off_ = reason;
+    if (break_off_.empty() || !lost_.load())
+      break_off_ = reason;  // that a process was lost says more than what follows
     wished_.store(true, std::memory_order_release);
   }
   rendezvous_.bell(world_.local_rank()).ring();
@@ -283,7 +284,11 @@ void Runtime::signal_under_lock(int number) {
 }
 
 void Runtime::lose(const std::string& reason) {
-  lost_.store(true);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    break_off_ = reason;
+    lost_.store(true);
+  }
   break_off(reason);
 }
 

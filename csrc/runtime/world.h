@@ -109,6 +109,8 @@ class World {
 
   // Throws Error on every rank unless all ranks pass the same value. Collective.
   void require_same(const char* what, uint64_t value) const;
+  // Throws Error on all ranks where one of them has failed with that; empty: it has not. Collective.
+  void throw_failures(const std::string& mine) const;
   // What each rank says, cut after 1 KiB. Collective.
   std::vector<std::string> texts(const std::string& mine) const;
   // Why this rank shares no memory with the others of its machine, where that is not because they are in another
@@ -120,7 +122,6 @@ class World {
  private:
   std::string meet_on_host(Communicator candidates);
   std::string settle(const Communicator& group);
-  void throw_failures(const std::string& mine) const;
   void require_same_versions() const;
 
   const WorldOptions options_;

@@ -67,7 +67,9 @@ WireFormat::Place Chunk::place(const Segment& values, SliceExchange::Leg leg, si
   if (const CompressionState* compression = exchange_.wire().compression()) {
     const World& world = exchange_.world();
     const bool alike = compression->compressor().draws_alike();
-    const uint64_t numbers[] = {static_cast<uint64_t>(world.local_rank()), number_, owner,
+    // The slice's, by its owner on the first host: there may be groups of a single rank on each host beside each other.
+    const int slice = world.label(world.hosts()[0][static_cast<size_t>(world.local_rank())]);
+    const uint64_t numbers[] = {static_cast<uint64_t>(slice), number_, owner,
                                 alike ? 0 : static_cast<uint64_t>(leg) + 1,
                                 alike ? 0 : static_cast<uint64_t>(world.rank())};
     place.stream = hash_bytes(numbers, sizeof numbers, compression->name());

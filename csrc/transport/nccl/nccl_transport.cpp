@@ -83,6 +83,8 @@ bool NcclTransport::holds(uint32_t entry) const {
 bool NcclTransport::progress() {
   if (!polling()) return false;
   if (peer_lost_) {
+    const int gone = rendezvous_.departed_rank();
+    if (gone >= 0 && gone != world_.label(world_.rank())) throw Error(rendezvous_.departed_text());
     if (Clock::now() - peer_lost_->first > kLostPatience) throw peer_lost_->second;
     return false;
   }
