@@ -87,7 +87,7 @@ void given_up(uint32_t seed) {
       Sum sum(ranks[rank], "lost", count);
       if (rank == who) {
         usleep(wait_us);
-        ranks[rank].give_up("lost", "nobody wants it");
+        ranks[rank].give_up({{"lost", "nobody wants it"}});
       }
       errors[static_cast<size_t>(rank)] = sum.outcome.wait("lost");
       if (errors[static_cast<size_t>(rank)]) {
