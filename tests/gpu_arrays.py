@@ -109,3 +109,38 @@ def check_random_allreduces(gpus, seed: int, cases: int = 24, shape_of=None) -> 
         got = to_numbers(results[-1], dtype)
         np.testing.assert_allclose(got, expected, rtol=EPSILON.get(dtype, 0), err_msg=f"{dtype} {op} {scale}")
     gpus.same_bits(*results)
+
+
+# The beginning of a script of ranks in which something is made to fail: its indentation is that of a test's text.
+FAILING = """
+    import os, sys, threading, time, traceback
+    import gpu_support, numpy as np
+    from gpu_support import Cuda, DeviceArray, Nccl
+    import mykv_core as core
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+
+    def fail(*error):
+        traceback.print_exception(*error)
+        world.Abort(1)
+
+    sys.excepthook = fail
+    rank = world.rank
+    core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
+    cuda, nccl = Cuda(), Nccl()
+    data = DeviceArray(np.ones(40000, "float32"), rank)
+
+    def submit(name):
+        place = [(data.pointer, rank)]
+        return core.submit_on_gpu(name, "allreduce", "float32", [40000], {"inputs": place, "outputs": place}, "max")
+
+    def left():
+        return nccl.standin_nccl_live(), cuda.standin_live_streams(), cuda.standin_allocated(rank)
+
+    def stall():
+        core.begin_stall_watch()
+        core.next_stalls(0.0, 0.5)
+        core.end_stall_watch()
+
+"""

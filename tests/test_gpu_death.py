@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gpu_support
 import pytest
+from gpu_arrays import FAILING
 from harness import launcher
 
 _PATHS = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
@@ -56,37 +57,9 @@ def test_a_rank_that_is_killed_while_nccl_sums_ends_the_job_and_leaves_no_proces
 
 def test_failures_between_layers_end_on_all_ranks_and_leave_nothing_behind(mpirun):
     """MYKV_GPU_HOSTS=arena: what fails in NCCL on one host ends on the others too."""
-    script = """
-    import os, sys, threading, time, traceback
-    import gpu_support, numpy as np
-    from gpu_support import Cuda, DeviceArray, Nccl
-    import mykv_core as core
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-
-    def fail(*error):
-        traceback.print_exception(*error)
-        world.Abort(1)
-
-    sys.excepthook = fail
-    rank = world.rank
-    core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
-    cuda, nccl = Cuda(), Nccl()
-    data = DeviceArray(np.ones(40000, "float32"), rank)
-
-    def submit(name):
-        place = [(data.pointer, rank)]
-        return core.submit_on_gpu(name, "allreduce", "float32", [40000], {"inputs": place, "outputs": place}, "max")
-
-    def left():
-        return nccl.standin_nccl_live(), cuda.standin_live_streams(), cuda.standin_allocated(rank)
-
-    def stall():
-        core.begin_stall_watch()
-        core.next_stalls(0.0, 0.5)
-        core.end_stall_watch()
-
+    script = (
+        FAILING
+        + """
     def hang():
         nccl.standin_nccl_plant("hang", 1, 1)
         threading.Thread(target=stall).start()
@@ -140,6 +113,7 @@ def test_failures_between_layers_end_on_all_ranks_and_leave_nothing_behind(mpiru
     assert cuda.violations() == []
     print("all is well", flush=True)
     """
+    )
     result = mpirun(4, script, env=_environment(nccl_launch_us=300))
     assert result.code == 0, result.text
     assert result.stdout.count("all is well") == 4, result.text

@@ -8,7 +8,7 @@ from pathlib import Path
 import gpu_support
 import numpy as np
 import pytest
-from gpu_arrays import LIMIT, Gpus, check_random_allreduces, piece, place
+from gpu_arrays import FAILING, LIMIT, Gpus, check_random_allreduces, piece, place
 from gpu_support import DeviceArray
 
 _ENV = {"MYKV_TEST_POOL": "nccl"}
@@ -328,37 +328,10 @@ def test_a_gpu_without_memory_for_ours_is_an_error_and_the_rest_goes_on(gpus):
     assert work.wait(LIMIT)
 
 
-_FAILURES = """
-    import os, sys, threading, time, traceback
-    import gpu_support, numpy as np
-    from gpu_support import Cuda, DeviceArray, Nccl
-    import mykv_core as core
-    from mpi4py import MPI
-
-    world = MPI.COMM_WORLD
-
-    def fail(*error):
-        traceback.print_exception(*error)
-        world.Abort(1)
-
-    sys.excepthook = fail
-    rank, size, hosts = world.rank, world.size, int(sys.argv[1])
-    core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
-    cuda, nccl = Cuda(), Nccl()
-    data = DeviceArray(np.ones(1000, "float32"), rank)
-
-    def submit(name):
-        place = [(data.pointer, rank)]
-        return core.submit_on_gpu(name, "allreduce", "float32", [1000], {"inputs": place, "outputs": place}, "max",
-                                  1.0, 0, 0, "", "")
-
-    def left():
-        return nccl.standin_nccl_live(), cuda.standin_live_streams(), cuda.standin_allocated(rank)
-
-    def stall():
-        core.begin_stall_watch()
-        core.next_stalls(0.0, 0.5)
-        core.end_stall_watch()
+_FAILURES = (
+    FAILING
+    + """
+    size, hosts = world.size, int(sys.argv[1])
 
     def abandon():
         core.abandon("it was told to")
@@ -423,6 +396,7 @@ _FAILURES = """
     assert cuda.violations() == []
     print("all is well", flush=True)
 """
+)
 
 
 def _environment(**settings):
