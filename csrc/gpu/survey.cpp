@@ -105,14 +105,13 @@ bool distinct(std::vector<int> devices) {
   return std::adjacent_find(devices.begin(), devices.end()) == devices.end();
 }
 
-// A piece of one GPU would need its counterpart on the same one of every rank.
+}  // namespace
+
 bool on_one_gpu(const DeviceMemory& devices) {
   std::set<int> all(devices.inputs.begin(), devices.inputs.end());
   all.insert(devices.outputs.begin(), devices.outputs.end());
   return all.size() <= 1;
 }
-
-}  // namespace
 
 Survey survey(const World& world, const Settings& settings) {
   std::vector<Equipment> all;

@@ -28,6 +28,9 @@ struct Survey {
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.
 Survey survey(const World& world, const Settings& settings);
 
+// Whether all of it lies on one GPU: a piece would need its counterpart on the same one of every rank.
+bool on_one_gpu(const DeviceMemory& devices);
+
 // Whether NCCL computes it as the core's own kernels do: it has no bool and no integers of 16 bits, and scales no
 // integers.
 bool nccl_can(const Operation& operation);

@@ -1,7 +1,6 @@
 #include "runtime/layers.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "runtime/error.h"
@@ -115,10 +114,7 @@ Layers::Layers(const World& world, const RuntimeOptions& options)
 // Whether the memory of this rank can be added up by NCCL: on one GPU, one array of each kind or pieces that are all of
 // it.
 bool Layers::fits(const Request& request) const {
-  const DeviceMemory& devices = *request.devices;
-  std::set<int> all(devices.inputs.begin(), devices.inputs.end());
-  all.insert(devices.outputs.begin(), devices.outputs.end());
-  if (all.size() > 1 || aliases_wrongly(request)) return false;
+  if (!gpu::on_one_gpu(*request.devices) || aliases_wrongly(request)) return false;
   if (!request.scattered) return request.inputs.size() == 1 && request.outputs.size() == 1;
   size_t covered = 0;
   for (const Target& target : request.targets) covered += target.count;
