@@ -138,6 +138,18 @@ FAILING = """
     def left():
         return nccl.standin_nccl_live(), cuda.standin_live_streams(), cuda.standin_allocated(rank)
 
+    def fly(options, waits):
+        core.init(world.py2f(), options)
+        works = [submit(f"flying {k}") for k in range(5)]
+        if waits:
+            assert all(work.wait(20) for work in works)
+        core.shutdown()
+        for work in works:
+            try:
+                assert work.wait(20)
+            except RuntimeError as failure:
+                assert "shut" in str(failure), failure
+
     def stall():
         core.begin_stall_watch()
         core.next_stalls(0.0, 0.5)

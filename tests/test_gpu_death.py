@@ -99,16 +99,7 @@ def test_failures_between_layers_end_on_all_ranks_and_leave_nothing_behind(mpiru
         world.Barrier()
 
     for turn in range(4):
-        core.init(world.py2f(), {"virtual_hosts": 2, "gpu_hosts": "arena"})
-        works = [submit(f"flying {k}") for k in range(5)]
-        if turn % 2:
-            assert all(work.wait(20) for work in works)
-        core.shutdown()
-        for work in works:
-            try:
-                assert work.wait(20)
-            except RuntimeError as failure:
-                assert "shut" in str(failure), failure
+        fly({"virtual_hosts": 2, "gpu_hosts": "arena"}, turn % 2)
         assert left() == before, (left(), before)
     assert cuda.violations() == []
     print("all is well", flush=True)

@@ -381,16 +381,7 @@ _FAILURES = (
 
     # nothing is lost by a shutdown with operations under way, nor left over in ten rounds
     for turn in range(10 if hosts == 1 else 4):
-        core.init(world.py2f(), {"virtual_hosts": hosts})
-        works = [submit(f"flying {k}") for k in range(5)]
-        if turn % 2:
-            assert all(work.wait(20) for work in works)
-        core.shutdown()
-        for work in works:
-            try:
-                assert work.wait(20)
-            except RuntimeError as failure:
-                assert "shut" in str(failure), failure
+        fly({"virtual_hosts": hosts}, turn % 2)
         assert left() == before, (left(), before)
         assert cuda.standin_live_events() < 20  # they are kept for the next operations
     assert cuda.violations() == []
