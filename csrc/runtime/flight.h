@@ -28,6 +28,7 @@ struct Flight {
 
   Request request;
   uint64_t number = 0;  // of its first part, among the parts of all flights; see Transport::owner
+  uint64_t age = 0;     // the number of its ticket
   size_t part_elements = 0;
   std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;

@@ -134,6 +134,7 @@ void Layers::post(Runtime& world, Request request) {
   Request meeting;
   meeting.name = all.name;
   meeting.turn = all.turn;
+  meeting.ticket = all.ticket;
   meeting.signature = all.signature;
   meeting.refusal = all.refusal;
   meeting.operation.set_arrays(DType::uint8, 1);
@@ -197,6 +198,7 @@ void Layers::next(const std::shared_ptr<Going>& going) {
   Request request = layer == 1 ? between(*going) : within(*going, layer == 2);
   request.name = going->request.name;
   request.turn = going->request.turn;
+  request.ticket = going->request.ticket;
   request.signature = going->request.signature;
   request.owner = going->request.owner;
   request.operation.priority = going->request.operation.priority;

@@ -13,7 +13,9 @@ namespace mykv {
 namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
-constexpr int kLooks = 32;  // for entries that others have made, in one go, when the host's table is full
+// When the host's table is full, in one go:
+constexpr int kLooks = 32;  // for entries that others have made
+constexpr int kOldest = 8;  // at the oldest flights
 
 // The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
 // Otherwise the share is empty.
@@ -59,56 +61,118 @@ void Runtime::set_crowded_out(const Flight* flight) {
   crowded_out_ = flight != nullptr ? flight->request.name : std::string();
 }
 
+// Whether a part comes ahead of its turn, see Rendezvous::Offer. All ranks bring what follows a first part, sooner or
+// later, but those of many flights could take all places from the oldest.
+bool Runtime::ahead(const Request& request, size_t number) const {
+  return request.ticket && !request.ticket->within(number == 0 ? rendezvous_.window() : 0);
+}
+
 // Sends the first part that may go, in the order of priorities. When the host's table is full, that can be any whose
-// entry another rank has made: a few are tried in each call, from where the last one stopped, since all of very many
-// would be looked at again for each that goes.
+// entry another rank has made, of which this one hears; the oldest, for which there is a place where there is none for
+// others; and any when places come free: a few are tried in each call, from where the last one stopped, since all of
+// very many would be looked at again for each that goes.
 bool Runtime::start_parts() {
   blocked_ = staged_->gated = false;
-  if (waiting_.empty()) return false;
+  if (waiting_.empty()) {
+    if (listening_) listen();
+    return false;
+  }
   const bool room = has_room();
+  if (listening_ && (start_offered(room) || start_oldest(room))) return true;
   int looks = kLooks;
   for (auto it = waiting_.begin(); it != waiting_.end();) {
     const auto here = it++;
-    const std::shared_ptr<Flight> flight = here->second;
-    if (flight->request.operation.road == Road::staged && awaits_device(*flight)) {
-      staged_->gated = true;
-      continue;
-    }
-    size_t number;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      number = flight->next;
-      if (number == flight->parts || (!flight->error.empty() && !flight->agreed)) {
-        if (look_ == here) ++look_;
-        waiting_.erase(here);
+    switch (start_next(here, room)) {
+      case Start::sent:
         return true;
-      }
-      if (number > 0 && !flight->agreed) continue;
-      if (!room && !flight->request.in_place && flight->request.operation.road != Road::nccl &&
-          flight->request.refusal.empty()) {
+      case Start::not_yet:
+        continue;
+      case Start::no_room:
         blocked_ = true;
         return false;
-      }
-      ++flight->next;
+      case Start::no_place:
+        if (!listening_) listen();
+        if (!std::exchange(blocked_, true) && waiting_.look() != waiting_.end()) it = waiting_.look();
+        waiting_.look_next(it);
+        if (--looks == 0) return false;
     }
-    // Looked up before anything is copied for it.
-    const bool no_place =
-        crowded_out_since_ != 0 && !rendezvous_.has_place(make_key(flight->request.name, flight->request.turn, number));
-    if (!no_place && send_part(flight, number, false)) {
-      set_crowded_out(nullptr);
-      return true;
-    }
-    set_crowded_out(flight.get());
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      --flight->next;
-    }
-    if (!std::exchange(blocked_, true) && look_ != waiting_.end()) it = look_;
-    look_ = it;
-    if (--looks == 0) return false;
   }
-  if (blocked_) look_ = waiting_.end();
+  if (blocked_) waiting_.look_next(waiting_.end());
   return false;
+}
+
+// Begins to hear of entries that others make, or ends it.
+void Runtime::listen() {
+  listening_ = !listening_;
+  rendezvous_.listen(listening_);
+  if (listening_) {
+    waiting_.index();
+    offer_all();
+  } else {
+    waiting_.forget_index();
+    offered_.clear();
+  }
+}
+
+// Some of the entries may be there without this rank having heard of it.
+void Runtime::offer_all() {
+  offered_.clear();
+  for (const auto& [priority, flight] : waiting_) offered_.push_back(Queue::key_of(*flight));
+}
+
+// True where there may be more to look at.
+bool Runtime::start_offered(bool room) {
+  for (int looks = kLooks; !offered_.empty() && looks > 0; --looks) {
+    const Queue::Place place = waiting_.find(offered_.front());
+    const Start start = place == waiting_.end() ? Start::not_yet : start_next(place, room);
+    if (start == Start::no_room) return false;
+    offered_.pop_front();
+    if (start == Start::sent) return true;
+  }
+  return !offered_.empty();
+}
+
+bool Runtime::start_oldest(bool room) {
+  int looks = kOldest;
+  for (auto it = waiting_.by_age().begin(); it != waiting_.by_age().end() && looks-- > 0; ++it) {
+    if (start_next(it->second, room) == Start::sent) return true;
+  }
+  return false;
+}
+
+// Sends the next part of a flight, or drops the flight if there is none.
+Runtime::Start Runtime::start_next(Queue::Place place, bool room) {
+  const std::shared_ptr<Flight> flight = place->second;
+  const Request& request = flight->request;
+  if (request.operation.road == Road::staged && awaits_device(*flight)) {
+    staged_->gated = true;
+    return Start::not_yet;
+  }
+  size_t number;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    number = flight->next;
+    if (number == flight->parts || (!flight->error.empty() && !flight->agreed)) {
+      waiting_.erase(place);
+      return Start::sent;
+    }
+    if (number > 0 && !flight->agreed) return Start::not_yet;
+    if (!room && !request.in_place && request.operation.road != Road::nccl && request.refusal.empty()) {
+      return Start::no_room;
+    }
+    ++flight->next;
+  }
+  // Looked up before anything is copied for it.
+  const bool no_place =
+      listening_ && !rendezvous_.has_place(make_key(request.name, request.turn, number), ahead(request, number));
+  if (!no_place && send_part(flight, number, false)) {
+    set_crowded_out(nullptr);
+    return Start::sent;
+  }
+  set_crowded_out(flight.get());
+  std::lock_guard<std::mutex> lock(mutex_);
+  --flight->next;
+  return Start::no_place;
 }
 
 // Brings one part to the rendezvous; false when the table is full.
@@ -183,6 +247,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   offer.operation = operation;
   offer.slot = part.slot;
   offer.chunks = transport.pieces(operation);
+  offer.ahead = ahead(request, part.number);
   Arrival arrival;
   bool claimed = false;
   try {

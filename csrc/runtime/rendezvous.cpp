@@ -4,6 +4,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "runtime/error.h"
 #include "runtime/signature.h"
@@ -48,6 +49,7 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
       local_rank_(local_rank),
       several_hosts_(several_hosts),
       stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()),
+      window_(std::max(kEntries / static_cast<uint32_t>(2 * ranks_.size()), 1u)),
       header_(reinterpret_cast<Header*>(segment.base())),
       lock_(header_->lock, header_->verdict, local_rank,
             {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
@@ -73,6 +75,9 @@ uint32_t Rendezvous::find(const Key& key) {
   while (link != kNone && !(entry(link - 1).key == key)) link = entry(link - 1).next;
   return link;
 }
+
+// Of each rank's part of the table one half is for what it brings ahead of its turn.
+bool Rendezvous::may_make(bool ahead) const { return !ahead || bells_[local_rank_].ahead < window_; }
 
 bool Rendezvous::take_entry(uint32_t* index) {
   if (header_->free_head != kNone) {
@@ -111,7 +116,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
       arrival.departed = true;
       return arrival;
     }
-    if (!take_entry(&arrival.entry)) {
+    if (!may_make(offer.ahead) || !take_entry(&arrival.entry)) {
       arrival.table_full = true;
       return arrival;
     }
@@ -131,12 +136,15 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     e.claimed.store(kNotStopped, std::memory_order_relaxed);
     e.chunks = offer.chunks;
     e.owner = offer.owner;
+    e.ahead_of = offer.ahead ? local_rank_ : kNobody;
+    bells_[local_rank_].ahead += offer.ahead;
     set_text(e.name, kNameBytes, *offer.name);
     e.error[0] = '\0';
     for (int r = 0; r < local_size(); ++r) {
       e.records()[r].arrived = 0;
       e.records()[r].stamps.forget_arrival();
     }
+    if (header_->listeners > 0) tell_made(arrival.entry);
   }
   Entry& e = entry(arrival.entry);
   Record& mine = e.records()[local_rank_];
@@ -154,6 +162,27 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
   arrival.failed = e.state == State::done;
   arrival.last = !arrival.failed && e.arrived == ranks_.size();
   return arrival;
+}
+
+void Rendezvous::listen(bool on) {
+  lock_.run([&] {
+    if (std::exchange(bells_[local_rank_].listens, on) != on) header_->listeners += on ? 1 : -1;
+  });
+}
+
+void Rendezvous::tell_made(uint32_t index) {
+  append(Event::Type::made, index);
+  for (int r = 0; r < local_size(); ++r) {
+    if (r != local_rank_ && bells_[r].listens) bells_[r].ring();
+  }
+}
+
+std::optional<Key> Rendezvous::made(const Event& event) {
+  return lock_.run([&]() -> std::optional<Key> {
+    Entry& e = entry(event.entry);
+    if (e.generation != event.generation || e.records()[local_rank_].arrived) return std::nullopt;
+    return e.key;
+  });
 }
 
 // A sentence on why the ranks of this host cannot run the operation together; empty when they can.
@@ -313,6 +342,7 @@ void Rendezvous::leave(uint32_t index) {
   lock_.run([&] {
     Entry& e = entry(index);
     if (++e.left < ranks_.size()) return;
+    if (e.ahead_of != kNobody) --bells_[e.ahead_of].ahead;
     uint32_t* link = bucket(e.key);
     while (*link != index + 1) link = &entry(*link - 1).next;
     *link = e.next;
@@ -381,11 +411,12 @@ Standing Rendezvous::standing(const Key& key) {
   });
 }
 
-bool Rendezvous::has_place(const Key& key) {
+bool Rendezvous::has_place(const Key& key, bool ahead) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
-    return header_->free_head != kNone || header_->used < kEntries || header_->departed[0] != '\0';
+    if (header_->departed[0] != '\0') return true;
+    return may_make(ahead) && (header_->free_head != kNone || header_->used < kEntries);
   });
 }
 

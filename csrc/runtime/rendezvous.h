@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,6 +55,7 @@ struct alignas(64) Entry {
   uint64_t sequence;   // position in the order that all hosts agreed on
   uint64_t placement;  // digest of those of all ranks
   int32_t owner;       // the local rank that does all of it, or kAnybody
+  int32_t ahead_of;    // the local rank that made it ahead of its turn, or kNobody
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
@@ -66,6 +68,7 @@ struct alignas(64) Entry {
 };
 
 constexpr int32_t kAnybody = -1;
+constexpr int32_t kNobody = -1;
 constexpr uint32_t kStopped = 1u << 31;  // in Entry::next_chunk: nobody begins with another one
 constexpr uint32_t kNotStopped = ~0u;
 
@@ -79,7 +82,7 @@ struct Standing {
 };
 
 struct Event {
-  enum class Type : uint32_t { announced, ready, done };
+  enum class Type : uint32_t { made, announced, ready, done };  // made: only where a rank listens
   Type type;
   uint32_t entry;
   uint32_t generation;
@@ -88,7 +91,7 @@ struct Event {
 struct Arrival {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;  // or this rank has not left the last operation of this key: try again later
+  bool table_full = false;  // or this rank's part of it, or it has not left the last operation of this key: try later
   bool departed = false;    // a rank that is needed has left: there is no entry
   bool last = false;        // this rank completed the host's set
   bool failed = false;      // done already, with an error
@@ -112,7 +115,12 @@ class Rendezvous {
     uint32_t chunks;
     int32_t owner;
     uint64_t placement = 0;
+    // A rank makes entries for these in half of its part of the table only, see window(). It joins others at any.
+    bool ahead = false;
   };
+  // Of so many operations, the oldest of a rank and those that it was asked for next, the first part is not ahead of
+  // its turn; nor is any part of the oldest. So that one finds a place whatever the others wait for, also for it.
+  uint64_t window() const { return window_; }
   // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
   // becomes ready: the rank that came last (Arrival::last) must do all of it and call finish_chunks().
   // `claim` is called under the table's lock, before anybody can see the arrival, with the entry's number.
@@ -158,7 +166,11 @@ class Rendezvous {
   // table locked for a second: it was stopped in the middle of a change.
   Standing standing(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
-  bool has_place(const Key& key);
+  bool has_place(const Key& key, bool ahead);
+  // Whether this rank wants to hear of entries that others make: where it finds no place for its own operations.
+  void listen(bool on);
+  // The key of an entry that was made; none where this rank has arrived there already, or it has ended.
+  std::optional<Key> made(const Event& event);
   // Other local ranks that have not arrived at some operation in the table; where there is none, this one if it has
   // not.
   std::vector<int> behind();
@@ -203,11 +215,15 @@ class Rendezvous {
  private:
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
+    // Under the table's lock:
+    uint32_t ahead = 0;  // entries that it has made ahead of their turn
+    bool listens = false;
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
-    uint32_t used;                   // entries ever used
-    uint32_t free_head;              // list of entries to use again
+    uint32_t used;       // entries ever used
+    uint32_t free_head;  // list of entries to use again
+    uint32_t listeners;
     std::atomic<int> departed_rank;  // plus one; 0: nobody
     char departed[kErrorBytes];      // who and why, for messages
     char departed_reason[kErrorBytes];
@@ -225,12 +241,14 @@ class Rendezvous {
   void complete_set(Arrival& arrival, size_t inline_limit);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
+  bool may_make(bool ahead) const;
   bool take_entry(uint32_t* index);
   bool commit_entries(uint32_t first) const;
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
   void end_waiting(int rank, const std::string& reason, bool announced_too);
   bool give_launches(uint32_t index);
+  void tell_made(uint32_t index);
   void append(Event::Type type, uint32_t index);
 
   const Segment& segment_;
@@ -238,6 +256,7 @@ class Rendezvous {
   int local_rank_;
   bool several_hosts_;
   size_t stride_;
+  uint32_t window_;
   Header* header_;
   PaddedBell* bells_;
   LaunchOrder* launch_order_;             // in this table

@@ -9,6 +9,7 @@
 
 #include "gpu/device.h"
 #include "runtime/operation.h"
+#include "runtime/tickets.h"
 
 namespace mykv {
 
@@ -43,6 +44,7 @@ struct DeviceMemory {
 struct Request {
   std::string name;       // what the ranks match by ...
   uint64_t turn = 0;      // ... and which call under that name this is
+  std::shared_ptr<const Ticket> ticket;  // null: as of the oldest
   std::string signature;  // must be the same text on all ranks; stands in messages
   std::string refusal;    // not empty: this rank cannot take part, and why
   Operation operation;

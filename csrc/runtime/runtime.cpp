@@ -128,6 +128,8 @@ uint64_t Runtime::take_turn(const std::string& name) {
   return turns_[name]++;
 }
 
+std::shared_ptr<const Ticket> Runtime::take_ticket(size_t requests) { return tickets_->take(requests); }
+
 uint64_t Runtime::last_turn(const std::string& name) {
   std::lock_guard<std::mutex> lock(turns_mutex_);
   const auto it = turns_.find(name);
@@ -184,6 +186,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   flight->recorded = flight->record != nullptr;
   if (flight->recorded) flight->begun = flight->record->begin;
   flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
+  flight->age = request.ticket ? request.ticket->number() : 0;
   flight->cut(options_.part_bytes);
   // Where a part's owner works on the arrays themselves, not on copies, one part can be too many.
   const bool works_on_arrays = request.inputs.size() == 1 && op.bytes() > kPostInlineBytes;
@@ -362,7 +365,10 @@ bool Runtime::take_posted() {
     std::lock_guard<std::mutex> lock(mutex_);
     posted.swap(posted_);
   }
-  for (auto& flight : posted) waiting_.emplace(-int64_t{flight->request.operation.priority}, flight);
+  for (auto& flight : posted) {
+    waiting_.add(flight);
+    if (listening_) offered_.push_back(Queue::key_of(*flight));
+  }
   return !posted.empty();
 }
 
@@ -382,11 +388,18 @@ bool Runtime::take_events() {
 }
 
 void Runtime::handle_event(const Event& event) {
+  if (event.type == Event::Type::made) {
+    if (!listening_) return;
+    if (const auto key = rendezvous_.made(event)) offered_.push_back(*key);
+    return;
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   const auto it = parts_.find(event.entry);
   if (it == parts_.end() || it->second.generation != event.generation) return;
   Part& part = it->second;
   switch (event.type) {
+    case Event::Type::made:
+      return;
     case Event::Type::announced:
       if (!agreement_.speaks() || std::exchange(part.announced, true)) return;
       lock.unlock();
@@ -423,6 +436,7 @@ void Runtime::handle_event(const Event& event) {
 
 // The log was overwritten before this rank read it: what happened is read off the entries themselves.
 void Runtime::rescan() {
+  if (listening_) offer_all();
   std::vector<Event> events;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -480,6 +494,7 @@ void Runtime::leave(const std::string& reason) {
 // The last that happens to a flight.
 void Runtime::end(Flight& flight, const std::string* error) {
   if (flight.recorded) record_end(flight, error);
+  flight.request.ticket.reset();
   flight.request.done(error);
 }
 
@@ -503,7 +518,7 @@ void Runtime::end_all(const std::string& reason) {
   }
   finished_.clear();
   waiting_.clear();
-  look_ = waiting_.end();
+  offered_.clear();
   drop_copies();
   for (auto& flight : flights) {
     const std::string text = shown_name(flight->request.name) + ": " + reason;

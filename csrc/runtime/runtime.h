@@ -22,6 +22,7 @@
 #include "runtime/inquiry.h"
 #include "runtime/lookout.h"
 #include "runtime/patience.h"
+#include "runtime/queue.h"
 #include "runtime/staged.h"
 #include "runtime/timeline.h"
 #include "runtime/waiting.h"
@@ -61,6 +62,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Takes the next turn under `name`; call it in the order in which the operations are asked for.
   uint64_t take_turn(const std::string& name);
+  // The next place in that order, for requests that are posted for one operation.
+  std::shared_ptr<const Ticket> take_ticket(size_t requests);
   // The turn that was taken last under `name`, for what belongs to that operation under another name. With a counter of
   // its own it would fall behind on a rank that failed in between.
   uint64_t last_turn(const std::string& name);
@@ -124,6 +127,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool take_finished();
   bool has_room();
   bool start_parts();
+  enum class Start { sent, not_yet, no_room, no_place };
+  Start start_next(Queue::Place place, bool room);
+  bool start_offered(bool room);
+  bool start_oldest(bool room);
+  void listen();
+  void offer_all();
+  bool ahead(const Request& request, size_t number) const;
   void set_crowded_out(const Flight* flight);
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
   void post_checked(const std::shared_ptr<Flight>& flight);
@@ -183,6 +193,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Patience patience_;
   Lookout lookout_;
 
+  const std::shared_ptr<Tickets> tickets_ = std::make_shared<Tickets>();
   std::mutex turns_mutex_;
   std::unordered_map<std::string, uint64_t> turns_;
   CompressionStates compressions_;
@@ -209,8 +220,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string crowded_out_;        // the name of what comes next
 
   // Of the thread alone.
-  std::multimap<int64_t, std::shared_ptr<Flight>> waiting_;  // flights with parts to send, by falling priority
-  decltype(waiting_)::iterator look_ = waiting_.end();       // where to look next when the host's table is full
+  Queue waiting_;
+  bool listening_ = false;   // some of them have found no place in the host's table
+  std::deque<Key> offered_;  // then: entries that others may have made for them
   struct Finished {
     Part part;
     std::string error;

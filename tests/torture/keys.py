@@ -22,7 +22,7 @@ CASES = [  # mode, ranks, hosts, keys under way together
     ("core", 4, 2, _FEW),
     ("core", 2, 1, _ALL),
     ("core", 2, 2, _ALL),
-    ("store", 2, 1, _ALL // 2),  # three calls for each key; docs/reliability.md says what more would do
+    ("store", 2, 1, _ALL),
 ]
 ROUNDS = 3
 _KEYS = 100_000  # of one round

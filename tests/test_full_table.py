@@ -1,0 +1,75 @@
+"""More operations under way than the table of a host has places for: each ends, whatever waits for whom."""
+
+from __future__ import annotations
+
+import time
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from support import mx
+
+_TWO_HOSTS = {"MYKV_VIRTUAL_HOSTS": "2"}
+
+
+def _ring_of_waits(rank: int, size: int, count: int) -> None:
+    """Each rank runs ahead with what others are the roots of, and all that is to go on first waits for it.
+
+    A root's broadcasts and the sums use one array, so that they run one after the other there, while the broadcasts of
+    the other roots wait for nothing. Before the first of them a sum is asked for which the other ranks ask for last.
+    """
+    mykv.init()
+    chained, gates = mx.nd.ones(4), [mx.nd.ones(4) for _ in range(size)]
+    received = [[mx.nd.zeros(4) for _ in range(count)] for _ in range(size)]
+    mykv.allreduce_(chained, average=False, name=f"gate {rank}")
+    for k in range(count):
+        for root in range(size):
+            mykv.broadcast_(chained if rank == root else received[root][k], root_rank=root, name=f"from {root} {k}")
+        mykv.allreduce_(chained, average=True, name=f"sum {k}")
+    for other in range(size):
+        if other != rank:
+            mykv.allreduce_(gates[other], average=False, name=f"gate {other}")
+    begin = time.monotonic()
+    mx.nd.waitall()
+    assert time.monotonic() - begin < 40
+    assert (chained.asnumpy() == size).all()
+    for root in range(size):
+        for k in range(0, count, 97):
+            assert (received[root][k].asnumpy() == (0 if root == rank else size)).all()
+
+
+@pytest.mark.ranks(2)
+def test_the_oldest_operation_finds_a_place_whatever_the_others_wait_for(rank, size):
+    _ring_of_waits(rank, size, 35_000)  # the table has 65 536 places
+
+
+@pytest.mark.ranks(3)
+def test_the_oldest_operation_finds_a_place_with_three_ranks(rank, size):
+    _ring_of_waits(rank, size, 13_000)
+
+
+@pytest.mark.ranks(2, env=_TWO_HOSTS)
+def test_the_oldest_operation_finds_a_place_between_hosts(rank, size):
+    _ring_of_waits(rank, size, 35_000)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("elements", [4, 20_000])  # posted by the thread that asks for them, or by the core's own
+def test_a_rank_far_ahead_comes_to_what_others_ask_for(rank, size, elements):
+    """All of one kind are asked for first by one rank, and alternate with another kind on the other rank."""
+    mykv.init()
+    core, count = mykv.process.core, 50_000 if elements < 100 else 20_000
+    ahead = np.zeros(count, "float32")
+    beside = np.ones(elements, "float32")
+    begin = time.monotonic()
+    works = []
+    for k in range(count if rank == 1 else 0):
+        works.append(core.submit_allreduce(f"ahead {k}", [ahead[k : k + 1]], [ahead[k : k + 1]]))
+    for k in range(count):
+        if rank == 0:
+            assert core.submit_allreduce(f"ahead {k}", [np.ones(1, "float32")], [ahead[k : k + 1]]).wait(60)
+        if k % 10 == 0:
+            assert core.submit_allreduce(f"beside {k}", [beside], [beside], scale=0.5).wait(60)
+    assert all(work.wait(60) for work in works)
+    assert (ahead == 1).all() and (beside == 1).all()
+    assert time.monotonic() - begin < 40
