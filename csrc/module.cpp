@@ -32,6 +32,8 @@ RuntimeOptions options_from(const py::dict& given) {
       options.world.virtual_hosts = py::cast<int>(item.second);
     } else if (key == "part_bytes") {
       options.part_bytes = py::cast<size_t>(item.second);
+    } else if (key == "table_places") {
+      options.world.table_places = py::cast<size_t>(item.second);
     } else if (key == "staging_bytes") {
       options.staging_bytes = py::cast<size_t>(item.second);
     } else if (key == "versions") {

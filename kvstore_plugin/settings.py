@@ -7,6 +7,7 @@ MYKV_PART_BYTES        524288     arrays larger than this (bytes) travel in part
 MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
 MYKV_NETWORK_BYTES     4194304    memory (bytes) for what other hosts send, per rank
 MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed between hosts
+MYKV_TABLE_PLACES      65536      operations under way on a host; more wait in their own rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own operations, twice at most
 MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
@@ -40,6 +41,7 @@ _CORE_OPTIONS = {
     "MYKV_STAGING_BYTES": ("staging_bytes", 4096, _MOST_BYTES),
     "MYKV_NETWORK_BYTES": ("network_bytes", 4096, _MOST_BYTES),
     "MYKV_COMPRESS_BYTES": ("compress_bytes", 0, _MOST_BYTES),
+    "MYKV_TABLE_PLACES": ("table_places", 1, _MOST_COUNT),
     "MYKV_VIRTUAL_HOSTS": ("virtual_hosts", 1, _MOST_COUNT),
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "runtime/request.h"
@@ -29,6 +30,8 @@ struct Flight {
   Request request;
   uint64_t number = 0;  // of its first part, among the parts of all flights; see Transport::owner
   uint64_t age = 0;     // the number of its ticket
+  // Of several parts between hosts, when these have agreed on the first: its place in their order.
+  std::optional<uint64_t> sequence;
   size_t part_elements = 0;
   std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;

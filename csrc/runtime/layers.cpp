@@ -168,6 +168,7 @@ void Layers::wait(std::chrono::steady_clock::duration patience) {
 }
 
 void Layers::end(const std::shared_ptr<Going>& going, const std::string* error) {
+  going->request.ticket.reset();
   going->request.done(error);
   std::lock_guard<std::mutex> lock(mutex_);
   --going_;

@@ -14,8 +14,8 @@ namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
 // When the host's table is full, in one go:
-constexpr int kLooks = 32;  // for entries that others have made
-constexpr int kOldest = 8;  // at the oldest flights
+constexpr int kLooks = 32;  // at flights, for entries that others have made
+constexpr int kOldest = 8;  // at the oldest flights that find no place
 
 // The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
 // Otherwise the share is empty.
@@ -61,10 +61,14 @@ void Runtime::set_crowded_out(const Flight* flight) {
   crowded_out_ = flight != nullptr ? flight->request.name : std::string();
 }
 
-// Whether a part comes ahead of its turn, see Rendezvous::Offer. All ranks bring what follows a first part, sooner or
-// later, but those of many flights could take all places from the oldest.
-bool Runtime::ahead(const Request& request, size_t number) const {
-  return request.ticket && !request.ticket->within(number == 0 ? rendezvous_.window() : 0);
+// All ranks bring what follows a first part, sooner or later, but those of many flights could take all places: from
+// each other between hosts, which send flights in different orders, so that one of them must be due on all.
+Due Runtime::due(const Flight& flight, size_t number) const {
+  const std::shared_ptr<const Ticket>& ticket = flight.request.ticket;
+  if (!ticket) return Due::now;
+  if (number == 0) return ticket->within(rendezvous_.window()) ? Due::now : Due::ahead;
+  const bool first = world_.hosts().size() > 1 ? waiting_.is_first_agreed(flight) : ticket->within(0);
+  return first ? Due::now : Due::agreed;
 }
 
 // Sends the first part that may go, in the order of priorities. When the host's table is full, that can be any whose
@@ -126,16 +130,18 @@ bool Runtime::start_offered(bool room) {
     const Queue::Place place = waiting_.find(offered_.front());
     const Start start = place == waiting_.end() ? Start::not_yet : start_next(place, room);
     if (start == Start::no_room) return false;
+    if (start == Start::sent) return true;  // and looked at again, for the flight may have more parts
     offered_.pop_front();
-    if (start == Start::sent) return true;
   }
   return !offered_.empty();
 }
 
 bool Runtime::start_oldest(bool room) {
-  int looks = kOldest;
-  for (auto it = waiting_.by_age().begin(); it != waiting_.by_age().end() && looks-- > 0; ++it) {
-    if (start_next(it->second, room) == Start::sent) return true;
+  int looks = kLooks, refused = kOldest;
+  for (auto it = waiting_.by_age().begin(); it != waiting_.by_age().end() && looks > 0 && refused > 0; ++it, --looks) {
+    const Start start = start_next(it->second, room);
+    if (start == Start::sent) return true;
+    refused -= start == Start::no_place;
   }
   return false;
 }
@@ -163,10 +169,11 @@ Runtime::Start Runtime::start_next(Queue::Place place, bool room) {
     ++flight->next;
   }
   // Looked up before anything is copied for it.
-  const bool no_place =
-      listening_ && !rendezvous_.has_place(make_key(request.name, request.turn, number), ahead(request, number));
+  const bool no_place = (listening_ || crowded_out_since_ != 0) &&
+                        !rendezvous_.has_place(make_key(request.name, request.turn, number), due(*flight, number));
   if (!no_place && send_part(flight, number, false)) {
     set_crowded_out(nullptr);
+    if (number + 1 == flight->parts) waiting_.erase(place);
     return Start::sent;
   }
   set_crowded_out(flight.get());
@@ -247,7 +254,8 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   offer.operation = operation;
   offer.slot = part.slot;
   offer.chunks = transport.pieces(operation);
-  offer.ahead = ahead(request, part.number);
+  offer.first = part.number == 0 ? offer.key : make_key(request.name, request.turn, 0);
+  offer.due = due(*flight, part.number);
   Arrival arrival;
   bool claimed = false;
   try {

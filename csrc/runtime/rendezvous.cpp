@@ -13,7 +13,7 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kEntries = 1 << 16;    // operations in flight on a host; more wait in their own rank
+constexpr uint32_t kShares = 16;          // of a rank's part of them: Due::now and Due::agreed have one each
 constexpr uint32_t kEntriesStep = 64;     // memory is taken for so many of them at a time
 constexpr uint32_t kBuckets = 1 << 16;    // hash chains
 constexpr uint32_t kLogEvents = 1 << 18;  // a rank that lags further behind looks at all its entries instead
@@ -43,13 +43,13 @@ size_t Rendezvous::bytes(int local_size) {
          stride * kEntries;
 }
 
-Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, bool create, bool several_hosts)
+Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places,
+                       bool several_hosts)
     : segment_(segment),
       ranks_(std::move(ranks)),
       local_rank_(local_rank),
       several_hosts_(several_hosts),
       stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()),
-      window_(std::max(kEntries / static_cast<uint32_t>(2 * ranks_.size()), 1u)),
       header_(reinterpret_cast<Header*>(segment.base())),
       lock_(header_->lock, header_->verdict, local_rank,
             {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
@@ -59,13 +59,17 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
   buckets_ = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(launch_order_) + LaunchOrder::bytes(local_size()));
   log_ = reinterpret_cast<Place*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
   entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Place) * kLogEvents);
-  if (create) {
+  const auto least = static_cast<uint32_t>(kShares * ranks_.size());
+  if (places > 0) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
+    header_->places = std::clamp(static_cast<uint32_t>(std::min<size_t>(places, kEntries)), least, kEntries);
     header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
     launch_order_->init(local_size());
   }
+  window_ = header_->places / least;
+  most_ahead_ = (kShares - 2) * window_ - 1;  // and so there is one place beyond the window
 }
 
 uint32_t* Rendezvous::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
@@ -76,8 +80,9 @@ uint32_t Rendezvous::find(const Key& key) {
   return link;
 }
 
-// Of each rank's part of the table one half is for what it brings ahead of its turn.
-bool Rendezvous::may_make(bool ahead) const { return !ahead || bells_[local_rank_].ahead < window_; }
+bool Rendezvous::may_make(Due due) const {
+  return due == Due::now || bells_[local_rank_].ahead < most_ahead_ + (due == Due::agreed ? window_ : 0);
+}
 
 bool Rendezvous::take_entry(uint32_t* index) {
   if (header_->free_head != kNone) {
@@ -85,7 +90,7 @@ bool Rendezvous::take_entry(uint32_t* index) {
     header_->free_head = entry(*index).next;
     return true;
   }
-  if (header_->used == kEntries) return false;
+  if (header_->used == header_->places) return false;
   if (header_->used % kEntriesStep == 0 && !commit_entries(header_->used)) return false;
   *index = header_->used++;
   return true;
@@ -116,7 +121,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
       arrival.departed = true;
       return arrival;
     }
-    if (!may_make(offer.ahead) || !take_entry(&arrival.entry)) {
+    if (!may_make(offer.due) || !take_entry(&arrival.entry)) {
       arrival.table_full = true;
       return arrival;
     }
@@ -136,8 +141,9 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     e.claimed.store(kNotStopped, std::memory_order_relaxed);
     e.chunks = offer.chunks;
     e.owner = offer.owner;
-    e.ahead_of = offer.ahead ? local_rank_ : kNobody;
-    bells_[local_rank_].ahead += offer.ahead;
+    e.first = offer.first;
+    e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
+    bells_[local_rank_].ahead += offer.due != Due::now;
     set_text(e.name, kNameBytes, *offer.name);
     e.error[0] = '\0';
     for (int r = 0; r < local_size(); ++r) {
@@ -181,7 +187,7 @@ std::optional<Key> Rendezvous::made(const Event& event) {
   return lock_.run([&]() -> std::optional<Key> {
     Entry& e = entry(event.entry);
     if (e.generation != event.generation || e.records()[local_rank_].arrived) return std::nullopt;
-    return e.key;
+    return e.first;
   });
 }
 
@@ -411,12 +417,12 @@ Standing Rendezvous::standing(const Key& key) {
   });
 }
 
-bool Rendezvous::has_place(const Key& key, bool ahead) {
+bool Rendezvous::has_place(const Key& key, Due due) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
     if (header_->departed[0] != '\0') return true;
-    return may_make(ahead) && (header_->free_head != kNone || header_->used < kEntries);
+    return may_make(due) && (header_->free_head != kNone || header_->used < header_->places);
   });
 }
 

@@ -47,6 +47,7 @@ enum class State : uint8_t {
 
 struct alignas(64) Entry {
   Key key;
+  Key first;            // of the operation's first part
   uint32_t generation;  // counts the lives of this place in the table
   uint32_t next;        // in its hash chain, or in the list of free entries
   State state;
@@ -55,7 +56,7 @@ struct alignas(64) Entry {
   uint64_t sequence;   // position in the order that all hosts agreed on
   uint64_t placement;  // digest of those of all ranks
   int32_t owner;       // the local rank that does all of it, or kAnybody
-  int32_t ahead_of;    // the local rank that made it ahead of its turn, or kNobody
+  int32_t ahead_of;    // the local rank that made it before it was due, or kNobody
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
@@ -67,6 +68,7 @@ struct alignas(64) Entry {
   Record* records() { return reinterpret_cast<Record*>(this + 1); }
 };
 
+constexpr uint32_t kEntries = 1 << 16;  // a table has at most so many
 constexpr int32_t kAnybody = -1;
 constexpr int32_t kNobody = -1;
 constexpr uint32_t kStopped = 1u << 31;  // in Entry::next_chunk: nobody begins with another one
@@ -88,6 +90,13 @@ struct Event {
   uint32_t generation;
 };
 
+// Of an operation among all that a rank has been asked for.
+enum class Due : uint8_t {
+  now,     // it may take any place of the table that is free
+  agreed,  // not its first part: all ranks will bring it; a few places are kept for these
+  ahead,   // it may take most of this rank's part of the table
+};
+
 struct Arrival {
   uint32_t entry = 0;
   uint32_t generation = 0;
@@ -101,9 +110,9 @@ class Rendezvous {
  public:
   // Bytes of shared memory that the table takes (most of it never touched).
   static size_t bytes(int local_size);
-  // `ranks`: what messages call each rank of this host. The first rank of the host makes the table.
-  // Throws Error where there is no memory for it.
-  Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, bool create, bool several_hosts);
+  // `ranks`: what messages call each rank of this host. `places`: 0, but for the first rank of the host, which makes
+  // the table for so many operations, or as many as it must have or can. Throws Error where there is no memory for it.
+  Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts);
 
   struct Offer {
     Key key;
@@ -115,11 +124,12 @@ class Rendezvous {
     uint32_t chunks;
     int32_t owner;
     uint64_t placement = 0;
-    // A rank makes entries for these in half of its part of the table only, see window(). It joins others at any.
-    bool ahead = false;
+    Key first;           // of the operation's first part
+    Due due = Due::now;  // whether a rank may make an entry for it; it always joins those that others have made
   };
-  // Of so many operations, the oldest of a rank and those that it was asked for next, the first part is not ahead of
-  // its turn; nor is any part of the oldest. So that one finds a place whatever the others wait for, also for it.
+  // So many operations are due, the oldest of a rank and those that it was asked for next. Where all ranks are asked
+  // for their operations in the same order, the oldest therefore finds a place, whatever waits for it. So it does where
+  // the orders differ, if it is due on some rank of each host.
   uint64_t window() const { return window_; }
   // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
   // becomes ready: the rank that came last (Arrival::last) must do all of it and call finish_chunks().
@@ -166,10 +176,10 @@ class Rendezvous {
   // table locked for a second: it was stopped in the middle of a change.
   Standing standing(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
-  bool has_place(const Key& key, bool ahead);
+  bool has_place(const Key& key, Due due);
   // Whether this rank wants to hear of entries that others make: where it finds no place for its own operations.
   void listen(bool on);
-  // The key of an entry that was made; none where this rank has arrived there already, or it has ended.
+  // The key of its operation's first part; none where this rank has arrived already, or it has ended.
   std::optional<Key> made(const Event& event);
   // Other local ranks that have not arrived at some operation in the table; where there is none, this one if it has
   // not.
@@ -216,11 +226,12 @@ class Rendezvous {
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
     // Under the table's lock:
-    uint32_t ahead = 0;  // entries that it has made ahead of their turn
+    uint32_t ahead = 0;  // entries that it has made before they were due
     bool listens = false;
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
+    uint32_t places;
     uint32_t used;       // entries ever used
     uint32_t free_head;  // list of entries to use again
     uint32_t listeners;
@@ -241,7 +252,7 @@ class Rendezvous {
   void complete_set(Arrival& arrival, size_t inline_limit);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
-  bool may_make(bool ahead) const;
+  bool may_make(Due due) const;
   bool take_entry(uint32_t* index);
   bool commit_entries(uint32_t first) const;
   void end_locked(uint32_t index, const std::string& error);
@@ -257,6 +268,7 @@ class Rendezvous {
   bool several_hosts_;
   size_t stride_;
   uint32_t window_;
+  uint32_t most_ahead_;
   Header* header_;
   PaddedBell* bells_;
   LaunchOrder* launch_order_;             // in this table

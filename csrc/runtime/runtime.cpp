@@ -88,7 +88,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : options_(options),
       made_(std::move(world)),
       rendezvous_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
-                  world_.local_rank(), false, world_.hosts().size() > 1),
+                  world_.local_rank(), 0, world_.hosts().size() > 1),
       launcher_(launcher_of(world_, rendezvous_)),
       gpus_(gpus_of(world_, options, launcher_.get())),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
@@ -128,7 +128,9 @@ uint64_t Runtime::take_turn(const std::string& name) {
   return turns_[name]++;
 }
 
-std::shared_ptr<const Ticket> Runtime::take_ticket(size_t requests) { return tickets_->take(requests); }
+std::shared_ptr<const Ticket> Runtime::take_ticket(size_t requests) {
+  return forked() ? nullptr : tickets_->take(requests);  // in a fork the lock may never be free, and post() throws
+}
 
 uint64_t Runtime::last_turn(const std::string& name) {
   std::lock_guard<std::mutex> lock(turns_mutex_);
@@ -410,7 +412,9 @@ void Runtime::handle_event(const Event& event) {
       return;
     case Event::Type::ready:
       part.flight->agreed = true;
+      if (listening_) offered_.push_back(Queue::key_of(*part.flight));  // others may be ahead with its next parts
       if (std::exchange(part.started, true)) return;
+      note_agreed(part);
       moving_parts_ += part.slot_bytes > kPostInlineBytes;
       if (part.flight->recorded && world_.hosts().size() > 1) {
         part.agreed = now_ns();
@@ -426,12 +430,19 @@ void Runtime::handle_event(const Event& event) {
       // Another rank has given up what is under way on GPUs here, and may still be written to.
       if (nccl_ && nccl_->holds(event.entry)) throw Error(given_up(rendezvous_, event.entry));
       finished_.push_back({part, rendezvous_.entry(event.entry).error, now_ns()});
+      if (finished_.back().error.empty() && !part.started) note_agreed(part);
       parts_.erase(it);
       lock.unlock();
       agreement_.done(rendezvous_.entry(event.entry).sequence);
       transport_of(rendezvous_.entry(event.entry).operation).stop(event.entry);
       return;
   }
+}
+
+// The other hosts have agreed on a part.
+void Runtime::note_agreed(const Part& part) {
+  if (world_.hosts().size() == 1 || part.number > 0) return;
+  waiting_.agree(*part.flight, rendezvous_.entry(part.entry).sequence);
 }
 
 // The log was overwritten before this rank read it: what happened is read off the entries themselves.

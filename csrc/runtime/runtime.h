@@ -133,11 +133,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool start_oldest(bool room);
   void listen();
   void offer_all();
-  bool ahead(const Request& request, size_t number) const;
+  Due due(const Flight& flight, size_t number) const;
   void set_crowded_out(const Flight* flight);
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
   void post_checked(const std::shared_ptr<Flight>& flight);
   void handle_event(const Event& event);
+  void note_agreed(const Part& part);
   void rescan();
   bool meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline);
   void finish_part(const Part& part, const std::string& error);

@@ -120,12 +120,12 @@ World::World(const ThreadHost& host, int rank, const WorldOptions& options)
   region_bytes_ = host.region_bytes();
 }
 
-ThreadHost::ThreadHost(int size, size_t region_bytes) : size_(size), region_bytes_(region_bytes) {
+ThreadHost::ThreadHost(int size, size_t region_bytes, size_t table_places) : size_(size), region_bytes_(region_bytes) {
   std::string refused;
   segment_ = Segment::create(table_bytes_for(size) + region_bytes * static_cast<size_t>(size), &refused);
   std::vector<int> ranks;
   for (int r = 0; r < size; ++r) ranks.push_back(r);
-  Rendezvous(segment_, ranks, 0, true, false);
+  Rendezvous(segment_, ranks, 0, table_places, false);
 }
 
 void World::require_same(const char* what, uint64_t value) const {
@@ -228,7 +228,7 @@ std::string World::settle(const Communicator& group) {
   // The first rank fills the table's head in before anybody uses it.
   std::string failure;
   try {
-    if (local_rank_ == 0) Rendezvous(segment_, ranks, 0, true, false);
+    if (local_rank_ == 0) Rendezvous(segment_, ranks, 0, options_.table_places, false);
   } catch (const Error& error) {
     failure = error.what();
   }

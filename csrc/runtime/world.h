@@ -47,6 +47,8 @@ struct WorldOptions {
   std::vector<std::pair<std::string, std::string>> versions;
   // What messages call the ranks, where this is a part of a larger world; empty: by their ranks.
   std::vector<int> labels;
+  // Operations under way on a host, at most; more wait in their own rank.
+  size_t table_places = size_t{1} << 16;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
 };
@@ -55,7 +57,7 @@ struct WorldOptions {
 class ThreadHost {
  public:
   // `region_bytes`: address space for the slots of one rank, a multiple of 4096.
-  ThreadHost(int size, size_t region_bytes);
+  ThreadHost(int size, size_t region_bytes, size_t table_places = WorldOptions().table_places);
 
   int size() const { return size_; }
   size_t region_bytes() const { return region_bytes_; }

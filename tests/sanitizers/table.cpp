@@ -15,9 +15,9 @@ void log_overruns(uint32_t seed) {
   constexpr uint64_t kLogEvents = 1 << 18;   // as in rendezvous.cpp
   constexpr uint32_t kOperations = 3 << 16;  // one and a half times the log, at two events for each operation
   ThreadHost host(2, 4096);
-  Rendezvous first(host.segment(), {0, 1}, 0, false, false);
-  Rendezvous second(host.segment(), {0, 1}, 1, false, false);
-  Rendezvous reader(host.segment(), {0, 1}, 1, false, false);
+  Rendezvous first(host.segment(), {0, 1}, 0, 0, false);
+  Rendezvous second(host.segment(), {0, 1}, 1, 0, false);
+  Rendezvous reader(host.segment(), {0, 1}, 1, 0, false);
   std::atomic<bool> over{false};
   std::atomic<uint32_t> operations{0};
   std::thread writer([&] {
