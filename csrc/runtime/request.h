@@ -42,11 +42,11 @@ struct DeviceMemory {
 };
 
 struct Request {
-  std::string name;       // what the ranks match by ...
-  uint64_t turn = 0;      // ... and which call under that name this is
+  std::string name;                      // what the ranks match by ...
+  uint64_t turn = 0;                     // ... and which call under that name this is
   std::shared_ptr<const Ticket> ticket;  // null: as of the oldest
-  std::string signature;  // must be the same text on all ranks; stands in messages
-  std::string refusal;    // not empty: this rank cannot take part, and why
+  std::string signature;                 // must be the same text on all ranks; stands in messages
+  std::string refusal;                   // not empty: this rank cannot take part, and why
   Operation operation;
   // Not null: in place of operation.root each of these has a root. In their order they are all of the operation, so
   // that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.

@@ -29,8 +29,8 @@ _KEYS = 100_000  # of one round
 # So many keys a second and rank at least, on a machine that does other things too.
 _SLOWEST = {"core": 1000, "store": 1000, "trainers": 80}
 _START_S = 90.0
-# What a later round may leave more than the first one. No names; two of Python's arenas, of 1 MiB each, which come and go
-# (16 rounds of 20 000 keys ended where the first few had been), and 15 bytes for each of 100 000 keys.
+# What a later round may leave more than the first one. No names; two of Python's arenas, of 1 MiB each, which come and
+# go (16 rounds of 20 000 keys ended where the first few had been), and 15 bytes for each of 100 000 keys.
 _LEFT = {"own_kib": 3584, "shared_kib": 4096, "maps": 8}
 # Between hosts rank 0 remembers the texts of so many operations at most, in so many KiB.
 _TEXTS, _TEXTS_KIB = 1 << 15, 8192
