@@ -33,7 +33,7 @@ RuntimeOptions options_from(const py::dict& given) {
     } else if (key == "part_bytes") {
       options.part_bytes = py::cast<size_t>(item.second);
     } else if (key == "table_places") {
-      options.world.table_places = py::cast<size_t>(item.second);
+      options.world.table_places = std::max<size_t>(py::cast<size_t>(item.second), 1);
     } else if (key == "staging_bytes") {
       options.staging_bytes = py::cast<size_t>(item.second);
     } else if (key == "versions") {

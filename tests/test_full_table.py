@@ -44,10 +44,36 @@ def test_the_oldest_operation_finds_a_place_in_a_small_table(rank, size):
     _ring_of_waits(rank, size, 3000)
 
 
-@pytest.mark.ranks(2, env={"MYKV_TABLE_PLACES": "4096", "MYKV_VIRTUAL_HOSTS": "2"})
-def test_the_oldest_operation_finds_a_place_between_hosts(rank, size):
-    """What one host is to bring beyond what is due must fit into the table of the other: here it does, just."""
-    _ring_of_waits(rank, size, 3500)
+def _one_rank_behind(rank: int, count: int) -> None:
+    """What reads one array runs in order on the root, but not elsewhere, as with init, push and pull of a store.
+
+    The other ranks fill the tables of their hosts with broadcasts that the root comes to one by one.
+    """
+    mykv.init()
+    value, shared = mx.nd.ones(4), [mx.nd.ones(3000) for _ in range(5)]
+    received = [mx.nd.zeros(4) for _ in range(count)]
+    mykv.barrier()
+    if rank == 0:
+        time.sleep(0.5)
+    for k in range(count):
+        mykv.broadcast_(value if rank == 0 else received[k], root_rank=0, name=f"init {k}", priority=1)
+        mykv.allreduce_(value, average=True, name=f"push {k}")
+        mykv.allreduce_(shared[k % 5], average=True, name=f"parts {k % 5}")
+    begin = time.monotonic()
+    mx.nd.waitall()
+    assert time.monotonic() - begin < 40
+    for one in [value, *shared, *(received[:: count // 9] if rank > 0 else [])]:
+        assert (one.asnumpy() == 1).all()
+
+
+@pytest.mark.ranks(2, 3, env={**_SMALL, **_PARTS})
+def test_a_root_that_is_behind(rank, size):
+    _one_rank_behind(rank, 2000)
+
+
+@pytest.mark.ranks(2, 3, env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
+def test_a_root_that_is_behind_on_another_host(rank, size):
+    _one_rank_behind(rank, 2000)
 
 
 @pytest.mark.ranks(2, env=_SMALL)

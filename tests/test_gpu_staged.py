@@ -387,6 +387,29 @@ def test_higher_priority_overtakes(core, rank, on_gpu, cuda):
     cuda.cudaStreamDestroy(stream)
 
 
+@pytest.mark.ranks(2, 3, 4, env=_ENV)
+@_one_and_two
+def test_more_parts_under_way_than_the_table_has_places(rank, size, hosts, on_gpu, cuda, gather):
+    """Each rank begins with another array; copies end in any order, and find the table full when they do."""
+    import mykv_core as core
+
+    _start(hosts, table_places=1, part_bytes=4096, staging_bytes=1 << 20)  # 16 places for each rank
+    values = [np.arange(40_000 + k, dtype="float32") % (7 + k) for k in range(8)]
+    for turn in range(3):
+        arrays = [on_gpu(mine * (rank + 1), (k + turn) % _DEVICES) for k, mine in enumerate(values)]
+        works = []
+        for k in np.random.RandomState(10 * turn + rank).permutation(len(arrays)):
+            one = [arrays[k]]
+            shape = (len(values[k]),)
+            works.append(_submit(core, f"large {k}", "allreduce", shape, "float32", inputs=one, outputs=one))
+        _done(works)
+        for mine, array in zip(values, arrays):
+            _same(array, mine * (size * (size + 1) // 2))
+    gather("all have come")
+    core.shutdown()
+    assert cuda.violations() == []
+
+
 @pytest.mark.ranks(3, 4, env=_ENV)
 def test_groups_of_some_ranks_work_beside_the_world(core, rank, size, on_gpu):
     from mpi4py import MPI

@@ -265,10 +265,9 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
   pushed->failure = failure;
   const std::string& turn_of = pushed->call.turn_of;
   const uint64_t turn = turn_of.empty() ? pushed->runtime->take_turn(name) : pushed->runtime->last_turn(turn_of);
-  const std::shared_ptr<const Ticket> ticket = pushed->runtime->take_ticket(pushed->call.requests.size());
   for (Request& request : pushed->call.requests) {
     request.turn = turn;
-    request.ticket = ticket;
+    request.ticket = pushed->runtime->take_ticket();
   }
   const std::string shown = "mykv " + name;
   void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);

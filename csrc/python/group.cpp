@@ -264,7 +264,7 @@ Operation Group::broadcast_operation(int root, int priority) const {
 
 std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept) {
   request.turn = runtime_->take_turn(request.name);
-  request.ticket = runtime_->take_ticket(1);
+  request.ticket = runtime_->take_ticket();
   auto work = std::make_unique<Work>(std::move(kept));
   request.done = [state = work->state()](const std::string* error) { state->finish(error); };
   const std::shared_ptr<Runtime> target = runtime_;
@@ -598,7 +598,7 @@ void Group::refuse(const std::string& name, const std::string& reason, const std
   Request request;
   request.name = name;
   request.turn = turn_of.empty() ? runtime_->take_turn(name) : runtime_->last_turn(turn_of);
-  request.ticket = runtime_->take_ticket(1);
+  request.ticket = runtime_->take_ticket();
   request.signature = "a refusal";
   request.refusal = reason.empty() ? "no reason was given" : reason;
   request.done = [](const std::string*) {};

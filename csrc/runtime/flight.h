@@ -36,6 +36,7 @@ struct Flight {
   std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;
   size_t next = 0;       // the next part to send
+  size_t met = 0;        // parts that have arrived at the rendezvous
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
   bool agreed = false;  // all ranks brought the same operation, and so send all of its parts

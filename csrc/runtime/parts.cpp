@@ -291,6 +291,8 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
     account(part, shown_name(request.name) + ": " + rendezvous_.departed_text());
     return true;
   }
+  // Only the thread sends these.
+  if (flight->parts > 1 && ++flight->met == flight->parts) waiting_.forget(*flight);
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
       patience_.hope()) {
     rendezvous_.bell(world_.local_rank()).ring();

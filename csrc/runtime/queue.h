@@ -27,7 +27,6 @@ class Queue {
   void erase(Place place) {
     ages_.erase(age_of(*place->second));
     if (indexed_ && find(key_of(*place->second)) == place) index_.erase(key_of(*place->second));
-    if (place->second->sequence) sequences_.erase(*place->second->sequence);
     if (look_ == place) ++look_;
     flights_.erase(place);
   }
@@ -44,16 +43,19 @@ class Queue {
   Place end() { return flights_.end(); }
   // In the order in which they were asked for; each `second` is a place.
   const ByAge& by_age() const { return ages_; }
-  // All hosts have agreed on the flight's first part, and send the others in any order.
+  // All hosts have agreed on the first part of a flight of several.
   void agree(Flight& flight, uint64_t sequence) {
     if (ages_.count(age_of(flight)) == 0) return;  // it has no other
     flight.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Whether it is the one that they agreed on first, of those that have parts to send. On a host that has sent all of
-  // them it is another.
+  // Whether it is the one that they agreed on first, of those of which this rank has not brought all parts.
   bool is_first_agreed(const Flight& flight) const {
     return flight.sequence && !sequences_.empty() && *flight.sequence == *sequences_.begin();
+  }
+  // All parts have arrived.
+  void forget(const Flight& flight) {
+    if (flight.sequence) sequences_.erase(*flight.sequence);
   }
   // The key of a flight's first part. To be looked up by it, flights must be indexed.
   static Key key_of(const Flight& flight) { return make_key(flight.request.name, flight.request.turn, 0); }

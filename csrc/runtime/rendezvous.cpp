@@ -63,12 +63,12 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
   if (places > 0) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
-    header_->places = std::clamp(static_cast<uint32_t>(std::min<size_t>(places, kEntries)), least, kEntries);
+    header_->places = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(places, least), kEntries));
     header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
     launch_order_->init(local_size());
   }
-  window_ = header_->places / least;
+  window_ = std::max(header_->places / least, 1u);
   most_ahead_ = (kShares - 2) * window_ - 1;  // and so there is one place beyond the window
 }
 

@@ -128,8 +128,8 @@ uint64_t Runtime::take_turn(const std::string& name) {
   return turns_[name]++;
 }
 
-std::shared_ptr<const Ticket> Runtime::take_ticket(size_t requests) {
-  return forked() ? nullptr : tickets_->take(requests);  // in a fork the lock may never be free, and post() throws
+std::shared_ptr<const Ticket> Runtime::take_ticket() {
+  return forked() ? nullptr : tickets_->take();  // in a fork the lock may never be free, and post() throws
 }
 
 uint64_t Runtime::last_turn(const std::string& name) {

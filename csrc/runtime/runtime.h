@@ -62,8 +62,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Takes the next turn under `name`; call it in the order in which the operations are asked for.
   uint64_t take_turn(const std::string& name);
-  // The next place in that order, for requests that are posted for one operation.
-  std::shared_ptr<const Ticket> take_ticket(size_t requests);
+  // The next place in that order, for one request.
+  std::shared_ptr<const Ticket> take_ticket();
   // The turn that was taken last under `name`, for what belongs to that operation under another name. With a counter of
   // its own it would fall behind on a rank that failed in between.
   uint64_t last_turn(const std::string& name);

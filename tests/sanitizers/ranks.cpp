@@ -42,7 +42,7 @@ Request request_of(Runtime& runtime, const std::string& name, Kind kind, size_t 
   Request request;
   request.name = name;
   request.turn = runtime.take_turn(name);
-  request.ticket = runtime.take_ticket(1);
+  request.ticket = runtime.take_ticket();
   request.operation.kind = kind;
   request.operation.root = root;
   request.operation.set_arrays(DType::int32, count);

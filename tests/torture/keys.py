@@ -23,6 +23,7 @@ CASES = [  # mode, ranks, hosts, keys under way together
     ("core", 2, 1, _ALL),
     ("core", 2, 2, _ALL),
     ("store", 2, 1, _ALL),
+    ("store", 2, 2, _ALL),
 ]
 ROUNDS = 3
 _KEYS = 100_000  # of one round
