@@ -124,7 +124,7 @@ class Rendezvous {
     uint32_t chunks;
     int32_t owner;
     uint64_t placement = 0;
-    Key first;           // of the operation's first part
+    Key first = {};      // of the operation's first part
     Due due = Due::now;  // whether a rank may make an entry for it; it always joins those that others have made
   };
   // So many operations are due, the oldest of a rank and those that it was asked for next. Where all ranks are asked
