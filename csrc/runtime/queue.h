@@ -26,7 +26,10 @@ class Queue {
   }
   void erase(Place place) {
     ages_.erase(age_of(*place->second));
-    if (indexed_ && find(key_of(*place->second)) == place) index_.erase(key_of(*place->second));
+    if (indexed_) {
+      const auto found = index_.find(key_of(*place->second));
+      if (found != index_.end() && found->second == place) index_.erase(found);
+    }
     if (look_ == place) ++look_;
     flights_.erase(place);
   }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memory/segment.h"
+#include "runtime/rendezvous.h"
 
 namespace mykv {
 
@@ -48,7 +49,7 @@ struct WorldOptions {
   // What messages call the ranks, where this is a part of a larger world; empty: by their ranks.
   std::vector<int> labels;
   // Operations under way on a host, at most; more wait in their own rank.
-  size_t table_places = size_t{1} << 16;
+  size_t table_places = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
 };
