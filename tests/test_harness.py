@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import launcher
+from several_hosts import Hosts
 
 pytest_plugins = "pytester"
 
@@ -381,6 +383,30 @@ def test_mpirun_that_hangs_fails_with_stacks_and_leaves_nothing(mpirun):
     with pytest.raises(pytest.fail.Exception, match="in stuck"):
         running.wait(timeout=1)
     assert running.members() == []
+
+
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="other launchers keep no files under their process id")
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_killed_launchers_are_not_in_the_way_of_later_ones(mpirun, hosts):
+    per_host = [2 // hosts] * hosts
+    with Hosts(hosts) as up:
+        if hosts > 1:
+            up.require_network()
+        before = _launchers_folders(Path(tempfile.gettempdir()))
+        running = up.start(mpirun, per_host, "import time\nprint('in', flush=True)\ntime.sleep(600)")
+        running.wait_for("in")
+        own = _launchers_folders(running.directory)
+        for pid in running.members():
+            os.kill(pid, signal.SIGKILL)
+        running.wait(20)
+        running.kill()
+    # What has this run's name goes with it. Where all runs left their folders together, one in some thousand launchers
+    # got the process id of a dead one, and said only that its listener thread had failed to start.
+    assert own and _launchers_folders(Path(tempfile.gettempdir())) == before
+
+
+def _launchers_folders(directory: Path) -> set[str]:
+    return {path.name for name in ("ompi.*[0-9]", "prte*.*[0-9]") for path in directory.glob(name)}
 
 
 def test_mpirun_with_no_ranks_is_plain_python(mpirun):

@@ -78,7 +78,7 @@ def test_two_hosts_train_alike_and_sleep_while_they_wait(network, tmp_path):
     script.write_text(_SCRIPT)
     with network.Network(2) as up, output.open("wb") as out:
         command = up.mpirun(launcher.mpirun_path(), [2, 2], [sys.executable, str(script)])
-        launch = Launch(command, launcher.environment(_ENV), stdout=out, stderr=out, cwd=str(tmp_path))
+        launch = Launch(command, launcher.environment(tmp_path, _ENV), stdout=out, stderr=out, cwd=str(tmp_path))
         try:
             code = launch.process.wait(_LIMIT_S)
         finally:

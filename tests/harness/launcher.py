@@ -53,12 +53,16 @@ def command(ranks: int, program: list[str], extra: tuple[str, ...] = ()) -> list
     return [mpirun_path(), "-n", str(ranks), *binding(to_one_core=False), *extra, *program]
 
 
-def environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """Environment for a launcher: this one, without traces of a launcher around pytest itself, and with `extra`."""
+def environment(directory: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
+    """Environment for a launcher: this one, without traces of a launcher around pytest itself, and with `extra`.
+
+    Its own files lie in `directory`, another one for each launch: Open MPI's launcher names their folder after its
+    process id, leaves it behind when it is killed, and does not start where a dead one with the same id has left one.
+    """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
     clean.pop("PYTHONUNBUFFERED", None)
-    return {**clean, **_QUIET_THREADS, **_AS_ROOT, **(extra or {})}
+    return {**clean, **_QUIET_THREADS, **_AS_ROOT, "PRTE_MCA_prte_tmpdir_base": str(directory), **(extra or {})}
 
 
 def rank_of_this_process() -> int:

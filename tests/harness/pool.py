@@ -75,7 +75,7 @@ class Pool:
             with Listener(str(self._directory / "socket"), "AF_UNIX", backlog=size) as listener:
                 self._launch = Launch(
                     program if size == 1 else launcher.command(size, program),
-                    launcher.environment(env),
+                    launcher.environment(self._directory, env),
                     stdout=out,
                     stderr=out,
                 )

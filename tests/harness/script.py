@@ -43,6 +43,7 @@ class Running:
         self._began = time.monotonic()
         self._launch = Launch(arguments, env, stdout=self._out, stderr=self._err, cwd=cwd)
         self.pid = self._launch.process.pid
+        self.directory = directory  # outputs, and files of mpirun itself
 
     def members(self) -> list[int]:
         """Ids of the living processes of this launch: mpirun, its ranks, and what they started."""
@@ -154,7 +155,7 @@ class MpiRun:
             program = command(program) if callable(command) else [*command, *program]
         elif ranks > 0:
             program = launcher.command(ranks, program, tuple(options))
-        variables = launcher.environment({k: v for k, v in (env or {}).items() if v is not None})
+        variables = launcher.environment(directory, {k: v for k, v in (env or {}).items() if v is not None})
         for name, value in (env or {}).items():
             if value is None:
                 variables.pop(name, None)

@@ -73,10 +73,11 @@ class Job:
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
         path = ":".join(filter(None, [str(_TESTS), str(_STACKS), os.environ.get("PYTHONPATH")]))
-        variables = launcher.environment({"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **(env or {})})
+        own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **(env or {})}
         self._output = (self.directory / "output").open("wb")
         self._begin = time.monotonic()
         command = launcher.command(ranks, program, options)
+        variables = launcher.environment(self.directory, own)
         self.launch = Launch(command, variables, self._output, subprocess.STDOUT, str(self.directory))
 
     def __enter__(self) -> Job:
