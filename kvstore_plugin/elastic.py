@@ -111,11 +111,12 @@ def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
         if comm.Get_size() == before:
             raise failure or MXNetError("Another worker could not go on after a worker was lost.")
     seconds = time.monotonic() - began
+    left = global_process_set.size()
     _log.warning(
-        "mykv goes on with %d workers; this one is rank %d. They were together again after %.2f s.",
-        global_process_set.size(),
-        global_process_set.rank(),
+        "mykv goes on with %s after %.2f s; this is rank %d now.",
+        f"{left} workers" if left > 1 else "one worker",
         seconds,
+        global_process_set.rank(),
     )
 
 

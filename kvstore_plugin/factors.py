@@ -53,8 +53,8 @@ def shown(factor: float, scale: float) -> str:
     factor = float(factor)
     size = scale / factor if factor else 0.0
     whole = round(size)
-    batch = f" (batch size {whole})" if whole >= 1 and abs(size - whole) <= 1e-9 * whole else ""
-    return f"gradients times {factor!r}{batch}"
+    text = f"gradients times {factor!r}"
+    return f"batch size {whole} ({text})" if whole >= 1 and abs(size - whole) <= 1e-9 * whole else text
 
 
 def numbers(factor: float, device_count: int) -> list[int]:

@@ -16,7 +16,6 @@ import logging
 import os
 import select
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +158,7 @@ class _Watch:
         who = f"rank {ended[0]} has" if len(ended) == 1 else f"ranks {', '.join(map(str, ended))} have"
         who = who if ended else "a rank has"
         self.sentence = f"{who} ended, of {self._comm.Get_size()}: killed, or left before the others were done"
-        _log.warning("mykv on rank %d: %s (noticed at %.3f).", self._comm.Get_rank(), self.sentence, time.time())
+        _log.warning("mykv on rank %d: %s.", self._comm.Get_rank(), self.sentence)
         core_loader.load().lose(f"WorkersLost: {self.sentence}")
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):

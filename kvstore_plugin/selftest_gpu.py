@@ -31,15 +31,24 @@ def look(findings: Any) -> bool:
     """Note what was found of CUDA and NCCL, and which road arrays take; whether there is a GPU to test with."""
     found = gpu.find()
     facts = findings.facts
-    for name, what in (("cuda", "CUDA runtime"), ("nccl", "NCCL")):
+    for name, what, shown in (("cuda", "CUDA runtime", _cuda_version), ("nccl", "NCCL", _nccl_version)):
         one = found[name]
-        facts[what] = f"{one['version']} in {one['path']}" if one["version"] else one["problem"]
-    facts["CUDA of the driver"] = str(found["driver"]) if found["driver"] else "there is no driver"
+        facts[what] = f"{shown(one['version'])} in {one['path']}" if one["version"] else one["problem"]
+    facts["CUDA of the driver"] = _cuda_version(found["driver"]) if found["driver"] else "there is no driver"
     facts["GPUs"] = str(found["devices"])
     if not found["devices"]:
         findings.wrong.append("There is no GPU: without --gpu the self-test looks at everything else.")
         return False
     return True
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _nccl_version(number: int) -> str:
+    """Of 2.9 or later, which count in this way; mykv takes no older one."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def check(findings: Any) -> None:

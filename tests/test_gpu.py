@@ -216,7 +216,8 @@ def test_the_self_test(mpirun, ranks, devices, road):
     environment = gpu_support.environment(devices=devices, delay_us=10)
     result = mpirun(ranks, script, env=environment, timeout=110)
     assert result.code == 0, result.text
-    assert re.search(rf"^road of GPU arrays +{road}", result.stdout, re.MULTILINE), result.text
+    for fact in (f"road of GPU arrays +{road}", "CUDA runtime +12.4 in /", "NCCL +2.23.4 in /"):
+        assert re.search(f"^{fact}", result.stdout, re.MULTILINE), (fact, result.text)
     assert len(re.findall(r"^\w+ on GPUs +24 results are those of numpy", result.stdout, re.MULTILINE)) == 4, (
         result.text
     )

@@ -28,13 +28,29 @@ class _MallocInfo(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in _names)
 
 
-def _in_use() -> int:
-    """Bytes of malloc's heap that somebody holds, without the holes between them; 0 before glibc 2.33."""
+def _malloc_info() -> _MallocInfo | None:
+    """What malloc tells of its heaps; None before glibc 2.33."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "mallinfo2"):
-        return 0
+        return None
     library.mallinfo2.restype = _MallocInfo
-    return library.mallinfo2().uordblks
+    return library.mallinfo2()
+
+
+def _held() -> int:
+    """Bytes of malloc's heaps that somebody holds, without the holes between them; 0 before glibc 2.33."""
+    info = _malloc_info()
+    return info.uordblks + info.hblkhd if info else 0
+
+
+def _resident_but_for_holes() -> int:
+    """Bytes of memory of this process but for the holes in malloc's heaps; 0 before glibc 2.33.
+
+    They grow by 0.4 MB with each round here, since MXNet wants arrays on boundaries of 64 bytes: glibc 2.36 looks for
+    a hole for them that is larger than one in which such an array has been.
+    """
+    info = _malloc_info()
+    return _resident() - info.fordblks if info else 0
 
 
 def _cgroup(tmp_path, version: int, files: dict[str, dict[str, str]], place: str = "/job/step") -> str:
@@ -166,12 +182,12 @@ def test_a_worker_without_room_for_gradients_is_an_error_on_all_and_another_trai
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_rounds_of_init_and_shutdown_leave_nothing(rank, gather, monkeypatch, hosts):
-    """Descriptors, threads, and memory but for what MPI and malloc keep: between hosts two communicators a round."""
+    """Descriptors, threads, and memory but for what MPI keeps: between hosts two communicators a round."""
     monkeypatch.setenv("MYKV_VIRTUAL_HOSTS", str(hosts))
 
     def seen():
         gc.collect()
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), _resident(), _in_use()
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), _resident_but_for_holes(), _held()
 
     def round_():
         mykv.init()
@@ -198,7 +214,7 @@ def test_rounds_of_init_and_shutdown_leave_nothing(rank, gather, monkeypatch, ho
     mykv.init()
     assert after[:2] == before[:2]
     more = after[2] - before[2]
-    assert more < (25 if hosts == 1 else 35) * _MIB, f"{more / _MIB:.1f} MiB more"
+    assert more < (2 + hosts) * _MIB, f"{more / _MIB:.1f} MiB more"  # two of Python's arenas, and what is held
     if launcher.is_open_mpi():  # of which a communicator takes 9.3 KiB; two of each round between hosts are never freed
         held = after[3] - before[3]
         assert held < (256 << 10) + (hosts > 1) * 50 * 2 * (14 << 10), f"{held / 1024:.0f} KiB more are held"
