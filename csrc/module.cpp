@@ -298,6 +298,9 @@ PYBIND11_MODULE(mykv_core, m) {
       "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
       "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
   m.def(
+      "push_failing", [](uintptr_t array) { bridge().push_failing(reinterpret_cast<mxnet::Handle>(array)); },
+      py::arg("array"), py::call_guard<py::gil_scoped_release>(), "An operation of MXNet's engine that only fails.");
+  m.def(
       "memory_headroom",
       [](const std::string& proc) {
         const Headroom now = HeadroomWatch(proc).look();

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from . import core as core_loader
-from . import draining, gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
+from . import draining, engine_errors, gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -319,6 +319,8 @@ def _attach_mxnet() -> None:
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
     if compat is not None:
         core.attach_mxnet(compat.library_handle(), compat.MAJOR, compat.engine_blocks(), compat.MXNetError)
+        if not compat.engine_blocks():
+            engine_errors.make_room(compat)
 
 
 def _install_hooks() -> None:

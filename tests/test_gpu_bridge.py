@@ -193,3 +193,15 @@ def test_an_array_that_carries_an_error_is_an_error_on_all_ranks(arrays):
     data, out = arrays.make(np.ones((2, 2))), arrays.make(np.zeros((2, 2)))
     arrays.push("alltoall", "well", data, out, [[1, 1], [1, 1]])
     assert (arrays.values(out) == 1).all()
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_operations_fail_one_after_another(arrays):
+    """MXNet's engine changes its list of errors without a lock, though the threads that tell it of them are several."""
+    before = arrays.mxnet.library.standin_mx_errors_at_once()
+    made = [arrays.make(np.ones(4 + arrays.rank)) for _ in range(40)]
+    for number, one in enumerate(made):
+        arrays.push("allreduce", f"failing {number}", [one], [one])
+    for one in made:
+        assert "differs between ranks" in arrays.mxnet.wait(one)
+    assert arrays.mxnet.library.standin_mx_errors_at_once() == before

@@ -80,6 +80,20 @@ struct Pushed {
 
 namespace {
 
+// The engine notes errors in a vector that it changes without a lock (ThreadedEngine::global_exception_refs_): two
+// operations that end with errors at the same time, on two threads, would destroy the heap. Recursive, since with the
+// operation goes what it has kept.
+std::recursive_mutex& failing() {
+  static auto& mutex = *new std::recursive_mutex;
+  return mutex;
+}
+
+void fail(const EngineCallback& callback, const std::string& error) {
+  const EngineError engine_error(error);
+  const std::lock_guard<std::recursive_mutex> lock(failing());
+  callback.call(callback.engine, callback.parameter, &engine_error);
+}
+
 void complete(const EngineCallback& callback, const std::string* error) {
   if (error == nullptr) {
     callback.call(callback.engine, callback.parameter, nullptr);
@@ -87,8 +101,7 @@ void complete(const EngineCallback& callback, const std::string* error) {
   }
   // MXNet makes an error that begins with the name of a class, which Python has registered, one of that class.
   const bool lost = error->find(kLostMark) != std::string::npos;
-  const EngineError engine_error((lost ? std::string(kLostMark) + "mykv: " : "mykv: ") + *error);
-  callback.call(callback.engine, callback.parameter, &engine_error);
+  fail(callback, (lost ? std::string(kLostMark) + "mykv: " : "mykv: ") + *error);
 }
 
 // Ends the engine's operation after the last of its requests, with the first error.
@@ -215,6 +228,16 @@ void run_2(void* context, void* on_start, void* on_complete, void* parameter) {
       *static_cast<EngineCallback*>(on_complete));
 }
 
+void fail_1(void*, void* on_complete, void*) {
+  fail(*static_cast<EngineCallback*>(on_complete), "an error to make room for others");
+}
+
+void fail_2(void* context, void* on_start, void* on_complete, void* parameter) {
+  const auto* start = static_cast<EngineCallback*>(on_start);
+  if (start->call != nullptr) start->call(start->engine, start->parameter, nullptr);
+  fail_1(context, on_complete, parameter);
+}
+
 void discard(void* parameter) {
   const std::unique_ptr<Pushed> pushed(static_cast<Pushed*>(parameter));
   if (pushed->called) return;
@@ -257,6 +280,12 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   }
   pushed->call = std::move(call);
   hand_to_engine(std::move(pushed), name, priority, storages.arrays());
+}
+
+void Bridge::push_failing(Handle array) const {
+  void* function = api_.major() == 1 ? reinterpret_cast<void*>(&fail_1) : reinterpret_cast<void*>(&fail_2);
+  Context context{kCpu, 0};
+  api_.push(function, nullptr, [](void*) {}, &context, nullptr, 0, &array, 1, kAsync, 0, "mykv error");
 }
 
 void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,

@@ -47,6 +47,8 @@ class Bridge {
   // `label`: begins what must be the same on all ranks, in this push only.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
             const std::string& label) const;
+  // An operation on an array that only fails.
+  void push_failing(Handle array) const;
 
  private:
   void hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,

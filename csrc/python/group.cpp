@@ -31,11 +31,6 @@ struct Runtimes {
 };
 Runtimes& g_runtimes = *new Runtimes;
 
-const mxnet::Bridge& bridge() {
-  if (!g_bridge) throw Error("mykv is not attached to MXNet");
-  return *g_bridge;
-}
-
 DType dtype_named(const std::string& name) {
   DType dtype;
   if (!dtype_from_name(name, &dtype)) throw py::value_error("mykv does not know the dtype '" + name + "'");
@@ -86,6 +81,11 @@ void require_running(const Buffer& buffer) {
 }
 
 }  // namespace
+
+const mxnet::Bridge& bridge() {
+  if (!g_bridge) throw Error("mykv is not attached to MXNet");
+  return *g_bridge;
+}
 
 void attach_bridge(std::unique_ptr<mxnet::Bridge> made) {
   if (g_bridge) keep_for_good(std::move(g_bridge));  // another thread may be in a push, without the GIL

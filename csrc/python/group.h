@@ -134,6 +134,8 @@ class PreparedBucket {
 
 // The bridge of attach_mxnet(); never destroyed, since the engine may hold on to it at exit.
 void attach_bridge(std::unique_ptr<mxnet::Bridge> bridge);
+// Throws Error where there is none.
+const mxnet::Bridge& bridge();
 
 // The world of init(), or null. It stays, stopped, after abandon(), for engine operations that still come.
 std::shared_ptr<Group>& world_group();

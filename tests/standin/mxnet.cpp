@@ -2,6 +2,7 @@
 // whose arrays carry an error is not run, and only its deleter is called, as MXNet does.
 #include "mxnet.h"
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -54,6 +55,7 @@ struct Operation {
 std::mutex lock;  // of all below
 std::condition_variable& changed = *new std::condition_variable;
 int operations = 0, handles = 0, last_property = -1, last_device_type = -1;
+std::atomic<int> failing{0}, errors_at_once{0};
 int release = 1;
 void (*on_start)() = nullptr;
 
@@ -73,6 +75,11 @@ void end(Operation& operation, const std::string& error) {
 
 void complete(void*, void* parameter, const void* error) {
   const std::shared_ptr<Operation> operation = static_cast<Operation*>(parameter)->self;
+  if (error != nullptr) {
+    errors_at_once += failing.fetch_add(1) > 0;
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+    --failing;
+  }
   // dmlc::Error is a std::runtime_error.
   end(*operation, error ? static_cast<const std::exception*>(error)->what() : "");
 }
@@ -137,6 +144,8 @@ STANDIN_API void standin_mx_release(int major, void (*function)()) {
   release = major;
   on_start = function;
 }
+
+STANDIN_API int standin_mx_errors_at_once() { return errors_at_once; }
 
 STANDIN_API int standin_mx_last_property() { return last_property; }
 STANDIN_API int standin_mx_last_device_type() { return last_device_type; }

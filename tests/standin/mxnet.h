@@ -20,6 +20,9 @@ STANDIN_API void standin_mx_release(int major, void (*on_start)());
 // FnProperty and device type of the last operation that was pushed.
 STANDIN_API int standin_mx_last_property();
 STANDIN_API int standin_mx_last_device_type();
+// How often an operation ended with an error while another one did so on another thread, which the engine does not
+// bear.
+STANDIN_API int standin_mx_errors_at_once();
 // Operations that were pushed and whose deleter has not run; handles that were not freed.
 STANDIN_API int standin_mx_operations();
 STANDIN_API int standin_mx_handles();
