@@ -13,8 +13,9 @@ from types import ModuleType
 
 from . import core as core_loader
 
-# Vectors double: there is room for twice as many less one before waitall() is called, and then for one more.
-_ERRORS = 257
+# Those that make room stay in the vector, as null, until waitall() is called. Vectors double, from 1024 to 2048 here:
+# there is room for 1023 more, and for 2048 after waitall().
+_ERRORS = 1025
 
 _made = False
 
@@ -24,10 +25,10 @@ def make_room(compat: ModuleType) -> None:
     global _made
     if _made:
         return
-    _made = True
     core = core_loader.load()
-    array = compat.mx.nd.zeros(1)
+    array = compat.mx.nd.zeros(1, ctx=compat.mx.cpu())
     for _ in range(_ERRORS):
         core.push_failing(array.handle.value)
         with contextlib.suppress(compat.MXNetError):
             array.wait_to_read()  # which takes the error out of what waitall() would raise
+    _made = True

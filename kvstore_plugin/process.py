@@ -37,6 +37,7 @@ _SETS_SHUT_DOWN = "ended with shutdown(): add it again after init()"
 _SETS_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
 # A wait for other ranks looks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
+_LEAST_DRAIN_S = 1.0  # for the engine, when no operation of the core is under way any more
 # A wait that takes long looks why; with several hosts that is a question to the others.
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
 
@@ -426,8 +427,9 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     membership = sys.modules.get(f"{__package__}.membership")
     if membership is not None:
         membership.end_all(_SETS_LOST if lost else _SETS_SHUT_DOWN)
-    # What did not finish has failed now, and MXNet would report that as an error of its exit.
-    drain(seconds, errors)
+    # What did not finish has failed now, and MXNet would report that as an error of its exit. The draining thread should
+    # be through when the caller reads an array: the engine does not bear two threads that take the same error out of it.
+    drain(max(seconds, _LEAST_DRAIN_S), errors)
     timeline = sys.modules.get(f"{__package__}.timeline")
     if timeline is not None:
         timeline.close()

@@ -15,7 +15,11 @@ _ROUNDS, _KEYS = 40, 40
 
 @pytest.mark.ranks(2)
 def test_many_operations_fail_and_the_process_goes_on(rank):
-    """On threads of the engine and on the core's, with operations of MXNet behind them that end on others."""
+    """On threads of the engine and on the core's, with operations of MXNet behind them that end on others.
+
+    Chance decides whether they meet: without the mend one in some fifty of these tests would crash. That they do not
+    end at the same time is shown in test_gpu_bridge.py.
+    """
     mykv.init()
     for number in range(_ROUNDS):
         arrays = [array(np.ones(8 + rank, "float32")) for _ in range(_KEYS)]
@@ -32,13 +36,20 @@ def test_many_operations_fail_and_the_process_goes_on(rank):
 
 @pytest.mark.ranks(1)
 def test_room_for_errors_leaves_errors_of_others_as_they_are(rank, monkeypatch):
-    monkeypatch.setattr(engine_errors, "_made", False)
     mykv.init()
-    other = mx.nd.zeros(1)
+    other = array(np.zeros(1, "float32"))
     core.load().push_failing(other.handle.value)
+    monkeypatch.setattr(engine_errors, "_made", False)
+    calls = []
+    push = core.load().push_failing
+    monkeypatch.setattr(core.load(), "push_failing", lambda handle: (calls.append(handle), push(handle)))
     began = time.monotonic()
     engine_errors.make_room(mxnet_compat)
-    assert time.monotonic() - began < 1
-    with pytest.raises(mx.MXNetError, match="an error to make room for others"):
+    seconds = time.monotonic() - began
+    assert len(calls) == engine_errors._ERRORS and other.handle.value not in calls
+    assert seconds < 2, seconds
+    engine_errors.make_room(mxnet_compat)
+    assert len(calls) == engine_errors._ERRORS
+    with pytest.raises(mx.MXNetError, match="an error that makes room"):
         other.wait_to_read()
     mx.nd.waitall()  # which finds nothing more

@@ -1,8 +1,11 @@
 #include "mxnet/bridge.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <functional>
 #include <mutex>
+#include <new>
 #include <unordered_set>
 
 #include "runtime/error.h"
@@ -82,9 +85,11 @@ namespace {
 
 // The engine notes errors in a vector that it changes without a lock (ThreadedEngine::global_exception_refs_): two
 // operations that end with errors at the same time, on two threads, would destroy the heap. Recursive, since with the
-// operation goes what it has kept.
+// operation goes what it has kept. A fork may come while another thread has it.
 std::recursive_mutex& failing() {
   static auto& mutex = *new std::recursive_mutex;
+  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&failing()) std::recursive_mutex; });
+  (void)forks;
   return mutex;
 }
 
@@ -229,7 +234,7 @@ void run_2(void* context, void* on_start, void* on_complete, void* parameter) {
 }
 
 void fail_1(void*, void* on_complete, void*) {
-  fail(*static_cast<EngineCallback*>(on_complete), "an error to make room for others");
+  fail(*static_cast<EngineCallback*>(on_complete), "mykv: an error that makes room for others");
 }
 
 void fail_2(void* context, void* on_start, void* on_complete, void* parameter) {
