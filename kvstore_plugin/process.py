@@ -427,8 +427,8 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     membership = sys.modules.get(f"{__package__}.membership")
     if membership is not None:
         membership.end_all(_SETS_LOST if lost else _SETS_SHUT_DOWN)
-    # What did not finish has failed now, and MXNet would report that as an error of its exit. The draining thread should
-    # be through when the caller reads an array: the engine does not bear two threads that take the same error out of it.
+    # What did not finish has failed now, and MXNet would report that as an error of its exit. The draining thread
+    # should be through when the caller reads an array: the engine does not bear that two take one error out of it.
     drain(max(seconds, _LEAST_DRAIN_S), errors)
     timeline = sys.modules.get(f"{__package__}.timeline")
     if timeline is not None:
