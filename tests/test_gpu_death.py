@@ -122,5 +122,7 @@ def test_elastic_workers_go_on_by_another_road_each_time(mpirun):
     for size, seconds, error in lost:
         assert float(seconds) < _LIMIT, result.text
         victim = {"4": 0, "3": 2, "2": 0}[size]
-        assert f"rank {victim} has" in error, error
+        # Where MPI between hosts fails before the worker's watch has looked, the log alone tells who it was.
+        told = result.stderr if "MPI failed in" in error else error
+        assert f"rank {victim} has" in told, result.text
     assert "summed 1 by host memory" in result.stdout, result.text

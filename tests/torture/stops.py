@@ -40,7 +40,11 @@ def _stop(mode: str, ranks: int, hosts: int, victim: int, after: float, what: st
             return f"{what}: it never finished a run\n{job.wait(0).tail}"
         time.sleep(after)
         send_signal(job.pids()[victim], signal.SIGSTOP)
-        warning = re.compile(rf"waited for .* rank(s [\d, and]*)? ?{victim}[^\d].*(respond|do(es)? not answer)")
+        # It may have been stopped in a moment in which it keeps the host's table locked.
+        warning = re.compile(
+            rf"waited for .* rank(s [\d, and]*)? ?{victim}[^\d].*(respond|do(es)? not answer)"
+            rf"|kept locked by rank {victim}, which does not respond"
+        )
         deadline = time.monotonic() + _WARNING_S
         while not warning.search(job.text()) and time.monotonic() < deadline:
             time.sleep(0.05)
