@@ -44,13 +44,13 @@ def _held() -> int:
 
 
 def _resident_but_for_holes() -> int:
-    """Bytes of memory of this process but for the holes in malloc's heaps; 0 before glibc 2.33.
+    """Bytes of memory of this process but for the holes in malloc's heaps, which are in it before glibc 2.33.
 
     They grow by 0.4 MB with each round here, since MXNet wants arrays on boundaries of 64 bytes: glibc 2.36 looks for
     a hole for them that is larger than one in which such an array has been.
     """
     info = _malloc_info()
-    return _resident() - info.fordblks if info else 0
+    return _resident() - (info.fordblks if info else 0)
 
 
 def _cgroup(tmp_path, version: int, files: dict[str, dict[str, str]], place: str = "/job/step") -> str:
@@ -214,7 +214,8 @@ def test_rounds_of_init_and_shutdown_leave_nothing(rank, gather, monkeypatch, ho
     mykv.init()
     assert after[:2] == before[:2]
     more = after[2] - before[2]
-    assert more < (2 + hosts) * _MIB, f"{more / _MIB:.1f} MiB more"  # two of Python's arenas, and what is held
+    most = 2 + hosts if _malloc_info() else 15 + 10 * hosts  # two of Python's arenas and what is held, or holes too
+    assert more < most * _MIB, f"{more / _MIB:.1f} MiB more"
     if launcher.is_open_mpi():  # of which a communicator takes 9.3 KiB; two of each round between hosts are never freed
         held = after[3] - before[3]
         assert held < (256 << 10) + (hosts > 1) * 50 * 2 * (14 << 10), f"{held / 1024:.0f} KiB more are held"
