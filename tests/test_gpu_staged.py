@@ -19,7 +19,8 @@ import pytest
 from gpu_support import Cuda, CudaError, DeviceArray
 
 _DEVICES = 3
-_ENV = {"MYKV_TEST_POOL": "staged", **gpu_support.environment(devices=_DEVICES, delay_us=60)}
+_FRESH_DEVICE = _DEVICES  # of one test alone
+_ENV = {"MYKV_TEST_POOL": "staged", **gpu_support.environment(devices=_DEVICES + 1, delay_us=60)}
 _PART, _STAGING = 16 << 10, 64 << 10  # bytes
 _LARGE = 3 * _STAGING
 _OPS = ["sum", "min", "max", "product"]
@@ -532,15 +533,16 @@ def test_failure_of_any_function_is_an_error_on_all_ranks(rank, size, hosts, on_
 
 @pytest.mark.ranks(2, env=_ENV)
 def test_failure_to_make_an_event_is_an_error_on_all_ranks(core, rank, size, on_gpu, cuda):
-    """On a device that has no event to use again, since no other test uses it so."""
+    """On a device that has no event to use again, since no other test uses that device."""
     plants = cuda.standin_calls("cudaEventCreateWithFlags")
-    arrays = [on_gpu(np.ones(10, "float32"), 2) for _ in range(100)]
-    cuda.cudaSetDevice(2)
+    arrays = [on_gpu(np.ones(10, "float32"), _FRESH_DEVICE) for _ in range(100)]
+    cuda.cudaSetDevice(_FRESH_DEVICE)
     stream = cuda.stream()
     if rank == 1:
         cuda.standin_plant("cudaEventCreateWithFlags", 1, _OUT_OF_MEMORY)
+    streams = [(stream.value, _FRESH_DEVICE)]
     works = [
-        _submit(core, f"x{number}", "allreduce", (10,), inputs=[array], outputs=[array], streams=[(stream.value, 2)])
+        _submit(core, f"x{number}", "allreduce", (10,), inputs=[array], outputs=[array], streams=streams)
         for number, array in enumerate(arrays)
     ]
     errors = []
