@@ -11,18 +11,16 @@ The communicator is one of its own, and only looked at, a few times in a second:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
-import os
-import select
 import threading
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import core as core_loader
-from . import launch
+from . import failed_exits, launch
+from .followed import Followed, this_process
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -31,8 +29,9 @@ _log = logging.getLogger("kvstore_plugin")
 
 _LOOK_MS = 50  # between two looks at MPI
 _TAG = 32002  # of the message that never comes
+_NAMES_S = 0.5  # for the name of who has ended, where only that somebody has is known
+_NAME_LOOK_MS = 5
 _JOIN_S = 5.0
-_SYS_PIDFD_OPEN = 434  # on all architectures; os.pidfd_open came with Python 3.9
 
 _watch: _Watch | None = None
 
@@ -42,6 +41,11 @@ def check_possible() -> None:
     refusal = _refusal()
     if refusal:
         raise RuntimeError(refusal)
+
+
+def is_possible() -> bool:
+    """Whether this job can outlive one of its processes."""
+    return _refusal() is None
 
 
 def _refusal() -> str | None:
@@ -66,19 +70,18 @@ def begin(comm: MPI.Intracomm) -> None:
     global _watch
     if _watch is None:
         _watch = _Watch(comm)
+        core_loader.load().watch(True)
 
 
-def end() -> None:
-    """Stop watching."""
+def end(orderly: bool = True) -> None:
+    """Stop watching. `orderly`: this process leaves because it is done, and not since another one was lost."""
     global _watch
+    if orderly:
+        failed_exits.end()
+        core_loader.load().watch(False)
     ending, _watch = _watch, None
     if ending is not None:
         ending.end()
-
-
-def is_on() -> bool:
-    """Whether the other workers are watched."""
-    return _watch is not None
 
 
 def lost(seconds: float = 0.0) -> str | None:
@@ -100,15 +103,9 @@ class _Watch:
         self._ending = False
         self._comm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        here = (_machine(), os.getpid())
-        everyone = self._comm.allgather(here)
-        self._poll = select.poll()
-        self._ranks: dict[int, int] = {}  # by file descriptor
-        for rank, (machine, pid) in enumerate(everyone):
-            if machine == here[0] and pid != here[1]:
-                self._follow(rank, pid)
-        self._wake, self._waken = os.pipe()
-        self._poll.register(self._wake, select.POLLIN)
+        everyone = self._comm.allgather(this_process())
+        self._followed = Followed(everyone)
+        failed_exits.begin(everyone, _translated(self._comm.Get_group(), MPI.COMM_WORLD.Get_group()))
         self._nothing = np.zeros(1, dtype=np.int8)
         self._request = self._comm.Irecv(self._nothing, source=MPI.ANY_SOURCE, tag=_TAG)
         self._thread = threading.Thread(target=self._run, name="kvstore_plugin-liveness", daemon=True)
@@ -116,41 +113,41 @@ class _Watch:
 
     def end(self) -> None:
         self._ending = True
-        os.write(self._waken, b"x")
+        self._followed.wake()
         self._thread.join(_JOIN_S)
         with contextlib.suppress(self._MPI.Exception):
             self._request.Cancel()
             self._request.Wait()
-        for descriptor in (self._wake, self._waken, *self._ranks):
-            os.close(descriptor)
-
-    def _follow(self, rank: int, pid: int) -> None:
-        descriptor = ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0)
-        if descriptor >= 0:  # else an old kernel, or it has ended: MPI tells
-            self._ranks[descriptor] = rank
-            self._poll.register(descriptor, select.POLLIN)
+        self._followed.close()
 
     def _run(self) -> None:
         while not self._ending:
-            ended = [self._ranks[one] for one, _ in self._poll.poll(_LOOK_MS) if one in self._ranks]
+            ended = self._followed.ended(_LOOK_MS)
             if self._ending:
                 return
             try:
                 self._request.Test()
             except self._MPI.Exception:
-                ended = ended or self._failed()
+                ended = ended or self._named()
             else:
                 if not ended:
                     continue
             self._notice(ended)
             return
 
+    def _named(self) -> list[int]:
+        """Who has ended; none where another worker has told, and that does not show here soon."""
+        until = time.monotonic() + _NAMES_S
+        while True:
+            ended = self._followed.ended(_NAME_LOOK_MS) or self._failed()
+            if ended or self._ending or time.monotonic() > until:
+                return ended
+
     def _failed(self) -> list[int]:
-        """The ranks that MPI knows to have failed; none where another worker has told before MPI."""
+        """The ranks that MPI knows to have failed."""
         try:
             failed = self._comm.Get_failed()
-            numbers = list(range(failed.Get_size()))
-            return list(self._MPI.Group.Translate_ranks(failed, numbers, self._comm.Get_group()))
+            return _translated(failed, self._comm.Get_group())
         except self._MPI.Exception:
             return []
 
@@ -165,13 +162,11 @@ class _Watch:
             self._comm.Revoke()
 
 
-def _machine() -> tuple[str, str]:
-    """The same for two processes that can name each other by process ids, and for no others."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return boot, os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "", str(os.getpid())
+def _translated(group: MPI.Group, to: MPI.Group) -> list[int]:
+    """The ranks of all of a group in another one."""
+    from mpi4py import MPI
+
+    return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), to))
 
 
 def check() -> None:

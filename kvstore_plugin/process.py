@@ -101,6 +101,8 @@ def init(
                 raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
         return
     _join(comm)
+    if liveness.is_possible():  # then nobody else ends who waits for the dead, whether this is elastic or not
+        liveness.begin(_comm)
     try:
         _add_sets(_checked_sets(process_sets))
     except BaseException as error:
@@ -191,11 +193,6 @@ def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
     return mpi.part_of(_comm, _group, ranks, not _has_lost)
 
 
-def watch_others() -> None:
-    """Notice from now on when the process of a rank ends. Collective."""
-    liveness.begin(_comm)
-
-
 def world_communicator() -> MPI.Intracomm:
     """The communicator of all ranks, also after they were left: for agreements about who is left."""
     return _last_comm
@@ -206,7 +203,7 @@ def leave_lost() -> None:
     if is_initialized():
         core.lose(f"WorkersLost: {liveness.lost() or 'another rank has noticed that one has ended'}")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
-    liveness.end()  # which goes on where joining again has failed
+    liveness.end(orderly=False)  # which goes on where joining again has failed
 
 
 def join_again(comm: MPI.Intracomm) -> None:
@@ -388,12 +385,14 @@ def _abort_if_ending() -> None:
 def _abort() -> None:
     from mpi4py import MPI
 
+    core_loader.load().watch(False)  # nobody goes on without this process
+
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
             continue
-    if _has_lost:
+    if _has_lost or liveness.lost():
         # The mpirun of Open MPI 5 locks itself up at times when two ranks of a job with --with-ft abort it at once. The
         # first one that does ends the others.
         time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _ABORT_AFTER_S))
@@ -421,7 +420,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     drain(seconds, errors)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
-    liveness.end()
+    liveness.end(orderly=not lost)
     leaving.abandon(reason)
     leaving.shutdown()
     membership = sys.modules.get(f"{__package__}.membership")

@@ -238,8 +238,6 @@ class DistributedTrainer(gluon.Trainer):
         )
         self._meeting = (scopes, how, options) if elastic else None  # for _meet_again()
         self._gradients = self._met(scopes, how, options)
-        if elastic:
-            process.watch_others()  # now that all workers are known to do it
         self._aux_sync_period = aux_sync_period
         self._until_aux_sync = aux_sync_period
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
@@ -332,8 +330,7 @@ class DistributedTrainer(gluon.Trainer):
             example with batches of different sizes or other learning rates. Mostly that is seen where the parameters
             are read. They are what they were before then, on all workers, which have counted one update more.
         """
-        if self._meeting is not None:
-            liveness.check()
+        liveness.check()
         factor = self._scale / batch_size
         if self._join is None:
             self._step(factor, ignore_stale_grad)

@@ -25,7 +25,7 @@ import zlib
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from kvstore_plugin import elastic, elastic_state, kept_shares, launch, liveness, process, sharding, snapshots
+from kvstore_plugin import elastic, elastic_state, followed, kept_shares, launch, liveness, process, sharding, snapshots
 from kvstore_plugin.optimizer_states import leaves
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -42,7 +42,7 @@ OPTIMIZER = ADAM if plan.get("adam") else SGD
 sharding._SMALLEST_PIECE = 1024  # cut these small weights too
 
 if plan.get("by_mpi"):
-    liveness._Watch._follow = lambda *_: None
+    followed.Followed._follow = lambda *_: None
 mykv.init()
 me = mykv.rank()  # at the beginning: the name of this worker
 
@@ -190,7 +190,7 @@ def dying_soon(original):
 
 process.join_again = dying_soon(process.join_again)
 elastic._all = beginning_again(elastic._all, "shrink", lambda: attempts + 1)
-liveness._machine = beginning_again(liveness._machine, "watch", lambda: attempts)
+liveness.this_process = beginning_again(liveness.this_process, "watch", lambda: attempts)
 launch.check_size = beginning_again(launch.check_size, "init", lambda: attempts)
 elastic_state.allgather_object = beginning_again(elastic_state.allgather_object, "restore", lambda: attempts)
 mykv.ElasticState._commit = beginning_again(mykv.ElasticState._commit, "recommit", lambda: attempts)

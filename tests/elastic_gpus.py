@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -51,7 +52,10 @@ def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
             time.sleep(60)  # the victim is late with its death, and all was done before
     except RuntimeError as error:
         print(f"lost {size} after {time.monotonic() - began:.1f} s: {error}", flush=True)
-        for array in arrays:  # an operation that has failed lets go of its memory
+        for work in works:  # each lets go of its memory when it has ended, and some end after others
+            with contextlib.suppress(RuntimeError):
+                process.wait(work)
+        for array in arrays:
             array.free()
         raise
     for array in arrays:

@@ -102,6 +102,108 @@ def test_a_worker_and_then_all_of_another_host_die(job, two_hosts, sharded):
     job(5, plan, two_hosts, [3, 2])
 
 
+_FEW_STEPS = """
+import ctypes, os, signal, sys, time
+import kvstore_plugin as mykv, mxnet as mx
+from kvstore_plugin import elastic
+
+mykv.init()
+me, elastic_or_not, dying = mykv.rank(), sys.argv[1] == "elastic", [int(one) for one in sys.argv[3]]
+net = mx.gluon.nn.Dense(1, in_units=3)
+net.initialize()
+trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=elastic_or_not)
+state = mykv.ElasticState(net=net, trainer=trainer, step=0) if elastic_or_not else None
+
+def die():
+    print("dies", me, flush=True)
+    exec(sys.argv[2])
+
+def train(state=None):
+    for step in range(0 if state is None else state.step, 30):
+        if step == 5 and me in dying[:-1]:
+            die()
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((4, 3))).sum()
+        loss.backward()
+        trainer.step(4)
+        mx.nd.waitall()
+        if state is not None:
+            state.step = step + 1
+            state.commit()
+
+recover = elastic._recover
+
+def recovering(*arguments):
+    if me == dying[-1]:
+        die()
+    recover(*arguments)
+
+elastic._recover = recovering
+mykv.run_elastic(train, state) if elastic_or_not else train()
+print("finished", me, "of", mykv.size(), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "ends, dying",
+    [
+        ("ctypes.string_at(0)", "123"),
+        ("ctypes.CDLL(None).exit(3)", "123"),
+        ("os.abort()", "123"),
+        ("os._exit(1)", "13"),
+    ],
+)
+def test_workers_that_end_by_themselves_are_outlived_as_killed_ones(mpirun, ends, dying):
+    """The last of them while the others begin again. MXNet 1.9 makes exit(-1) of a segmentation fault."""
+    result = mpirun(5, _FEW_STEPS, "elastic", ends, dying, options=("--with-ft", "ulfm"), timeout=60)
+    assert set(re.findall(r"^dies (\d)$", result.stdout, re.MULTILINE)) == set(dying), result.text
+    finished = {f"{rank} of {5 - len(dying)}" for rank in set("01234") - set(dying)}
+    assert set(re.findall(r"^finished (\d of \d)$", result.stdout, re.MULTILINE)) == finished, result.text
+
+
+@pytest.mark.parametrize("ends", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_job_that_could_outlive_its_workers_ends_with_them_where_nothing_is_elastic(mpirun, ends):
+    result = mpirun(4, _FEW_STEPS, "plain", ends, "13", options=("--with-ft", "ulfm"), timeout=60)
+    assert result.code != 0 and "finished" not in result.stdout, result.text
+    assert re.search(r"WorkersLost: .*rank 1 has ended, of 4", result.stderr), result.text
+
+
+@pytest.mark.parametrize(
+    "hosts, dies", [(2, "os.kill(os.getpid(), signal.SIGKILL)"), (1, "process.core.signal_under_lock(signal.SIGKILL)")]
+)
+def test_operations_name_who_has_died_also_where_they_fail_before_that_is_known(mpirun, hosts, dies):
+    """MPI fails at once, and so does the table of a host that was locked."""
+    script = f"""
+    import os, signal, time
+    import kvstore_plugin as mykv, mxnet as mx
+    from kvstore_plugin import liveness, process
+
+    notice = liveness._Watch._notice
+
+    def notice_late(watch, ended):
+        time.sleep(0.7)
+        notice(watch, ended)
+
+    liveness._Watch._notice = notice_late
+    mykv.init()
+    store = mx.kv.create("mykv")
+    arrays = [mx.nd.ones(size) for size in (10, 100000)]
+    try:
+        for step in range(100000):
+            if store.rank == 2 and step == 50:
+                {dies}
+            for key, array in enumerate(arrays):
+                store.pushpull(key, array, out=array)
+            mx.nd.waitall()
+    except mykv.WorkersLost as error:
+        print(f"told rank {{store.rank}}: {{error}}", flush=True)
+    os._exit(0)
+    """
+    result = mpirun(3, script, options=("--with-ft", "ulfm"), env={"MYKV_VIRTUAL_HOSTS": str(hosts)}, timeout=60)
+    for rank in (0, 1):
+        assert re.search(rf"^told rank {rank}: .*rank 2 has ended, of 3", result.stdout, re.MULTILINE), result.text
+
+
 def test_states_that_died_with_their_copy_end_the_job(mpirun):
     plan = {"deaths": {"1": ["forward", 4], "2": ["forward", 4]}, "sharded": True}
     result = mpirun(4, _WORKER, json.dumps(plan), options=("--with-ft", "ulfm"), timeout=_LIMIT_S)

@@ -221,26 +221,26 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
            });
 }
 
-void run_1(void* context, void* on_complete, void* parameter) {
+void run_pushed(void* context, void* on_complete, void* parameter) {
   run(static_cast<Pushed*>(parameter), static_cast<const RunContext*>(context),
       *static_cast<EngineCallback*>(on_complete));
 }
 
-void run_2(void* context, void* on_start, void* on_complete, void* parameter) {
-  const auto* start = static_cast<EngineCallback*>(on_start);
-  if (start->call != nullptr) start->call(start->engine, start->parameter, nullptr);
-  run(static_cast<Pushed*>(parameter), static_cast<const RunContext*>(context),
-      *static_cast<EngineCallback*>(on_complete));
-}
-
-void fail_1(void*, void* on_complete, void*) {
+void make_room(void*, void* on_complete, void*) {
   fail(*static_cast<EngineCallback*>(on_complete), "mykv: an error that makes room for others");
 }
 
-void fail_2(void* context, void* on_start, void* on_complete, void* parameter) {
+// As MXNet 2.0 calls it, which is to be told of the start too.
+template <void (*function)(void*, void*, void*)>
+void start_and_run(void* context, void* on_start, void* on_complete, void* parameter) {
   const auto* start = static_cast<EngineCallback*>(on_start);
   if (start->call != nullptr) start->call(start->engine, start->parameter, nullptr);
-  fail_1(context, on_complete, parameter);
+  function(context, on_complete, parameter);
+}
+
+template <void (*function)(void*, void*, void*)>
+void* for_engine_of(const Api& api) {
+  return api.major() == 1 ? reinterpret_cast<void*>(function) : reinterpret_cast<void*>(&start_and_run<function>);
 }
 
 void discard(void* parameter) {
@@ -288,9 +288,9 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
 }
 
 void Bridge::push_failing(Handle array) const {
-  void* function = api_.major() == 1 ? reinterpret_cast<void*>(&fail_1) : reinterpret_cast<void*>(&fail_2);
   Context context{kCpu, 0};
-  api_.push(function, nullptr, [](void*) {}, &context, nullptr, 0, &array, 1, kAsync, 0, "mykv error");
+  api_.push(
+      for_engine_of<make_room>(api_), nullptr, [](void*) {}, &context, nullptr, 0, &array, 1, kAsync, 0, "mykv error");
 }
 
 void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,
@@ -304,7 +304,6 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
     request.ticket = pushed->runtime->take_ticket();
   }
   const std::string shown = "mykv " + name;
-  void* function = api_.major() == 1 ? reinterpret_cast<void*>(&run_1) : reinterpret_cast<void*>(&run_2);
   // On GPUs too it is an operation for the CPU to the engine. Only so MXNet 2.0 waits, where its engine goes on before
   // kernels have run ("Async"), until they have; in the thread that pushes it would not. And an operation for a GPU
   // ends with a wait for all of a stream there, in our thread.
@@ -312,7 +311,7 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
   const std::vector<Request>& requests = pushed->call.requests;
   const bool on_gpu =
       std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });
-  api_.push(function, pushed.release(), &discard, &context, nullptr, 0, written.data(),
+  api_.push(for_engine_of<run_pushed>(api_), pushed.release(), &discard, &context, nullptr, 0, written.data(),
             static_cast<int>(written.size()), on_gpu ? kCpuPrioritized : kAsync, priority, shown.c_str());
   if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }

@@ -3,7 +3,10 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <csignal>
 #include <cstdio>
+#include <cstdlib>
 
 #include "python/group.h"
 #include "runtime/error.h"
@@ -41,7 +44,34 @@ int leave_at_finalize(MPI_Comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
+std::atomic<pid_t> g_by_signal{0};  // the process whose failed exits end by a signal
+int g_world_rank = 0;
+
+void end_by_signal(int status, void*) {
+  if (status == 0 || g_by_signal.load() != getpid()) return;
+  // Perhaps in the handler of a signal: nothing here may take a lock.
+  char text[256];
+  const int length =
+      std::snprintf(text, sizeof text,
+                    "mykv: rank %d of MPI_COMM_WORLD exits with status %d; it ends by SIGKILL instead, of "
+                    "which the other workers are told.\n",
+                    g_world_rank, status);
+  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) {
+    // Nobody is there to read it.
+  }
+  kill(getpid(), SIGKILL);
+}
+
 }  // namespace
+
+void end_failed_exits_by_signal(bool on) {
+  static bool registered = false;
+  if (on && !registered) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &g_world_rank);
+    registered = on_exit(&end_by_signal, nullptr) == 0;
+  }
+  g_by_signal.store(on ? getpid() : 0);
+}
 
 void watch_finalize() {
   static int key = MPI_KEYVAL_INVALID;

@@ -4,18 +4,10 @@
 #include <cstring>
 
 #include "memory/kept.h"
-#include "runtime/error.h"
+#include "runtime/mpi_error.h"
 #include "runtime/signature.h"
 
 namespace mykv {
-
-namespace {
-
-void check(int code, const char* what) {
-  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
-}
-
-}  // namespace
 
 Agreement::~Agreement() {
   // MPI may still read what has not left; such memory is never given back.
@@ -105,14 +97,15 @@ void Agreement::send(std::shared_ptr<const std::vector<char>> bytes, int to) {
   sent_.add(bytes->size());
   sending_.push_back({std::move(bytes), MPI_REQUEST_NULL});
   Sending& s = sending_.back();
-  check(MPI_Isend(s.bytes->data(), static_cast<int>(s.bytes->size()), MPI_BYTE, to, kTag, world_.control(), &s.request),
-        "MPI_Isend");
+  check_mpi(
+      MPI_Isend(s.bytes->data(), static_cast<int>(s.bytes->size()), MPI_BYTE, to, kTag, world_.control(), &s.request),
+      "MPI_Isend between hosts");
 }
 
 void Agreement::progress_sending() {
   for (auto it = sending_.begin(); it != sending_.end();) {
     int ended = 0;
-    check(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    check_mpi(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test between hosts");
     it = ended ? sending_.erase(it) : std::next(it);
   }
   flush();

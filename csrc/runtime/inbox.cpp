@@ -5,17 +5,9 @@
 #include <string>
 
 #include "memory/kept.h"
-#include "runtime/error.h"
+#include "runtime/mpi_error.h"
 
 namespace mykv {
-
-namespace {
-
-void check(int code, const char* what) {
-  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
-}
-
-}  // namespace
 
 Inbox::~Inbox() {
   // MPI may still write into what has not come as a whole; such memory is never given back.
@@ -28,19 +20,19 @@ bool Inbox::take(std::vector<char>* bytes, int* from) {
     int there = 0;
     MPI_Message message;
     MPI_Status status;
-    check(MPI_Improbe(MPI_ANY_SOURCE, tag_, comm_, &there, &message, &status), "MPI_Improbe");
+    check_mpi(MPI_Improbe(MPI_ANY_SOURCE, tag_, comm_, &there, &message, &status), "MPI_Improbe between hosts");
     if (!there) break;
     int count = 0;
     MPI_Get_count(&status, MPI_BYTE, &count);
     coming_.push_back(
         {std::vector<char>(static_cast<size_t>(std::max(count, 0))), status.MPI_SOURCE, MPI_REQUEST_NULL, false});
     Coming& one = coming_.back();
-    check(MPI_Imrecv(one.bytes.data(), count, MPI_BYTE, &message, &one.request), "MPI_Imrecv");
+    check_mpi(MPI_Imrecv(one.bytes.data(), count, MPI_BYTE, &message, &one.request), "MPI_Imrecv between hosts");
   }
   std::set<int> late;  // senders of whom an earlier message has not come as a whole
   for (auto one = coming_.begin(); one != coming_.end(); ++one) {
     int ended = one->here;
-    if (!ended) check(MPI_Test(&one->request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    if (!ended) check_mpi(MPI_Test(&one->request, &ended, MPI_STATUS_IGNORE), "MPI_Test between hosts");
     one->here = ended != 0;
     if (!one->here) late.insert(one->from);
     if (late.count(one->from) > 0) continue;

@@ -5,16 +5,9 @@
 
 #include "memory/kept.h"
 #include "runtime/error.h"
+#include "runtime/mpi_error.h"
 
 namespace mykv {
-
-namespace {
-
-void check(int code, const char* what) {
-  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " between hosts");
-}
-
-}  // namespace
 
 Inquiry::~Inquiry() {
   // MPI may still read what has not left; such memory is never given back.
@@ -24,15 +17,15 @@ Inquiry::~Inquiry() {
 void Inquiry::send(Numbers numbers, int to, int tag) {
   sending_.push_back({std::move(numbers), MPI_REQUEST_NULL});
   Sending& s = sending_.back();
-  check(MPI_Isend(s.numbers.data(), static_cast<int>(s.numbers.size() * sizeof(uint64_t)), MPI_BYTE, to, tag,
-                  world_.control(), &s.request),
-        "MPI_Isend");
+  check_mpi(MPI_Isend(s.numbers.data(), static_cast<int>(s.numbers.size() * sizeof(uint64_t)), MPI_BYTE, to, tag,
+                      world_.control(), &s.request),
+            "MPI_Isend between hosts");
 }
 
 void Inquiry::progress() {
   for (auto it = sending_.begin(); it != sending_.end();) {
     int ended = 0;
-    check(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test");
+    check_mpi(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test between hosts");
     it = ended ? sending_.erase(it) : std::next(it);
   }
 }

@@ -12,10 +12,10 @@ namespace mykv {
 // Throws Error where `code`, returned by the call that `what` names, is not MPI_SUCCESS.
 inline void check_mpi(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
-  char text[MPI_MAX_ERROR_STRING];
-  int length = 0;
+  char text[MPI_MAX_ERROR_STRING + 1] = {};
+  int length = 0;  // with Open MPI its end is counted too
   MPI_Error_string(code, text, &length);
-  throw Error(std::string("MPI failed in ") + what + ": " + std::string(text, static_cast<size_t>(length)));
+  throw Error(std::string("MPI failed in ") + what + ": " + text);
 }
 
 }  // namespace mykv

@@ -20,8 +20,9 @@ constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or thi
 constexpr int64_t kGpuPollUs = 200;     // between looks at copies, and at streams that they come after
 constexpr int64_t kLookNs = 100000000;  // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
-constexpr int64_t kBrokenPatienceUs = 1000000;  // for the table's lock, when this rank can do no more without it
-constexpr int64_t kSettleNs = 1000000000;       // for pieces of failed operations that others have begun with
+constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when this rank can do no more without it
+constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
+constexpr int64_t kLostPatienceNs = 2000000000;  // for somebody who knows which process has ended
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 
 // A piece of memory that an operation reads or writes.
@@ -170,14 +171,33 @@ void Runtime::post(Request request) {
   flight->request = std::move(request);
   try {
     post_checked(flight);
-  } catch (const std::exception& error) {
+  } catch (const TableGivenUp&) {
+    std::string why;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (std::exchange(flight->ended, true)) return;
+      if (flight->ended) return;
+      if (stopped_.empty()) {
+        // The thread is about to break down, and ends it with all others, with the cause.
+        flight->next = 0;
+        posted_.push_back(flight);
+        rendezvous_.bell(world_.local_rank()).ring();
+        return;
+      }
+      why = stopped_;
     }
-    const std::string text = shown_name(flight->request.name) + ": " + error.what();
-    end(*flight, &text);
+    end_refused(*flight, why);
+  } catch (const std::exception& error) {
+    end_refused(*flight, error.what());
   }
+}
+
+void Runtime::end_refused(Flight& flight, const std::string& why) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (std::exchange(flight.ended, true)) return;
+  }
+  const std::string text = shown_name(flight.request.name) + ": " + why;
+  end(flight, &text);
 }
 
 void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
@@ -247,8 +267,28 @@ void Runtime::run() {
     end_all(retired_.empty() ? "this rank has shut mykv down" : retired_);
     launcher_.reset();
   } catch (const std::exception& error) {
-    break_down(error.what());
+    break_down(cause_of(error.what()));
     launcher_.reset();
+  }
+}
+
+std::atomic<bool>& Runtime::watched() {
+  static std::atomic<bool> one{false};
+  return one;
+}
+
+// What lose() is told, if that comes soon, and else this failure: with a death MPI fails, or the table is given up,
+// perhaps before it is known who has died.
+std::string Runtime::cause_of(const std::string& failure) {
+  const int64_t begun = now_ns();
+  for (;;) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!break_off_.empty()) return break_off_;
+    }
+    if (!watched().load() || stopping_.load() || now_ns() - begun > kLostPatienceNs) return failure;
+    rendezvous_.beat();
+    usleep(kRetryUs);
   }
 }
 

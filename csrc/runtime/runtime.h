@@ -112,6 +112,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // A process of this world has died: this rank ends all that it has under way, with this reason, and never frees what
   // belongs to all of them.
   void lose(const std::string& reason);
+  // Whether somebody calls lose() soon after a process has died, so that what fails by a death can name it. Of all
+  // runtimes of this process; any thread.
+  static std::atomic<bool>& watched();
   // What a log should say of this rank's GPUs, once; empty: nothing.
   std::string take_gpu_note();
 
@@ -148,11 +151,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
   void end(Flight& flight, const std::string* error);
+  void end_refused(Flight& flight, const std::string& why);
   void end_all(const std::string& reason);
   void tell_departure();
   bool take_wishes();
   std::vector<Waiting> waiting_here(double least_seconds, const std::string& name);
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
+  std::string cause_of(const std::string& failure);
   void break_down(const std::string& reason);
   bool withdraw(const Part& part);
   // Arrays on GPUs that go through slots (staged.cpp).

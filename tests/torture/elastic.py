@@ -1,5 +1,5 @@
-"""Target: workers of an elastic job are killed with -9 one after another, at random moments of the training and while
-the others begin again after the one before. The others notice, go on from one state, and end with the weights of a
+"""Target: workers of an elastic job are killed one after another, at random moments of the training and while the others
+begin again after the one before: with -9, or with a segmentation fault, of which MXNet 1.9 makes exit(-1). The others notice, go on from one state, and end with the weights of a
 training in one process that takes the same steps: none is missing, counts twice, or was applied by half.
 
 The workers are those of tests/elastic_digits.py, and elastic_outcome.py says what they must show. Where the optimizer
@@ -29,6 +29,7 @@ _GONE_S = 3.0
 _MOST_LATE = 5  # jobs that a busy machine cannot start in that time; more are a failure
 _SOON_S = 0.3  # in which the others begin again
 _TOGETHER_S = 10.0
+_CRASHES = 0.4  # of the deaths
 # Workers, hosts, whether the optimizer is on the store, steps from commit to commit.
 CASES = [(4, 1, False, 1), (4, 2, True, 1), (3, 2, False, 3), (4, 1, True, 2), (5, 2, False, 1), (3, 1, True, 1)]
 _LOST = re.compile(r"states of the optimizer on rank \d+ of \d+ are lost, since rank \d+, which kept their copy")
@@ -103,7 +104,7 @@ def _kill_some(job: Job, chance: random.Random) -> tuple[dict[int, float], int]:
             break
         quick += not _all_train(job, 0, job.ranks - len(died))
         died[victim] = time.time()
-        send_signal(pids[victim], signal.SIGKILL)
+        send_signal(pids[victim], signal.SIGSEGV if chance.random() < _CRASHES else signal.SIGKILL)
     return died, quick
 
 

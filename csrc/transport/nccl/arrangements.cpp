@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/error.h"
+#include "runtime/mpi_error.h"
 
 namespace mykv {
 
@@ -13,13 +14,9 @@ namespace {
 
 constexpr size_t kRemembered = 4096;  // arrangements; forgotten by all ranks at the same operation
 
-void check(int code, const char* what) {
-  if (code != MPI_SUCCESS) throw Error(std::string("MPI failed in ") + what + " for NCCL");
-}
-
 Communicator duplicate(MPI_Comm comm) {
   MPI_Comm copy;
-  check(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup for NCCL");
   MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
   return Communicator(copy);
 }
@@ -47,15 +44,15 @@ void Arrangements::begin(uint64_t digest, Placement mine) {
   digest_ = digest;
   mine_ = std::make_unique<Placement>(mine);
   exchanged_ = std::make_unique<std::vector<Placement>>(static_cast<size_t>(world_.size()));
-  check(MPI_Iallgather(mine_.get(), sizeof mine, MPI_BYTE, exchanged_->data(), sizeof mine, MPI_BYTE, comm_.get(),
-                       &request_),
-        "MPI_Iallgather");
+  check_mpi(MPI_Iallgather(mine_.get(), sizeof mine, MPI_BYTE, exchanged_->data(), sizeof mine, MPI_BYTE, comm_.get(),
+                           &request_),
+            "MPI_Iallgather for NCCL");
   stage_ = Stage::exchanging;
 }
 
 bool Arrangements::tested() {
   int done = 0;
-  check(MPI_Test(&request_, &done, MPI_STATUS_IGNORE), "MPI_Test");
+  check_mpi(MPI_Test(&request_, &done, MPI_STATUS_IGNORE), "MPI_Test for NCCL");
   return done != 0;
 }
 
@@ -107,7 +104,7 @@ void Arrangements::arrange() {
   }
   id_ = std::make_unique<gpu::NcclUniqueId>();
   if (world_.rank() == 0) nccl().check(nccl().get_unique_id(id_.get()), "ncclGetUniqueId", nullptr);
-  check(MPI_Ibcast(id_.get(), sizeof *id_, MPI_BYTE, 0, comm_.get(), &request_), "MPI_Ibcast");
+  check_mpi(MPI_Ibcast(id_.get(), sizeof *id_, MPI_BYTE, 0, comm_.get(), &request_), "MPI_Ibcast for NCCL");
   stage_ = Stage::naming;
 }
 

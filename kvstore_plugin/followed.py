@@ -1,0 +1,64 @@
+"""Processes of this machine, followed by pidfds, which the kernel makes readable when a process ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+from pathlib import Path
+from typing import Sequence, Tuple
+
+_SYS_PIDFD_OPEN = 434  # on all architectures; os.pidfd_open came with Python 3.9
+
+Identity = Tuple[Tuple[str, str], int]  # of a process: its machine, and its id there
+
+
+def this_process() -> Identity:
+    """What tells other processes of this machine, and no others, which one this is."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return (boot, os.readlink("/proc/self/ns/pid")), os.getpid()
+    except OSError:
+        return ("", str(os.getpid())), os.getpid()
+
+
+class Followed:
+    """Those of some processes that are on this machine, without this one.
+
+    Parameters
+    ----------
+    processes : sequence of Identity
+        In the order of their ranks.
+    """
+
+    def __init__(self, processes: Sequence[Identity]) -> None:
+        here = this_process()
+        self._poll = select.poll()
+        self._ranks: dict[int, int] = {}  # by file descriptor
+        for rank, (machine, pid) in enumerate(processes):
+            if machine == here[0] and pid != here[1]:
+                self._follow(rank, pid)
+        self._wake, self._waken = os.pipe()
+        self._poll.register(self._wake, select.POLLIN)
+
+    def _follow(self, rank: int, pid: int) -> None:
+        descriptor = ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0)
+        if descriptor >= 0:  # else an old kernel, or it has ended: MPI tells
+            self._ranks[descriptor] = rank
+            self._poll.register(descriptor, select.POLLIN)
+
+    def ended(self, milliseconds: int | None) -> list[int]:
+        """Ranks that have ended, each of them once; waits up to so long for one, or until wake()."""
+        ready = [one for one, _ in self._poll.poll(milliseconds) if one in self._ranks]
+        for descriptor in ready:
+            self._poll.unregister(descriptor)
+        return [self._ranks[descriptor] for descriptor in ready]
+
+    def wake(self) -> None:
+        """Let ended() return from now on, whether anybody has ended or not."""
+        os.write(self._waken, b"x")
+
+    def close(self) -> None:
+        """Follow them no more. Nobody may be in ended()."""
+        for descriptor in (self._wake, self._waken, *self._ranks):
+            os.close(descriptor)
