@@ -163,15 +163,8 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("lose", &lose_all, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
         "A process has died: end all operations of this one, at once, with the reason.");
   m.def(
-      "watch",
-      [](bool on) {
-        Runtime::watched().store(on);
-        end_failed_exits_by_signal(on);
-      },
-      py::arg("on"),
-      "Whether the others go on without a process that has died, and call lose() soon after: then errors that come "
-      "from "
-      "a death name it, and a failure of this process ends it so that they hear of it.");
+      "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),
+      "Whether lose() is called soon after a process has died: then errors that come from a death name it.");
   m.def("begin_again", &Meeting::begin_again, "After lose(): those that are left know of each other, and will init().");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");

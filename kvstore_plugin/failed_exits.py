@@ -22,7 +22,7 @@ from .followed import Followed, Identity
 
 _log = logging.getLogger("kvstore_plugin")
 
-_GRACE_MS = 200  # for the launcher, which tells of signals itself
+_GRACE_S = 0.2  # for the launcher, which tells of signals itself
 _JOIN_S = 5.0
 
 # Of the PMIx standard, from its version 4 on.
@@ -43,7 +43,7 @@ def begin(processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
     processes : sequence of Identity
         In the order of their ranks there.
     world_ranks : sequence of int
-        Their ranks in MPI_COMM_WORLD.
+        Their ranks in MPI_COMM_WORLD; negative: it is of another one.
     """
     global _teller
     if _teller is None:
@@ -74,15 +74,18 @@ class _Teller:
 
     def _run(self) -> None:
         while not self._ending.is_set():
-            for rank in self._followed.ended(None):
-                if self._ending.wait(_GRACE_MS / 1000):
-                    return
-                self._tell(self._world_ranks[rank])
+            ended = self._followed.ended(None)
+            if not ended:
+                continue
+            self._ending.wait(_GRACE_S)
+            for rank in [*ended, *self._followed.ended(0)]:
+                if self._world_ranks[rank] >= 0:  # MPI.UNDEFINED is negative
+                    self._tell(self._world_ranks[rank])
 
     def _tell(self, rank: int) -> None:
         try:
             tell_failed(rank)
-        except (OSError, AttributeError, KeyError) as error:
+        except (OSError, AttributeError, KeyError, ValueError) as error:
             _log.warning(
                 "mykv cannot tell Open MPI that rank %d of MPI_COMM_WORLD has ended (%s): unless a signal has ended "
                 "it, the others may wait for it for ever.",
@@ -106,8 +109,8 @@ def tell_failed(rank: int) -> None:
         PMIx is not loaded, or refuses.
     AttributeError
         It is too old.
-    KeyError
-        The launcher has not said which process this is.
+    KeyError, ValueError
+        The launcher has not said which process this is, or it cannot be understood.
     """
     pmix = ctypes.CDLL(_loaded_pmix())
     namespace = os.environ["PMIX_NAMESPACE"].encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 from pathlib import Path
@@ -34,25 +35,31 @@ class Followed:
     def __init__(self, processes: Sequence[Identity]) -> None:
         here = this_process()
         self._poll = select.poll()
+        self._wake, self._waken = os.pipe()
+        self._poll.register(self._wake, select.POLLIN)
         self._ranks: dict[int, int] = {}  # by file descriptor
+        self._gone: list[int] = []  # ranks that had ended before
         for rank, (machine, pid) in enumerate(processes):
             if machine == here[0] and pid != here[1]:
                 self._follow(rank, pid)
-        self._wake, self._waken = os.pipe()
-        self._poll.register(self._wake, select.POLLIN)
 
     def _follow(self, rank: int, pid: int) -> None:
         descriptor = ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0)
-        if descriptor >= 0:  # else an old kernel, or it has ended: MPI tells
+        if descriptor >= 0:
             self._ranks[descriptor] = rank
             self._poll.register(descriptor, select.POLLIN)
+        elif ctypes.get_errno() == errno.ESRCH:
+            self._gone.append(rank)
+        # Otherwise the kernel, or a container, has no pidfds: only MPI can tell.
 
     def ended(self, milliseconds: int | None) -> list[int]:
         """Ranks that have ended, each of them once; waits up to so long for one, or until wake()."""
-        ready = [one for one, _ in self._poll.poll(milliseconds) if one in self._ranks]
-        for descriptor in ready:
+        gone, self._gone = self._gone, []
+        ready = [one for one in self._poll.poll(0 if gone else milliseconds) if one[0] in self._ranks]
+        for descriptor, _ in ready:
             self._poll.unregister(descriptor)
-        return [self._ranks[descriptor] for descriptor in ready]
+        # A descriptor that somebody else has closed is no end of a process.
+        return gone + [self._ranks[descriptor] for descriptor, event in ready if event & select.POLLIN]
 
     def wake(self) -> None:
         """Let ended() return from now on, whether anybody has ended or not."""

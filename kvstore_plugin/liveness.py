@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
 _watch: _Watch | None = None
+_key: int | None = None  # of an attribute of MPI_COMM_SELF
 
 
 def check_possible() -> None:
@@ -69,6 +71,7 @@ def begin(comm: MPI.Intracomm) -> None:
     """Watch the processes of a communicator, unless that is done already. Collective over it."""
     global _watch
     if _watch is None:
+        _end_before_mpi()
         _watch = _Watch(comm)
         core_loader.load().watch(True)
 
@@ -78,10 +81,27 @@ def end(orderly: bool = True) -> None:
     global _watch
     if orderly:
         failed_exits.end()
-        core_loader.load().watch(False)
     ending, _watch = _watch, None
     if ending is not None:
-        ending.end()
+        core_loader.load().watch(False)
+        ending.end(orderly)
+
+
+def _end_before_mpi() -> None:
+    """Let MPI_Finalize, whoever calls it, begin with end(): it deletes the attributes of MPI_COMM_SELF first."""
+    global _key
+    if _key is not None:
+        return
+    from mpi4py import MPI
+
+    process = os.getpid()
+
+    def end_here(*_: object) -> None:
+        if os.getpid() == process:  # and not in a fork, which has no such thread but writes to the same pipe
+            end()
+
+    _key = MPI.Comm.Create_keyval(delete_fn=end_here)
+    MPI.COMM_SELF.Set_attr(_key, None)
 
 
 def lost(seconds: float = 0.0) -> str | None:
@@ -111,13 +131,15 @@ class _Watch:
         self._thread = threading.Thread(target=self._run, name="kvstore_plugin-liveness", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
+    def end(self, orderly: bool) -> None:
         self._ending = True
         self._followed.wake()
         self._thread.join(_JOIN_S)
         with contextlib.suppress(self._MPI.Exception):
             self._request.Cancel()
             self._request.Wait()
+            if orderly and self.sentence is None and not self._thread.is_alive():
+                self._comm.Free()
         self._followed.close()
 
     def _run(self) -> None:
@@ -132,6 +154,8 @@ class _Watch:
             else:
                 if not ended:
                     continue
+            if self._ending:
+                return
             self._notice(ended)
             return
 
@@ -157,16 +181,21 @@ class _Watch:
         self.sentence = f"{who} ended, of {self._comm.Get_size()}: killed, or left before the others were done"
         _log.warning("mykv on rank %d: %s.", self._comm.Get_rank(), self.sentence)
         core_loader.load().lose(f"WorkersLost: {self.sentence}")
+        core_loader.load().watch(False)  # it calls lose() no more
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):
             self._comm.Revoke()
 
 
 def _translated(group: MPI.Group, to: MPI.Group) -> list[int]:
-    """The ranks of all of a group in another one."""
+    """The ranks of all of a group in another one. Both are freed."""
     from mpi4py import MPI
 
-    return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), to))
+    try:
+        return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), to))
+    finally:
+        group.Free()
+        to.Free()
 
 
 def check() -> None:

@@ -100,10 +100,11 @@ def init(
             if one.process_set_id is None:
                 raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
         return
+    core_loader.load().begin_again()  # whoever was lost before is none of these
     _join(comm)
-    if liveness.is_possible():  # then nobody else ends who waits for the dead, whether this is elastic or not
-        liveness.begin(_comm)
     try:
+        if liveness.is_possible():  # then nobody else ends who waits for the dead, whether this is elastic or not
+            liveness.begin(_comm)
         _add_sets(_checked_sets(process_sets))
     except BaseException as error:
         _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
@@ -265,6 +266,8 @@ def _join(comm: Any) -> None:
     launch.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
     MPI = mpi.start(loaded)
     launch.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    if liveness.is_possible():
+        loaded.end_failed_exits_by_signal(True)
     comm = mpi.communicator(comm)
     stall_limits = settings.stall_limits()
     gpu.find()
@@ -385,7 +388,7 @@ def _abort_if_ending() -> None:
 def _abort() -> None:
     from mpi4py import MPI
 
-    core_loader.load().watch(False)  # nobody goes on without this process
+    core_loader.load().end_failed_exits_by_signal(False)  # nobody goes on without this process
 
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -407,6 +410,8 @@ def _at_exit() -> None:
             "its script has ended; do all workers make the same number of steps?",
             "kvstore_plugin was shut down: Python is exiting.",
         )
+    elif not _forked:
+        liveness.end()  # that of those who could not begin again
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:

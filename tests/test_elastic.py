@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import subprocess
+import time
 from pathlib import Path
 
 import elastic_outcome
@@ -13,7 +15,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from harness import launcher
-from kvstore_plugin import kept_shares, sharding
+from kvstore_plugin import failed_exits, followed, kept_shares, sharding
 from kvstore_plugin.optimizer_states import described_array
 from mxnet.gluon import nn
 from several_hosts import Hosts
@@ -159,6 +161,66 @@ def test_workers_that_end_by_themselves_are_outlived_as_killed_ones(mpirun, ends
     assert set(re.findall(r"^dies (\d)$", result.stdout, re.MULTILINE)) == set(dying), result.text
     finished = {f"{rank} of {5 - len(dying)}" for rank in set("01234") - set(dying)}
     assert set(re.findall(r"^finished (\d of \d)$", result.stdout, re.MULTILINE)) == finished, result.text
+
+
+def test_users_may_shrink_and_begin_again_themselves_and_finalize_mpi(mpirun):
+    script = """
+    import os, signal
+    import kvstore_plugin as mykv, mxnet as mx
+    from mpi4py import MPI
+
+    mykv.init()
+    store, array = mx.kv.create("mykv"), mx.nd.ones(1000)
+    try:
+        while True:
+            store.pushpull("w", array, out=array)
+            array.wait_to_read()
+            if mykv.rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+    except mykv.WorkersLost:
+        mykv.shutdown()
+    mykv.init(MPI.COMM_WORLD.Shrink())
+    array = mx.nd.ones(1000)
+    mx.kv.create("mykv").pushpull("v", array, out=array)
+    print("sum", array.asnumpy().sum(), flush=True)
+    mykv.barrier()
+    MPI.Finalize()
+    print("finalized", flush=True)
+    """
+    result = mpirun(3, script, options=("--with-ft", "ulfm"), timeout=60)
+    assert result.code == 0, result.text
+    assert result.stdout.count("sum 2000.0") == 2 and result.stdout.count("finalized") == 2, result.text
+
+
+def test_rounds_of_init_in_jobs_that_outlive_workers_leave_nothing_behind(mpirun):
+    script = """
+    import os, threading
+    import kvstore_plugin as mykv
+
+    def left():
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+
+    for turn in range(30):
+        mykv.init()
+        mykv.barrier()
+        mykv.shutdown()
+        if turn == 4:
+            before = left()
+    assert left() == before, (before, left())
+    """
+    assert mpirun(2, script, options=("--with-ft", "ulfm"), timeout=60).code == 0
+
+
+def test_an_end_that_open_mpi_cannot_be_told_of_is_logged(caplog):
+    """This process has no part in a job, and no PMIx."""
+    ended = subprocess.Popen(["true"])
+    teller = failed_exits._Teller([followed.this_process(), (followed.this_process()[0], ended.pid)], [3, 7])
+    deadline = time.monotonic() + 10
+    while "rank 7 of MPI_COMM_WORLD has ended" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.02)
+    teller.end()
+    ended.wait()
+    assert re.search(r"cannot tell Open MPI that rank 7 of MPI_COMM_WORLD has ended \(.+\): .* for ever", caplog.text)
 
 
 @pytest.mark.parametrize("ends", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
