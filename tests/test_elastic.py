@@ -109,6 +109,7 @@ import ctypes, os, signal, sys, time
 import kvstore_plugin as mykv, mxnet as mx
 from kvstore_plugin import elastic
 
+mx.npx.set_np()
 mykv.init()
 me, elastic_or_not, dying = mykv.rank(), sys.argv[1] == "elastic", [int(one) for one in sys.argv[3]]
 net = mx.gluon.nn.Dense(1, in_units=3)
@@ -125,7 +126,7 @@ def train(state=None):
         if step == 5 and me in dying[:-1]:
             die()
         with mx.autograd.record():
-            loss = net(mx.nd.ones((4, 3))).sum()
+            loss = net(mx.np.ones((4, 3))).sum()
         loss.backward()
         trainer.step(4)
         mx.nd.waitall()
