@@ -7,6 +7,7 @@
 #include "kernels/kernels.h"
 #include "memory/headroom.h"
 #include "python/compressor.h"
+#include "python/failed_end.h"
 #include "python/gpu.h"
 #include "python/group.h"
 #include "python/mpi_exit.h"
@@ -313,6 +314,7 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_compressor(m);
   bind_timeline(m);
   bind_mpi_exit(m);
+  bind_failed_end(m);
   bind_region(m);
   m.def("begin_stall_watch", &begin_stall_watch);
   m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");

@@ -1,10 +1,9 @@
 """Tells Open MPI of workers that have failed without a signal: its launcher tells nobody of these.
 
 With ULFM, Open MPI's launcher (PRRTE) tells the other processes when a signal has ended one. Of one that exits by
-itself with another status than 0, as with os._exit(1), or by the exit(-1) that MXNet 1.9 makes of a segmentation fault,
-it tells nobody, and MPI calls of the others wait for it for ever. So whoever sees such an end on its machine sends the
-event of PMIx by which Open MPI's own failure detector tells the launcher, which passes it on to all. On other machines
-closed connections tell.
+itself with another status than 0, as with os._exit(1), it tells nobody, and MPI calls of the others wait for it for
+ever. So whoever sees such an end on its machine sends the event of PMIx by which Open MPI's own failure detector tells
+the launcher, which passes it on to all. On other machines closed connections tell.
 
 This goes on as long as MPI calls may wait for the dead: also while the others begin again without it.
 """

@@ -48,7 +48,7 @@ class Followed:
         if descriptor >= 0:
             self._ranks[descriptor] = rank
             self._poll.register(descriptor, select.POLLIN)
-        elif ctypes.get_errno() == errno.ESRCH:
+        elif ctypes.get_errno() in (errno.ESRCH, errno.EINVAL):  # the latter while its id names a group
             self._gone.append(rank)
         # Otherwise the kernel, or a container, has no pidfds: only MPI can tell.
 

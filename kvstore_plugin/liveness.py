@@ -72,8 +72,8 @@ def begin(comm: MPI.Intracomm) -> None:
     global _watch
     if _watch is None:
         _end_before_mpi()
-        _watch = _Watch(comm)
         core_loader.load().watch(True)
+        _watch = _Watch(comm)
 
 
 def end(orderly: bool = True) -> None:

@@ -100,10 +100,12 @@ def init(
             if one.process_set_id is None:
                 raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
         return
+    liveness.end()  # that of those who could not begin again
     core_loader.load().begin_again()  # whoever was lost before is none of these
     _join(comm)
     try:
         if liveness.is_possible():  # then nobody else ends who waits for the dead, whether this is elastic or not
+            core.end_failed_exits_by_signal(True)
             liveness.begin(_comm)
         _add_sets(_checked_sets(process_sets))
     except BaseException as error:
@@ -320,6 +322,8 @@ def _attach_mxnet() -> None:
     compat = sys.modules.get(f"{__package__}.mxnet_compat")
     if compat is not None:
         core.attach_mxnet(compat.library_handle(), compat.MAJOR, compat.engine_blocks(), compat.MXNetError)
+        if compat.MAJOR == 1:
+            core.drop_crash_handler_of("libmxnet")
         if not compat.engine_blocks():
             engine_errors.make_room(compat)
 

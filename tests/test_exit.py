@@ -455,3 +455,18 @@ def test_end_where_python_starts_no_thread_any_more(job):
     )
     assert seconds < _LIMIT
     assert (result.code, _lines_of_ours(result.stderr)) == (0, []), result.text
+
+
+def test_segmentation_fault_while_mxnets_engine_is_waited_for(job):
+    """MXNet 1.9 would make exit(-1) of it, in the signal's handler, and wait for its engine there."""
+    result, seconds = job(
+        """
+        if rank == 0:
+            time.sleep(60)  # the other one waits for it
+        threading.Timer(1, os.kill, (os.getpid(), signal.SIGSEGV)).start()
+        print("now", flush=True)
+        sum_of("waits").wait_to_read()
+        """
+    )
+    assert seconds < _LIMIT, result.text
+    assert "rank 1 " in result.stderr and "signal 11" in result.stderr, result.text

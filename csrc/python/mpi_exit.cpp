@@ -3,10 +3,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <csignal>
 #include <cstdio>
-#include <cstdlib>
 
 #include "python/group.h"
 #include "runtime/error.h"
@@ -44,35 +41,6 @@ int leave_at_finalize(MPI_Comm, int, void*, void*) {
   return MPI_SUCCESS;
 }
 
-std::atomic<pid_t> g_by_signal{0};  // the process whose failed exits end by a signal
-int g_world_rank = 0;
-
-void end_by_signal(int status, void*) {
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (status == 0 || finalized || g_by_signal.load() != getpid()) return;
-  // Perhaps in the handler of a signal: nothing here may take a lock.
-  char text[256];
-  const int length =
-      std::snprintf(text, sizeof text,
-                    "mykv: rank %d of MPI_COMM_WORLD exits with status %d; it ends by SIGKILL instead, of "
-                    "which the other workers are told.\n",
-                    g_world_rank, status);
-  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) {
-    // Nobody is there to read it.
-  }
-  kill(getpid(), SIGKILL);
-}
-
-void end_failed_exits_by_signal(bool on) {
-  static bool registered = false;
-  if (on && !registered) {
-    MPI_Comm_rank(MPI_COMM_WORLD, &g_world_rank);
-    registered = on_exit(&end_by_signal, nullptr) == 0;
-  }
-  g_by_signal.store(on ? getpid() : 0);
-}
-
 }  // namespace
 
 void watch_finalize() {
@@ -91,10 +59,6 @@ void bind_mpi_exit(py::module_& m) {
         g_process = getpid();
       },
       "Finalize MPI when Python exits, unless somebody else has, in this process and in no fork of it.");
-  m.def("end_failed_exits_by_signal", &end_failed_exits_by_signal, py::arg("on"),
-        "Whether exit() of this process with another status than 0, while MPI is not finalized, ends it by SIGKILL. Of "
-        "that Open MPI's launcher tells the processes that are to go on without it, and of a status it does not; there "
-        "are such exits without anybody's wish, as MXNet 1.9 makes one of a segmentation fault.");
   m.def(
       "set_fork_status", [](int status) { g_fork_status = status; }, py::arg("status"),
       "With what status this forked child exits, if it does so by finalizing MPI.");

@@ -1,5 +1,5 @@
 """Target: workers of an elastic job are killed one after another, at random moments of the training and while the
-others begin again after the one before: with -9, or with a segmentation fault, of which MXNet 1.9 makes exit(-1). The
+others begin again after the one before: with -9, or with a segmentation fault. The
 others notice, go on from one state, and end with the weights of a training in one process that takes the same steps:
 none is missing, counts twice, or was applied by half.
 

@@ -1,0 +1,74 @@
+#include "python/failed_end.h"
+
+#include <dlfcn.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace py = pybind11;
+
+namespace mykv {
+
+namespace {
+
+constexpr int kMostHooks = 2;
+
+std::atomic<pid_t> g_by_signal{0};  // the process whose failed exits end by a signal
+int g_world_rank = 0;
+
+void end_by_signal(int status, void*) {
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (status == 0 || finalized || g_by_signal.load() != getpid()) return;
+  // Perhaps in the handler of a signal: nothing here may take a lock.
+  char text[256];
+  const int length = std::snprintf(
+      text, sizeof text,
+      "mykv: rank %d of MPI_COMM_WORLD exits with status %d; it ends by SIGKILL instead, of which the other "
+      "workers are told.\n",
+      g_world_rank, status);
+  if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) {
+    // Nobody is there to read it.
+  }
+  kill(getpid(), SIGKILL);
+}
+
+// Called again when MXNet's engine is there, whose exit handler waits for its operations and would come first.
+void end_failed_exits_by_signal(bool on) {
+  static int hooks = 0;
+  if (on && hooks < kMostHooks) {
+    MPI_Comm_rank(MPI_COMM_WORLD, &g_world_rank);
+    hooks += on_exit(&end_by_signal, nullptr) == 0;
+  }
+  g_by_signal.store(on ? getpid() : 0);
+}
+
+// MXNet 1.9 makes exit(-1) of a segmentation fault: in the handler of the signal it runs all exit handlers, of which
+// that of its engine waits for ever where the main thread was waiting for the engine.
+bool drop_crash_handler_of(const std::string& library) {
+  struct sigaction now{};
+  if (sigaction(SIGSEGV, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0) return false;
+  Dl_info place{};
+  if (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN ||
+      dladdr(reinterpret_cast<void*>(now.sa_handler), &place) == 0 || place.dli_fname == nullptr ||
+      std::strstr(place.dli_fname, library.c_str()) == nullptr)
+    return false;
+  return std::signal(SIGSEGV, SIG_DFL) != SIG_ERR;
+}
+
+}  // namespace
+
+void bind_failed_end(py::module_& m) {
+  m.def("end_failed_exits_by_signal", &end_failed_exits_by_signal, py::arg("on"),
+        "Whether exit() of this process with another status than 0, while MPI is not finalized, ends it by SIGKILL. Of "
+        "that Open MPI's launcher tells the processes that are to go on without it, and of a status it does not.");
+  m.def("drop_crash_handler_of", &drop_crash_handler_of, py::arg("library"),
+        "Let a segmentation fault end this process at once, if a library whose path holds this text handles it now.");
+}
+
+}  // namespace mykv
