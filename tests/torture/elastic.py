@@ -1,7 +1,7 @@
 """Target: workers of an elastic job are killed one after another, at random moments of the training and while the
-others begin again after the one before: with -9, or with a segmentation fault. The
-others notice, go on from one state, and end with the weights of a training in one process that takes the same steps:
-none is missing, counts twice, or was applied by half.
+others begin again after the one before: with -9, or with a segmentation fault. The others notice, go on from one state,
+and end with the weights of a training in one process that takes the same steps: none is missing, counts twice, or was
+applied by half.
 
 The workers are those of tests/elastic_digits.py, and elastic_outcome.py says what they must show. Where the optimizer
 is on the store, a worker may die with the one that has its copy before the others are together: then the job must end,
