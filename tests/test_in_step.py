@@ -42,6 +42,15 @@ def test_a_digest_sees_what_sums_of_whole_arrays_would_not(dtype):
     assert digest(array(values)) == digests[0]
 
 
+@pytest.mark.parametrize("columns", [1, 64, 512, 1024, 1000])
+def test_a_digest_sees_rows_that_have_changed_places(columns):
+    """As the rows of two classes do, where two workers have listed their classes in different orders."""
+    values = np.random.RandomState(5).randn(200, columns).astype("float32")
+    exchanged = values.copy()
+    exchanged[[3, 7]] = values[[7, 3]]
+    assert digest(array(exchanged)) != digest(array(values))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["nd", "np"])
 def test_a_digest_of_every_dtype_and_shape(dtype, kind):
@@ -140,6 +149,22 @@ def test_every_nth_call_checks(rank):
         mykv.check_in_step([array(np.zeros(3))], every=2)
     with pytest.raises(ValueError, match="every must be at least 1, not 0"):
         mykv.check_in_step([], every=0)
+
+
+@pytest.mark.ranks(3)
+def test_calls_are_counted_in_each_process_set(rank):
+    """Two sets that share rank 1, which makes twice as many calls for the same parameters as the others."""
+    mykv.init()
+    sets = [one for one in map(mykv.add_process_set, ([0, 1], [1, 2])) if one.included()]
+    net = dense_network(seed=0)
+    for step in range(3):
+        for one in sets:
+            if step < 2:
+                mykv.check_in_step(net.collect_params(), every=2, process_set=one)
+                continue
+            _set(net, "0.bias", np.full(8, float(rank)))
+            with pytest.raises(MXNetError, match="has other values on rank"):  # in the third call, on both members
+                mykv.check_in_step(net.collect_params(), every=2, process_set=one)
 
 
 @pytest.mark.ranks(2)
