@@ -89,7 +89,8 @@ def init(
         with another communicator or without one of `process_sets`, or this process is a forked child.
     TypeError, ValueError
         `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this one; or one of
-        `process_sets` is wrong. Where that is seen by all ranks, none of them is initialized afterwards.
+        `process_sets` is wrong. Where that is seen by all ranks, none of them is initialized afterwards. A setting (an
+        environment variable MYKV_...) has a wrong value on some rank: then all ranks raise the ValueError.
     """
     if _forked:
         core.init  # noqa: B018 - raises
@@ -102,7 +103,7 @@ def init(
         return
     liveness.end()  # that of those who could not begin again
     core_loader.load().begin_again()  # whoever was lost before is none of these
-    _join(comm)
+    _join(comm, read_settings=True)
     try:
         if liveness.is_possible():  # then nobody else ends who waits for the dead, whether this is elastic or not
             core.end_failed_exits_by_signal(True)
@@ -262,7 +263,7 @@ def keep(work: Any) -> None:
         _interrupted.append(work)
 
 
-def _join(comm: Any) -> None:
+def _join(comm: Any, read_settings: bool = False) -> None:
     global core, generation, _comm, _last_comm, _group
     loaded = core_loader.load()
     launch.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
@@ -271,6 +272,8 @@ def _join(comm: Any) -> None:
     if liveness.is_possible():
         loaded.end_failed_exits_by_signal(True)
     comm = mpi.communicator(comm)
+    if read_settings:
+        _read_settings(comm)
     stall_limits = settings.stall_limits()
     gpu.find()
     options = {**settings.core_options(), "stall_abort_ms": round(1000 * stall_limits.abort)}
@@ -281,6 +284,21 @@ def _join(comm: Any) -> None:
     _attach_mxnet()
     _install_hooks()
     stall_watch.begin(core, stall_limits)
+
+
+def _read_settings(comm: MPI.Comm) -> None:
+    """Read the settings; where a rank cannot, raise on all ranks, since the others would wait for it."""
+    problem = None
+    try:
+        settings.read()
+    except ValueError as error:
+        problem = str(error)
+    problems = comm.allgather(problem)
+    wrong = [rank for rank, sentence in enumerate(problems) if sentence is not None]
+    if wrong:
+        ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"{len(wrong)} ranks, the first of which is {wrong[0]}"
+        where = "" if len(set(problems)) == 1 else f" on {ranks}"
+        raise ValueError(f"{problems[wrong[0]][:-1]}{where}.")
 
 
 def _versions(loaded: Any) -> dict[str, str]:

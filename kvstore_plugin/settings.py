@@ -19,6 +19,9 @@ MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is 
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
 
+All are read by read(), which init() calls, and keep these values until init() is called again: a wrong value ends init()
+on all ranks, and not a training that has gone on for hours.
+
 MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_GPU and MYKV_GPU_HOSTS must be the
 same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings;
 launch.py reads them.
@@ -29,47 +32,115 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple
 
 _MOST_BYTES = 2**60  # far below what the core's 64 bits hold, since it adds and doubles
 _MOST_COUNT = 2**31 - 1
 _MOST_SECONDS = 10**9  # 30 years; the core counts nanoseconds in 64 bits
 
-# Variable -> (name of the option in mykv_core.init, smallest and largest value that make sense).
-_CORE_OPTIONS = {
-    "MYKV_PART_BYTES": ("part_bytes", 4096, _MOST_BYTES),
-    "MYKV_STAGING_BYTES": ("staging_bytes", 4096, _MOST_BYTES),
-    "MYKV_NETWORK_BYTES": ("network_bytes", 4096, _MOST_BYTES),
-    "MYKV_COMPRESS_BYTES": ("compress_bytes", 0, _MOST_BYTES),
-    "MYKV_TABLE_PLACES": ("table_places", 1, _MOST_COUNT),
-    "MYKV_VIRTUAL_HOSTS": ("virtual_hosts", 1, _MOST_COUNT),
+
+class _Setting(NamedTuple):
+    """How the text of a variable is read, what it is where the variable is not set, and the core's name for it."""
+
+    parse: Callable[[str, str], Any]
+    default: Any = None
+    option: str | None = None
+
+
+def _whole(smallest: int, largest: int) -> Callable[[str, str], int]:
+    """A parser of whole numbers in a range."""
+
+    def parse(variable: str, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not smallest <= value <= largest:
+            limit = "" if value is None else _limit(value, largest)
+            raise ValueError(f"{variable} must be a whole number of at least {smallest}{limit}, but it is {text!r}.")
+        return value
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str, str], str]:
+    """A parser of words."""
+
+    def parse(variable: str, text: str) -> str:
+        if text not in words:
+            raise ValueError(f"{variable} must be one of {', '.join(words)}, but it is {text!r}.")
+        return text
+
+    return parse
+
+
+def _seconds(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= _MOST_SECONDS:
+        limit = _limit(value, _MOST_SECONDS)
+        raise ValueError(f"{variable} must be a number of seconds of at least 0{limit}, but it is {text!r}.")
+    return value
+
+
+def _file(variable: str, text: str) -> str:
+    return text  # gpu.py says what is wrong with it, where there is a GPU
+
+
+def _limit(value: float, largest: int) -> str:
+    """What a message says of the largest value, where that is the reason."""
+    return f" and at most {largest}" if value > largest else ""
+
+
+_TABLE = {
+    "MYKV_PART_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="part_bytes"),
+    "MYKV_STAGING_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="staging_bytes"),
+    "MYKV_NETWORK_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="network_bytes"),
+    "MYKV_COMPRESS_BYTES": _Setting(_whole(0, _MOST_BYTES), option="compress_bytes"),
+    "MYKV_TABLE_PLACES": _Setting(_whole(1, _MOST_COUNT), option="table_places"),
+    "MYKV_VIRTUAL_HOSTS": _Setting(_whole(1, _MOST_COUNT), option="virtual_hosts"),
+    "MYKV_GPU": _Setting(_one_of("auto", "nccl", "host"), option="gpu"),
+    "MYKV_GPU_HOSTS": _Setting(_one_of("nccl", "arena"), option="gpu_hosts"),
+    "MYKV_EXIT_WAIT_S": _Setting(_seconds, 5.0),
+    "MYKV_STALL_WARN_S": _Setting(_seconds, 60.0),
+    "MYKV_STALL_ABORT_S": _Setting(_seconds, 0.0),
+    "MYKV_CHECKPOINT_WAIT_S": _Setting(_seconds, 60.0),
+    "MYKV_CUDA_LIBRARY": _Setting(_file, ""),
+    "MYKV_NCCL_LIBRARY": _Setting(_file, ""),
 }
 
-
-# Variable -> (name of the option, what it may be).
-_GPU_OPTIONS = {
-    "MYKV_GPU": ("gpu", ("auto", "nccl", "host")),
-    "MYKV_GPU_HOSTS": ("gpu_hosts", ("nccl", "arena")),
-}
+_read: dict[str, Any] = {}  # by the last read(); None for a setting of the core that has the core's default
 
 
-_OTHERS = (
-    "MYKV_EXIT_WAIT_S",
-    "MYKV_STALL_WARN_S",
-    "MYKV_STALL_ABORT_S",
-    "MYKV_CHECKPOINT_WAIT_S",
-    "MYKV_CUDA_LIBRARY",
-    "MYKV_NCCL_LIBRARY",
-)
+def read() -> None:
+    """Read all variables; from now on they have these values.
+
+    Raises
+    ------
+    ValueError
+        One sentence that names a variable with its value, and says what it may be.
+    """
+    values = {variable: _parsed(variable) for variable in _TABLE}
+    _read.update(values)
+
+
+def _parsed(variable: str) -> Any:
+    setting, text = _TABLE[variable], os.environ.get(variable)
+    return setting.default if text is None else setting.parse(variable, text)
+
+
+def _value(variable: str) -> Any:
+    return _read[variable] if variable in _read else _parsed(variable)
 
 
 def misspelled() -> list[tuple[str, str]]:
     """Variables that are set and mean nothing, each with the one that it looks like."""
-    known = [*_CORE_OPTIONS, *_GPU_OPTIONS, *_OTHERS]
     found = []
     for variable in sorted(os.environ):
-        if variable.startswith("MYKV_") and variable not in known:
-            found += [(variable, nearest) for nearest in difflib.get_close_matches(variable, known, 1, 0.8)]
+        if variable.startswith("MYKV_") and variable not in _TABLE:
+            found += [(variable, nearest) for nearest in difflib.get_close_matches(variable, _TABLE, 1, 0.8)]
     return found
 
 
@@ -79,21 +150,10 @@ def core_options() -> dict[str, int | str]:
     Raises
     ------
     ValueError
-        A variable holds something else than a whole number from its smallest to its largest value, or than one of its
-        words.
+        Before read(): a variable has a wrong value.
     """
-    options: dict[str, int | str] = {}
-    for variable, (option, smallest, largest) in _CORE_OPTIONS.items():
-        text = os.environ.get(variable)
-        if text is not None:
-            options[option] = _whole_number(variable, text, smallest, largest)
-    for variable, (option, words) in _GPU_OPTIONS.items():
-        text = os.environ.get(variable)
-        if text is not None:
-            if text not in words:
-                raise ValueError(f"{variable} must be one of {', '.join(words)}, but it is {text!r}.")
-            options[option] = text
-    return options
+    options = {setting.option: _value(variable) for variable, setting in _TABLE.items() if setting.option}
+    return {option: value for option, value in options.items() if value is not None}
 
 
 class GpuLibraries(NamedTuple):
@@ -105,12 +165,12 @@ class GpuLibraries(NamedTuple):
 
 def gpu_libraries() -> GpuLibraries:
     """Where the environment says that the CUDA runtime and NCCL are."""
-    return GpuLibraries(os.environ.get("MYKV_CUDA_LIBRARY", ""), os.environ.get("MYKV_NCCL_LIBRARY", ""))
+    return GpuLibraries(_value("MYKV_CUDA_LIBRARY"), _value("MYKV_NCCL_LIBRARY"))
 
 
 def exit_wait_seconds() -> float:
     """Seconds that a rank which exits waits for its own unfinished operations before it leaves the others."""
-    return float(_whole_number("MYKV_EXIT_WAIT_S", os.environ.get("MYKV_EXIT_WAIT_S", "5"), 0, _MOST_SECONDS))
+    return _value("MYKV_EXIT_WAIT_S")
 
 
 class StallLimits(NamedTuple):
@@ -126,40 +186,11 @@ def stall_limits() -> StallLimits:
     Raises
     ------
     ValueError
-        A variable holds no number of at least 0.
+        Before read(): a variable has a wrong value.
     """
-    return StallLimits(_seconds("MYKV_STALL_WARN_S", 60), _seconds("MYKV_STALL_ABORT_S", 0))
+    return StallLimits(_value("MYKV_STALL_WARN_S"), _value("MYKV_STALL_ABORT_S"))
 
 
 def checkpoint_wait_seconds() -> float:
     """Seconds that a worker waits for the others to come to a call that saves or loads optimizer states."""
-    return _seconds("MYKV_CHECKPOINT_WAIT_S", 60)
-
-
-def _seconds(variable: str, default: float) -> float:
-    text = os.environ.get(variable)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= _MOST_SECONDS:
-        raise ValueError(f"{variable} must be a number of seconds of at least 0{_limit(value)}, but it is {text!r}.")
-    return value
-
-
-def _limit(value: float, largest: int = _MOST_SECONDS) -> str:
-    """What a message says of the largest value, where that is the reason."""
-    return f" and at most {largest}" if value > largest else ""
-
-
-def _whole_number(variable: str, text: str, smallest: int, largest: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = None
-    if value is None or not smallest <= value <= largest:
-        limit = "" if value is None else _limit(value, largest)
-        raise ValueError(f"{variable} must be a whole number of at least {smallest}{limit}, but it is {text!r}.")
-    return value
+    return _value("MYKV_CHECKPOINT_WAIT_S")

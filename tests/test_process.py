@@ -56,6 +56,56 @@ def test_init_on_demand(fresh, rank, size, use):
     assert (mykv.local_rank(), mykv.local_size(), mykv.cross_rank(), mykv.cross_size()) == (rank, size, 0, 1)
 
 
+_WRONG = {
+    "MYKV_PART_BYTES": "1e6",
+    "MYKV_STAGING_BYTES": "1",
+    "MYKV_NETWORK_BYTES": "4 MB",
+    "MYKV_COMPRESS_BYTES": "-1",
+    "MYKV_TABLE_PLACES": "0",
+    "MYKV_VIRTUAL_HOSTS": "two",
+    "MYKV_EXIT_WAIT_S": "5s",
+    "MYKV_STALL_WARN_S": "-1",
+    "MYKV_STALL_ABORT_S": "nan",
+    "MYKV_CHECKPOINT_WAIT_S": "1m",
+    "MYKV_GPU": "cuda",
+    "MYKV_GPU_HOSTS": "",
+}
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_wrong_setting_ends_init_on_all_ranks_whatever_it_is_for(fresh, rank, size, monkeypatch, gather):
+    from kvstore_plugin import settings
+
+    files = {"MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY"}
+    assert set(_WRONG) == set(settings._TABLE) - files
+    for variable, text in _WRONG.items():
+        with monkeypatch.context() as changed:
+            if rank == size - 1:
+                changed.setenv(variable, text)
+            where = "" if size == 1 else " on rank 1"
+            with pytest.raises(ValueError, match=rf"^{variable} must be .*, but it is '{text}'{where}\.$"):
+                mykv.init()
+        assert not mykv.is_initialized()
+    with monkeypatch.context() as changed:
+        changed.setenv("MYKV_GPU", "cuda")
+        with pytest.raises(ValueError, match=r"but it is 'cuda'\.$"):  # the same on all ranks
+            mykv.init()
+
+
+@pytest.mark.ranks(2)
+def test_settings_are_those_of_init_and_take_fractions_of_seconds(fresh, monkeypatch):
+    from kvstore_plugin import settings
+
+    monkeypatch.setenv("MYKV_EXIT_WAIT_S", "0.5")
+    mykv.init()
+    for variable, text in _WRONG.items():
+        monkeypatch.setenv(variable, text)
+    assert settings.exit_wait_seconds() == 0.5 and settings.checkpoint_wait_seconds() == 60
+    assert settings.core_options() == {}
+    mykv.shutdown()
+    monkeypatch.undo()
+
+
 @pytest.mark.ranks(2)
 def test_asking_before_init_is_an_error_with_the_remedy(fresh):
     for ask in (
