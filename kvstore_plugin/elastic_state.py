@@ -22,6 +22,10 @@ from .process_set import global_process_set
 from .trainer import DistributedTrainer
 
 _NEVER = -1
+_REFUSED = (
+    "An ElasticState cannot keep a value as {name!r}, since names that begin with '_' and those of its methods are its "
+    "own: give it another name."
+)
 
 
 class ElasticState:
@@ -37,12 +41,14 @@ class ElasticState:
         By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer with
         elastic=True), at least one; and whatever else `commit` shall keep, such as the number of the epoch and of the
         batch, which must be values that copy.deepcopy takes. All are attributes of the state under their names, to be
-        read and assigned; names that are assigned later are kept too.
+        read and assigned; names that are assigned later are kept too. Names that begin with ``_``, and those of
+        the methods, such as ``commit``, belong to the state itself.
 
     Raises
     ------
     TypeError, ValueError
-        There is no trainer, one is not elastic, or has parameters that no network has.
+        There is no trainer, one is not elastic, or has parameters that no network has; or a name belongs to the state
+        itself. Assigning such a name later is an AttributeError.
 
     Examples
     --------
@@ -58,6 +64,9 @@ class ElasticState:
     """
 
     def __init__(self, *, checkpoint: str | None = None, **members: Any) -> None:
+        for name in members:
+            if name.startswith("_") or hasattr(ElasticState, name):
+                raise ValueError(_REFUSED.format(name=name))
         self._callbacks: list[Callable[[], Any]] = []
         self._checkpoint = checkpoint
         self._nets = [one for one in members.values() if isinstance(one, gluon.Block)]
@@ -81,6 +90,12 @@ class ElasticState:
                         "pass the network too, ElasticState(net=net, trainer=trainer, ...)."
                     )
         self._copies = [_Copy(len(self._trainers)) for _ in range(2)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self).get("_own")
+        if own is not None and (hasattr(ElasticState, name) or (name.startswith("_") and name not in own)):
+            raise AttributeError(_REFUSED.format(name=name))
+        super().__setattr__(name, value)
 
     def commit(self) -> None:
         """Let training go on from here when a worker dies later. Collective: at the same step on all workers; waits.

@@ -347,6 +347,19 @@ def test_a_job_that_ends_with_its_first_process_is_refused():
         mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
 
 
+def test_names_that_belong_to_the_state_itself_are_refused():
+    for name in ("_epoch", "_number", "commit", "register_reset_callbacks", "__dict__"):
+        with pytest.raises(ValueError, match=f"cannot keep a value as '{name}'.*another name"):
+            mykv.ElasticState(**{name: 0})
+    state = object.__new__(mykv.ElasticState)  # whole ones need a job that outlives its processes
+    vars(state).update(_own={"_own", "_number"}, _number=0)
+    for name in ("_epoch", "commit"):
+        with pytest.raises(AttributeError, match=f"cannot keep a value as '{name}'"):
+            setattr(state, name, 0)
+    state.epoch, state._number = 1, 2
+    assert state._values() == {"epoch": 1} and state._number == 2
+
+
 def test_process_sets_and_other_trainers_are_refused():
     net = nn.Dense(1, in_units=1)
     net.initialize()
