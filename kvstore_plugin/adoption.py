@@ -18,7 +18,7 @@ from typing import Any, Iterable, Sequence
 import numpy as np
 
 from . import process
-from .mxnet_compat import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
+from .mxnet_compat import NDArray, Parameter, autograd, mx, view_of_device_memory, view_of_memory
 from .process_set import ProcessSet
 
 # DLPack's number for the type of a GPU.
@@ -290,21 +290,26 @@ def _adopting(original: Any) -> Any:
 
 
 def _counting(original: Any) -> Any:
-    """A function that runs backward, counted."""
+    """The function of MXNet's library that runs backward, counted where it writes the gradients of Parameters."""
 
-    @functools.wraps(original)
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(count: Any, outputs: Any, gradients: Any, variables: Any, *others: Any) -> int:
         global _backwards
-        _backwards += 1
-        return original(*args, **kwargs)
+        _backwards += not _number_of(variables)  # autograd.grad() names variables, and writes to new arrays
+        return original(count, outputs, gradients, variables, *others)
 
     function.counts = True
     return function
 
 
+def _number_of(value: Any) -> int:
+    return getattr(value, "value", value)
+
+
 for _owner_class, _name in ((Parameter, "_init_grad"), (Parameter, "cast")):
     if not getattr(getattr(_owner_class, _name), "adopts", False):
         setattr(_owner_class, _name, _adopting(getattr(_owner_class, _name)))
-for _place, _name in ((autograd, "backward"), (NDArray, "backward")):
-    if not getattr(getattr(_place, _name), "counts", False):
-        setattr(_place, _name, _counting(getattr(_place, _name)))
+# All of MXNet's Python runs backward by this attribute of the library. So does autograd.backward where a program has
+# imported it before this package.
+_library = mx.base._LIB
+if not getattr(_library.MXAutogradBackwardEx, "counts", False):
+    _library.MXAutogradBackwardEx = _counting(_library.MXAutogradBackwardEx)
