@@ -201,7 +201,8 @@ class ShardedUpdate:
         self._updater = store_optimizer.updater
         self._name = name
         self._priority = priority
-        self._members = members
+        # Not the members themselves: their gradients, which may be temporary, would live as long as this.
+        self._weights = [member.weights for member in members]
         self._begun = False
         rank = self._process_set.rank()
         self.division: list[tuple[int, int, int, int]] = []
@@ -239,9 +240,9 @@ class ShardedUpdate:
 
     def is_of(self, members: Sequence[Member]) -> bool:
         """Whether these members have the weights, each in the same arrays, that it was made for."""
-        return len(members) == len(self._members) and all(
-            len(new.weights) == len(old.weights) and all(map(operator.is_, new.weights, old.weights))
-            for new, old in zip(members, self._members)
+        return len(members) == len(self._weights) and all(
+            len(new.weights) == len(old) and all(map(operator.is_, new.weights, old))
+            for new, old in zip(members, self._weights)
         )
 
     def reduce(self, gradients: Sequence[NDArray], scale: float = 1.0, wire: str = "", label: str = "") -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import sys
 import weakref
 
 import kvstore_plugin as mykv
@@ -296,6 +297,18 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(name):
     with pytest.raises(ValueError, match="averages gradients"):
         store.set_optimizer(mykv.DistributedOptimizer(_optimizer("sgd")))
     assert mykv.MyKV.is_capable("optimizer") and not mykv.MyKV.is_capable("teleport")
+
+
+@pytest.mark.ranks(2)
+def test_the_store_holds_no_gradient_after_its_update(rank):
+    store = mx.kv.create("mykv")
+    store.set_optimizer(_optimizer("sgd"))
+    weight, gradient = array(_weights()[1]), array(_gradients(0, rank)[1])
+    store.init("w", weight)
+    before = sys.getrefcount(gradient)
+    store.pushpull("w", gradient, out=weight)
+    value(weight)
+    assert sys.getrefcount(gradient) == before
 
 
 @pytest.mark.ranks(2)
