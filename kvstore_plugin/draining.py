@@ -38,7 +38,10 @@ class _Waiter:
             with self._condition:
                 self._condition.wait_for(lambda: self._asked > self._done)
                 wait, asked = self._wait, self._asked
-            wait(self._errors)
+            try:
+                wait(self._errors)
+            except Exception as error:  # without this thread every later wait would last to its limit
+                self._errors.append(str(error))
             with self._condition:
                 self._done = asked
                 self._condition.notify_all()

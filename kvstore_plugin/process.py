@@ -61,7 +61,8 @@ _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
 _hooks_installed = False
-_interrupted: list[Any] = []
+_interrupted: list[Any] = []  # work whose wait was broken off
+_interrupted_lock = threading.Lock()
 
 
 def init(
@@ -245,6 +246,8 @@ def wait(work: Any, look: Callable[[], None] | None = None) -> None:
     mykv_core.Error
         The operation failed; the sentence says why.
     """
+    if _interrupted:
+        _forget_finished()
     began = time.monotonic()
     next_look = _FIRST_LOOK_S if look is not None else math.inf
     try:
@@ -258,9 +261,19 @@ def wait(work: Any, look: Callable[[], None] | None = None) -> None:
 
 
 def keep(work: Any) -> None:
-    """Keep work that nobody waits for any more: the core writes to its arrays, and dropping it waits for the end."""
+    """Keep unfinished work whose wait was broken off, with its arrays: dropping it would wait for its end.
+
+    It is dropped in the first call after its end that waits.
+    """
+    _forget_finished()
     if not work.done():
-        _interrupted.append(work)
+        with _interrupted_lock:
+            _interrupted.append(work)
+
+
+def _forget_finished() -> None:
+    with _interrupted_lock:
+        _interrupted[:] = [work for work in _interrupted if not work.done()]
 
 
 def _join(comm: Any, read_settings: bool = False) -> None:

@@ -19,8 +19,8 @@ MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is 
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
 
-All are read by read(), which init() calls, and keep these values until init() is called again: a wrong value ends init()
-on all ranks, and not a training that has gone on for hours.
+init() reads all of them by read(), and they keep these values until init() is called again. So a wrong value ends
+init() on all ranks, and not a training that has gone on for hours.
 
 MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_GPU and MYKV_GPU_HOSTS must be the
 same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from kvstore_plugin import draining, mxnet_compat
 from support import MXNetError, array, dense_network, mx, value
 
 
@@ -269,3 +270,45 @@ def test_one_logger():
     names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in ("kvstore_plugin", "mykv")]
     assert set(names) <= {"kvstore_plugin"}, names
     assert kvstore_plugin.__all__
+
+
+class _Work:
+    """As the core's Work."""
+
+    def __init__(self, finished):
+        self.finished = finished
+
+    def wait(self, seconds):
+        return True
+
+    def done(self):
+        return self.finished
+
+
+def test_work_whose_wait_was_broken_off_is_kept_until_it_has_finished():
+    work = _Work(False)
+    mykv.process.keep(work)
+    mykv.process.wait(_Work(True))
+    assert work in mykv.process._interrupted
+    work.finished = True
+    mykv.process.wait(_Work(True))
+    assert work not in mykv.process._interrupted
+
+
+def test_errors_of_the_engine_that_are_no_mxnet_errors_end_no_later_wait(monkeypatch):
+    """MXNet makes an error that begins with the name of a class, as "TypeError: ", one of that class."""
+    raised = [TypeError("one"), MXNetError("another")]
+
+    def waitall():
+        if raised:
+            raise raised.pop(0)
+
+    monkeypatch.setattr(mxnet_compat.ndarray, "waitall", waitall)
+    waiter = draining._Waiter()
+    assert waiter.ask(mxnet_compat.wait_for_all, 10) == ["one", "another"]
+
+    def breaks(errors):
+        raise OSError("a third")
+
+    assert waiter.ask(breaks, 10) == ["a third"]
+    assert waiter.ask(mxnet_compat.wait_for_all, 10) == [] and waiter._done == 3
