@@ -21,15 +21,15 @@ from . import process
 
 _log = logging.getLogger("kvstore_plugin")
 _lock = threading.Lock()
-_path: str | None = None  # of the timeline that is on
+_path: str | None = None  # of the timeline that is on; on rank 0 only
 
 
-def start_timeline(file: str | os.PathLike, mark_cycles: bool = False) -> None:
+def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
     """Record what becomes of every operation, in Chrome's trace format, which https://ui.perfetto.dev opens.
 
-    Rank 0 writes the file, and only there must `file` name a place that can be written; an existing file is replaced.
-    On the other ranks the call does nothing but check its arguments, so that all ranks may run the same program. It
-    is no collective call: nobody waits for anybody, and it may come at any time, also in the middle of training. What
+    Rank 0 writes the file, and only there must `file_path` name a place that can be written; an existing file is
+    replaced. On the other ranks the call does nothing but check its arguments, so that all ranks may run the same
+    program. It is no collective call: nobody waits for anybody, and it may come at any time, also in the middle of training. What
     was asked for before it is left out.
 
     The file is complete after `stop_timeline`, after `shutdown` and at the end of the program. It is valid JSON at any
@@ -37,7 +37,7 @@ def start_timeline(file: str | os.PathLike, mark_cycles: bool = False) -> None:
 
     Parameters
     ----------
-    file : str or path
+    file_path : str or path
         The file.
     mark_cycles : bool, optional
         Show when the runtime's threads are awake, one row for each process set. (Horovod has cycles of fixed length,
@@ -48,21 +48,22 @@ def start_timeline(file: str | os.PathLike, mark_cycles: bool = False) -> None:
     OSError
         Rank 0 cannot make or write the file, or it is no regular file.
     RuntimeError
-        A timeline is on already, or init() was not called.
+        A timeline of rank 0 is on already, or init() was not called.
     TypeError, ValueError
-        `file` is not a path, or is empty.
+        `file_path` is not a path, or is empty.
     """
     global _path
     core = process.core
     rank = core.rank()
-    path = os.fsdecode(os.fspath(file))
+    path = os.fsdecode(os.fspath(file_path))
     if not path:
         raise ValueError("start_timeline() needs the name of a file.")
+    if rank != 0:  # and note nothing: whether rank 0 has a timeline is not known here
+        return
     with _lock:
         if _path is not None:
             raise RuntimeError(f"a timeline is recorded to {_path} already: call stop_timeline() first.")
-        if rank == 0:
-            _start(core, path, rank, bool(mark_cycles))
+        _start(core, path, rank, bool(mark_cycles))
         _path = path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -275,8 +276,9 @@ def test_a_second_start_says_that_one_is_on(rank, path, tmp_path):
     process.require()
     mykv.start_timeline(path)
     other = str(tmp_path / "other.json")
-    with pytest.raises(RuntimeError, match="already.*stop_timeline"):
-        mykv.start_timeline(other)
+    if rank == 0:  # the others have none
+        with pytest.raises(RuntimeError, match="already.*stop_timeline"):
+            mykv.start_timeline(other)
     assert not os.path.exists(other)
     mykv.stop_timeline()
     mykv.stop_timeline()  # without effect
@@ -284,6 +286,17 @@ def test_a_second_start_says_that_one_is_on(rank, path, tmp_path):
     mykv.stop_timeline()
     if rank == 0:
         Trace(path), Trace(other)
+
+
+@pytest.mark.ranks(2)
+def test_all_may_try_another_file_where_rank_0_cannot_write_the_first(rank, path, tmp_path):
+    process.require()
+    with pytest.raises(FileNotFoundError) if rank == 0 else contextlib.nullcontext():
+        mykv.start_timeline(str(tmp_path / "no folder" / "x.json"))
+    mykv.start_timeline(file_path=path)
+    mykv.stop_timeline()
+    if rank == 0:
+        Trace(path)
 
 
 @pytest.mark.ranks(1)
