@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from . import arrays
 from .gradient_compression import GradientCompression, gradient_compression
+from .mxnet_compat import NDArray, mx
+
+_BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # as MXNet names it
 
 
 class _Method:
@@ -15,11 +21,39 @@ class _Method:
         self.name = name
         self.wire = wire  # the core's name of the type; empty for the gradient's own
 
+    def compress(self, tensor: NDArray) -> tuple[NDArray, Any]:
+        """An array in the type that travels, and what `decompress` needs; as Horovod's compressors have it.
+
+        For programs that call it themselves, around an `allreduce`. A trainer does not: there the core compresses.
+
+        Parameters
+        ----------
+        tensor : NDArray
+            Any shape and dtype; only float32 and float64 are converted.
+
+        Returns
+        -------
+        NDArray, dtype or None
+            The array in 16 bits, or `tensor` itself; and the dtype of `tensor`, or None where it was not converted.
+        """
+        if not self.wire or arrays.dtype_name(tensor.dtype) not in ("float32", "float64"):
+            return tensor, None
+        return _cast(tensor, _BFLOAT16 if self.wire == "bfloat16" else self.wire), tensor.dtype
+
+    def decompress(self, tensor: NDArray, ctx: Any) -> NDArray:
+        """An array that `compress` has made, or a sum of such, in its own dtype again; `ctx` is what it returned."""
+        return tensor if ctx is None else _cast(tensor, ctx)
+
     def __repr__(self) -> str:
         return f"Compression.{self.name}"
 
     def __reduce__(self) -> tuple:
         return getattr, (Compression, self.name)  # a copy is this very object
+
+
+def _cast(tensor: NDArray, dtype: Any) -> NDArray:
+    made = tensor.as_nd_ndarray().astype(dtype)  # mx.np has no name for bfloat16
+    return made.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else made
 
 
 class Compression:
@@ -29,7 +63,8 @@ class Compression:
     16 bits there, and those of other types as they are. Within a host, in shared memory, gradients are summed in their
     own type, which is faster than to convert them, and exact. So on one host all choices give the same bits.
 
-    The argument `compression_params` names these too, and others that make messages shorter still.
+    The argument `compression_params` names these too, and others that make messages shorter still. Each has methods
+    ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress by themselves.
 
     Attributes
     ----------
@@ -56,6 +91,12 @@ def choose(compression: Any, compression_params: Any) -> _Method | GradientCompr
     TypeError, ValueError
         One of them is wrong, or both choose something.
     """
+    if not isinstance(compression, _Method) and hasattr(compression, "decompress"):
+        raise TypeError(
+            "compression must be an attribute of Compression, such as Compression.fp16, and not a compressor of your "
+            f"own, {compression!r}, since the trainer's gradients are compressed in mykv's core. Use its compress() "
+            "and decompress() around allreduce_() of each gradient, with a gluon.Trainer(..., kvstore=None)."
+        )
     if not isinstance(compression, _Method):
         raise TypeError(
             f"compression must be an attribute of Compression, such as Compression.fp16, not {compression!r}."

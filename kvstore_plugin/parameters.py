@@ -48,8 +48,8 @@ def broadcast_parameters(
     Raises
     ------
     TypeError, ValueError
-        `params` holds something else, a csr array, or an array on a GPU; `root_rank` is not in the set; this
-        process is not.
+        `params` holds something else, a csr array, or an array on a GPU without a CUDA runtime that the core can use;
+        `root_rank` is not in the set; this process is not.
     RuntimeError
         The ranks hold other sets of parameters.
     MXNetError
@@ -154,6 +154,10 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
     return own if process_set is global_process_set else f"{process_set.scope}.{own}"
 
 
+class WrongParameters(TypeError, ValueError):
+    """`params` is nothing that holds parameters: a TypeError, and the ValueError that Horovod and BytePS raise."""
+
+
 def named_parameters(params: Any) -> list[Named]:
     """What is in `params`, each object once, with names and in an order that are the same on all ranks.
 
@@ -170,7 +174,7 @@ def named_parameters(params: Any) -> list[Named]:
     Raises
     ------
     TypeError
-        `params` is something else.
+        `params` is something else; it is a ValueError too.
     """
     if isinstance(params, Mapping):
         position = {key: number for number, key in enumerate(params)}
@@ -181,7 +185,7 @@ def named_parameters(params: Any) -> list[Named]:
     else:
         what = "net.collect_params(), and not the network itself" if isinstance(params, gluon.Block) else ""
         what = what or f"a dict or a list of Parameters, such as net.collect_params(), not {type(params).__name__}"
-        raise TypeError(f"params must be {what}.")
+        raise WrongParameters(f"params must be {what}.")
     unique: dict[int, Named] = {}
     for one in named:
         unique.setdefault(id(one.value), one)
@@ -238,11 +242,13 @@ def _named_values(params: Any, prefix: str) -> Iterator[Named]:
     """Names and values for broadcast_parameters, checked to be Parameters or arrays that can be broadcast."""
     pair = isinstance(params, (list, tuple)) and any(isinstance(half, (Mapping, *NAME_KEYED_DICTS)) for half in params)
     if pair and len(params) != 2:
-        raise TypeError(f"params must be a pair of dicts, as of Module.get_params(), not {len(params)} of them.")
+        raise WrongParameters(f"params must be a pair of dicts, as of Module.get_params(), not {len(params)} of them.")
     for half, part in zip(("arg:", "aux:"), params) if pair else (("", params),):
         for name, value, position in named_parameters(part):
             if not isinstance(value, (Parameter, NDArray)):
-                raise TypeError(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
+                raise WrongParameters(
+                    f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}."
+                )
             if isinstance(value, NDArray) or value._data is not None:
                 held = _arrays(value)
                 arrays.as_list(held, f"value of {name}", dense=not is_row_sparse(held))

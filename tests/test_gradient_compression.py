@@ -285,3 +285,33 @@ def test_digits_are_learned_all_the_same(mpirun, params):
     accuracy, different = re.search(r"accuracy (\S+), (\d+) different weights", result.stdout).groups()
     assert different == "1"
     assert float(accuracy) >= 0.97
+
+
+@pytest.mark.parametrize("kind", ["nd", "np"])
+@pytest.mark.parametrize("name, bits", [("none", 53), ("fp16", 11), ("bf16", 8)])
+def test_compress_and_decompress_as_horovods_compressors(name, bits, kind):
+    method = getattr(mykv.Compression, name)
+    for dtype in ("float32", "float64", "float16", "int32"):
+        values = np.linspace(-3, 3, 11).astype(dtype)
+        tensor = array(values, kind)
+        small, ctx = method.compress(tensor)
+        converted = name != "none" and dtype in ("float32", "float64")
+        assert type(small) is type(tensor) and (small is not tensor) == converted
+        back = method.decompress(small, ctx)
+        assert back.dtype == tensor.dtype and type(back) is type(tensor)
+        np.testing.assert_allclose(back.asnumpy(), values, rtol=2.0 ** (1 - bits) if converted else 0)
+
+
+def test_a_compressor_of_the_users_own_is_refused_with_what_to_do():
+    class Halves:
+        @staticmethod
+        def compress(tensor):
+            return tensor.astype("float16"), tensor.dtype
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return tensor.astype(ctx)
+
+    for compressor in (Halves, Halves()):
+        with pytest.raises(TypeError, match="not a compressor of your own.*Halves.*around allreduce_"):
+            mykv.DistributedTrainer([], "sgd", compression=compressor)
