@@ -43,9 +43,9 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: a value has not been initialized (before the first forward pass), is sparse or on
-        a GPU; `root_rank` is not in the process set, or this rank is not. The other ranks get an MXNetError that names
-        this one.
+        What this rank can see alone: a value has not been initialized (before the first forward pass), is sparse, or on
+        a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is not.
+        The other ranks get an MXNetError that names this one.
     MXNetError
         Ranks differ in the values, their shapes or dtypes, or in `root_rank`; one waits in another call, has left, or
         its array carries an error.
@@ -128,7 +128,8 @@ def auxiliary_states(params: Any) -> list[_State]:
     Raises
     ------
     TypeError, ValueError
-        `params` is something else, or one of the values is missing, sparse or on a GPU.
+        `params` is something else, or one of the values is missing or sparse, or on a GPU
+        without a CUDA runtime that the core can use.
     """
     if isinstance(params, gluon.Block):
         params = params.collect_params()

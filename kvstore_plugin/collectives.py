@@ -30,9 +30,9 @@ def allreduce(
     Parameters
     ----------
     tensor : NDArray
-        Any shape, the same on all ranks, and any dtype that the release has; of mx.nd or mx.np, dense, on the CPU. It
-        is not changed, and may be changed or deleted at once; MXNet's engine lets what else uses it wait for the
-        operation, so that several operations on one array need the same order on all ranks.
+        Any shape, the same on all ranks, and any dtype that the release has; of mx.nd or mx.np, dense, on the CPU or a
+        GPU. It is not changed, and may be changed or deleted at once; MXNet's engine lets what else uses it wait for
+        the operation, so that several operations on one array need the same order on all ranks.
     average : bool, optional
         True means ``op=Average``, False ``op=Sum``. Older than `op`, of which it takes the place.
     name : str, optional
@@ -58,8 +58,8 @@ def allreduce(
     ------
     TypeError, ValueError
         What this rank can see alone: `op` and `average` given both, bool with `Average` or with a factor, integers
-        with `Adasum`, sparse arrays or arrays on a GPU, a process set that this rank is not in. The other ranks get an
-        MXNetError at their result, which names this one.
+        with `Adasum`, sparse arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that
+        this rank is not in. The other ranks get an MXNetError at their result, which names this one.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError

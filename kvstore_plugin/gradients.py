@@ -144,7 +144,8 @@ class Gradients:
         MXNetError
             The ranks do not take this step alike.
         ValueError
-            A gradient is sparse or lies on a GPU, or the process set was removed.
+            A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
+            removed.
         """
         if self._moved():
             self._when_moved()

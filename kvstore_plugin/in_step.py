@@ -61,8 +61,8 @@ def check_in_step(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: an argument is wrong, an array is csr or on a GPU, this rank is not in the
-        process set. The other ranks get an MXNetError that names this one.
+        What this rank can see alone: an argument is wrong, an array is csr, or on a GPU without a CUDA runtime that the
+        core can use, this rank is not in the process set. The other ranks get an MXNetError that names this one.
     MXNetError
         A parameter differs between workers, or between the devices of one: the first one in the order of the network
         is named, with the ranks that differ from most others. Or the workers pass other sets of parameters, one waits

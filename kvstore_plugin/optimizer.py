@@ -87,8 +87,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         Raises
         ------
         TypeError, ValueError
-            A gradient is sparse, or lies on a GPU, or the process set was removed. The other workers get an MXNetError
-            in the gradient.
+            A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
+            removed. The other workers get an MXNetError in the gradient.
         """
         self._mean.replace(index, grad)
         self._optimizer.update(index, weight, grad, state)
@@ -219,7 +219,7 @@ def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
     Raises
     ------
     TypeError, ValueError
-        There are more or fewer, or one is no dense array on a CPU.
+        There are more or fewer, one is no dense array, or lies on a GPU without a CUDA runtime that the core can use.
     """
     if not isinstance(gradients, (list, tuple)):
         raise TypeError(f"A list of indices needs a list of gradients, not {type(gradients).__name__}.")
