@@ -29,8 +29,8 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
 
     Rank 0 writes the file, and only there must `file_path` name a place that can be written; an existing file is
     replaced. On the other ranks the call does nothing but check its arguments, so that all ranks may run the same
-    program. It is no collective call: nobody waits for anybody, and it may come at any time, also in the middle of training. What
-    was asked for before it is left out.
+    program. It is no collective call: nobody waits for anybody, and it may come at any time, also in the middle of
+    training. What was asked for before it is left out.
 
     The file is complete after `stop_timeline`, after `shutdown` and at the end of the program. It is valid JSON at any
     time; of a process that is killed, the last 0.1 s may be missing.
