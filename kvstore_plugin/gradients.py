@@ -96,7 +96,11 @@ class Gradients:
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
-        _divide(in_order, reduction.num_groups)
+        if reduction.counts_elements:  # of each array, so that each has an operation of its own
+            for number, slot in enumerate(in_order):
+                slot.group = number
+        else:
+            _divide(in_order, reduction.num_groups)
         try:
             self._memory.own([(slot.parameter, slot.group) for slot in in_order])
         except Exception as error:
