@@ -24,6 +24,7 @@ from . import (
     update_order,
 )
 from . import process_set as process_sets
+from .argument_errors import ArgumentValueError
 from .calls import Call
 from .factors import BETWEEN
 from .gradient_compression import gradient_compression
@@ -644,7 +645,7 @@ class MyKV(KVStoreBase):
         else:
             self._process_set.core.refuse(name, reason)
 
-    def _refused(self, listed: list[Call], error: Exception, method: str) -> ValueError:
+    def _refused(self, listed: list[Call], error: Exception, method: str) -> ArgumentValueError:
         """Refuse what is left of a call whose first array the core does not take (a dtype); returns what to raise.
 
         Where there is no core, this raises the RuntimeError that says so.
@@ -652,7 +653,7 @@ class MyKV(KVStoreBase):
         reason = f"Key {listed[0].key!r}: {error}."
         for call in listed:
             self._refuse(call.name, reason, method)
-        return ValueError(reason)
+        return ArgumentValueError(reason)
 
 
 # By scope, for copies: a copy of a store is the store.

@@ -12,6 +12,7 @@ import sys
 from typing import Any, Mapping, Sequence
 
 from . import process
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 
 _added: dict[tuple[int, ...], ProcessSet] = {}
 
@@ -86,8 +87,8 @@ class ProcessSet:
         if self._group is not None:
             return self._group
         if not self.is_added():
-            raise ValueError(f"{self!r} {self._why_not}.")
-        raise ValueError(f"Rank {process.rank()} is not in {self!r}: only members may use it in operations.")
+            raise ArgumentValueError(f"{self!r} {self._why_not}.")
+        raise ArgumentValueError(f"Rank {process.rank()} is not in {self!r}: only members may use it in operations.")
 
     @property
     def scope(self) -> str:
@@ -118,9 +119,9 @@ class ProcessSet:
             `root_rank` is no int, or not in the set.
         """
         if not isinstance(root_rank, numbers.Integral):
-            raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+            raise ArgumentTypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if root_rank not in self.ranks:
-            raise ValueError(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
+            raise ArgumentValueError(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
         return self.ranks.index(root_rank)
 
     def is_added(self) -> bool:
@@ -184,9 +185,9 @@ class _AllRanks(ProcessSet):
 
     def position_of(self, root_rank: Any) -> int:
         if not isinstance(root_rank, numbers.Integral):
-            raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+            raise ArgumentTypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if not 0 <= root_rank < process.size():
-            raise ValueError(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
+            raise ArgumentValueError(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
         return int(root_rank)
 
     def __repr__(self) -> str:
@@ -209,7 +210,7 @@ def check(process_set: Any) -> None:
         It is no ProcessSet, is not added, or this process is no member.
     """
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
+        raise ArgumentTypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
     process_set.core  # noqa: B018 - raises
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import arrays, calls
+from .argument_errors import ArgumentValueError
 from .calls import Call
 from .mxnet_compat import NDArray, SparseNDArray
 
@@ -59,14 +60,14 @@ class StoredValues:
         """
         home = self._homes.get(call.name)
         if home is None:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"Key {call.key!r} was never initialized in this store: call init(key, value) or broadcast(key, "
                 "value, out) on all ranks first."
             )
         array, first = home.array, call.inputs[0]
         is_alike = first.dtype == array.dtype or arrays.kind(first) == arrays.kind(array) == "float"
         if first.shape != array.shape or not is_alike:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but it is used with "
                 f"one {first.shape} {arrays.dtype_name(first.dtype)}."
             )

@@ -344,8 +344,9 @@ def test_a_wrong_push_is_an_error_on_both_ranks(store, rank, size, case):
     store.init(["k", "l"], [_ones(), _ones()])
     begin = time.monotonic()
     if rank == 1:
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=text) as failure:
             call(store)
+        assert isinstance(failure.value, MXNetError)
     out = _ones()
     if rank == 0:
         key = "other" if case == "never initialized" else "k"
@@ -430,8 +431,9 @@ def test_a_wrong_pull_is_an_error_of_its_rank_alone(store, rank, size, case):
     error, text, call = _WRONG_PULLS[case]
     store.init(["k", "l", "t"], [_ones(), _ones(), mx.nd.zeros((2, 3))])
     if rank == 1:
-        with pytest.raises(error, match=text):
+        with pytest.raises(error, match=text) as failure:
             call(store)
+        assert isinstance(failure.value, MXNetError)
     out = _ones()
     store.push("k", _ones())
     store.pull("k", out)
