@@ -16,6 +16,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from . import arrays
+from .argument_errors import ArgumentValueError
 from .mxnet_compat import NDArray, mx
 
 # More than a process has threads for an operator.
@@ -31,10 +32,12 @@ def check(tensors: Sequence[NDArray], size: int) -> None:
         `size` is no power of two, or an array holds integers or bool.
     """
     if size & (size - 1):
-        raise ValueError(f"Adasum needs a power of two of ranks, and there are {size}: use op=Average.")
+        raise ArgumentValueError(f"Adasum needs a power of two of ranks, and there are {size}: use op=Average.")
     for tensor in tensors:
         if arrays.kind(tensor) != "float":
-            raise ValueError(f"Adasum needs floating-point arrays, not {arrays.dtype_name(tensor.dtype)}: use op=Sum.")
+            raise ArgumentValueError(
+                f"Adasum needs floating-point arrays, not {arrays.dtype_name(tensor.dtype)}: use op=Sum."
+            )
 
 
 def gathered(tensor: NDArray, turn: Any) -> NDArray:

@@ -11,6 +11,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from . import gpu
+from .argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 
 # Exact types that need no second look; subclasses of a user take the longer way.
@@ -40,11 +41,11 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
         value = (value,)
     elif isinstance(value, (list, tuple)):
         if not value:
-            raise ValueError(f"The {what} is an empty list: it must hold at least one NDArray.")
+            raise ArgumentValueError(f"The {what} is an empty list: it must hold at least one NDArray.")
     elif isinstance(value, NDArray):
         value = (value,)
     else:
-        raise TypeError(f"The {what} must be an NDArray or a list of NDArrays, not {type(value).__name__}.")
+        raise ArgumentTypeError(f"The {what} must be an NDArray or a list of NDArrays, not {type(value).__name__}.")
     for array in value:
         if type(array) not in _DENSE or HAS_GPUS:
             _check(array, what, dense)
@@ -53,13 +54,13 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
 
 def _check(array: Any, what: str, dense: bool = True) -> None:
     if not isinstance(array, NDArray):
-        raise TypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
+        raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
     if dense and isinstance(array, SparseNDArray):
-        raise ValueError(
+        raise ArgumentValueError(
             f"The {what} is a sparse array ({array.stype}), and only dense ones can be reduced: use tostype('default')."
         )
     if on_gpu(array) and gpu.find()["cuda"]["problem"]:
-        raise ValueError(
+        raise ArgumentValueError(
             f"The {what} lies on {array.context}, but {gpu.find()['cuda']['problem']}: name the library that MXNet "
             "uses in MYKV_CUDA_LIBRARY, or use as_in_context(cpu())."
         )
@@ -79,7 +80,7 @@ def one(value: Any, what: str) -> NDArray:
         As for `as_list`, and where it is a list.
     """
     if isinstance(value, (list, tuple)):
-        raise TypeError(f"The {what} must be an NDArray, not a {type(value).__name__}.")
+        raise ArgumentTypeError(f"The {what} must be an NDArray, not a {type(value).__name__}.")
     return as_list(value, what)[0]
 
 
@@ -103,11 +104,20 @@ def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 
+def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
+    """The array, or a copy of it in the dtype of another; not recorded."""
+    if array.dtype == like.dtype:
+        return array
+    with not_recorded():
+        return array.astype(like.as_nd_ndarray().dtype)
+
+
 def copy(source: NDArray, target: NDArray) -> None:
-    """Copy an array of any kind and shape into another, dense or sparse, of its shape and dtype; not recorded."""
+    """Copy an array of any kind and shape into another, dense or sparse, of its shape; not recorded."""
     if target is source:
         return
     with not_recorded(), mx.util.np_shape(True):
+        source = with_dtype_of(target, source)
         if isinstance(target, SparseNDArray):
             source = source.as_nd_ndarray().tostype(target.stype)
         else:
@@ -136,10 +146,10 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
         A number is that of no row.
     """
     if not isinstance(target, SparseNDArray) or target.stype != "row_sparse":
-        raise ValueError(f"The {what} must be a row_sparse array, not a {target.stype} one.")
+        raise ArgumentValueError(f"The {what} must be a row_sparse array, not a {target.stype} one.")
     wanted = np.unique(numbers.asnumpy()).astype(np.int64)
     if wanted.size and not 0 <= wanted[0] <= wanted[-1] < source.shape[0]:
-        raise IndexError(
+        raise ArgumentIndexError(
             f"The row_ids must be from 0 to {source.shape[0] - 1}, but there are some from {wanted[0]} to {wanted[-1]}."
         )
     place = {"ctx": target.context, "dtype": target.dtype}
@@ -152,6 +162,12 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
             values = mx.nd.take(source.as_nd_ndarray(), indices)
             held = mx.nd.sparse.row_sparse_array((values, indices), target.shape, **place)
         held.copyto(target)
+
+
+def duplicate(array: NDArray) -> NDArray:
+    """A copy of an array of any kind and shape; not recorded."""
+    with not_recorded(), mx.util.np_shape(True):
+        return array.copy()
 
 
 def total(replicas: Sequence[NDArray]) -> NDArray:
@@ -194,7 +210,7 @@ def check_rows(array: NDArray, call: str) -> None:
         The array has no dimensions.
     """
     if not array.shape:
-        raise ValueError(f"The tensor of {call} is a scalar, which has no rows: use reshape(1).")
+        raise ArgumentValueError(f"The tensor of {call} is a scalar, which has no rows: use reshape(1).")
 
 
 def not_recorded() -> Any:
@@ -202,8 +218,8 @@ def not_recorded() -> Any:
     return autograd.pause(train_mode=autograd.is_training())
 
 
-def check_alike(arrays: Sequence[NDArray], what: str) -> None:
-    """Refuse arrays that differ in shape or dtype from the first.
+def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = False) -> None:
+    """Refuse arrays that differ in shape or dtype from the first; with `floats_convert`, floats may differ in dtype.
 
     Raises
     ------
@@ -213,8 +229,10 @@ def check_alike(arrays: Sequence[NDArray], what: str) -> None:
     first = arrays[0]
     shape, dtype = first.shape, first.dtype
     for array in arrays:
-        if array is not first and (array.shape != shape or array.dtype != dtype):
-            raise ValueError(
+        if array is first or (array.shape == shape and array.dtype == dtype):
+            continue
+        if array.shape != shape or not (floats_convert and kind(first) == kind(array) == "float"):
+            raise ArgumentValueError(
                 f"The {what} must have one shape and dtype, but there are {shape} {dtype_name(dtype)} and "
                 f"{array.shape} {dtype_name(array.dtype)}."
             )

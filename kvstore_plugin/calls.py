@@ -6,9 +6,11 @@ lines.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple, Sequence
 
 from . import arrays
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import NDArray
 from .sparse import is_row_sparse
 
@@ -80,34 +82,65 @@ def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call
     is_sparse = method == "pull" or is_row_sparse(value)
     inputs = arrays.as_list(value, f"{'out' if method == 'pull' else 'value'} of key {key!r}", dense=not is_sparse)
     if len(inputs) > 1 and method in _OF_ONE_VALUE:
-        raise ValueError(f"The value of key {key!r} must be one NDArray, but it is a list of {len(inputs)}.")
+        raise ArgumentValueError(f"The value of key {key!r} must be one NDArray, but it is a list of {len(inputs)}.")
     if out is None:
         outputs = inputs
         if len(inputs) > 1:
             arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
     else:
         outputs = arrays.as_list(out, f"out of key {key!r}", dense=not is_sparse)
-        arrays.check_alike([*inputs, *outputs], f"value and out of key {key!r}")
+        if len(inputs) > 1:
+            arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
+        what = f"value and out of key {key!r}"
+        arrays.check_alike([inputs[0], *outputs], what, floats_convert=method == "pushpull")
         if len(inputs) > 1 and len(outputs) > 1:
             check_devices(key, "value is", [a.context for a in inputs], "out is", [a.context for a in outputs])
     return Call(key, f"{scope}/{key!r}", inputs, outputs)
 
 
-def row_ids(given: Any, count: int) -> list[NDArray]:
-    """The rows that each of `count` arrays is to get, where one array of them is given for all, or one for each.
+def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
+    """The rows that each array of some calls of row_sparse_pull() is to get, in their order.
+
+    Parameters
+    ----------
+    given : NDArray, list of NDArray or list of lists of NDArray
+        One array for all, one for each array, or a list for each key with one for each of its arrays.
+    calls : sequence of Call
 
     Raises
     ------
     TypeError, ValueError
         It is something else.
     """
-    listed = given if isinstance(given, (list, tuple)) else [given]
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(one, (list, tuple)) for one in listed):
+        if len(listed) != len(calls):
+            raise ArgumentValueError(f"There are {len(calls)} keys but {len(listed)} lists of row_ids.")
+        nested = [row_ids(one, [call]) for one, call in zip(listed, calls)]
+        return [numbers for of_key in nested for numbers in of_key]
     for one in listed:
         if not isinstance(one, NDArray):
-            raise TypeError(f"row_ids must be an NDArray or a list of them, not {type(one).__name__}.")
+            raise ArgumentTypeError(f"row_ids must be an NDArray or a list of them, not {type(one).__name__}.")
+    count = sum(len(call.inputs) for call in calls)
     if len(listed) not in (1, count):
-        raise ValueError(f"There are {count} arrays in `out` but {len(listed)} row_ids.")
-    return list(listed) * count if len(listed) == 1 else list(listed)
+        raise ArgumentValueError(f"There are {count} arrays in `out` but {len(listed)} row_ids.")
+    return listed * count if len(listed) == 1 else listed
+
+
+def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
+    """Calls of pushpull() whose inputs no earlier one of them overwrites: such inputs are copied here.
+
+    So an array may be there under several keys: all are pushed before the first is pulled, as in MXNet's own stores.
+    """
+    written: set[int] = set()
+    result = []
+    for call in listed:
+        if any(id(array) in written for array in call.inputs):
+            inputs = [arrays.duplicate(array) if id(array) in written else array for array in call.inputs]
+            call = call._replace(inputs=inputs)
+        written.update(map(id, call.outputs))
+        result.append(call)
+    return result
 
 
 def check_devices(key: int | str, what: str, devices: list[Any], other: str, others: list[Any]) -> None:
@@ -122,7 +155,7 @@ def check_devices(key: int | str, what: str, devices: list[Any], other: str, oth
         Names both sides.
     """
     if devices != others:
-        raise ValueError(
+        raise ArgumentValueError(
             f"The lists of arrays of key {key!r} must be on the same devices in the same order, but its {what} on "
             f"{_shown(devices)} and {other} on {_shown(others)}."
         )
@@ -136,16 +169,16 @@ def _several(scope: str, method: str, key: Any, value: Any, out: Any) -> list[Ca
     if isinstance(key, (int, str)):  # True, an IntEnum and the like
         return [_call(scope, method, _plain(key), value, out)]
     if not isinstance(key, (list, tuple)):
-        raise TypeError(f"A key must be an int, a str or a list of them, not {type(key).__name__}.")
+        raise ArgumentTypeError(f"A key must be an int, a str or a list of them, not {type(key).__name__}.")
     for one in key:
         if not isinstance(one, (int, str)):
-            raise TypeError(f"A list of keys must hold ints or strs, not {type(one).__name__}.")
+            raise ArgumentTypeError(f"A list of keys must hold ints or strs, not {type(one).__name__}.")
     outs = [None] * len(key) if out is None else out
     for what, given in (("outs" if method == "pull" else "values", value), ("outs", outs)):
         if not isinstance(given, (list, tuple)):
-            raise TypeError(f"A list of keys needs a list of {what}, not {type(given).__name__}.")
+            raise ArgumentTypeError(f"A list of keys needs a list of {what}, not {type(given).__name__}.")
         if len(given) != len(key):
-            raise ValueError(f"There are {len(key)} keys but {len(given)} {what}.")
+            raise ArgumentValueError(f"There are {len(key)} keys but {len(given)} {what}.")
     calls = [_call(scope, method, _plain(k), v, o) for k, v, o in zip(key, value, outs)]
     return calls if len({call.name for call in calls}) == len(calls) else _grouped(method, calls)
 
@@ -153,7 +186,7 @@ def _several(scope: str, method: str, key: Any, value: Any, out: Any) -> list[Ca
 def _grouped(method: str, calls: list[Call]) -> list[Call]:
     """Calls in which a key occurs more than once: its values are devices of one value, as in MXNet's own stores."""
     if method in _OF_ONE_VALUE:
-        raise ValueError(f"A list of keys for {method} must not hold a key twice.")
+        raise ArgumentValueError(f"A list of keys for {method} must not hold a key twice.")
     groups: dict[str, Call] = {}
     for call in calls:
         group = groups.setdefault(call.name, Call(call.key, call.name, [], []))
@@ -170,7 +203,11 @@ def _plain(key: int | str) -> int | str:
 
 
 def _refuse_priority(priority: Any) -> None:
-    if not isinstance(priority, int):
-        raise TypeError(f"The priority must be an int, not {type(priority).__name__}.")
-    if not -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
-        raise ValueError(f"The priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {priority}.")
+    try:
+        number = operator.index(priority)
+    except TypeError:
+        raise ArgumentTypeError(f"The priority must be an int, not {type(priority).__name__}.") from None
+    if not -_LARGEST_PRIORITY <= number <= _LARGEST_PRIORITY:
+        raise ArgumentValueError(
+            f"The priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {number}."
+        )

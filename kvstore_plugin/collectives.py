@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from . import adasum, arrays, reduce_ops, turns
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import NDArray
 from .process_set import ProcessSet, global_process_set
 from .reduce_ops import Adasum, Average, ReduceOp
@@ -166,7 +167,7 @@ def grouped_allreduce_(
         if not inputs:
             return turn.leave_out("its group is empty", tensors)
         if len({id(tensor) for tensor in inputs}) < len(inputs):
-            raise ValueError("The tensors of grouped_allreduce_ must not hold an array twice.")
+            raise ArgumentValueError("The tensors of grouped_allreduce_ must not hold an array twice.")
         _reduce(turn, inputs, inputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
     return tensors
 
@@ -373,7 +374,7 @@ def _broadcast(turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: A
 
 def _group(tensors: Any) -> list[NDArray]:
     if not isinstance(tensors, (list, tuple)):
-        raise TypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
+        raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
     return list(arrays.as_list(tensors, "group of tensors")) if tensors else []
 
 
@@ -389,5 +390,5 @@ def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
 def _scatter_plan(turn: Turn, tensors: Sequence[NDArray], op: Any, prescale: Any, postscale: Any) -> reduce_ops.Plan:
     chosen = reduce_ops.chosen(op, None)
     if chosen is Adasum:
-        raise ValueError(f"There is no {turn.call} with op=Adasum, which goes by whole arrays: use allreduce.")
+        raise ArgumentValueError(f"There is no {turn.call} with op=Adasum, which goes by whole arrays: use allreduce.")
     return reduce_ops.plan(chosen, tensors, prescale, postscale, turn.core.size())

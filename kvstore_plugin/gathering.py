@@ -12,6 +12,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from . import arrays, turns
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import NDArray
 from .process_set import ProcessSet, global_process_set
 
@@ -83,7 +84,7 @@ def grouped_allgather(
     """
     with turns.waiting(process_set, turns.described("grouped_allgather", name)) as turn:
         if not isinstance(tensors, (list, tuple)):
-            raise TypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
+            raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
         inputs = [arrays.one(tensor, "group of tensors") for tensor in tensors]
         rows = _meet(turn, inputs, f"of {len(inputs)} arrays:", priority)
     return _gathered(inputs, rows, name, priority, process_set)
@@ -191,7 +192,7 @@ def _row(tensor: NDArray) -> str:
 def _equal_splits(tensor: NDArray, size: int) -> list[int]:
     each, more = divmod(tensor.shape[0], size)
     if more:
-        raise ValueError(
+        raise ArgumentValueError(
             f"alltoall without splits needs a first dimension that is divisible by {size}, the number of ranks, and "
             f"it is {tensor.shape[0]}: pass splits."
         )
@@ -201,18 +202,20 @@ def _equal_splits(tensor: NDArray, size: int) -> list[int]:
 def _checked_splits(splits: Any, tensor: NDArray, size: int) -> list[int]:
     if isinstance(splits, NDArray):
         if splits.dtype != np.int32:
-            raise ValueError(f"splits must be int32, not {arrays.dtype_name(splits.dtype)}.")
+            raise ArgumentValueError(f"splits must be int32, not {arrays.dtype_name(splits.dtype)}.")
         splits = splits.asnumpy()
     try:
         numbers = [operator.index(number) for number in splits]
     except TypeError:
-        raise TypeError(f"splits must be an NDArray of int32 or a list of ints, not {splits!r}.") from None
+        raise ArgumentTypeError(f"splits must be an NDArray of int32 or a list of ints, not {splits!r}.") from None
     if len(numbers) != size:
-        raise ValueError(f"splits must have one number for each of the {size} ranks, but it has {len(numbers)}.")
+        raise ArgumentValueError(
+            f"splits must have one number for each of the {size} ranks, but it has {len(numbers)}."
+        )
     if min(numbers) < 0:
-        raise ValueError(f"splits must not be negative, but there is {min(numbers)}.")
+        raise ArgumentValueError(f"splits must not be negative, but there is {min(numbers)}.")
     if sum(numbers) != tensor.shape[0]:
-        raise ValueError(
+        raise ArgumentValueError(
             f"splits must sum up to the first dimension of tensor, {tensor.shape[0]}, but their sum is {sum(numbers)}."
         )
     return numbers

@@ -12,6 +12,7 @@ import operator
 from typing import Any, NamedTuple, Sequence
 
 from . import arrays, parameters, process
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .arguments import check_is_added, check_predivide_factor, whole_number
 from .kvstore import MyKV
 from .mxnet_compat import MXNetError, NDArray, gluon, mx
@@ -196,7 +197,7 @@ class _Mean:
             except (RuntimeError, ValueError) as error:
                 sentence = f"The gradient of index {group.indices[0]!r} cannot be reduced: {error}."
                 self._refuse(groups[number:], sentence)
-                raise ValueError(sentence) from error
+                raise ArgumentValueError(sentence) from error
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:
@@ -222,12 +223,12 @@ def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
         There are more or fewer, one is no dense array, or lies on a GPU without a CUDA runtime that the core can use.
     """
     if not isinstance(gradients, (list, tuple)):
-        raise TypeError(f"A list of indices needs a list of gradients, not {type(gradients).__name__}.")
+        raise ArgumentTypeError(f"A list of indices needs a list of gradients, not {type(gradients).__name__}.")
     if len(index) != len(gradients):
-        raise ValueError(f"There are {len(index)} indices but {len(gradients)} gradients.")
+        raise ArgumentValueError(f"There are {len(index)} indices but {len(gradients)} gradients.")
     for one, gradient in zip(index, gradients):
         if not isinstance(gradient, NDArray):
-            raise TypeError(f"The gradient of index {one!r} must be an NDArray, not {type(gradient).__name__}.")
+            raise ArgumentTypeError(f"The gradient of index {one!r} must be an NDArray, not {type(gradient).__name__}.")
         arrays.as_list(gradient, f"gradient of index {one!r}")
     return gradients
 

@@ -86,8 +86,10 @@ class ProcessSet:
         if self._group is not None:
             return self._group
         if not self.is_added():
-            raise ValueError(f"{self!r} {self._why_not}.")
-        raise ValueError(f"Rank {process.rank()} is not in {self!r}: only members may use it in operations.")
+            raise _errors().ArgumentValueError(f"{self!r} {self._why_not}.")
+        raise _errors().ArgumentValueError(
+            f"Rank {process.rank()} is not in {self!r}: only members may use it in operations."
+        )
 
     @property
     def scope(self) -> str:
@@ -118,9 +120,9 @@ class ProcessSet:
             `root_rank` is no int, or not in the set.
         """
         if not isinstance(root_rank, numbers.Integral):
-            raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+            raise _errors().ArgumentTypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if root_rank not in self.ranks:
-            raise ValueError(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
+            raise _errors().ArgumentValueError(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
         return self.ranks.index(root_rank)
 
     def is_added(self) -> bool:
@@ -184,9 +186,11 @@ class _AllRanks(ProcessSet):
 
     def position_of(self, root_rank: Any) -> int:
         if not isinstance(root_rank, numbers.Integral):
-            raise TypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+            raise _errors().ArgumentTypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if not 0 <= root_rank < process.size():
-            raise ValueError(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
+            raise _errors().ArgumentValueError(
+                f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}."
+            )
         return int(root_rank)
 
     def __repr__(self) -> str:
@@ -200,6 +204,12 @@ global_process_set: ProcessSet = _AllRanks()
 """The set of all ranks, which is there from init() to shutdown()."""
 
 
+def _errors() -> Any:
+    from . import argument_errors  # which needs MXNet, and the self-test of an installation without it comes by here
+
+    return argument_errors
+
+
 def check(process_set: Any) -> None:
     """Raise what is wrong with a value of the argument `process_set` of an operation of this rank.
 
@@ -209,7 +219,7 @@ def check(process_set: Any) -> None:
         It is no ProcessSet, is not added, or this process is no member.
     """
     if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
+        raise _errors().ArgumentTypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
     process_set.core  # noqa: B018 - raises
 
 

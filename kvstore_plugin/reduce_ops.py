@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import arrays
+from .argument_errors import ArgumentTypeError, ArgumentValueError
+from .mxnet_compat import NDArray
 
 
 class ReduceOp(enum.Enum):
@@ -65,12 +67,12 @@ def chosen(op: Any, average: Any) -> ReduceOp:
         return Average
     if average is None:
         if not isinstance(op, ReduceOp):
-            raise TypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}.")
+            raise ArgumentTypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}.")
         return op
     if op is not None:
-        raise ValueError(f"Only one of op and average may be given, but op is {op} and average is {average!r}.")
+        raise ArgumentValueError(f"Only one of op and average may be given, but op is {op} and average is {average!r}.")
     if not isinstance(average, (bool, np.bool_, int)):
-        raise TypeError(f"average must be True or False, not {average!r}.")
+        raise ArgumentTypeError(f"average must be True or False, not {average!r}.")
     return Average if average else Sum
 
 
@@ -86,7 +88,9 @@ def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any
     after = _factor("postscale_factor", postscale_factor)
     kinds = {arrays.kind(tensor) for tensor in tensors}
     if "bool" in kinds and (op is Average or before != 1 or after != 1):
-        raise ValueError("Arrays of bool have no average and cannot be scaled: use op=Sum (any) or op=Min (all).")
+        raise ArgumentValueError(
+            "Arrays of bool have no average and cannot be scaled: use op=Sum (any) or op=Min (all)."
+        )
     label = str(op)
     if before != 1:
         label += f", prescale_factor {before:.17g}"
@@ -114,8 +118,10 @@ def scaled(tensor: Any, factor: float) -> Any:
 
 
 def _factor(what: str, value: Any) -> float:
+    if isinstance(value, (np.ndarray, NDArray)) and value.size == 1:
+        value = (value.asnumpy() if isinstance(value, NDArray) else value).item()
     if not isinstance(value, (numbers.Real, np.number)):
-        raise TypeError(f"{what} must be a number, not {value!r}.")
+        raise ArgumentTypeError(f"{what} must be a number, not {value!r}.")
     if not math.isfinite(value):
-        raise ValueError(f"{what} must be finite, not {value!r}.")
+        raise ArgumentValueError(f"{what} must be finite, not {value!r}.")
     return float(value)

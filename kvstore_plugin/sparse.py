@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from . import arrays, turns
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import NDArray, SparseNDArray, mx
 from .process_set import ProcessSet
 
@@ -108,7 +109,9 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
     arrays.check_alike(replicas, f"devices of the {what}")
     dtype = np.dtype(replicas[0].dtype)
     if dtype.name not in _DTYPES:
-        raise ValueError(f"The {what} is a row_sparse array of {arrays.dtype_name(dtype)}, which cannot be summed.")
+        raise ArgumentValueError(
+            f"The {what} is a row_sparse array of {arrays.dtype_name(dtype)}, which cannot be summed."
+        )
     skipped = left_out or [False] * len(replicas)
     devices = [_rows_of(array, what, skip) for array, skip in zip(replicas, skipped)]
     indices = devices[0].indices
@@ -228,11 +231,13 @@ def assign(array: NDArray, rows: Rows) -> None:
 
 def _check(array: NDArray, what: str) -> None:
     if not isinstance(array, NDArray):
-        raise TypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
+        raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
     if not isinstance(array, SparseNDArray) or array.stype != "row_sparse":
-        raise ValueError(f"The {what} must be row_sparse on all devices, but it is {array.stype} on {array.context}.")
+        raise ArgumentValueError(
+            f"The {what} must be row_sparse on all devices, but it is {array.stype} on {array.context}."
+        )
     if not array.context.device_type.startswith("cpu"):
-        raise ValueError(f"The {what} lies on {array.context}, and arrays on GPUs are not supported yet.")
+        raise ArgumentValueError(f"The {what} lies on {array.context}, and arrays on GPUs are not supported yet.")
 
 
 def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
@@ -243,11 +248,11 @@ def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
     if left_out or not indices.size:
         return Rows(np.empty(0, np.int64), np.empty((0, width), dtype))
     if indices.min() < 0 or indices.max() >= array.shape[0]:
-        raise ValueError(
+        raise ArgumentValueError(
             f"The {what} has {array.shape[0]} rows, but holds those from {indices.min()} to {indices.max()}."
         )
     if not _ascends(indices) and np.unique(indices).size < indices.size:
-        raise ValueError(f"The {what} is a row_sparse array that holds a row twice.")
+        raise ArgumentValueError(f"The {what} is a row_sparse array that holds a row twice.")
     return Rows(indices, _memory(array, indices.size, width, dtype))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import arrays, calls
+from .argument_errors import ArgumentValueError
 from .calls import Call
 from .mxnet_compat import NDArray, SparseNDArray
 
@@ -49,7 +50,7 @@ class StoredValues:
         return self._homes[call.name].array
 
     def home(self, call: Call) -> NDArray:
-        """The array that holds the value of a call's key, which fits the arrays of the call.
+        """The array that holds the value of a call's key, which fits the arrays of the call; floats are converted.
 
         Raises
         ------
@@ -59,13 +60,14 @@ class StoredValues:
         """
         home = self._homes.get(call.name)
         if home is None:
-            raise ValueError(
+            raise ArgumentValueError(
                 f"Key {call.key!r} was never initialized in this store: call init(key, value) or broadcast(key, "
                 "value, out) on all ranks first."
             )
         array, first = home.array, call.inputs[0]
-        if first.shape != array.shape or first.dtype != array.dtype:
-            raise ValueError(
+        is_alike = first.dtype == array.dtype or arrays.kind(first) == arrays.kind(array) == "float"
+        if first.shape != array.shape or not is_alike:
+            raise ArgumentValueError(
                 f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but it is used with "
                 f"one {first.shape} {arrays.dtype_name(first.dtype)}."
             )

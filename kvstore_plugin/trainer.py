@@ -31,7 +31,7 @@ from .compression import Compression
 from .gradients import Gradients
 from .kept_names import KeptNames
 from .local_gradients import LocalGradients
-from .mxnet_compat import Parameter, gluon
+from .mxnet_compat import NDArray, Parameter, gluon
 from .naming import described_within
 from .optimizer import DistributedOptimizer
 from .parameters import Named
@@ -205,6 +205,7 @@ class DistributedTrainer(gluon.Trainer):
         self._join: join | None = None  # the one around the training loop
         self._steps = 0
         self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
+        self._before = factors.Before()
         suffix = f".{prefix}" if prefix else ""
         self._shares = [
             shares.Share(one, name + suffix, named_of.get(one, []), roots[one], KeptNames(one, *{name, name + suffix}))
@@ -227,7 +228,7 @@ class DistributedTrainer(gluon.Trainer):
             *optimizer_kinds.settings(self._optimizer),
         ]
         if self._optimizer.lr_scheduler is None:
-            options.append(f"learning rate {float(self._optimizer.lr)!r}")
+            options.append(f"learning rate {factors.learning_rate_of(self._optimizer)!r}")
         how = Reduction(
             process_set,
             reduce_method == "mean",
@@ -259,6 +260,7 @@ class DistributedTrainer(gluon.Trainer):
         afterwards, and the parameters that have values have owners among these workers.
         """
         self._join = None
+        self._before = factors.Before()
         for gradients in self._gradients:
             gradients.release()
         self._gradients = []
@@ -311,11 +313,13 @@ class DistributedTrainer(gluon.Trainer):
 
         Parameters
         ----------
-        batch_size : int
+        batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
             on all workers: with others their weights would drift apart, so that is an error. Only workers with unequal
             numbers of devices may also have batches of one size on each device; gradients are then averaged over all
-            devices, and each step waits until the workers have compared their factors.
+            devices, and each step waits until the workers have compared their factors. An NDArray of one element, of
+            optimizers that compute with one (AdamW, AdaGrad), is not waited for, except in the first step and in
+            join(): where it differs between workers, the next step is the error.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -331,20 +335,21 @@ class DistributedTrainer(gluon.Trainer):
             are read. They are what they were before then, on all workers, which have counted one update more.
         """
         liveness.check()
-        factor = self._scale / batch_size
+        factor = factors.of_batch(self._scale, batch_size)
         if self._join is None:
             self._step(factor, ignore_stale_grad)
         else:
-            self._join.step(self, factor, ignore_stale_grad)
+            self._join.step(self, factors.value_of(factor), ignore_stale_grad)
 
-    def _step(self, factor: float, ignore_stale_grad: bool) -> None:
+    def _step(self, factor: float | NDArray, ignore_stale_grad: bool) -> None:
         counted = self._updates_counted()
+        before = self._label_of_the_step_before(factor)
         try:
             agreed = self._agreed(factor)
             self._check_and_rescale_grad(agreed)
             if not ignore_stale_grad:
                 self._refuse_stale()
-            self._allreduce(ignore_stale_grad, self._label(agreed))
+            self._allreduce(ignore_stale_grad, self._label(agreed) + before)
             self._update(ignore_stale_grad)
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
@@ -353,10 +358,18 @@ class DistributedTrainer(gluon.Trainer):
                 self._count_update()
             raise
 
-    def _label(self, factor: float) -> str:
+    def _label_of_the_step_before(self, factor: float | NDArray) -> str:
+        """What the label of a step with this factor ends with, of the step before it."""
+        label = self._before.label()
+        self._before.note(factor, factors.scale_of(self))
+        return label
+
+    def _label(self, factor: float | NDArray) -> str:
         """What the operations of a step have in common on all workers; see factors.py."""
-        optimizer = self._optimizer
-        state = (factor, factors.scale_of(self), optimizer.lr if optimizer.lr_scheduler is None else None)
+        rate = factors.learning_rate_of(self._optimizer)
+        if isinstance(factor, NDArray):
+            return factors.label(factor, 0.0, rate)
+        state = (factor, factors.scale_of(self), rate)
         if state != self._labelled[0]:
             self._labelled = (state, factors.label(*state))
         return self._labelled[1]
@@ -386,7 +399,7 @@ class DistributedTrainer(gluon.Trainer):
         """
         self._require_local_updates("allreduce_grads")
         if self._join is None:
-            self._allreduce(self._ignores_stale)
+            self._allreduce(self._ignores_stale, "allreduce_grads()" + self._before.label())
         else:
             self._join.allreduce_grads(self, self._ignores_stale)
 
@@ -395,7 +408,7 @@ class DistributedTrainer(gluon.Trainer):
 
         Parameters
         ----------
-        batch_size : int
+        batch_size : number or NDArray
             Size of this worker's batch; gradients are divided by it. It must be the same on all workers, as for step().
         ignore_stale_grad : bool, optional
             As for step().
@@ -408,26 +421,28 @@ class DistributedTrainer(gluon.Trainer):
             The batches of the workers differ in size.
         """
         self._require_local_updates("update")
-        factor = self._scale / batch_size
+        factor = factors.of_batch(self._scale, batch_size)
         if self._join is None:
             self._apply(factor, ignore_stale_grad)
         else:
-            self._join.update(self, factor, ignore_stale_grad)
+            self._join.update(self, factors.value_of(factor), ignore_stale_grad)
 
-    def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._check_and_rescale_grad(self._agreed(factor, always=True))
+    def _apply(self, factor: float | NDArray, ignore_stale_grad: bool) -> None:
+        self._before.note(factor, factors.scale_of(self))
+        self._check_and_rescale_grad(self._agreed(factor, always=not isinstance(factor, NDArray)))
         self._ignores_stale = ignore_stale_grad
         if ignore_stale_grad and not self._freshness_is_shared:
             for gradients in self._gradients:
                 gradients.share_freshness()
         self._update(ignore_stale_grad)
 
-    def _agreed(self, factor: float, always: bool = False) -> float:
+    def _agreed(self, factor: float | NDArray, always: bool = False) -> float | NDArray:
         """What all workers multiply gradients by, where this one would multiply by `factor`."""
-        agreed = set()
+        agreed: dict[float | int, float | NDArray] = {}
         for gradients in self._gradients:
             try:
-                agreed.add(gradients.agree_on(factor, factors.scale_of(self), always))
+                found = gradients.agree_on(factor, factors.scale_of(self), always)
+                agreed[id(found) if isinstance(found, NDArray) else found] = found
             except Exception as error:
                 self._refuse(str(error), but=gradients)  # who has failed together with the others it has asked
                 raise
@@ -438,7 +453,7 @@ class DistributedTrainer(gluon.Trainer):
             )
             self._refuse(sentence)
             raise ValueError(sentence)
-        return agreed.pop() if agreed else factor
+        return next(iter(agreed.values()), factor)
 
     def _refuse(self, reason: str, but: Any = None) -> None:
         """Take no part in a step of the other workers."""

@@ -15,6 +15,7 @@ from typing import Any, Callable, Sequence
 import numpy as np
 
 from . import liveness, order, process
+from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import MXNetError
 from .process_set import check
 
@@ -77,8 +78,8 @@ class Turn:
         except MXNetError:
             self._taken = True
             raise
-        except RuntimeError as error:
-            raise ValueError(f"{error}.") from error
+        except (RuntimeError, ValueError) as error:
+            raise ArgumentValueError(f"{error}.") from error
         self._taken = True
 
     def leave_out(self, reason: str, result: Any) -> Any:
@@ -145,7 +146,7 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
     if isinstance(name, (str, int)):
         return Turn(process_set, f"{process_set.scope}/call/{name}", described(call, name))
     with named(process_set, None, call):
-        raise TypeError(f"The name of an operation must be a str, not {type(name).__name__}.")
+        raise ArgumentTypeError(f"The name of an operation must be a str, not {type(name).__name__}.")
 
 
 def waiting(process_set: Any, call: str) -> Turn:
@@ -175,9 +176,11 @@ def checked_priority(priority: Any) -> int:
     try:
         number = operator.index(priority)
     except TypeError:
-        raise TypeError(f"priority must be an int, not {type(priority).__name__}.") from None
+        raise ArgumentTypeError(f"priority must be an int, not {type(priority).__name__}.") from None
     if not -_LARGEST_PRIORITY <= number <= _LARGEST_PRIORITY:
-        raise ValueError(f"priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {number}.")
+        raise ArgumentValueError(
+            f"priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {number}."
+        )
     return number
 
 

@@ -130,9 +130,22 @@ def test_what_one_rank_can_see_is_refused_there_and_an_error_elsewhere(rank, siz
 @pytest.mark.parametrize("case", _WRONG)
 def test_the_same_mistake_on_all_ranks_leaves_them_in_step(rank, size, case):
     error, call, _ = _WRONG[case]
-    with pytest.raises(error):
+    with pytest.raises(error) as failure:
         call()
+    # Scripts for Horovod catch (MXNetError, RuntimeError). What pickle raises is what it raises.
+    assert isinstance(failure.value, MXNetError) or "pickle" in str(failure.value)
     _next_calls_work(size)
+
+
+@pytest.mark.ranks(2)
+def test_numbers_in_arrays_and_of_numpy(rank, size):
+    for two in (2, np.float32(2), np.array([2.0]), mx.nd.array([2.0]), mx.np.array(2.0)):
+        assert (value(mykv.allreduce(_good(), op=mykv.Sum, prescale_factor=two, priority=np.int64(1))) == 4).all()
+    store = mx.kv.create("mykv")
+    mine = _good()
+    store.pushpull("key", mine, priority=np.int64(1))
+    assert (value(mine) == 2).all()
+    assert (value(mykv.broadcast(_good(), np.int64(1))) == 1).all()
 
 
 @pytest.mark.ranks(2)
