@@ -60,7 +60,7 @@ def choose(compression: Any, compression_params: Any) -> _Method | GradientCompr
         raise TypeError(
             f"compression must be an attribute of Compression, such as Compression.fp16, not {compression!r}."
         )
-    if compression_params is None:
+    if compression_params is None or compression_params == {}:
         return compression
     if compression is not Compression.none:
         raise ValueError(

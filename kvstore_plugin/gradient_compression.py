@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+import re
 from typing import Any, Callable, Mapping, NamedTuple
 
 
@@ -128,6 +129,12 @@ _COMPRESSORS: Mapping[str, Mapping[str, _Parameter]] = {
 _CASTS = {"none": "", "fp16": "float16", "bf16": "bfloat16"}
 
 _TYPES = [*_CASTS, *_COMPRESSORS]
+_KEYS = {name for known in _COMPRESSORS.values() for name in known}
+
+
+def counts_elements(wire: str) -> bool:
+    """Whether a compressor, in the words of the core, sends a certain number of elements of each array."""
+    return re.match(r"(topk|randomk) k=\d+ ", wire) is not None
 
 
 def gradient_compression(params: Any) -> GradientCompression:
@@ -136,7 +143,10 @@ def gradient_compression(params: Any) -> GradientCompression:
     Parameters
     ----------
     params : dict
-        For example ``{'type': 'topk', 'k': 0.01}``; see `MyKV.set_gradient_compression` for all.
+        For example ``{'type': 'topk', 'k': 0.01}``; see `MyKV.set_gradient_compression` for all. What is None or an
+        empty string is absent. 'fp16' may be True in place of a type; beside one it has no effect, since gradients are
+        summed in their own type within a host. With 'compressor' in place of 'type', parameters of other compressors
+        have no effect.
 
     Raises
     ------
@@ -145,10 +155,22 @@ def gradient_compression(params: Any) -> GradientCompression:
     """
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict such as {{'type': '2bit'}}, not {params!r}.")
-    given = dict(params)
+    given = {name: value for name, value in params.items() if value is not None and str(value)}
     if "type" in given and "compressor" in given:
         raise ValueError("compression_params must have either 'type' or 'compressor', which mean the same, not both.")
+    momentum = given.pop("momentum", False)
+    if momentum is not False:
+        raise ValueError(
+            f"A compressor has no momentum of its own here, so 'momentum' must be absent, not {momentum!r}: give the "
+            "optimizer momentum."
+        )
+    is_half = _flag("The parameter 'fp16' of compression_params", given.pop("fp16", False))
     kind = given.pop("type", given.pop("compressor", None))
+    if "compressor" in params:  # BytePS's examples pass all keys, and each compressor takes what it knows
+        known = _COMPRESSORS.get(kind, {}) if isinstance(kind, str) else {}
+        given = {name: value for name, value in given.items() if name in known or name not in _KEYS}
+    if kind is None and (is_half or "compressor" in params):
+        kind = "fp16" if is_half else "none"
     if kind is None:
         raise ValueError(f"compression_params must have a 'type', one of {_listed(_TYPES)}, but they are {params!r}.")
     if not isinstance(kind, str) or kind not in _TYPES:

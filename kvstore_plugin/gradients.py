@@ -96,7 +96,11 @@ class Gradients:
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
-        _divide(in_order, reduction.num_groups)
+        if reduction.counts_elements:  # of each array, so that each has an operation of its own
+            for number, slot in enumerate(in_order):
+                slot.group = number
+        else:
+            _divide(in_order, reduction.num_groups)
         try:
             self._memory.own([(slot.parameter, slot.group) for slot in in_order])
         except Exception as error:
@@ -195,13 +199,13 @@ class Gradients:
         else:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
-    def agree_on(self, factor: float, scale: float, always: bool) -> float:
+    def agree_on(self, factor: float | NDArray, scale: float, always: bool) -> float | NDArray:
         """What all ranks multiply gradients by in an update.
 
         Parameters
         ----------
-        factor : float
-            What this rank would multiply them by itself.
+        factor : float or NDArray
+            What this rank would multiply them by itself. An NDArray is waited for only where ranks compare here.
         scale : float
             What that would be for a batch of one.
         always : bool
@@ -220,7 +224,7 @@ class Gradients:
         met = self._ask(lambda carrier: agreement.of_all(self._process_set, carrier, mine, factors.LABEL))
         agreed = factors.common(met, self._process_set.ranks, self._scope, scale)
         self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
-        return agreed
+        return factor if factors.numbers(factor, 0) == factors.numbers(agreed, 0) else agreed
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""

@@ -15,7 +15,7 @@ from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
-from . import arrays, initialization, process, turns
+from . import arrays, factors, initialization, process, turns
 from .mxnet_compat import DeferredInitializationError, MXNetError, Parameter, fill_with_zeros
 from .naming import described, described_within
 from .process_set import ProcessSet, global_process_set
@@ -362,5 +362,4 @@ def _device_count(trainer: DistributedTrainer) -> int:
 
 
 def _learning_rate(trainer: DistributedTrainer) -> float:
-    optimizer = trainer._optimizer
-    return float(optimizer.lr) if optimizer.lr_scheduler is None else 0.0
+    return factors.learning_rate_of(trainer._optimizer) or 0.0

@@ -38,7 +38,7 @@ class LocalGradients:
             else:
                 sum_over_devices(replicas)
 
-    def agree_on(self, factor: float, scale: float, always: bool) -> float:
+    def agree_on(self, factor: Any, scale: float, always: bool) -> Any:
         """The factor: nobody else updates these parameters."""
         return factor
 

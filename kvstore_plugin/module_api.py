@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import agreement, arrays, process
+from .factors import value_of
 from .kvstore import MyKV
 from .mxnet_compat import MXNetError, mx
 from .optimizer import DistributedOptimizer
@@ -83,7 +84,7 @@ class ModuleStore(MyKV):
             The workers' factors differ and were given by the user. All workers get it.
         """
         optimizer = module._optimizer
-        factor = float(optimizer.rescale_grad)
+        factor = value_of(optimizer.rescale_grad)
         met = agreement.of_all(
             self._process_set,
             f"{self._scope}/Module",

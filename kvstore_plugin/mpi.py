@@ -26,6 +26,7 @@ def start(core: ModuleType) -> ModuleType:
     if MPI.Is_finalized():
         raise RuntimeError("MPI was finalized already, kvstore_plugin cannot be initialized any more.")
     if not MPI.Is_initialized():
+        core.finalize_mpi_at_exit()  # mpi4py does not: it finalizes what it has initialized when it was imported
         mpi_settings.apply()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
@@ -46,10 +47,7 @@ def _load(core: ModuleType) -> ModuleType:
         else:
             saved = mpi4py.rc.initialize, mpi4py.rc.finalize
             mpi4py.rc.initialize = False  # not before the check below
-            if saved == (True, None):
-                # mpi4py would do so in a forked child that ends with sys.exit() too, where MPI waits for ever.
-                mpi4py.rc.finalize = False
-                core.finalize_mpi_at_exit()
+            mpi4py.rc.finalize = False  # it would also do so in a forked child that ends with sys.exit(), and wait
             try:
                 from mpi4py import MPI
             finally:

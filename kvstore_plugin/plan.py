@@ -16,6 +16,7 @@ import numpy as np
 
 from . import agreement, arrays
 from .adoption import Bucket, GradientMemory
+from .gradient_compression import counts_elements
 from .mxnet_compat import Parameter
 from .process_set import ProcessSet
 from .store_optimizer import Member, ShardedUpdate, StoreOptimizer
@@ -82,6 +83,11 @@ class Reduction(NamedTuple):
     def scale(self) -> float:
         """What the sum over ranks is multiplied by."""
         return 1.0 / (self.process_set.size() if self.mean else self.divisor)
+
+    @property
+    def counts_elements(self) -> bool:
+        """Whether the compressor sends a certain number of elements of each array."""
+        return counts_elements(self.compression)
 
     @property
     def packs(self) -> bool:

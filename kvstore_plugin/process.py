@@ -69,7 +69,8 @@ def init(
 ) -> None:
     """Join the other ranks. Collective; a second call with the same or no communicator does nothing.
 
-    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before, and finalized when Python exits.
+    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before. If it is initialized here, it is
+    finalized when Python exits, whatever mpi4py.rc says.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ import numpy as np
 
 from . import agreement, factors, initialization, process, sparse, turns
 from . import process_set as process_sets
-from .mxnet_compat import Parameter
+from .mxnet_compat import NDArray, Parameter
 from .parameters import Named
 from .plan import Reduction
 from .row_update import RowUpdate
@@ -142,7 +142,7 @@ class SparseGradients:
             store_optimizer.assign([(one.key, weights[0])])
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
-    def agree_on(self, factor: float, scale: float, always: bool) -> float:
+    def agree_on(self, factor: float | NDArray, scale: float, always: bool) -> float | NDArray:
         """What all ranks multiply gradients by in an update, as `Gradients.agree_on`."""
         device_count = len(self._gradients[0].parameter._data or ()) or 1
         if self._devices_are_alike and device_count == self._device_count and not always:
@@ -151,7 +151,7 @@ class SparseGradients:
             met = turn.meet(factors.LABEL, factors.numbers(factor, device_count))
         agreed = factors.common(met, self._reduction.process_set.ranks, self._scope, scale)
         self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
-        return agreed
+        return factor if factors.numbers(factor, 0) == factors.numbers(agreed, 0) else agreed
 
     def has_begun(self) -> bool:
         """The ranks meet in each step, so none pushes one that another does not take."""

@@ -13,8 +13,8 @@ from .mxnet_compat import gluon
 # Of Trainers that have given their parameters to a store of ours, what they know of it.
 _attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-# Trainers that have taken a step.
-_compared: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
+# Trainers that have taken a step, and its factor.
+_compared: weakref.WeakKeyDictionary[gluon.Trainer, factors.Before] = weakref.WeakKeyDictionary()
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
@@ -75,11 +75,13 @@ def _label(trainer: gluon.Trainer) -> str:
     An optimizer on the store has a label of its own. The settings of the optimizer are compared in the first step.
     """
     optimizer = trainer._optimizer
-    rate = optimizer.lr if optimizer.lr_scheduler is None else None
+    rate = factors.learning_rate_of(optimizer)
     label = factors.label(optimizer.rescale_grad, factors.scale_of(trainer), rate)
     if trainer not in _compared:
-        _compared.add(trainer)
+        _compared[trainer] = factors.Before()
         label = factors.BETWEEN.join([label, *optimizer_kinds.settings(optimizer)])
+    label += _compared[trainer].label()
+    _compared[trainer].note(optimizer.rescale_grad, factors.scale_of(trainer))
     return label
 
 

@@ -78,8 +78,7 @@ class StoreOptimizer:
     @property
     def factor(self) -> float:
         """What the optimizer multiplies gradients by; some of 2.0's turn the number into an array."""
-        factor = self.optimizer.rescale_grad
-        return float(factor.asscalar()) if isinstance(factor, NDArray) else factor
+        return factors.value_of(self.optimizer.rescale_grad)
 
     def label(self) -> str:
         """What the updates of all workers must have in common: gradients' factor, learning rate, the optimizer itself.
@@ -87,7 +86,7 @@ class StoreOptimizer:
         The settings of the optimizer are those that it had at first, the others those that it has now.
         """
         optimizer = self.optimizer
-        state = (self.factor, optimizer.lr if optimizer.lr_scheduler is None else None, optimizer)
+        state = (self.factor, factors.learning_rate_of(optimizer), optimizer)
         if state != self._labelled[0]:
             text = factors.label(state[0], 1.0, state[1]).replace("a step", "an update", 1)
             if self._labelled[0] is None or self._labelled[0][2] is not optimizer:

@@ -33,7 +33,7 @@ from .compression import Compression
 from .gradients import Gradients
 from .kept_names import KeptNames
 from .local_gradients import LocalGradients
-from .mxnet_compat import Parameter, gluon
+from .mxnet_compat import NDArray, Parameter, gluon
 from .naming import described_within
 from .optimizer import DistributedOptimizer
 from .parameters import Named
@@ -221,6 +221,7 @@ class DistributedTrainer(gluon.Trainer):
         self._join: join | None = None  # the one around the training loop
         self._steps = 0
         self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
+        self._before = factors.Before()
         suffix = f".{prefix}" if prefix else ""
         self._shares = [
             shares.Share(one, name + suffix, named_of.get(one, []), roots[one], KeptNames(one, *{name, name + suffix}))
@@ -244,7 +245,7 @@ class DistributedTrainer(gluon.Trainer):
             *optimizer_kinds.settings(self._optimizer),
         ]
         if self._optimizer.lr_scheduler is None:
-            options.append(f"learning rate {float(self._optimizer.lr)!r}")
+            options.append(f"learning rate {factors.learning_rate_of(self._optimizer)!r}")
         how = Reduction(
             process_set,
             reduce_method == "mean" and not self._shows_sums,
@@ -277,6 +278,7 @@ class DistributedTrainer(gluon.Trainer):
         afterwards, and the parameters that have values have owners among these workers.
         """
         self._join = None
+        self._before = factors.Before()
         for gradients in self._gradients:
             gradients.release()
         self._gradients = []
@@ -329,11 +331,13 @@ class DistributedTrainer(gluon.Trainer):
 
         Parameters
         ----------
-        batch_size : int
+        batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
             on all workers: with others their weights would drift apart, so that is an error. Only workers with unequal
             numbers of devices may also have batches of one size on each device; gradients are then averaged over all
-            devices, and each step waits until the workers have compared their factors.
+            devices, and each step waits until the workers have compared their factors. An NDArray of one element, of
+            optimizers that compute with one (AdamW, AdaGrad), is not waited for, except in the first step and in
+            join(): where it differs between workers, the next step is the error.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -349,20 +353,21 @@ class DistributedTrainer(gluon.Trainer):
             are read. They are what they were before then, on all workers, which have counted one update more.
         """
         liveness.check()
-        factor = self._scale / batch_size
+        factor = factors.of_batch(self._scale, batch_size)
         if self._join is None:
             self._step(factor, ignore_stale_grad)
         else:
-            self._join.step(self, factor, ignore_stale_grad)
+            self._join.step(self, factors.value_of(factor), ignore_stale_grad)
 
-    def _step(self, factor: float, ignore_stale_grad: bool) -> None:
+    def _step(self, factor: float | NDArray, ignore_stale_grad: bool) -> None:
         counted = self._updates_counted()
+        before = self._label_of_the_step_before(factor)
         try:
             agreed = self._agreed(factor)
             self._check_and_rescale_grad(agreed)
             if not ignore_stale_grad:
                 self._refuse_stale()
-            self._allreduce(ignore_stale_grad, self._label(agreed))
+            self._allreduce(ignore_stale_grad, self._label(agreed) + before)
             self._update(ignore_stale_grad)
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
@@ -371,10 +376,18 @@ class DistributedTrainer(gluon.Trainer):
                 self._count_update()
             raise
 
-    def _label(self, factor: float) -> str:
+    def _label_of_the_step_before(self, factor: float | NDArray) -> str:
+        """What the label of a step with this factor ends with, of the step before it."""
+        label = self._before.label()
+        self._before.note(factor, factors.scale_of(self))
+        return label
+
+    def _label(self, factor: float | NDArray) -> str:
         """What the operations of a step have in common on all workers; see factors.py."""
-        optimizer = self._optimizer
-        state = (factor, factors.scale_of(self), optimizer.lr if optimizer.lr_scheduler is None else None)
+        rate = factors.learning_rate_of(self._optimizer)
+        if isinstance(factor, NDArray):
+            return factors.label(factor, 0.0, rate)
+        state = (factor, factors.scale_of(self), rate)
         if state != self._labelled[0]:
             self._labelled = (state, factors.label(*state))
         return self._labelled[1]
@@ -409,7 +422,7 @@ class DistributedTrainer(gluon.Trainer):
             self._is_told_of_means = True
             horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
         if self._join is None:
-            self._allreduce(self._ignores_stale)
+            self._allreduce(self._ignores_stale, "allreduce_grads()" + self._before.label())
         else:
             self._join.allreduce_grads(self, self._ignores_stale)
 
@@ -418,7 +431,7 @@ class DistributedTrainer(gluon.Trainer):
 
         Parameters
         ----------
-        batch_size : int
+        batch_size : number or NDArray
             Size of this worker's batch; gradients are divided by it. It must be the same on all workers, as for step().
         ignore_stale_grad : bool, optional
             As for step().
@@ -431,35 +444,37 @@ class DistributedTrainer(gluon.Trainer):
             The batches of the workers differ in size.
         """
         self._require_local_updates("update")
-        factor = self._scale / batch_size
+        factor = factors.of_batch(self._scale, batch_size)
         if self._join is None:
             self._apply(factor, ignore_stale_grad)
         else:
-            self._join.update(self, factor, ignore_stale_grad)
+            self._join.update(self, factors.value_of(factor), ignore_stale_grad)
 
-    def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._check_and_rescale_grad(self._agreed(factor, always=True))
+    def _apply(self, factor: float | NDArray, ignore_stale_grad: bool) -> None:
+        self._before.note(factor, factors.scale_of(self))
+        self._check_and_rescale_grad(self._agreed(factor, always=not isinstance(factor, NDArray)))
         self._ignores_stale = ignore_stale_grad
         if ignore_stale_grad and not self._freshness_is_shared:
             for gradients in self._gradients:
                 gradients.share_freshness()
         self._update(ignore_stale_grad)
 
-    def _check_and_rescale_grad(self, scale: float) -> None:
+    def _check_and_rescale_grad(self, scale: float | NDArray) -> None:
         """Let updates multiply gradients by `scale`, and sums that stand for means also by what makes means of them."""
-        super()._check_and_rescale_grad(scale * self._mean_of_sum())
+        super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._shows_sums else scale)
 
     def _mean_of_sum(self) -> float:
-        """What gradients after allreduce_grads() are multiplied by to be what reduce_method says."""
+        """What sums after allreduce_grads() are multiplied by to be means."""
         of_all = self._company.process_set
-        return self._predivide / of_all.size() if self._shows_sums and of_all.included() else 1.0
+        return self._predivide / of_all.size() if of_all.included() else 1.0
 
-    def _agreed(self, factor: float, always: bool = False) -> float:
+    def _agreed(self, factor: float | NDArray, always: bool = False) -> float | NDArray:
         """What all workers multiply gradients by, where this one would multiply by `factor`."""
-        agreed = set()
+        agreed: dict[float | int, float | NDArray] = {}
         for gradients in self._gradients:
             try:
-                agreed.add(gradients.agree_on(factor, factors.scale_of(self), always))
+                found = gradients.agree_on(factor, factors.scale_of(self), always)
+                agreed[id(found) if isinstance(found, NDArray) else found] = found
             except Exception as error:
                 self._refuse(str(error), but=gradients)  # who has failed together with the others it has asked
                 raise
@@ -470,7 +485,7 @@ class DistributedTrainer(gluon.Trainer):
             )
             self._refuse(sentence)
             raise ValueError(sentence)
-        return agreed.pop() if agreed else factor
+        return next(iter(agreed.values()), factor)
 
     def _refuse(self, reason: str, but: Any = None) -> None:
         """Take no part in a step of the other workers."""

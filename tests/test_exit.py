@@ -233,6 +233,44 @@ def test_end_with_a_sum_that_the_other_never_asks_for(job):
     assert seconds < _LIMIT, result.text
 
 
+@pytest.mark.parametrize(
+    "begin, end",
+    [
+        ("mpi4py.rc.initialize = False", ""),
+        ("mpi4py.rc.finalize = False", ""),
+        ("mpi4py.rc(initialize=False, finalize=False); from mpi4py import MPI", ""),
+        ("mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init_thread()", "MPI.Finalize()"),
+    ],
+    ids=["initialize", "finalize", "both", "MPI of the script"],
+)
+def test_a_worker_saves_after_another_has_ended_whatever_mpi4py_is_told(mpirun, tmp_path, begin, end):
+    """Open MPI ends all processes of a job when one of them exits that has initialized MPI and not finalized it."""
+    result = mpirun(
+        2,
+        f"""
+        import atexit, os, sys, time
+        import mpi4py
+        {begin}
+        import kvstore_plugin as mykv
+        import mxnet as mx
+        mykv.init()
+        assert (mykv.allreduce(mx.nd.ones(3), average=False).asnumpy() == 2).all()
+        folder = sys.argv[1]
+        if mykv.rank() == 0:
+            open(os.path.join(folder, "first"), "w").close()
+        else:
+            while not os.path.exists(os.path.join(folder, "first")):
+                time.sleep(0.01)
+            time.sleep(3)
+            open(os.path.join(folder, "saved"), "w").close()
+        {end}
+        """,
+        str(tmp_path),
+    )
+    assert result.code == 0, result.text
+    assert (tmp_path / "saved").exists(), result.text
+
+
 def test_end_after_shutdown(job):
     result, seconds = job("print('now', flush=True)\nmykv.shutdown()")
     assert (result.code, _lines_of_ours(result.stderr)) == (0, []), result.text

@@ -45,6 +45,16 @@ _EVERY = [
             {"type": "dithering", "partition": "natural", "normalize": "l2", "ef": False},
             "dithering partition=natural normalize=l2 k=7 seed=0 ef=False",
         ),
+        # As BytePS's examples write them, with every key always.
+        ({"compressor": "", "ef": "", "momentum": False, "scaling": False, "k": 1, "fp16": False}, ""),
+        ({"compressor": "", "ef": None, "momentum": "", "scaling": False, "k": 1, "fp16": True}, "float16"),
+        (
+            {"compressor": "onebit", "ef": "vanilla", "momentum": "", "scaling": False, "k": 1, "fp16": True},
+            "onebit scaling=False ef=True",
+        ),
+        ({"compressor": "topk", "ef": "", "momentum": "", "scaling": False, "k": 3}, "topk k=3 ef=True"),
+        ({"fp16": True}, "float16"),
+        ({"type": "2bit", "threshold": None, "ef": ""}, "2bit threshold=0.5 ef=True"),
     ],
 )
 def test_what_users_say_becomes_a_text_that_the_core_understands(params, wire):
@@ -65,7 +75,10 @@ def test_what_users_say_becomes_a_text_that_the_core_understands(params, wire):
         ({"type": 2}, ValueError, "must be one of 'none'.* not 2"),
         ({"type": "2bit", "compressor": "2bit"}, ValueError, "either 'type' or 'compressor'.*not both"),
         ({"type": "2bit", "k": 1}, ValueError, "'2bit' has no parameter 'k': it has 'threshold', 'ef'"),
-        ({"type": "onebit", "momentum": "nesterov"}, ValueError, "'onebit' has no parameter 'momentum'"),
+        ({"type": "onebit", "momentum": "nesterov"}, ValueError, "no momentum of its own.*not 'nesterov'"),
+        ({"compressor": "onebit", "sacling": True}, ValueError, "'onebit' has no parameter 'sacling'"),
+        ({"type": "onebit", "k": 1}, ValueError, "'onebit' has no parameter 'k'"),
+        ({"type": "topk", "fp16": 1}, TypeError, "'fp16'.* must be True or False, not 1"),
         ({"type": "fp16", "ef": True}, ValueError, "'fp16' has no parameter 'ef': it has none"),
         ({"type": "2bit", "threshold": 0}, ValueError, "'threshold' of the compression '2bit' must be above 0, not 0"),
         ({"type": "2bit", "threshold": "0.5"}, TypeError, "'threshold'.* must be a number, not '0.5'"),
@@ -73,7 +86,7 @@ def test_what_users_say_becomes_a_text_that_the_core_understands(params, wire):
         ({"type": "1bit", "threshold": float("nan")}, ValueError, "'threshold'.* must be finite, not nan"),
         ({"type": "2bit", "ef": 1}, TypeError, "'ef'.* must be True or False, not 1"),
         ({"type": "2bit", "ef": "nesterov"}, TypeError, "'ef'.* must be True or False, not 'nesterov'"),
-        ({"type": "onebit", "scaling": None}, TypeError, "'scaling'.* must be True or False, not None"),
+        ({"type": "onebit", "scaling": 1}, TypeError, "'scaling'.* must be True or False, not 1"),
         ({"type": "topk", "k": 0}, ValueError, "'k'.* from 1 to 2..31 or a fraction between 0 and 1, not 0"),
         ({"type": "topk", "k": 1.0}, ValueError, "'k'.* fraction between 0 and 1, not 1.0"),
         ({"type": "topk", "k": 2.5}, ValueError, "'k'.* fraction between 0 and 1, not 2.5"),
@@ -97,6 +110,9 @@ def test_wrong_parameters_are_refused_in_a_sentence(params, error, sentence):
         store.set_gradient_compression(params)
     parameter = gluon.Parameter("weight", shape=(3,))
     parameter.initialize()
+    if params == {}:  # none, as in MXNet's Trainer
+        mykv.DistributedTrainer([parameter], *_SGD, compression_params=params)
+        return
     with pytest.raises(error, match=sentence):
         mykv.DistributedTrainer([parameter], *_SGD, compression_params=params)
 
@@ -184,6 +200,34 @@ def test_the_stock_trainer_hands_its_compression_params_to_the_store(rank, gathe
         assert len(set(gather(sums[-1].tobytes()))) == 1
     assert np.count_nonzero(sums[0]) == 1000
     assert 0 < np.count_nonzero(sums[1]) <= 2 * 3
+
+
+@pytest.mark.ranks(2, env=_HOSTS)
+@pytest.mark.parametrize("kind", ["topk", "randomk"])
+@pytest.mark.parametrize("more", [{}, {"bucket_bytes": 0}, {"num_groups": 2}], ids=lambda one: str(list(one)))
+def test_a_whole_k_counts_elements_of_each_array_in_a_trainer_too(rank, gather, kind, more):
+    def trained(made):
+        parameters = [gluon.Parameter(f"weight{number}", shape=(500 + number,)) for number in range(10)]
+        for parameter in parameters:
+            parameter.initialize(mx.init.Zero())
+        parameters[3].grad_req = "null"
+        trainer = made(parameters)
+        if len(more) == 0:
+            parameters[3].grad_req = "write"  # it gets a place of its own too
+        for number, parameter in enumerate(parameters):
+            if parameter.grad_req != "null":
+                values = np.random.RandomState(100 * number + rank).uniform(0.5, 1, parameter.shape)
+                parameter.grad()[:] = array(values.astype("float32"))
+        trainer.allreduce_grads()
+        return [np.count_nonzero(value(one.grad())) for one in parameters if one.grad_req != "null"]
+
+    params = {"type": kind, "k": 5}
+    counts = trained(lambda given: mykv.DistributedTrainer(given, *_SGD, compression_params=params, **more))
+    assert all(5 <= count <= 2 * 6 for count in counts), counts  # on each host up to 6: k is rounded up in each piece
+    expected = trained(
+        lambda given: gluon.Trainer(given, *_SGD, kvstore="mykv", update_on_kvstore=False, compression_params=params)
+    )
+    assert counts == expected
 
 
 @pytest.mark.ranks(2, env=_HOSTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import inspect
 
 import kvstore_plugin as mykv
@@ -313,6 +314,83 @@ def test_states_are_saved_and_loaded(rank, gather, tmp_path):
         np.testing.assert_allclose(parameters(again)[name], expected, rtol=1e-6, atol=1e-7)
 
 
+_WITH_ARRAYS = ("adamw" if IS_2 else "adagrad", {"learning_rate": 0.1})  # an optimizer that computes with NDArrays
+
+
+def _trainer(kind, net):
+    if kind == "stock":
+        return gluon.Trainer(net.collect_params(), *_WITH_ARRAYS, kvstore="mykv", update_on_kvstore=False)
+    return mykv.DistributedTrainer(net.collect_params(), *_WITH_ARRAYS)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+@pytest.mark.parametrize("method", ["step", "update"])
+def test_batch_size_of_any_type_that_mxnet_takes(rank, kind, method):
+    def trained(batch_size):
+        net = dense_network(seed=0)
+        trainer = _trainer(kind, net)
+        for step in range(3):
+            _backward(net, rank, step)
+            if method == "update":
+                trainer.allreduce_grads()
+            getattr(trainer, method)(batch_size)
+        return checksum(net)
+
+    expected = trained(4)
+    numbers = [4.0, np.float32(4), np.float16(4), np.int64(4), np.array(4.0), fractions.Fraction(4)]
+    for batch_size in [*numbers, mx.nd.array([4.0])]:
+        assert trained(batch_size) == expected, repr(batch_size)
+    if IS_2 and kind == "own":  # of shape (), for SGD and most others; MXNet's own Trainer converts it, and waits
+        net = dense_network(seed=0)
+        trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+        for step in range(2):
+            _backward(net, rank, step)
+            trainer.step(mx.np.array(4.0))
+        mx.nd.waitall()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+@pytest.mark.parametrize("method", ["step", "update"])
+def test_a_batch_size_in_an_array_is_not_waited_for(rank, gather, kind, method):
+    net = dense_network(seed=0)
+    trainer = _trainer(kind, net)
+    for step in range(2):
+        _backward(net, rank, step)
+        if step == 1 and rank == 1:
+            gather("rank 0 has returned")
+        batch_size = mykv.allreduce(mx.nd.array([4.0]), name="size")  # there when rank 1 has come
+        if method == "update":
+            trainer.allreduce_grads()
+        getattr(trainer, method)(batch_size)
+    if rank == 0:
+        gather("rank 0 has returned")
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_other_batch_sizes_in_arrays_are_an_error_in_the_next_step(rank, kind):
+    net = dense_network(seed=0)
+    trainer = _trainer(kind, net)
+    sizes = [4.0, [4.0, 8.0][rank], 4.0, 4.0]
+    for step, size in enumerate(sizes):
+        _backward(net, rank, step)
+        trainer.step(mx.nd.array([size]))
+        if step == 2:
+            with pytest.raises(MXNetError, match=r"the step before with batch size 4 .*batch size 8"):
+                parameters(net)
+            clear_errors()
+        else:
+            parameters(net)
+    _backward(net, rank)
+    trainer.step([4, mx.nd.array([4.0])][rank])
+    with pytest.raises(MXNetError, match=r"batch size 4 .*rank 1 .* an NDArray"):
+        parameters(net)
+    clear_errors()
+
+
 @pytest.mark.ranks(2)
 def test_learning_rate_and_scheduler(rank):
     net = dense_network(seed=0)
@@ -321,6 +399,13 @@ def test_learning_rate_and_scheduler(rank):
     before = checksum(net)
     _backward(net, rank)
     trainer.step(4)
+    assert checksum(net) == before and trainer.learning_rate == 0.0
+
+    trainer = mykv.DistributedTrainer(net.collect_params(), "adagrad")
+    trainer.set_learning_rate(mx.nd.zeros(1))
+    for _ in range(2):
+        _backward(net, rank)
+        trainer.step(4)
     assert checksum(net) == before and trainer.learning_rate == 0.0
 
     scheduler = mx.lr_scheduler.FactorScheduler(step=1, factor=0.5, base_lr=1.0)

@@ -55,7 +55,9 @@ void bind_mpi_exit(py::module_& m) {
   m.def(
       "finalize_mpi_at_exit",
       [] {
-        if (g_process == 0 && Py_AtExit(&finalize_mpi) != 0) throw Error("Python takes no more functions for its exit");
+        static bool registered = false;
+        if (!registered && Py_AtExit(&finalize_mpi) != 0) throw Error("Python takes no more functions for its exit");
+        registered = true;
         g_process = getpid();
       },
       "Finalize MPI when Python exits, unless somebody else has, in this process and in no fork of it.");

@@ -92,7 +92,10 @@ def launch(workers: int, command: Sequence[str], log: Path, check: bool = True) 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         try:
-            status = subprocess.run(command, stdout=file, stderr=file, env=env, timeout=_TIMEOUT).returncode
+            done = subprocess.run(
+                command, stdout=file, stderr=file, env=env, cwd=log.parent, timeout=_TIMEOUT  # not in the source tree
+            )
+            status = done.returncode
         except subprocess.TimeoutExpired:
             status = None
     text = log.read_text(errors="replace")

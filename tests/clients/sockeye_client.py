@@ -87,6 +87,9 @@ if __name__ == "__main__":
     main(
         [
             _Sockeye("Transformer, Adam"),
-            _Sockeye("Transformer, SGD, gradients of 3 batches added", "--optimizer", "sgd", "--update-interval", "3"),
+            _Sockeye(
+                "Transformer, SGD, gradients of 3 batches added",
+                *("--optimizer", "sgd", "--initial-learning-rate", "0.5", "--update-interval", "3"),
+            ),
         ]
     )
