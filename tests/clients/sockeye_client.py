@@ -1,7 +1,8 @@
 """Sockeye: its own commands prepare_data and train, the latter with --horovod for two workers.
 
 The made sentences fill each bucket with one batch exactly, and both halves of a batch have equally many words. So a step
-of two workers, each with half of a batch, is that of one process.
+of two workers, each with half of a batch, is that of one process. Of the validation sentences each bucket has one, since
+Sockeye shuffles their batches too, with the generator that shuffles those for training.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class _Sockeye(Case):
 
     def curves(self, workers: int, directory: Path) -> list[Curve]:
         """The perplexities of the validation sentences at each checkpoint."""
-        data = directory.parent / "data"
+        data = directory.parent.parent / "data"
         if not (data / "prepared").exists():
             _prepare(data)
         output = directory / "model"
         command = [sys.executable, "-m", "sockeye.train", "--prepared-data", str(data / "prepared")]
-        command += ["--validation-source", str(data / "sources"), "--validation-target", str(data / "targets")]
+        command += ["--validation-source", str(data / "sources.one"), "--validation-target", str(data / "targets.one")]
         command += ["--output", str(output), "--overwrite-output", "--use-cpu", "--seed", "1"]
         command += ["--batch-type", "sentence", "--batch-size", str(_BATCH // workers), "--transformer-model-size", "32"]
         command += ["--num-layers", "1", "--transformer-attention-heads", "2", "--transformer-feed-forward-num-hidden", "64"]
@@ -53,7 +54,9 @@ def _prepare(data: Path) -> None:
     data.mkdir(parents=True, exist_ok=True)
     sources = [[rng.randrange(_WORDS) for _ in range(length)] for length in _LENGTHS for _ in range(_BATCH)]
     for name, sentences in (("sources", sources), ("targets", [one[::-1] for one in sources])):
-        (data / name).write_text("".join(" ".join(f"w{word}" for word in one) + "\n" for one in sentences))
+        lines = [" ".join(f"w{word}" for word in one) + "\n" for one in sentences]
+        (data / name).write_text("".join(lines))
+        (data / f"{name}.one").write_text("".join(lines[::_BATCH]))
     command = [sys.executable, "-m", "sockeye.prepare_data", "--source", str(data / "sources")]
     command += ["--target", str(data / "targets"), "--output", str(data / "prepared"), "--shared-vocab"]
     command += ["--bucket-width", "8", "--max-seq-len", "24"]
