@@ -5,6 +5,9 @@ operators, once the inputs are there. It adds up this worker's batch (moments.py
 into the engine, and behind it a second custom operator, which finishes; so no thread waits for other workers. The
 backward pass does the same.
 
+A custom operator must not be given an array in oneDNN's blocked layout. MXNet hands over a plain copy there, and frees
+it before the operator has run; so it does with gradients. Therefore the operator stands between two copies (_plain).
+
 Workers are matched by the number of the layer and that of the call. Forward passes of a layer run in the order in which
 they are called, since each writes the running statistics. Those backward may run in any order, so each has the name of
 its forward pass.
@@ -178,7 +181,8 @@ class SyncBatchNorm(BatchNorm):
                 "one is supported: use one process for each device."
             )
         options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
-        return F.Custom(*inputs, op_type=_LAYER, scope=self._calls.scope, **options)
+        data, *others = inputs
+        return _plain(F, F.Custom(_plain(F, data), *others, op_type=_LAYER, scope=self._calls.scope, **options))
 
     def _begin(self) -> None:
         self._calls = _Calls(self, self._process_set)
@@ -191,6 +195,16 @@ class SyncBatchNorm(BatchNorm):
         # A copy is another layer: its calls must not be matched with those of the first.
         vars(self).update(state)
         self._begin()
+
+
+def _plain(F: Any, data: Any) -> Any:
+    """A copy in the usual layout; the gradient that comes back through it is in the usual layout too.
+
+    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest of those that were tried. It
+    has no implementation for oneDNN's layouts, and its output never takes the memory of its input. With operators whose
+    output may do so, as a multiplication by 1, an array keeps its blocked layout when the network is hybridized.
+    """
+    return F.SwapAxis(data, dim1=0, dim2=0)
 
 
 class _Prop(mx.operator.CustomOpProp):
@@ -329,10 +343,12 @@ class _Layer(mx.operator.CustomOp):
             return _assign(out_data[0], req[0], result)
         self._call = next(prop.calls.numbers)
         total = _added_up(prop.calls, "forward", moments.sums(prop.seen(data)), data)
-        result, self._statistics = mx.nd.Custom(
-            data, gamma, beta, total, mean, variance, op_type=_FORWARD, **prop.texts
-        )
-        return _assign(out_data[0], req[0], result)
+        output = out_data[0].as_nd_ndarray()
+        target = _target(output, req[0])
+        self._statistics = mx.nd.empty(total.shape, total.context, np.float64)
+        inputs = (data, gamma, beta, total, mean, variance)
+        mx.nd.Custom(*inputs, op_type=_FORWARD, out=[target, self._statistics], **prop.texts)
+        return _assign(output, req[0], target)
 
     def backward(self, req: list, out_grad: list, in_data: list, out_data: list, in_grad: list, aux: list) -> None:
         data, gamma, gradient = (_readable(one) for one in [in_data[0], in_data[1], out_grad[0]])
@@ -352,7 +368,10 @@ class _Layer(mx.operator.CustomOp):
             )
         if req[0] != "null":
             inputs = (data, gradient, gamma, statistics, total)
-            _assign(in_grad[0], req[0], mx.nd.Custom(*inputs, op_type=_BACKWARD, **prop.texts))
+            output = in_grad[0].as_nd_ndarray()
+            target = _target(output, req[0])
+            mx.nd.Custom(*inputs, op_type=_BACKWARD, out=target, **prop.texts)
+            _assign(output, req[0], target)
         for place, values in ((1, np.zeros_like(of_gamma) if prop.fix_gamma else of_gamma), (2, of_beta)):
             if req[place] != "null":
                 _assign(in_grad[place], req[place], mx.nd.array(values, data.context, in_grad[place].dtype))
@@ -408,7 +427,17 @@ def _is_bfloat16(dtype: Any) -> bool:
     return arrays.dtype_name(dtype) == "bfloat16"
 
 
+def _target(output: NDArray, req: str) -> NDArray:
+    """Where an output can be computed: itself, if it is written and numpy has its dtype, or a temporary array."""
+    if req in ("write", "inplace") and not _is_bfloat16(output.dtype):
+        return output
+    return mx.nd.empty(output.shape, output.context, np.float32 if _is_bfloat16(output.dtype) else output.dtype)
+
+
 def _assign(target: NDArray, req: str, values: NDArray) -> None:
+    """Write values to an output of an operator, or add them to it, as MXNet requests."""
+    if values is target:
+        return
     target = target.as_nd_ndarray()
     if _is_bfloat16(target.dtype):
         values = values.astype(target.dtype)
