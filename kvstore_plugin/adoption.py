@@ -204,7 +204,7 @@ class GradientMemory:
         """
         for view in self._places.get(parameter, ()):
             alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
-            if alike and view.context == gradient.context:
+            if alike and _gpu_of(view) == _gpu_of(gradient):
                 view[:] = gradient
                 return view
         return None
@@ -240,9 +240,9 @@ class GradientMemory:
             return False
         gradient = parameter._grad[0]
         dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
-        # A view of host memory is an array of cpu(0).
-        on_first_cpu = gradient.context.device_type == "cpu" and gradient.context.device_id == 0
-        return dense and (on_first_cpu or _gpu_of(gradient) is not None) and np.dtype(gradient.dtype).name in _DTYPES
+        # Every cpu(n) is the same memory, and MXNet computes with arrays of several. A view is one of cpu(0).
+        on_device = gradient.context.device_type in ("cpu", "gpu")  # and not cpu_pinned or cpu_shared
+        return dense and on_device and np.dtype(gradient.dtype).name in _DTYPES
 
     def __reduce__(self) -> tuple:
         # A copy has other parameters, which own no memory yet.

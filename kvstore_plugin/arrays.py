@@ -103,11 +103,20 @@ def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 
+def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
+    """The array, or a copy of it in the dtype of another; not recorded."""
+    if array.dtype == like.dtype:
+        return array
+    with not_recorded():
+        return array.astype(like.as_nd_ndarray().dtype)
+
+
 def copy(source: NDArray, target: NDArray) -> None:
-    """Copy an array of any kind and shape into another, dense or sparse, of its shape and dtype; not recorded."""
+    """Copy an array of any kind and shape into another, dense or sparse, of its shape; not recorded."""
     if target is source:
         return
     with not_recorded(), mx.util.np_shape(True):
+        source = with_dtype_of(target, source)
         if isinstance(target, SparseNDArray):
             source = source.as_nd_ndarray().tostype(target.stype)
         else:
@@ -152,6 +161,12 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
             values = mx.nd.take(source.as_nd_ndarray(), indices)
             held = mx.nd.sparse.row_sparse_array((values, indices), target.shape, **place)
         held.copyto(target)
+
+
+def duplicate(array: NDArray) -> NDArray:
+    """A copy of an array of any kind and shape; not recorded."""
+    with not_recorded(), mx.util.np_shape(True):
+        return array.copy()
 
 
 def total(replicas: Sequence[NDArray]) -> NDArray:
@@ -202,8 +217,8 @@ def not_recorded() -> Any:
     return autograd.pause(train_mode=autograd.is_training())
 
 
-def check_alike(arrays: Sequence[NDArray], what: str) -> None:
-    """Refuse arrays that differ in shape or dtype from the first.
+def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = False) -> None:
+    """Refuse arrays that differ in shape or dtype from the first; with `floats_convert`, floats may differ in dtype.
 
     Raises
     ------
@@ -213,7 +228,9 @@ def check_alike(arrays: Sequence[NDArray], what: str) -> None:
     first = arrays[0]
     shape, dtype = first.shape, first.dtype
     for array in arrays:
-        if array is not first and (array.shape != shape or array.dtype != dtype):
+        if array is first or (array.shape == shape and array.dtype == dtype):
+            continue
+        if array.shape != shape or not (floats_convert and kind(first) == kind(array) == "float"):
             raise ValueError(
                 f"The {what} must have one shape and dtype, but there are {shape} {dtype_name(dtype)} and "
                 f"{array.shape} {dtype_name(array.dtype)}."

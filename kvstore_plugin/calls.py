@@ -87,27 +87,58 @@ def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call
             arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
     else:
         outputs = arrays.as_list(out, f"out of key {key!r}", dense=not is_sparse)
-        arrays.check_alike([*inputs, *outputs], f"value and out of key {key!r}")
+        if len(inputs) > 1:
+            arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
+        what = f"value and out of key {key!r}"
+        arrays.check_alike([inputs[0], *outputs], what, floats_convert=method == "pushpull")
         if len(inputs) > 1 and len(outputs) > 1:
             check_devices(key, "value is", [a.context for a in inputs], "out is", [a.context for a in outputs])
     return Call(key, f"{scope}/{key!r}", inputs, outputs)
 
 
-def row_ids(given: Any, count: int) -> list[NDArray]:
-    """The rows that each of `count` arrays is to get, where one array of them is given for all, or one for each.
+def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
+    """The rows that each array of some calls of row_sparse_pull() is to get, in their order.
+
+    Parameters
+    ----------
+    given : NDArray, list of NDArray or list of lists of NDArray
+        One array for all, one for each array, or a list for each key with one for each of its arrays.
+    calls : sequence of Call
 
     Raises
     ------
     TypeError, ValueError
         It is something else.
     """
-    listed = given if isinstance(given, (list, tuple)) else [given]
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(one, (list, tuple)) for one in listed):
+        if len(listed) != len(calls):
+            raise ValueError(f"There are {len(calls)} keys but {len(listed)} lists of row_ids.")
+        nested = [row_ids(one, [call]) for one, call in zip(listed, calls)]
+        return [numbers for of_key in nested for numbers in of_key]
     for one in listed:
         if not isinstance(one, NDArray):
             raise TypeError(f"row_ids must be an NDArray or a list of them, not {type(one).__name__}.")
+    count = sum(len(call.inputs) for call in calls)
     if len(listed) not in (1, count):
         raise ValueError(f"There are {count} arrays in `out` but {len(listed)} row_ids.")
-    return list(listed) * count if len(listed) == 1 else list(listed)
+    return listed * count if len(listed) == 1 else listed
+
+
+def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
+    """Calls of pushpull() whose inputs no earlier one of them overwrites: such inputs are copied here.
+
+    So an array may be there under several keys: all are pushed before the first is pulled, as in MXNet's own stores.
+    """
+    written: set[int] = set()
+    result = []
+    for call in listed:
+        if any(id(array) in written for array in call.inputs):
+            inputs = [arrays.duplicate(array) if id(array) in written else array for array in call.inputs]
+            call = call._replace(inputs=inputs)
+        written.update(map(id, call.outputs))
+        result.append(call)
+    return result
 
 
 def check_devices(key: int | str, what: str, devices: list[Any], other: str, others: list[Any]) -> None:

@@ -289,7 +289,7 @@ class Gradients:
         copied = sum(len(members) for name, members in self._plan if not name)
         if copied and self._process_set.rank() == 0:
             _log.warning(
-                "The workers have initialized the parameters of %s in different orders, or not all on cpu(0), so %d "
+                "The workers have initialized the parameters of %s in different orders, or on CPUs and GPUs, so %d "
                 "gradients are reduced by copying, which is slower.",
                 self._scope,
                 copied,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from . import (
     agreement,
@@ -33,6 +33,7 @@ from .mxnet_compat import (
     NDArray,
     SparseNDArray,
     create_stores_by_name,
+    mx,
     refuse_sparse_parameters,
 )
 from .process_set import ProcessSet, global_process_set
@@ -77,6 +78,7 @@ class MyKV(KVStoreBase):
         self._wire = ""  # how sums travel between hosts, in the words of the core
         self._label = ""  # what the calls of all workers have in common besides
         self._optimizer: StoreOptimizer | None = None
+        self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
         _stores[scope] = self
         weakref.finalize(self, _forget, scope, process_set, process.generation).atexit = False
@@ -158,7 +160,8 @@ class MyKV(KVStoreBase):
             it is in `out` itself.
         out : like `value`, optional
             Where the sum, or the new value, goes, on every rank; into `value` by default. As a list, it has the devices
-            of `value` in the same order.
+            of `value` in the same order. Floats are converted. An array may be there under several keys: all are
+            pushed before the first is pulled.
         priority : int, optional
             Operations with a higher one run first.
 
@@ -167,11 +170,14 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             What this rank can see alone, as for `broadcast`; with an optimizer also a key that was never initialized.
         """
-        if self._optimizer is not None:
-            self._update(self._calls("pushpull", key, value, out, priority, stored=True), priority, True)
-            return
-        listed = self._calls("pushpull", key, value, out, priority)
-        self._push_sums(listed, [call.outputs for call in listed], priority)
+        updates = self._optimizer is not None or self._function is not None
+        listed = self._calls("pushpull", key, value, out, priority, stored=updates)
+        if len(listed) > 1:
+            listed = calls.with_inputs_as_they_are(listed)
+        if updates:
+            self._update(listed, priority, True)
+        else:
+            self._push_sums(listed, [call.outputs for call in listed], priority)
 
     def init(self, key: Any, value: Any) -> None:
         """Store a copy of rank 0's `value` on every rank. Returns at once.
@@ -204,7 +210,7 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             What the ranks are matched by; init() or broadcast() was called for them.
         value : NDArray or list of NDArray (several devices), or a list of these for a list of keys
-            Of the shape and dtype of the value in the store. It is not changed.
+            Of the shape of the value in the store, and of its dtype; sums of floats are converted. It is not changed.
         priority : int, optional
             Operations with a higher one run first.
 
@@ -215,7 +221,7 @@ class MyKV(KVStoreBase):
             than another list for its key. The other ranks get an MXNetError in what they pull.
         """
         listed = self._calls("push", key, value, None, priority, stored=True)
-        if self._optimizer is not None:
+        if self._optimizer is not None or self._function is not None:
             self._update(listed, priority, False)
             return
         self._push_sums(listed, [[self._values.own(call)] for call in listed], priority)
@@ -230,7 +236,7 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             Keys for which init() or broadcast() was called.
         out : NDArray or list of NDArray (several devices), or a list of these for a list of keys
-            Of the shape and dtype of the value in the store.
+            Of the shape of the value in the store, and of its dtype; floats are converted.
         priority : int, optional
             Without effect.
         ignore_sparse : bool, optional
@@ -255,10 +261,11 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             Keys for which init() or broadcast() was called.
         out : row_sparse NDArray or list of them (several devices), or a list of these for a list of keys
-            Of the shape and dtype of the value in the store. They hold the rows that were asked for, and no others.
+            Of the shape of the value in the store. They hold the rows that were asked for, and no others. Floats are
+            converted.
         priority : int, optional
             Without effect.
-        row_ids : NDArray or list of NDArray
+        row_ids : NDArray, list of NDArray, or a list of these for a list of keys
             Numbers of rows, in any order, also repeatedly: one array for all of `out`, or one for each array in it.
 
         Raises
@@ -269,7 +276,7 @@ class MyKV(KVStoreBase):
             The value has no such row.
         """
         listed = calls.checked(self._scope, "pull", key, out, None, priority)
-        numbers = iter(calls.row_ids(row_ids, sum(len(call.inputs) for call in listed)))
+        numbers = iter(calls.row_ids(row_ids, listed))
         for call in listed:
             home = self._values.home(call)
             for array in call.inputs:
@@ -308,6 +315,7 @@ class MyKV(KVStoreBase):
         """
         if self._optimizer is None:
             self._optimizer = StoreOptimizer(self._process_set, optimizer)
+            self._function = None
             order.saves_states(optimizer_states.meeting_name(self._scope), self._process_set)
         elif optimizer is not self._optimizer.optimizer:
             raise ValueError(
@@ -316,10 +324,35 @@ class MyKV(KVStoreBase):
                 "learning rate and the like in place."
             )
 
+    def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
+        """Let a function change the values in the store: what push() and pushpull() bring is summed and given to it.
+
+        Every worker calls it with the same sum, and must do the same with it. An optimizer is better off with
+        set_optimizer(), which divides its work and its states.
+
+        Parameters
+        ----------
+        updater : callable
+            Called with the key, the sum, and the value, which it changes in place.
+
+        Raises
+        ------
+        TypeError, ValueError
+            It is not callable, or the store has an optimizer.
+        """
+        if not callable(updater):
+            raise TypeError(f"The updater must be a function, not {type(updater).__name__}.")
+        if self._optimizer is not None:
+            raise ValueError(
+                f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}): make another store "
+                "for an updater."
+            )
+        self._function = updater
+
     @property
     def _updater(self) -> Any:
         # gluon.Trainer.load_states reads its `optimizer`.
-        return None if self._optimizer is None else self._optimizer.updater
+        return self._function if self._optimizer is None else self._optimizer.updater
 
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the states of the optimizer on the store to a file. Collective; the store's first worker writes.
@@ -483,8 +516,14 @@ class MyKV(KVStoreBase):
             if is_row_sparse(call.inputs):
                 self._sum_rows(listed[number:], targets[number], priority)
                 continue
+            dtype = call.inputs[0].dtype
+            filled = targets[number]
+            if any(array.dtype != dtype for array in filled):
+                filled = [
+                    array if array.dtype == dtype else arrays.empty(array.shape, call.inputs[0]) for array in filled
+                ]
             source = arrays.handles(call.inputs)
-            target = source if targets[number] is call.inputs else arrays.handles(targets[number])
+            target = source if filled is call.inputs else arrays.handles(filled)
             try:
                 self._process_set.core.push_allreduce(
                     call.name, source, target, "sum", 1.0, priority, self._label, wire=self._wire
@@ -493,6 +532,8 @@ class MyKV(KVStoreBase):
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
                 raise self._refused(listed[number:], error, "push") from error
+            for array, made in zip(targets[number], filled):
+                arrays.copy(made, array)
 
     def _sum_rows(self, listed: list[Call], targets: Sequence[NDArray], priority: int) -> None:
         """Sum the row_sparse arrays of the first one of some calls."""
@@ -505,7 +546,10 @@ class MyKV(KVStoreBase):
             raise
 
     def _update(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
-        """Let the optimizer update the values of some calls from the sums of their inputs."""
+        """Let the optimizer, or the function in its place, update the values of some calls from the sums of inputs."""
+        if self._optimizer is None:
+            self._update_by_function(listed, priority, with_outputs)
+            return
         values = self._values.all() if any(not self._is_assigned(call) for call in listed) else []
         if values:
             self._optimizer.assign(one for one in values if self._optimizer.is_trained(one[0]))
@@ -513,8 +557,10 @@ class MyKV(KVStoreBase):
         for number, call in enumerate(listed):
             home = self._values.home(call)
             copies = [array for array in call.outputs if array is not home] if with_outputs else []
+            if call.inputs[0].dtype != home.dtype:
+                call = call._replace(inputs=[arrays.with_dtype_of(home, array) for array in call.inputs])
             if is_row_sparse(call.inputs):
-                self._update_rows(listed[number:], [home, *copies], priority)
+                self._update_rows([call, *listed[number + 1 :]], [home, *copies], priority)
                 continue
             if self._waits_in_updates():
                 try:
@@ -539,6 +585,22 @@ class MyKV(KVStoreBase):
             except BaseException as error:
                 self._refuse_later(listed[number:], error)
                 raise
+
+    def _update_by_function(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
+        """Let the function of _set_updater() change the values of some calls, on each worker by itself."""
+        sums = [
+            mx.nd.sparse.zeros("row_sparse", first.shape, ctx=first.context, dtype=first.dtype)
+            if is_row_sparse(first)
+            else arrays.empty(first.shape, first)
+            for first in (call.inputs[0] for call in listed)
+        ]
+        self._push_sums(listed, [[one] for one in sums], priority)
+        for call, one in zip(listed, sums):
+            home = self._values.home(call)
+            with arrays.not_recorded():
+                self._function(call.key, one, home)
+            for array in call.outputs if with_outputs else ():
+                arrays.copy(home, array)
 
     def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
         """Let the optimizer update the value of the first one of some calls from row_sparse gradients."""

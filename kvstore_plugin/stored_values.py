@@ -49,7 +49,7 @@ class StoredValues:
         return self._homes[call.name].array
 
     def home(self, call: Call) -> NDArray:
-        """The array that holds the value of a call's key, which fits the arrays of the call.
+        """The array that holds the value of a call's key, which fits the arrays of the call; floats are converted.
 
         Raises
         ------
@@ -64,7 +64,8 @@ class StoredValues:
                 "value, out) on all ranks first."
             )
         array, first = home.array, call.inputs[0]
-        if first.shape != array.shape or first.dtype != array.dtype:
+        is_alike = first.dtype == array.dtype or arrays.kind(first) == arrays.kind(array) == "float"
+        if first.shape != array.shape or not is_alike:
             raise ValueError(
                 f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but it is used with "
                 f"one {first.shape} {arrays.dtype_name(first.dtype)}."

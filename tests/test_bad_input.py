@@ -41,7 +41,7 @@ _WRONG = {
     "out is numpy": (TypeError, lambda s: s.pushpull("k", _good(), np.ones(3))),
     "out of another shape": (ValueError, lambda s: s.pushpull("k", _good(3), _good(4))),
     "out of another rank": (ValueError, lambda s: s.pushpull("k", _good(4), array(np.ones((2, 2))))),
-    "out of another dtype": (ValueError, lambda s: s.pushpull("k", _good(), array(np.ones(3, "float32")))),
+    "out of another dtype": (ValueError, lambda s: s.pushpull("k", _good(), array(np.ones(3, "int32")))),
     "one out of several of another shape": (ValueError, lambda s: s.pushpull("k", _good(), [_good(), _good(4)])),
     "priority is text": (TypeError, lambda s: s.pushpull("k", _good(), priority="high")),
     "priority is too large": (ValueError, lambda s: s.pushpull("k", _good(), priority=2**40)),

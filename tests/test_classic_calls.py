@@ -466,3 +466,105 @@ def test_values_are_let_go_with_the_store():
     del store
     gc.collect()
     assert sys.getrefcount(weight) == before
+
+
+def _as_mxnet_does(store, rank):
+    """The results of calls on a store, the same calls on all workers."""
+    results = []
+
+    def pull(key, like):
+        store.pull(key, out=like)
+        results.append((np.dtype(like.dtype).name, like.asnumpy().tolist()))
+
+    half = mx.nd.array([0.5, 1, 2], dtype="float16")
+    store.init("half", half)
+    store.init("single", mx.nd.array([1, 2, 3]))
+    pull("half", mx.nd.zeros(3))
+    pull("half", mx.nd.zeros(3, dtype="float64"))
+    pull("single", mx.nd.zeros(3, dtype="float16"))
+    store.push("single", half)
+    pull("single", mx.nd.zeros(3))
+    store.push("half", mx.nd.array([3, 4, 5]))
+    pull("half", mx.nd.zeros(3, dtype="float16"))
+    out = mx.nd.zeros(3)
+    store.pushpull("half", half, out=out)
+    results.append(out.asnumpy().tolist())
+
+    keys = ["a", "b", "c"]
+    store.init(keys, [mx.nd.zeros(2)] * 3)
+    same, other = mx.nd.ones(2), 2 * mx.nd.ones(2)
+    store.pushpull(keys, [same, other, same], out=[same, same, other])
+    results += [same.asnumpy().tolist(), other.asnumpy().tolist()]
+
+    tables = {"float16": mx.nd.array(np.arange(8).reshape(4, 2), dtype="float16"), "float32": mx.nd.ones((4, 2))}
+    store.init(list(tables), [one.tostype("row_sparse") for one in tables.values()])
+    rows = [[mx.nd.array([1]), mx.nd.array([0, 3])], [mx.nd.array([2]), mx.nd.array([2, 1])]]
+    outs = [[mx.nd.sparse.zeros("row_sparse", (4, 2)) for _ in range(2)] for _ in range(2)]
+    store.row_sparse_pull(list(tables), out=outs, row_ids=rows)
+    results += [out.asnumpy().tolist() for of_key in outs for out in of_key]
+
+    called = []
+
+    def update(key, total, value):
+        called.append(key if isinstance(key, str) else key.decode())
+        value += 2 * total.astype(value.dtype)
+
+    store.init(["d", "e"], [mx.nd.ones(2), mx.nd.ones(2)])
+    store._set_updater(update)
+    assert store._updater is update
+    store.push(["d", "e"], [mx.nd.ones(2), 3 * mx.nd.ones(2)])
+    pull("d", mx.nd.zeros(2))
+    pull("e", mx.nd.zeros(2))
+    out = mx.nd.zeros(2)
+    store.pushpull("d", mx.nd.ones(2), out=out)
+    results += [out.asnumpy().tolist(), called]
+    return results
+
+
+@pytest.mark.ranks(1, 2)
+def test_calls_do_what_mxnets_own_store_does(store, rank, size):
+    class TimesSize:
+        """MXNet's own store of one process, as that of several that all bring the same."""
+
+        num_workers = size
+
+        def __init__(self):
+            self._store = mx.kv.create("local")
+
+        def __getattr__(self, name):
+            return getattr(self._store, name)
+
+        def push(self, key, value):
+            self._store.push(key, [size * one for one in value] if isinstance(value, list) else size * value)
+
+        def pushpull(self, key, value, out):
+            self.push(key, value)
+            self._store.pull(key, out=out)
+
+    expected = _as_mxnet_does(TimesSize(), rank)
+    assert _as_mxnet_does(store, rank) == expected
+
+
+@pytest.mark.ranks(2)
+def test_the_optimizer_takes_gradients_of_another_float(store, rank, size):
+    for sparse in (False, True):
+        store = mx.kv.create("mykv")
+        store.init("key", mx.nd.ones((3, 2)))
+        store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        gradient = mx.nd.array(np.full((3, 2), 0.25), dtype="float16")
+        gradient = gradient.tostype("row_sparse") if sparse else gradient
+        store.push("key", gradient)
+        out = mx.nd.zeros((3, 2), dtype="float16")
+        store.pull("key", out)
+        assert (out.asnumpy() == 0.5).all()
+        store.pushpull("key", gradient, out=gradient)
+        assert (gradient.asnumpy() == 0).all() and np.dtype(gradient.dtype) == "float16"
+
+
+@pytest.mark.ranks(1)
+def test_wrong_updaters(store):
+    with pytest.raises(TypeError, match="function, not int"):
+        store._set_updater(3)
+    store.set_optimizer(mx.optimizer.SGD())
+    with pytest.raises(ValueError, match="has an optimizer already"):
+        store._set_updater(print)
