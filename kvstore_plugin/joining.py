@@ -268,12 +268,12 @@ class join:
             trainer._step(plan.factor * ratio, plan.ignore_stale)
         elif plan.kind == _ALLREDUCE:
             trainer._allreduce(plan.ignore_stale)
-            if ratio != 1.0:
+            if ratio != 1.0 and not trainer._shows_sums:
                 _scale(_shared(trainer), ratio)
         else:
             if len(active) < size:
                 self._broadcast_gradients(trainer, int(active[0]))
-            trainer._apply(plan.factor, plan.ignore_stale)
+            trainer._apply(plan.factor * (ratio if trainer._shows_sums else 1.0), plan.ignore_stale)
         self.steps += plan.kind != _ALLREDUCE
 
     def _broadcast_gradients(self, trainer: DistributedTrainer, root: int) -> None:

@@ -77,11 +77,12 @@ class Reduction(NamedTuple):
     bucket_bytes: int  # 0: nothing is packed
     num_groups: int  # 0: gradients are packed by bucket_bytes
     store_optimizer: StoreOptimizer | None = None  # what updates from the sums, each worker its shards
+    divisor: float = 1.0  # of sums; means have the number of workers
 
     @property
     def scale(self) -> float:
         """What the sum over ranks is multiplied by."""
-        return 1.0 / self.process_set.size() if self.mean else 1.0
+        return 1.0 / (self.process_set.size() if self.mean else self.divisor)
 
     @property
     def counts_elements(self) -> bool:

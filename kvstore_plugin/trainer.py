@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Mapping, Sequence
 
@@ -12,6 +13,7 @@ from . import (
     arrays,
     atomic_file,
     factors,
+    horovod_scripts,
     initialization,
     liveness,
     mixed_precision,
@@ -86,7 +88,8 @@ class DistributedTrainer(gluon.Trainer):
     gradient_predivide_factor : float, optional
         Finite and above 0. Elsewhere it divides gradients before they are summed, so that sums of float16 stay in
         range, and multiplies the result. Here sums of 16 bits are formed in 32, and one scale is applied to the sum, so
-        the result is the mean whatever the factor is.
+        the result is the mean whatever the factor is. Only sums that stand in 16 bits need it, those of
+        `gradients_after_allreduce`, which it divides.
     prefix : str, optional
         Part of the names in error messages.
     num_groups : int, optional
@@ -111,6 +114,12 @@ class DistributedTrainer(gluon.Trainer):
         on their way. The same on all workers; the division of gradients into buckets is that of the set's first one.
     reduce_method : str, optional
         'mean' or 'sum': what becomes of the gradients of several workers.
+    gradients_after_allreduce : str, optional
+        What the gradients of the parameters are between allreduce_grads() and update(): 'mean' or 'sum' over the
+        workers, by default what `reduce_method` says. 'sum' with means is Horovod's way: update() divides by the number
+        of workers too, and by step() the result is that of 'mean', up to roundings. Scripts written for Horovod may
+        need it, such as one that clips at ``max_norm * hvd.size()``. The sum is divided by `gradient_predivide_factor`
+        then. It needs one process set, and no `update_on_kvstore`.
     broadcast_period : int, optional
         0: parameters are broadcast at the start only. n > 0: in every n-th step, before the update, they are again
         overwritten on every worker and device with those of `root_rank`. -1: they are never broadcast, those whose
@@ -163,6 +172,7 @@ class DistributedTrainer(gluon.Trainer):
         compression_params: Mapping[str, Any] | None = None,
         parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
         elastic: bool = False,
+        gradients_after_allreduce: str | None = None,
     ) -> None:
         process.require()
         scopes = shares.scopes_of(process_set, parameter_process_sets)
@@ -183,6 +193,9 @@ class DistributedTrainer(gluon.Trainer):
             parameters.check_devices((one.name, one.value) for one in named)
             if update_on_kvstore:
                 _check_update_on_kvstore(named, process_set, parameter_process_sets)
+            _check_gradients_after_allreduce(
+                gradients_after_allreduce, reduce_method, update_on_kvstore, parameter_process_sets
+            )
             if elastic:
                 _check_elastic(named, process_set, parameter_process_sets)
                 liveness.check_possible()
@@ -202,6 +215,9 @@ class DistributedTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._broadcast_period = broadcast_period
         self._reduce_method = reduce_method
+        self._shows_sums = reduce_method == "mean" and gradients_after_allreduce == "sum"
+        self._predivide = float(gradient_predivide_factor) if self._shows_sums else 1.0
+        self._is_told_of_means = gradients_after_allreduce is not None or reduce_method == "sum"
         self._join: join | None = None  # the one around the training loop
         self._steps = 0
         self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
@@ -221,6 +237,7 @@ class DistributedTrainer(gluon.Trainer):
             f"bucket_bytes={bucket_bytes}",
             f"gradient_predivide_factor={float(gradient_predivide_factor)}",
             f"reduce_method={reduce_method!r}",
+            f"gradients_after_allreduce={gradients_after_allreduce or reduce_method!r}",
             f"broadcast_period={broadcast_period}",
             f"aux_sync_period={aux_sync_period}",
             f"update_on_kvstore={bool(update_on_kvstore)}",
@@ -231,11 +248,12 @@ class DistributedTrainer(gluon.Trainer):
             options.append(f"learning rate {factors.learning_rate_of(self._optimizer)!r}")
         how = Reduction(
             process_set,
-            reduce_method == "mean",
+            reduce_method == "mean" and not self._shows_sums,
             compression.wire,
             bucket_bytes,
             num_groups,
             self._store_optimizer,
+            self._predivide,
         )
         self._meeting = (scopes, how, options) if elastic else None  # for _meet_again()
         self._gradients = self._met(scopes, how, options)
@@ -388,6 +406,8 @@ class DistributedTrainer(gluon.Trainer):
     def allreduce_grads(self) -> None:
         """Average the gradients over the workers, for use before update(): clip them, look at them.
 
+        With ``gradients_after_allreduce='sum'`` they are summed, and update() divides them by the number of workers.
+
         Returns at once, unless there are row_sparse gradients, as step() does.
 
         Once update() was called with ignore_stale_grad=True, this takes stale gradients as zeros, as step() then does.
@@ -398,6 +418,9 @@ class DistributedTrainer(gluon.Trainer):
             The trainer was made with update_on_kvstore=True.
         """
         self._require_local_updates("allreduce_grads")
+        if not self._is_told_of_means:
+            self._is_told_of_means = True
+            horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
         if self._join is None:
             self._allreduce(self._ignores_stale, "allreduce_grads()" + self._before.label())
         else:
@@ -435,6 +458,15 @@ class DistributedTrainer(gluon.Trainer):
             for gradients in self._gradients:
                 gradients.share_freshness()
         self._update(ignore_stale_grad)
+
+    def _check_and_rescale_grad(self, scale: float | NDArray) -> None:
+        """Let updates multiply gradients by `scale`, and sums that stand for means also by what makes means of them."""
+        super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._shows_sums else scale)
+
+    def _mean_of_sum(self) -> float:
+        """What sums after allreduce_grads() are multiplied by to be means."""
+        of_all = self._company.process_set
+        return self._predivide / of_all.size() if of_all.included() else 1.0
 
     def _agreed(self, factor: float | NDArray, always: bool = False) -> float | NDArray:
         """What all workers multiply gradients by, where this one would multiply by `factor`."""
@@ -673,6 +705,32 @@ def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_me
         raise ValueError(f"reduce_method must be 'mean' or 'sum', not {reduce_method!r}.")
     if update_on_kvstore not in (None, False, True):
         raise TypeError(f"update_on_kvstore must be True, False or None, not {update_on_kvstore!r}.")
+
+
+def _check_gradients_after_allreduce(
+    given: str | None, reduce_method: str, update_on_kvstore: bool | None, of_parameters: Any
+) -> None:
+    if given is not None and not isinstance(given, str):
+        raise TypeError(f"gradients_after_allreduce must be a str or None, not {type(given).__name__}.")
+    if given not in (None, *_REDUCE_METHODS):
+        raise ValueError(f"gradients_after_allreduce must be 'mean' or 'sum', not {given!r}.")
+    if given == "mean" and reduce_method == "sum":
+        raise ValueError(
+            "gradients_after_allreduce='mean' does not go with reduce_method='sum', where the sums are what the update "
+            "takes: leave one of the two out."
+        )
+    if given != "sum":
+        return
+    if update_on_kvstore:
+        raise ValueError(
+            "gradients_after_allreduce='sum' does not go with update_on_kvstore=True, where allreduce_grads() cannot "
+            "be called: leave one of the two out."
+        )
+    if of_parameters and reduce_method == "mean":
+        raise ValueError(
+            "gradients_after_allreduce='sum' does not go with parameter_process_sets, since an update divides all "
+            "gradients by one number: use 'mean'."
+        )
 
 
 def _check_elastic(named: Sequence[Named], process_set: ProcessSet, of_parameters: Any) -> None:
