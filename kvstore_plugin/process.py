@@ -272,6 +272,7 @@ def _join(comm: Any) -> None:
         loaded.end_failed_exits_by_signal(True)
     comm = mpi.communicator(comm)
     stall_limits = settings.stall_limits()
+    _select_kernels(loaded, settings.kernels())
     gpu.find()
     options = {**settings.core_options(), "stall_abort_ms": round(1000 * stall_limits.abort)}
     loaded.init(comm.py2f(), {**options, "versions": _versions(loaded)})
@@ -281,6 +282,15 @@ def _join(comm: Any) -> None:
     _attach_mxnet()
     _install_hooks()
     stall_watch.begin(core, stall_limits)
+
+
+def _select_kernels(loaded: Any, name: str) -> None:
+    if name != "best" and not loaded.select_kernel_path(name):
+        built = ", ".join(loaded.build_info()["kernels"])
+        raise ValueError(
+            f"MYKV_KERNELS is {name!r}, which this processor does not have, or mykv was built without it (it was built "
+            f"with {built}). Unset the variable."
+        )
 
 
 def _versions(loaded: Any) -> dict[str, str]:

@@ -15,6 +15,7 @@ MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
 MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or by arena: through host memory and MPI
+MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
@@ -52,12 +53,14 @@ _GPU_OPTIONS = {
     "MYKV_GPU_HOSTS": ("gpu_hosts", ("nccl", "arena")),
 }
 
+_KERNELS = ("best", "avx512", "avx2", "generic")
 
 _OTHERS = (
     "MYKV_EXIT_WAIT_S",
     "MYKV_STALL_WARN_S",
     "MYKV_STALL_ABORT_S",
     "MYKV_CHECKPOINT_WAIT_S",
+    "MYKV_KERNELS",
     "MYKV_CUDA_LIBRARY",
     "MYKV_NCCL_LIBRARY",
 )
@@ -90,10 +93,19 @@ def core_options() -> dict[str, int | str]:
     for variable, (option, words) in _GPU_OPTIONS.items():
         text = os.environ.get(variable)
         if text is not None:
-            if text not in words:
-                raise ValueError(f"{variable} must be one of {', '.join(words)}, but it is {text!r}.")
-            options[option] = text
+            options[option] = _word(variable, text, words)
     return options
+
+
+def kernels() -> str:
+    """Name of the instruction set that the core's kernels shall use, or 'best'.
+
+    Raises
+    ------
+    ValueError
+        The variable holds another word.
+    """
+    return _word("MYKV_KERNELS", os.environ.get("MYKV_KERNELS", "best"), _KERNELS)
 
 
 class GpuLibraries(NamedTuple):
@@ -134,6 +146,12 @@ def stall_limits() -> StallLimits:
 def checkpoint_wait_seconds() -> float:
     """Seconds that a worker waits for the others to come to a call that saves or loads optimizer states."""
     return _seconds("MYKV_CHECKPOINT_WAIT_S", 60)
+
+
+def _word(variable: str, text: str, words: tuple[str, ...]) -> str:
+    if text not in words:
+        raise ValueError(f"{variable} must be one of {', '.join(words)}, but it is {text!r}.")
+    return text
 
 
 def _seconds(variable: str, default: float) -> float:
