@@ -39,14 +39,14 @@ class Variation:
         Its variables.
     isa : str
         What oneDNN must say of the processor then; empty for anything.
-    wrappers : list
-        Command lines that begin the one of pytest, each instead of the one before where that one is not possible.
+    wrappers : dict
+        What begins pytest's command line, by words for it; each stands in for the one before where that cannot run.
     """
 
     part: str
     env: dict[str, str]
     isa: str = ""
-    wrappers: list[list[str]] = dataclasses.field(default_factory=lambda: [[]])
+    wrappers: dict[str, list[str]] = dataclasses.field(default_factory=lambda: {"": []})
 
 
 def _instructions(onednn: str, blas: str, kernels: str) -> dict[str, str]:
@@ -66,14 +66,20 @@ def _variations(home: str) -> dict[str, Variation]:
             "smoke or numeric",
             {**_instructions("SSE41", "Nehalem", "generic"), "MYKV_TEST_SM_DIRECTORY": "/dev/shm"},
             "Intel SSE4.1",
-            [["unshare", "--mount", "sh", "-c", _SMALL_MEMORY, "sh"], []],
+            {
+                "with 64 MB in /dev/shm": ["unshare", "--mount", "sh", "-c", _SMALL_MEMORY, "sh"],
+                "with /dev/shm as it is": [],
+            },
         ),
         # In a user namespace where the environment lies in a folder that only root can read.
         "user": Variation(
             "smoke or rights",
             {},
             "",
-            [["setpriv", *user], ["unshare", "--user", "--map-user=65534", "--map-group=65534", *user[3:]]],
+            {
+                "as user 65534": ["setpriv", *user],
+                "as a user in a namespace": ["unshare", "--user", "--map-user=65534", "--map-group=65534", *user[3:]],
+            },
         ),
     }
 
@@ -96,11 +102,11 @@ def main() -> int:
 def _try(name: str, variation: Variation, arguments: list[str]) -> tuple[int | None, str]:
     """Exit code of pytest and a line about it; no code where this machine cannot be had."""
     reasons = []
-    for wrapper in variation.wrappers:
+    for words, wrapper in variation.wrappers.items():
         why_not = _why_not(wrapper, variation)
         if not why_not:
             break
-        reasons.append(why_not)
+        reasons.append(f"not {words}: {why_not}" if words else why_not)
     else:
         return None, f"could not run here: {'; '.join(reasons)}"
     begin = time.monotonic()
@@ -110,8 +116,8 @@ def _try(name: str, variation: Variation, arguments: list[str]) -> tuple[int | N
         flush=True,
     )
     code = subprocess.run([*command, *arguments], env={**os.environ, **variation.env}).returncode
-    without = f" (without {' and without '.join(reasons)})" if reasons else ""
-    return code, f"{'passed' if code == 0 else 'FAILED'} in {time.monotonic() - begin:.0f} s{without}"
+    result = f"{'passed' if code == 0 else 'FAILED'} in {time.monotonic() - begin:.0f} s"
+    return code, "; ".join(filter(None, [result, words, *reasons]))
 
 
 def _why_not(wrapper: list[str], variation: Variation) -> str:
@@ -124,7 +130,7 @@ def _why_not(wrapper: list[str], variation: Variation) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     if probe.returncode != 0:
-        return f"{' '.join(wrapper[:2])}: {(probe.stderr.strip() or 'it failed').splitlines()[-1]}"
+        return (probe.stderr.strip() or "it failed").splitlines()[-1]
     isa = re.search(r"info,cpu,isa:(.*)", probe.stdout)
     if variation.isa and (isa is None or isa.group(1) != variation.isa):
         return f"oneDNN says {isa.group(1) if isa else 'nothing'} and not {variation.isa}"
