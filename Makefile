@@ -4,6 +4,8 @@
 #   make test            .venv with MXNet 1.9.1, then every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
 #   make test-clients    Sockeye, GluonTS, GluonCV and GluonNLP train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
+#   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
+#   make faults          plants faults in the code and sees whether the tests notice (docs/reliability.md); FAULTS_ARGS="--python 30 --cpp 6"
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
@@ -57,7 +59,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 test-clients torture bench bench-hosts sanitize sanitize-quick fuzz lint format docs clean \
+.PHONY: help demo test test-mxnet2 test-machines test-clients faults torture bench bench-hosts sanitize sanitize-quick fuzz lint \
+  format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
 
@@ -79,6 +82,9 @@ test: $(VENV)/.installed-cpu-test
 test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
 
+test-machines: $(VENV)/.installed-cpu-test
+	$(call in,$(VENV)) python tests/machines.py $(PYTEST_ARGS)
+
 ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp
 CLIENTS ?= $(ALL_CLIENTS)
 
@@ -91,6 +97,11 @@ atheris = $(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/pyth
 torture: $(VENV)/.installed-cpu-test
 	-$(atheris)
 	$(call in,$(VENV)) && cd tests && python -m torture --minutes $(MINUTES) $(TORTURE_ARGS)
+
+FAULTS_ARGS ?=
+
+faults: $(VENV)/.installed-cpu-test
+	$(call in,$(VENV)) && cd tests && python -m faults $(FAULTS_ARGS)
 
 bench: $(VENV)/.installed-cpu-bench
 	$(call in,$(VENV)) python -m benchmarks.all --peers $(PEERS) $(BENCH_ARGS)

@@ -287,7 +287,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
         loaded.end_failed_exits_by_signal(True)
     comm = mpi.communicator(comm)
     if read_settings:
-        _read_settings(comm)
+        _read_settings(loaded, comm)
     stall_limits = settings.stall_limits()
     gpu.find()
     options = {**settings.core_options(), "stall_abort_ms": round(1000 * stall_limits.abort)}
@@ -300,11 +300,12 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     stall_watch.begin(core, stall_limits)
 
 
-def _read_settings(comm: MPI.Comm) -> None:
+def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
     """Read the settings; where a rank cannot, raise on all ranks, since the others would wait for it."""
     problem = None
     try:
         settings.read()
+        _select_kernels(loaded, settings.kernels())
     except ValueError as error:
         problem = str(error)
     problems = comm.allgather(problem)
@@ -313,6 +314,15 @@ def _read_settings(comm: MPI.Comm) -> None:
         ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"{len(wrong)} ranks, the first of which is {wrong[0]}"
         where = "" if len(set(problems)) == 1 else f" on {ranks}"
         raise ValueError(f"{problems[wrong[0]][:-1]}{where}.")
+
+
+def _select_kernels(loaded: Any, name: str) -> None:
+    if name != "best" and not loaded.select_kernel_path(name):
+        built = ", ".join(loaded.build_info()["kernels"])
+        raise ValueError(
+            f"MYKV_KERNELS is {name!r}, which this processor does not have, or mykv was built without it (it was built "
+            f"with {built}). Unset the variable."
+        )
 
 
 def _versions(loaded: Any) -> dict[str, str]:

@@ -15,6 +15,7 @@ MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
 MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or by arena: through host memory and MPI
+MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
@@ -107,12 +108,12 @@ _TABLE = {
     "MYKV_STALL_WARN_S": _Setting(_seconds, 60.0),
     "MYKV_STALL_ABORT_S": _Setting(_seconds, 0.0),
     "MYKV_CHECKPOINT_WAIT_S": _Setting(_seconds, 60.0),
+    "MYKV_KERNELS": _Setting(_one_of("best", "avx512", "avx2", "generic"), "best"),
     "MYKV_CUDA_LIBRARY": _Setting(_file, ""),
     "MYKV_NCCL_LIBRARY": _Setting(_file, ""),
 }
 
 _read: dict[str, Any] = {}  # by the last read(); None for a setting of the core that has the core's default
-
 
 def read() -> None:
     """Read all variables; from now on they have these values.
@@ -154,6 +155,11 @@ def core_options() -> dict[str, int | str]:
     """
     options = {setting.option: _value(variable) for variable, setting in _TABLE.items() if setting.option}
     return {option: value for option, value in options.items() if value is not None}
+
+
+def kernels() -> str:
+    """Name of the instruction set that the core's kernels shall use, or 'best'."""
+    return _value("MYKV_KERNELS")
 
 
 class GpuLibraries(NamedTuple):

@@ -9,6 +9,30 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `harness`: pytest's import
 
 from harness import pytest_configure  # noqa: F401
 
+# What may come out differently on another machine, for machines.py: because of its instructions and threads, and of
+# what a process may do there.
+_MARKS = {
+    "numeric": (
+        "amp",
+        "equivalence",
+        "everyday",
+        "gradient_compression",
+        "optimizer",
+        "store_optimizer",
+        "sync_batch_norm",
+    ),
+    "rights": ("launch", "memory", "namespaces", "network", "process", "region", "security"),
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items):
+    """Mark all tests of some files."""
+    for item in items:
+        for mark, names in _MARKS.items():
+            if item.path.stem in [f"test_{name}" for name in names]:
+                item.add_marker(mark)
+
 
 @pytest.fixture(autouse=True)
 def _no_error_is_left_in_the_engine():

@@ -60,13 +60,13 @@ def two_hosts():
 def test_four_workers_down_to_one(job):
     deaths = {"0": ["forward", 6], "2": ["reduction", 15], "3": ["commit", 26]}
     result, (last,) = job(4, {"deaths": deaths, "epochs": 20, "every": 2})
-    assert float(last["accuracy"]) >= 0.97, result.text
+    assert float(last["accuracy"]) >= 0.95, result.text
 
 
 def test_four_workers_down_to_one_with_the_optimizer_on_the_store(job):
     deaths = {"1": ["update", 6], "0": ["reduction", 15], "3": ["pass_on", 25]}
     result, (last,) = job(4, {"deaths": deaths, "epochs": 20, "sharded": True})
-    assert float(last["accuracy"]) >= 0.97, result.text
+    assert float(last["accuracy"]) >= 0.95, result.text
 
 
 def test_two_die_at_once_and_one_before_the_first_step(job):

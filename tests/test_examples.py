@@ -25,7 +25,6 @@ def _check(result, ranks):
     accuracy = float(re.search(r"accuracy on 360 held-out digits: ([\d.]+)%", result.stdout).group(1))
     assert accuracy >= 97
     assert result.stderr.count("epochs:   0%") == 1, "the progress bar is rank 0's only"
-    assert result.seconds < 60
 
 
 @pytest.mark.parametrize("name", ["digits.py", "digits_trainer.py"])

@@ -404,6 +404,20 @@ def test_killed_launchers_are_not_in_the_way_of_later_ones(mpirun, hosts):
     assert own and not own & _launchers_folders(Path(tempfile.gettempdir()))
 
 
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="these are files of Open MPI's")
+def test_files_through_which_messages_go_are_of_one_launch(mpirun):
+    """In /dev/shm they have names that another job may have too, and then both crash."""
+    script = """
+    import os, re
+    from mpi4py import MPI
+    MPI.COMM_WORLD.Barrier()
+    files = set(re.findall(r"\\S+/sm_segment\\S+", open("/proc/self/maps").read()))
+    print(len(files), {os.path.dirname(file) for file in files} == {os.getcwd()})
+    """
+    result = mpirun(2, script)
+    assert result.stdout == "2 True\n2 True\n", result.text
+
+
 def _launchers_folders(directory: Path) -> set[str]:
     return {path.name for name in ("ompi.*[0-9]", "prte*.*[0-9]") for path in directory.glob(name)}
 

@@ -289,3 +289,29 @@ def test_a_path_that_is_not_there_is_not_selected(core):
     before = core.kernel_path()
     assert core.select_kernel_path("abacus") is False
     assert core.kernel_path() == before and before in core.build_info()["kernels"]
+
+
+@pytest.mark.parametrize("name", ["generic", "abacus"])
+def test_a_setting_selects_a_path(mpirun, name):
+    script = "import kvstore_plugin as mykv\nmykv.init()\nprint('uses', mykv.process.core.kernel_path())"
+    result = mpirun(2, script, env={"MYKV_KERNELS": name})
+    if name == "generic":
+        assert result.code == 0 and result.stdout.count("uses generic") == 2, result.text
+    else:
+        sentence = "ValueError: MYKV_KERNELS must be one of best, avx512, avx2, generic, but it is 'abacus'."
+        assert result.code != 0 and sentence in result.stderr, result.text
+
+
+def test_a_path_that_this_processor_lacks_is_an_error_that_says_what_there_is():
+    class Core:
+        def select_kernel_path(self, name):
+            return False
+
+        def build_info(self):
+            return {"kernels": ["avx2", "generic"]}
+
+    from kvstore_plugin import process
+
+    with pytest.raises(ValueError, match=r"^MYKV_KERNELS is 'avx512', .*\(it was built with avx2, generic\)"):
+        process._select_kernels(Core(), "avx512")
+    process._select_kernels(Core(), "best")

@@ -13,7 +13,7 @@ from pathlib import Path
 _LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "SLURM_STEP_")
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
-# Ranks outnumber the cores of a test machine: one thread each.
+# Ranks outnumber the cores of a test machine: one thread each; with MYKV_TEST_THREADS=unset as many as a user's.
 _QUIET_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
@@ -53,16 +53,24 @@ def command(ranks: int, program: list[str], extra: tuple[str, ...] = ()) -> list
     return [mpirun_path(), "-n", str(ranks), *binding(to_one_core=False), *extra, *program]
 
 
-def environment(directory: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
+def environment(directory: Path | None, extra: dict[str, str] | None = None) -> dict[str, str]:
     """Environment for a launcher: this one, without traces of a launcher around pytest itself, and with `extra`.
 
     Its own files lie in `directory`, another one for each launch: Open MPI's launcher names their folder after its
     process id, leaves it behind when it is killed, and does not start where a dead one with the same id has left one.
+    Open MPI names the files through which ranks of a host send messages after 16 bits of a hash of the job's name, and
+    two jobs of one number crash. None leaves all these files where Open MPI puts them, and MYKV_TEST_SM_DIRECTORY names
+    another place for the latter.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
     clean.pop("PYTHONUNBUFFERED", None)
-    return {**clean, **_QUIET_THREADS, **_AS_ROOT, "PRTE_MCA_prte_tmpdir_base": str(directory), **(extra or {})}
+    own = {}
+    if directory:
+        messages = os.environ.get("MYKV_TEST_SM_DIRECTORY", str(directory))
+        own = {"PRTE_MCA_prte_tmpdir_base": str(directory), "OMPI_MCA_btl_sm_backing_directory": messages}
+    threads = {} if os.environ.get("MYKV_TEST_THREADS") == "unset" else _QUIET_THREADS
+    return {**clean, **threads, **_AS_ROOT, **own, **(extra or {})}
 
 
 def rank_of_this_process() -> int:

@@ -53,6 +53,8 @@ class Job:
         More variables.
     options : tuple of str, optional
         Of mpirun.
+    has_folder : bool, optional
+        Whether temporary files, the MPI's among them, lie in `directory`; else where the variables say, as a user's.
 
     Attributes
     ----------
@@ -68,16 +70,18 @@ class Job:
         hosts: int = 1,
         env: dict | None = None,
         options: tuple[str, ...] = (),
+        has_folder: bool = True,
     ) -> None:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
         path = ":".join(filter(None, [str(_TESTS), str(_STACKS), os.environ.get("PYTHONPATH")]))
-        own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **(env or {})}
+        folder = {"TMPDIR": str(self.directory)} if has_folder else {}
+        own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
         self._output = (self.directory / "output").open("wb")
         self._begin = time.monotonic()
         command = launcher.command(ranks, program, options)
-        variables = launcher.environment(self.directory, own)
+        variables = launcher.environment(self.directory if has_folder else None, own)
         self.launch = Launch(command, variables, self._output, subprocess.STDOUT, str(self.directory))
 
     def __enter__(self) -> Job:

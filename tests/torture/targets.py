@@ -10,6 +10,7 @@ TARGETS = {
     "delays": "torture.delays",  # the same training under other timings has the same bits
     "soak": "torture.soak",  # very many small steps: nothing grows
     "keys": "torture.keys",  # very many keys, made and dropped: none is left
+    "launches": "torture.launches",  # mpirun again and again: the first message of a job
     "large": "torture.large",  # arrays that fill more than half of the memory
     "fuzz": "torture.fuzz",  # fuzzed bytes for every parser of what comes from outside
 }

@@ -1,0 +1,43 @@
+"""Which tests are to notice a fault of a file: the fast ones of what it does, the likeliest first.
+
+A fault that they do not notice counts as not noticed, even if a slow test would notice it.
+"""
+
+from __future__ import annotations
+
+PYTHON = {
+    "kvstore_plugin/trainer.py": ["trainer", "trainer_options", "equivalence", "join", "process_sets_of_trainers"],
+    "kvstore_plugin/gradients.py": [
+        "trainer",
+        "equivalence",
+        "several_devices",
+        "adoption",
+        "process_sets_of_trainers",
+    ],
+    "kvstore_plugin/kvstore.py": ["store", "pushpull", "broadcast", "classic_calls", "store_optimizer", "sparse_store"],
+    "kvstore_plugin/calls.py": ["store", "pushpull", "broadcast", "classic_calls", "bad_input", "sparse_store"],
+    "kvstore_plugin/store_optimizer.py": ["store_optimizer", "sharding", "optimizer_states", "update_order"],
+    "kvstore_plugin/sharding.py": ["sharding", "store_optimizer", "optimizer_states"],
+    "kvstore_plugin/plan.py": ["adoption", "trainer", "several_devices", "equivalence", "deferred"],
+    "kvstore_plugin/adoption.py": ["adoption", "trainer", "several_devices", "deferred"],
+    "kvstore_plugin/initialization.py": ["deferred", "broadcast_parameters", "trainer"],
+    "kvstore_plugin/order.py": ["bad_input", "stall", "join", "in_step"],
+}
+
+_CORE = ["core_numpy", "full_table", "table_lock", "collectives_random"]
+_HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
+CPP = {
+    "csrc/runtime/rendezvous.cpp": [*_CORE, "stall"],
+    "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/runtime.cpp": [*_CORE, "hosts", "stall"],
+    "csrc/runtime/agreement.cpp": [*_HOSTS, "stall"],
+    "csrc/transport/mpi/slice_exchange.cpp": _HOSTS,
+    "csrc/transport/mpi/chunk.cpp": _HOSTS,
+    "csrc/runtime/table_lock.cpp": ["table_lock", *_CORE],
+    "csrc/memory/region.cpp": ["region", "memory", "core_numpy"],
+}
+
+
+def tests_of(file: str) -> list[str]:
+    """Paths of test files."""
+    return [f"tests/test_{name}.py" for name in {**PYTHON, **CPP}[file]]

@@ -1,0 +1,13 @@
+"""A rank that makes a world of the core and nothing else: its messages are the first of the job."""
+
+from __future__ import annotations
+
+import mykv_core as core
+from mpi4py import MPI
+
+from .job import say
+
+if __name__ == "__main__":
+    core.init(MPI.COMM_WORLD.py2f(), {})
+    core.shutdown()
+    say(f"fine {MPI.COMM_WORLD.rank}")
