@@ -244,7 +244,10 @@ def dtype_name(dtype: Any) -> str:
 
 
 def memory(array: NDArray) -> np.ndarray:
-    """The bytes of a dense array itself, as uint8, once it is written; asnumpy() would copy them.
+    """The bytes of a dense array, as uint8, once it is written.
+
+    On the CPU they are the array itself, which may be written; asnumpy() would copy them. Of an array on a GPU they are
+    a copy on the host, which is read-only, since nothing that is written to it would reach the array.
 
     Raises
     ------
@@ -256,6 +259,10 @@ def memory(array: NDArray) -> np.ndarray:
     nbytes = array.size * np.dtype(array.dtype).itemsize
     if nbytes == 0:
         return np.empty(0, dtype=np.uint8)
+    if on_gpu(array):
+        copied = array.asnumpy().reshape(-1).view(np.uint8)
+        copied.flags.writeable = False
+        return copied
     address = ctypes.c_void_p()
     # Here MXNet brings values that an operator keeps in a layout of its own back into the usual one.
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))

@@ -42,7 +42,8 @@ def allreduce(
     priority : int, optional
         Operations with a higher one run first.
     prescale_factor, postscale_factor : float, optional
-        Factors of the inputs and of the result. For `Average` and `Sum` they are one factor of the result.
+        Factors of the inputs and of the result. For `Average` and `Sum` of floating-point numbers they are one factor
+        of the result; integers are rounded toward zero on each rank before they are added up, and after that.
     process_set : ProcessSet, optional
         The ranks that take part.
     op : ReduceOp, optional

@@ -348,7 +348,7 @@ def leaves(state: Any, kind: type) -> list[Any]:
 
 def made_array(leaf: Leaf) -> NDArray:
     with mx.util.np_shape(True):
-        made = mx.nd.empty(leaf.shape, dtype=leaf.dtype)
+        made = mx.nd.empty(leaf.shape, ctx=mx.cpu(), dtype=leaf.dtype)  # its memory is written by the host
     return made.as_np_ndarray() if leaf.is_np else made
 
 

@@ -96,15 +96,19 @@ def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any
         label += f", prescale_factor {before:.17g}"
     if after != 1:
         label += f", postscale_factor {after:.17g}"
+    scale = after
+    if op in (Average, Sum) and "integer" not in kinds:
+        # One factor of the sum saves a pass over the inputs. Integers are truncated wherever they are scaled.
+        before, scale = 1.0, before * after
     if op is Average:
-        scale = before * after / size
+        scale /= size
         if "integer" in kinds and size & (size - 1):
             # 1/size is rounded, maybe down, and what is a bit less than a whole number would lose 1 when truncated.
             scale = float(np.nextafter(scale, np.copysign(np.inf, scale)))
-        return Plan("sum", 1.0, scale, label)
+        return Plan("sum", before, scale, label)
     if op is Sum:
-        return Plan("sum", 1.0, before * after, label if before != 1 or after != 1 else "")
-    return Plan(op.value, before, after, label)
+        return Plan("sum", before, scale, "" if label == str(Sum) else label)
+    return Plan(op.value, before, scale, label)
 
 
 def scaled(tensor: Any, factor: float) -> Any:

@@ -140,6 +140,31 @@ def test_factors(rank, size, op, dtype, before, after):
     assert_equal(value(mykv.allreduce_(mine, op=op, prescale_factor=before, postscale_factor=after)), expected)
 
 
+@pytest.mark.ranks(2, 3, env=_TWO_HOSTS)
+def test_each_ranks_integers_are_scaled_and_truncated_before_the_sum(rank, size, kind):
+    """As Horovod does. 1, 3 and 5 times 0.5 on two ranks are 0, 2 and 4; their sums times 0.5 would be 1, 3 and 5."""
+    some = mykv.add_process_set(range(1, size))
+    half = {"op": mykv.Sum, "prescale_factor": 0.5}
+    for dtype in [one for one in DTYPES if "int" in one]:
+        values = np.array([1, 3, 5], dtype)
+        mine, floats = array(values, kind), array(values.astype("float32"), kind)
+        expected = (np.array([0, 1, 2]) * size).astype(dtype)
+        mixed = mykv.grouped_allreduce([mine, floats], **half)
+        whole = [mykv.allreduce(mine, **half), *mykv.grouped_allreduce([mine, mine], **half), mixed[0]]
+        whole += [mykv.allreduce_(array(values, kind), **half)]
+        whole += mykv.grouped_allreduce_([array(values, kind), array(values, kind)], **half)
+        for one in whole:
+            assert_equal(value(one), expected)
+        assert_equal(value(mixed[1]), np.array([0.5, 1.5, 2.5], "float32") * np.float32(size))
+        for one in [mykv.reducescatter(mine, **half), *mykv.grouped_reducescatter([mine, mine], **half)]:
+            assert_equal(value(one), own_rows(expected, rank, size))
+        if some.included():
+            assert_equal(value(mykv.allreduce(mine, process_set=some, **half)), expected // size * (size - 1))
+        average = mykv.allreduce(mine, prescale_factor=1.5, postscale_factor=2)
+        assert_equal(value(average), reduced(mykv.Average, [values] * size, 1.5, 2))
+    mykv.remove_process_set(some)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (0, 3), (1,), (7,), (5, 3, 2)])
 def test_every_shape(rank, size, kind, shape):

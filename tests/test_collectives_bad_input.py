@@ -171,6 +171,23 @@ def test_scalar_where_rows_are_needed(rank, size, call):
     _next_calls_work(size)
 
 
+@pytest.mark.ranks(2)
+def test_views_of_one_array_that_overlap_in_part_are_an_error_on_all_ranks(rank, size):
+    """In a group, whose arrays the owner of it reads and writes where they are."""
+    core, count = mykv.global_process_set.core, 20_000
+    for number in range(4):  # each rank is the owner of some
+        memory = mx.nd.arange(2 * count)
+        mine, moved = memory[:count], memory[1 : count + 1]
+        core.push_group(f"{number}", arrays.handles([mine]), arrays.handles([moved]))
+        with pytest.raises(MXNetError, match="its input and its output overlap in part"):
+            moved.asnumpy()
+        clear_errors()
+        memory = mx.nd.arange(2 * count)
+        views = [memory[:count], memory[count:]]
+        core.push_group(f"{number} in place", arrays.handles(views), arrays.handles(views))
+        np.testing.assert_array_equal(memory.asnumpy(), np.arange(2 * count, dtype="float32") * size)
+
+
 @pytest.mark.ranks(3)
 def test_adasum_on_a_number_of_ranks_that_is_no_power_of_two(rank, size):
     with pytest.raises(ValueError, match="power of two"):

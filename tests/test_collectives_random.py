@@ -140,14 +140,19 @@ def _operations(draw, process_sets):
             ops.append(mykv.Adasum)
         options = {"op": draw(strategies.sampled_from(ops))}
         floats = [dtype for dtype in DTYPES if dtype.startswith("float")]
+        factors = [1.0, 0.5, 2, 0.25]
         if options["op"] is mykv.Adasum:
             dtypes = floats
         elif options["op"] is mykv.Average:
             dtypes = [dtype for dtype in DTYPES if dtype != "bool"]
         if draw(strategies.booleans()):
-            dtypes = floats
-            factors = strategies.sampled_from([1.0, 0.5, 2, -1, 0.25])
-            options.update(prescale_factor=draw(factors), postscale_factor=draw(factors))
+            # What a negative number is as an unsigned integer depends on the machine.
+            if options["op"] is mykv.Adasum or draw(strategies.booleans()):
+                dtypes, factors = floats, [*factors, -1]
+            else:
+                dtypes = [dtype for dtype in DTYPES if dtype != "bool"]
+            one_of = strategies.sampled_from(factors)
+            options.update(prescale_factor=draw(one_of), postscale_factor=draw(one_of))
     tensors = []
     for _ in range(draw(strategies.integers(1, 4)) if call.startswith("grouped") else 1):
         shape = draw(arrays_of.array_shapes(min_dims=1 if rows_matter else 0, max_dims=3, min_side=0, max_side=20))

@@ -18,11 +18,21 @@ _REPEATABLE = [
     ("onebit", {"scaling": False}),
     ("topk", {"k": 0.05}),
     ("topk", {"k": 200}),
+    ("topk", {"k": 0.05, "ef": False}),
 ]
 _RANDOM = [
     ("randomk", {"k": 0.2, "seed": 3}),
     ("dithering", {"seed": 3}),
     ("dithering", {"k": 5, "partition": "natural", "normalize": "l2"}),
+]
+# Without error feedback, what arrives has the value as its mean.
+_UNBIASED = [
+    ("randomk", {"k": 0.1, "ef": False}),
+    ("randomk", {"k": 300, "ef": False}),
+    *[
+        ("dithering", {"k": k, "partition": partition, "normalize": normalize, "ef": False})
+        for k, partition, normalize in [(1, "linear", "max"), (7, "linear", "l2"), (5, "natural", "max")]
+    ],
 ]
 
 _every_split = pytest.mark.parametrize("hosts", [2, 3])
@@ -36,12 +46,12 @@ def hosts() -> int:
 
 
 @pytest.fixture
-def core(hosts, gather):
-    """The core over so many hosts, made for this test."""
+def core(hosts, size, gather):
+    """The core over so many hosts, but no more than ranks, made for this test."""
     import mykv_core
     from mpi4py import MPI
 
-    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts, "compress_bytes": _BOUND})
+    mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": min(hosts, size), "compress_bytes": _BOUND})
     yield mykv_core
     gather("no rank asks for anything more")
     mykv_core.shutdown()
@@ -128,6 +138,32 @@ def test_random_compressors_give_the_same_bits_on_all_ranks_and_in_every_run(
     assert all(one == first for one in gather(first))
     assert run("again") == first, "counted by step, which forget() has set back"
     assert run("another name") != first
+
+
+@pytest.mark.ranks(2, 3, 4, env=_ENV)
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_without_error_feedback_the_mean_of_results_is_the_value(core, rank, size):
+    """200 draws of an allreduce, and of a reduction to owners, of which only the first compresses its result too."""
+    count, draws = 1500, 200
+    arrays = [1 + 0.5 * _of(one, 0, count, "float64") for one in range(size)]
+    exact = sum(arrays) / size
+    buffer = core.allocate(8 * count)
+    values = np.frombuffer(buffer, "float64")
+    division = [(count * r // size, count * (r + 1) // size - count * r // size, r) for r in range(size)]
+    mine = slice(division[rank][0], sum(division[rank][:2]))
+    for name, parameters in _UNBIASED:
+        wire = reference.text(name, **parameters)
+        for shards, part in [([], slice(0, count)), (division, mine)]:
+            arrived = []
+            for _ in range(draws):
+                values[:] = arrays[rank]
+                what = f"{'reduce' if shards else 'allreduce'} {wire}"
+                core.submit_bucket(what, buffer, 0, count, "float64", scale=1 / size, wire=wire, shards=shards).wait(30)
+                arrived.append(values[part].copy())
+            mean, deviation = np.mean(arrived, axis=0), np.std(arrived, axis=0) / np.sqrt(draws)
+            assert deviation.max() > 0, f"{what}: nothing was drawn"
+            assert abs(mean.sum() / exact[part].sum() - 1) < 0.03, what
+            assert (abs(mean - exact[part]) <= 6 * deviation.max()).all(), what
 
 
 @pytest.mark.ranks(2, 3, 4, env=_ENV)

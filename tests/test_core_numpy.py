@@ -247,6 +247,40 @@ def test_broadcast_against_allreduce_fails_on_both_ranks(core, rank):
         work.wait(30)
 
 
+_SMALL, _PART, _PARTS = 1000, 20_000, 300_000  # elements of float32: copied by who posts them, one part, several
+
+
+@pytest.mark.ranks(2, env=_ENV)
+@pytest.mark.parametrize("count, apart", [(_PART, 1), (_PARTS, 1), (_PARTS, 1 - _PARTS)])
+def test_an_output_that_overlaps_the_input_in_part_is_an_error_on_all_ranks(core, rank, count, apart):
+    """Whoever is the owner of a part, which reads the input while others have written the output."""
+    for wrong_rank in range(2):
+        memory = np.arange(2 * count, dtype="float32")
+        kept = memory.copy()
+        begin = count // 2 if apart == 1 else count - 1
+        moved = begin + (apart if rank == wrong_rank else 0)
+        work = core.submit_allreduce("overlap", [memory[begin:][:count]], [memory[moved:][:count]])
+        with pytest.raises(core.Error, match=f"refused by rank {wrong_rank}: its input and its output overlap in part"):
+            work.wait(30)
+        np.testing.assert_array_equal(memory, kept)
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_outputs_that_overlap_each_other_are_an_error_where_parts_end_in_any_order(core, rank):
+    memory, mine = np.zeros(_PARTS + 1, "float32"), np.ones(_PARTS, "float32")
+    with pytest.raises(core.Error, match="its outputs overlap in part"):
+        core.submit_allreduce("outputs", [mine], [memory[:-1], memory[1:]]).wait(30)
+    assert not memory.any()
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_small_arrays_may_overlap(core, rank, size):
+    memory = np.arange(_SMALL + 1, dtype="float32")
+    expected = memory[:-1] * size
+    core.submit_allreduce("small", [memory[:-1]], [memory[1:]]).wait(30)
+    np.testing.assert_array_equal(memory[1:], expected)
+
+
 @pytest.mark.ranks(2, env=_ENV)
 def test_different_roots_or_scales_fail(core, rank):
     array = np.zeros(10)

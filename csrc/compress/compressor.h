@@ -34,6 +34,8 @@ struct Input {
   // The size of one worker's value in units of which thresholds are given: that of the array itself is 1, that of a
   // scaled sum is another.
   double unit = 1.0;
+  // The sum of these values and others will be compressed too: of an allreduce, what each host sends to the owner.
+  bool again = false;
   Draws draws;  // but for the seed, which is the compressor's
 };
 

@@ -41,7 +41,9 @@ class RandomK : public TypedCompressor<RandomK> {
                    [&](uint32_t* indices, uint32_t* keys, uint32_t bound) {
                      return compress_path().collect_draws(indices, keys, piece.count, draws, bound);
                    });
-    const double factor = feedback() ? 1 : static_cast<double>(piece.count) / static_cast<double>(k);
+    // Once only: the sum is compressed with the same draws, so what is sent here arrives if it is sent there.
+    const bool enlarges = !feedback() && !input.again;
+    const double factor = enlarges ? static_cast<double>(piece.count) / static_cast<double>(k) : 1;
     write_sparse(piece, values, found.indices.data(), k, static_cast<T>(factor), payload);
     return 0;
   }

@@ -6,6 +6,7 @@
 #include "runtime/error.h"
 #include "runtime/meeting.h"
 #include "runtime/mpi_error.h"
+#include "runtime/overlap.h"
 #include "runtime/ranges.h"
 #include "runtime/runtime.h"
 #include "runtime/signature.h"
@@ -114,7 +115,7 @@ Layers::Layers(const World& world, const RuntimeOptions& options)
 // Whether the memory of this rank can be added up by NCCL: on one GPU, one array of each kind or pieces that are all of
 // it.
 bool Layers::fits(const Request& request) const {
-  if (!gpu::on_one_gpu(*request.devices) || aliases_wrongly(request)) return false;
+  if (!gpu::on_one_gpu(*request.devices) || !overlap_in_part(request).empty()) return false;
   if (!request.scattered) return request.inputs.size() == 1 && request.outputs.size() == 1;
   size_t covered = 0;
   for (const Target& target : request.targets) covered += target.count;

@@ -9,6 +9,7 @@
 #include "runtime/buffer.h"
 #include "runtime/error.h"
 #include "runtime/layers.h"
+#include "runtime/overlap.h"
 #include "runtime/signature.h"
 
 namespace mykv {
@@ -24,45 +25,6 @@ constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when t
 constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
 constexpr int64_t kLostPatienceNs = 2000000000;  // for somebody who knows which process has ended
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
-
-// A piece of memory that an operation reads or writes.
-struct Place {
-  uintptr_t begin;
-  uintptr_t end;
-  size_t element;  // the operation's that begins there
-  bool written;
-};
-
-std::vector<Place> places_of(const Request& request) {
-  const size_t width = item_size(request.operation.dtype);
-  std::vector<Place> places;
-  const auto add = [&](const void* data, size_t element, size_t count, bool written) {
-    const auto begin = reinterpret_cast<uintptr_t>(data);
-    if (count > 0) places.push_back({begin, begin + count * width, element, written});
-  };
-  for (const void* input : request.inputs) add(input, 0, request.operation.count, false);
-  for (const void* output : request.outputs) add(output, 0, request.operation.count, true);
-  for (const Source& source : request.sources) add(source.data, source.begin, source.count, false);
-  for (const Target& target : request.targets) add(target.data, target.begin, target.count, true);
-  return places;
-}
-
-// An output that begins inside an input: a later part would read what an earlier one wrote.
-bool overlap_partly(const Request& request) {
-  std::vector<Place> places = places_of(request);
-  std::sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
-  const Place* last[2] = {nullptr, nullptr};  // of those read and of those written, the one that reaches furthest
-  for (const Place& place : places) {
-    const Place* other = last[!place.written];
-    if (other != nullptr && place.begin < other->end &&
-        (place.begin != other->begin || place.element != other->element)) {
-      return true;
-    }
-    const Place*& same = last[place.written];
-    if (same == nullptr || place.end > same->end) same = &place;
-  }
-  return false;
-}
 
 std::string given_up(Rendezvous& rendezvous, uint32_t entry) {
   return rendezvous.departed_rank() >= 0 ? rendezvous.departed_text() : rendezvous.entry(entry).error;
@@ -210,10 +172,9 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
   flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
   flight->age = request.ticket ? request.ticket->number() : 0;
   flight->cut(options_.part_bytes);
-  // Where a part's owner works on the arrays themselves, not on copies, one part can be too many.
-  const bool works_on_arrays = request.inputs.size() == 1 && op.bytes() > kPostInlineBytes;
-  if ((flight->parts > 1 || works_on_arrays) && overlap_partly(request))
-    request.refusal = "its input and its output overlap in part";
+  // Parts end in any order, and the owner of one reads and writes the arrays themselves.
+  const bool may_be_owned = (request.scattered || request.inputs.size() == 1) && op.bytes() > kPostInlineBytes;
+  if (request.refusal.empty() && (flight->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
   const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
   bool direct = op.road != Road::nccl && flight->parts == 1 && (!request.refusal.empty() || ready);

@@ -2,6 +2,8 @@
 // whose arrays carry an error is not run, and only its deleter is called, as MXNet does.
 #include "mxnet.h"
 
+#include <dlfcn.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -14,6 +16,9 @@
 #include <vector>
 
 namespace {
+
+constexpr int kGpu = 2;
+constexpr size_t kItemBytes[] = {4, 8, 2, 1, 4, 1, 8, 1};  // by MXNet's number of the type
 
 struct Context {
   int type, number;
@@ -55,7 +60,7 @@ struct Operation {
 std::mutex lock;  // of all below
 std::condition_variable& changed = *new std::condition_variable;
 int operations = 0, handles = 0, last_property = -1, last_device_type = -1;
-std::atomic<int> failing{0}, errors_at_once{0};
+std::atomic<int> failing{0}, errors_at_once{0}, fails_to_push{0};
 int release = 1;
 void (*on_start)() = nullptr;
 
@@ -145,6 +150,8 @@ STANDIN_API void standin_mx_release(int major, void (*function)()) {
   on_start = function;
 }
 
+STANDIN_API void standin_mx_fail_to_push(int how) { fails_to_push = how; }
+
 STANDIN_API int standin_mx_errors_at_once() { return errors_at_once; }
 
 STANDIN_API int standin_mx_last_property() { return last_property; }
@@ -163,6 +170,9 @@ STANDIN_API int standin_mx_handles() {
 STANDIN_API int MXEnginePushAsyncND(void* function, void* parameter, void (*deleter)(void*), const Context* context,
                                     void* const* reads, int n_reads, void* const* writes, int n_writes,
                                     const int* property, int, const char*, bool) {
+  const int failure = fails_to_push.exchange(0);
+  if (failure == 2) deleter(parameter);
+  if (failure != 0) return -1;
   const auto operation = std::make_shared<Operation>();
   operation->function = function;
   operation->parameter = parameter;
@@ -202,6 +212,40 @@ STANDIN_API int MXNDArrayFree(void* array) {
 STANDIN_API int MXNDArrayGetData(void* array, void** data) {
   *data = array_of(array)->data;
   return 0;
+}
+
+STANDIN_API int MXNDArrayWaitToRead(void* array) {
+  std::unique_lock<std::mutex> guard(lock);
+  const auto last = array_of(array)->chunk->last;
+  if (last) changed.wait(guard, [&] { return last->done; });
+  return 0;
+}
+
+STANDIN_API int MXNDArraySyncCopyToCPU(void* array, void* data, size_t count) {
+  const Array& from = *array_of(array);
+  const size_t bytes = count * kItemBytes[from.dtype];
+  if (from.context.type != kGpu) {
+    std::memcpy(data, from.data, bytes);
+    return 0;
+  }
+  // The stand-in for libcudart, which the test has loaded.
+  void* const cuda = dlopen("libcudart.so.12", RTLD_LAZY | RTLD_NOLOAD);
+  void* const copy = cuda != nullptr ? dlsym(cuda, "cudaMemcpy") : nullptr;
+  constexpr int kDeviceToHost = 2;
+  if (copy == nullptr) return -1;
+  return reinterpret_cast<int (*)(void*, const void*, size_t, int)>(copy)(data, from.data, bytes, kDeviceToHost);
+}
+
+STANDIN_API int MXNDArrayGetShapeEx(void* array, int* dimensions, const int** shape) {
+  static thread_local std::vector<int> sizes;
+  sizes.assign(array_of(array)->shape.begin(), array_of(array)->shape.end());
+  *dimensions = static_cast<int>(sizes.size());
+  *shape = sizes.data();
+  return 0;
+}
+
+STANDIN_API int MXNDArrayGetShape(void* array, int* dimensions, const int** shape) {
+  return MXNDArrayGetShapeEx(array, dimensions, shape);
 }
 
 STANDIN_API int MXNDArrayGetShape64(void* array, int* dimensions, const int64_t** shape) {

@@ -1,5 +1,6 @@
-// Stand-in for libmxnet: the few functions that the bridge calls (csrc/mxnet/api.h), for arrays that say that they are
-// on GPUs, which MXNet's builds without CUDA cannot make. No header of MXNet's is used. What follows is for tests.
+// Stand-in for libmxnet: the few functions that the bridge calls (csrc/mxnet/api.h), and those of NDArray's methods
+// that read an array, for arrays that say that they are on GPUs, which MXNet's builds without CUDA cannot make. No
+// header of MXNet's is used. What follows is for tests.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +18,8 @@ STANDIN_API int standin_mx_wait(void* array, double seconds, char* error, size_t
 STANDIN_API void standin_mx_spoil(void* array, const char* error);
 // From now on operations are called as this release of MXNet calls them, and what 2.0's on_start does; null: nothing.
 STANDIN_API void standin_mx_release(int major, void (*on_start)());
+// The next operation is not taken: 1 before the engine has made anything of it, 2 after, when its deleter is run.
+STANDIN_API void standin_mx_fail_to_push(int how);
 // FnProperty and device type of the last operation that was pushed.
 STANDIN_API int standin_mx_last_property();
 STANDIN_API int standin_mx_last_device_type();

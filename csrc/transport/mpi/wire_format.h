@@ -28,6 +28,7 @@ class WireFormat {
         wire_(operation.wire.value_or(operation.dtype)),
         compression_(std::move(compression)),
         slice_(slice),
+        result_travels_(operation.kind == Kind::allreduce),
         result_unit_(std::fabs(operation.scale) * static_cast<double>(hosts)) {}
 
   // Values travel as they lie in memory: nothing is encoded.
@@ -52,6 +53,7 @@ class WireFormat {
     input.residual = compression_->residual(place.begin, slice_);
     // Each host's sum may bring one unit, times the scale: a result of larger units loses none, and lags no more.
     input.unit = place.is_result ? result_unit_ : 1.0;
+    input.again = result_travels_ && !place.is_result;
     input.draws.step = place.ticket;
     input.draws.stream = place.stream;
     compression_->compressor().encode(piece(place.count), input, to);
@@ -72,6 +74,7 @@ class WireFormat {
   DType wire_;
   std::shared_ptr<CompressionState> compression_;
   size_t slice_;
+  bool result_travels_;  // to all hosts; of a reduce it stays where the sum was made
   double result_unit_;
 };
 

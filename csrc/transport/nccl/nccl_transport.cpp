@@ -7,6 +7,7 @@
 #include "gpu/libraries.h"
 #include "memory/kept.h"
 #include "runtime/error.h"
+#include "runtime/overlap.h"
 #include "runtime/signature.h"
 
 namespace mykv {
@@ -40,7 +41,7 @@ NcclTransport::NcclTransport(const World& world, Rendezvous& rendezvous, std::sh
 }
 
 uint64_t NcclTransport::prepare(const Request& request) {
-  if (aliases_wrongly(request)) throw Error("its input and its output overlap in part");
+  if (const std::string overlap = overlap_in_part(request); !overlap.empty()) throw Error(overlap);
   const DeviceMemory& memory = *request.devices;
   if (usual_device_ < 0 && !memory.inputs.empty()) usual_device_ = memory.inputs[0];
   if (usual_device_ < 0 && !memory.outputs.empty()) usual_device_ = memory.outputs[0];

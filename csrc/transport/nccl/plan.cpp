@@ -216,33 +216,4 @@ std::vector<PlannedLane> plan(const Request& request, const std::vector<int>& de
   return Planner(request, devices, primary, neighbours, scratch).plan();
 }
 
-bool aliases_wrongly(const Request& request) {
-  const size_t width = item_size(request.operation.dtype);
-  struct Memory {
-    const char* begin;
-    const char* end;
-    const char* element_0;
-  };
-  std::vector<Memory> read, written;
-  const auto add = [&](std::vector<Memory>* to, const void* data, size_t begin, size_t count) {
-    const auto* bytes = static_cast<const char*>(data);
-    if (count > 0) to->push_back({bytes, bytes + count * width, bytes - begin * width});
-  };
-  for (const void* input : request.inputs) add(&read, input, 0, request.operation.count);
-  for (const void* output : request.outputs) add(&written, output, 0, request.operation.count);
-  for (const Source& source : request.sources) add(&read, source.data, source.begin, source.count);
-  for (const Target& target : request.targets) add(&written, target.data, target.begin, target.count);
-  // An alltoall's elements are other ones where they come from and where they go.
-  const bool moves = request.operation.kind == Kind::alltoall;
-  std::sort(written.begin(), written.end(), [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
-  for (const Memory& one : read) {
-    auto other = std::upper_bound(written.begin(), written.end(), one.begin,
-                                  [](const char* begin, const Memory& w) { return begin < w.end; });
-    for (; other != written.end() && other->begin < one.end; ++other) {
-      if (moves || other->element_0 != one.element_0) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace mykv

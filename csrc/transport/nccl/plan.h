@@ -45,11 +45,9 @@ struct Neighbours {
 // Memory on a GPU: the address of so many bytes more.
 using Scratch = std::function<char*(int device, size_t bytes)>;
 
-// `devices`: this rank's in the communicator, of which `primary` has a root's share.
+// Right only where the request has no overlap_in_part(). `devices`: this rank's in the communicator, of which `primary`
+// has a root's share.
 std::vector<PlannedLane> plan(const Request& request, const std::vector<int>& devices, size_t primary,
                               const Neighbours& neighbours, const Scratch& scratch);
-
-// An output that begins inside an input, or the other way round; a plan is right only without such.
-bool aliases_wrongly(const Request& request);
 
 }  // namespace mykv
