@@ -1,30 +1,18 @@
 """What all workers of a trainer multiply gradients by: the same number, or their weights would drift apart.
 
-Each worker divides by the size of its own batch, and gradients are averaged over the workers. Where all batches have
-one size, that is the mean over all samples. Where workers have unequal numbers of devices, with a batch of one size on
-each, the worker with more devices passes a larger number to step(); the mean over all samples, and with it over all
-devices, is then the sum of gradients divided by the sum of all batches.
+Each worker divides by the size of its own batch, and gradients are averaged over the workers. All batches must have one
+size, so that this is the mean over all samples, also where workers have unequal numbers of devices.
 """
 
 from __future__ import annotations
 
-from typing import Any, Sequence
-
-import numpy as np
-
-from .mxnet_compat import MXNetError
-
-# Factors for batches of one size on each device, computed on different workers, differ by roundings.
-_ROUNDING = 1e-12
-
-# What ranks that compare their factors show to ranks that do something else.
-LABEL = "a comparison of batch sizes, as in update()"
+from typing import Any
 
 # Ends an option of a label; errors show only those that differ.
 BETWEEN = "\x1e"
 
 
-def label(factor: float, scale: float, learning_rate: float | None) -> str:
+def label(factor: float, scale: float, learning_rate: float | None, what: str = "a step") -> str:
     """What all operations of a step carry, so that those of steps that do not fit fail, on all workers.
 
     So nobody waits to compare, and after the error all workers have done the same: no update has taken place, and all
@@ -38,8 +26,10 @@ def label(factor: float, scale: float, learning_rate: float | None) -> str:
         What that would be for a batch of one, the same on all workers; otherwise 0.
     learning_rate : float or None
         None where it follows a schedule.
+    what : str, optional
+        What the workers do alike.
     """
-    text = f"a step with {shown(factor, scale)}"
+    text = f"{what} with {shown(factor, scale)}"
     return text if learning_rate is None else f"{text}{BETWEEN}learning rate {float(learning_rate)!r}"
 
 
@@ -55,56 +45,3 @@ def shown(factor: float, scale: float) -> str:
     whole = round(size)
     text = f"gradients times {factor!r}"
     return f"batch size {whole} ({text})" if whole >= 1 and abs(size - whole) <= 1e-9 * whole else text
-
-
-def numbers(factor: float, device_count: int) -> list[int]:
-    """What a worker tells the others.
-
-    Parameters
-    ----------
-    factor : float
-        What it would multiply gradients by itself.
-    device_count : int
-        Number of devices that its gradients lie on.
-    """
-    return [int(np.float64(factor).view(np.int64)), device_count]
-
-
-def have_as_many_devices(met: np.ndarray) -> bool:
-    """Whether the numbers of all workers tell of equally many devices."""
-    return bool((met[:, 1] == met[0, 1]).all())
-
-
-def common(met: np.ndarray, ranks: Sequence[int], scope: str, scale: float) -> float:
-    """What all multiply the mean over the workers by. The same bits on all workers.
-
-    Parameters
-    ----------
-    met : ndarray of int64, shape (size, 2)
-        The numbers of all workers.
-    ranks : sequence of int
-        Their global ranks.
-    scope : str
-        Of the trainer, for the error.
-    scale : float
-        As for `label`.
-
-    Raises
-    ------
-    MXNetError
-        Neither all batches nor those of all devices have one size.
-    """
-    factors, devices = met[:, 0].copy().view(np.float64), met[:, 1]
-    if (factors == factors[0]).all():
-        return float(factors[0])
-    of_a_device = factors * devices
-    if np.abs(of_a_device - of_a_device[0]).max() <= _ROUNDING * np.abs(of_a_device[0]):
-        return float(of_a_device[0] * len(devices) / devices.sum())
-    other = int(np.flatnonzero(factors != factors[0])[0])
-    which = f" on {devices[0]} and {devices[other]} devices" if (devices != devices[0]).any() else ""
-    raise MXNetError(
-        f"The ranks do not take this step of {scope} alike: rank {ranks[0]} has a step with "
-        f"{shown(factors[0], scale)}, rank {ranks[other]} with {shown(factors[other], scale)}{which}. If their batches "
-        "differ in size, let step() be given the same one on all workers, as with a DistributedSampler or "
-        "last_batch='discard', or one that is the same for each device."
-    )

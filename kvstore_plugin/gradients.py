@@ -17,7 +17,7 @@ import logging
 import operator
 from typing import Any, Callable, Mapping, Sequence
 
-from . import agreement, arrays, factors, initialization, loading, parameters, plan, process
+from . import agreement, arrays, initialization, loading, parameters, plan, process
 from . import process_set as process_sets
 from .adoption import GradientMemory
 from .mxnet_compat import MXNetError, NDArray, fill_with_zeros
@@ -82,8 +82,6 @@ class Gradients:
         self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
-        self._device_count = 0  # of this rank, when all ranks last told theirs; 0: never
-        self._devices_are_alike = False  # all had equally many
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
@@ -93,6 +91,7 @@ class Gradients:
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
         self._reduction = reduction
+        self._comparison = plan.Comparison(self._process_set)
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
@@ -195,32 +194,25 @@ class Gradients:
         else:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
-    def agree_on(self, factor: float, scale: float, always: bool) -> float:
-        """What all ranks multiply gradients by in an update.
+    def compare(self, label: str) -> None:
+        """Let an update fail on all ranks, before it has changed a weight, where not all make it alike. Returns at once.
+
+        It goes under the name of the step's first operation: ranks that push gradients instead get an error too.
 
         Parameters
         ----------
-        factor : float
-            What this rank would multiply them by itself.
-        scale : float
-            What that would be for a batch of one.
-        always : bool
-            Whether the ranks compare their factors here, and wait. Otherwise they do so only in the first step and
-            where some have more devices than others; elsewhere the label of their operations is enough.
-
-        Raises
-        ------
-        MXNetError
-            The ranks are about to do other things, or with factors that do not fit (see factors.py).
+        label : str
+            What the updates of all ranks must have in common.
         """
-        device_count = len(self._parameters[0]._data or ()) or 1
-        if self._devices_are_alike and device_count == self._device_count and not always:
-            return factor
-        mine = factors.numbers(factor, device_count)
-        met = self._ask(lambda carrier: agreement.of_all(self._process_set, carrier, mine, factors.LABEL))
-        agreed = factors.common(met, self._process_set.ranks, self._scope, scale)
-        self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
-        return agreed
+        if self._operations:
+            gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
+            first = self._operations[0]
+            self._comparison.push(first.name, gradients, first.slots[0].priority, label)
+
+    def refuse_comparison(self, reason: str) -> None:
+        """Take no part in `compare`, and let the other ranks' update fail with the reason."""
+        if self._operations:
+            self._process_set.core.refuse(self._operations[0].name, reason)
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
@@ -333,7 +325,6 @@ class Gradients:
             "_operations": [],
             "_proposed": [],
             "_plan": None,
-            "_device_count": 0,
             "_to_update": [],
         }
 

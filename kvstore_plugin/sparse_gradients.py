@@ -14,7 +14,7 @@ from . import agreement, factors, initialization, process, sparse, turns
 from . import process_set as process_sets
 from .mxnet_compat import Parameter
 from .parameters import Named
-from .plan import Reduction
+from .plan import Comparison, Reduction
 from .row_update import RowUpdate
 from .sparse import Contribution, Rows
 
@@ -63,8 +63,7 @@ class SparseGradients:
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
-        self._device_count = 0  # of this rank, when all ranks last told theirs; 0: never
-        self._devices_are_alike = False  # all had equally many
+        self._comparison = Comparison(reduction.process_set)
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
@@ -142,16 +141,14 @@ class SparseGradients:
             store_optimizer.assign([(one.key, weights[0])])
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
-    def agree_on(self, factor: float, scale: float, always: bool) -> float:
-        """What all ranks multiply gradients by in an update, as `Gradients.agree_on`."""
-        device_count = len(self._gradients[0].parameter._data or ()) or 1
-        if self._devices_are_alike and device_count == self._device_count and not always:
-            return factor
-        with self._turn() as turn:
-            met = turn.meet(factors.LABEL, factors.numbers(factor, device_count))
-        agreed = factors.common(met, self._reduction.process_set.ranks, self._scope, scale)
-        self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
-        return agreed
+    def compare(self, label: str) -> None:
+        """Let an update fail where not all ranks make it alike, as `Gradients.compare`."""
+        weights = [weight for one in self._active() for weight in one.parameter._data]
+        self._comparison.push(self._name, weights, self._priority, label)
+
+    def refuse_comparison(self, reason: str) -> None:
+        """Take no part in `compare`, and let the other ranks' update fail with the reason."""
+        self._reduction.process_set.core.refuse(self._name, reason)
 
     def has_begun(self) -> bool:
         """The ranks meet in each step, so none pushes one that another does not take."""

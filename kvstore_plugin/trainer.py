@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from . import (
     adoption,
@@ -313,9 +314,8 @@ class DistributedTrainer(gluon.Trainer):
         ----------
         batch_size : int
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
-            on all workers: with others their weights would drift apart, so that is an error. Only workers with unequal
-            numbers of devices may also have batches of one size on each device; gradients are then averaged over all
-            devices, and each step waits until the workers have compared their factors.
+            on all workers, whatever their numbers of devices: with others their weights would drift apart, so that is
+            an error.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -338,14 +338,19 @@ class DistributedTrainer(gluon.Trainer):
             self._join.step(self, factor, ignore_stale_grad)
 
     def _step(self, factor: float, ignore_stale_grad: bool) -> None:
+        with self._counted():
+            self._check_and_rescale_grad(factor)
+            if not ignore_stale_grad:
+                self._check_fresh(self._refuse)
+            self._allreduce(ignore_stale_grad, self._label(factor))
+            self._update(ignore_stale_grad)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Whatever happens to an update here, count it, since the other workers do."""
         counted = self._updates_counted()
         try:
-            agreed = self._agreed(factor)
-            self._check_and_rescale_grad(agreed)
-            if not ignore_stale_grad:
-                self._refuse_stale()
-            self._allreduce(ignore_stale_grad, self._label(agreed))
-            self._update(ignore_stale_grad)
+            yield
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
                 gradients.refuse_update(f"the step was broken off there: {error}")
@@ -353,10 +358,10 @@ class DistributedTrainer(gluon.Trainer):
                 self._count_update()
             raise
 
-    def _label(self, factor: float) -> str:
+    def _label(self, factor: float, what: str = "a step") -> str:
         """What the operations of a step have in common on all workers; see factors.py."""
         optimizer = self._optimizer
-        state = (factor, factors.scale_of(self), optimizer.lr if optimizer.lr_scheduler is None else None)
+        state = (factor, factors.scale_of(self), optimizer.lr if optimizer.lr_scheduler is None else None, what)
         if state != self._labelled[0]:
             self._labelled = (state, factors.label(*state))
         return self._labelled[1]
@@ -391,7 +396,7 @@ class DistributedTrainer(gluon.Trainer):
             self._join.allreduce_grads(self, self._ignores_stale)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the parameters from gradients that allreduce_grads() has averaged. Waits until all workers call it.
+        """Update the parameters from gradients that allreduce_grads() has averaged. Returns at once.
 
         Parameters
         ----------
@@ -405,7 +410,8 @@ class DistributedTrainer(gluon.Trainer):
         RuntimeError
             The trainer was made with update_on_kvstore=True.
         MXNetError
-            The batches of the workers differ in size.
+            The workers do not update alike, for example with batches of different sizes. It is raised where parameters
+            are read; they are what they were before then, on all workers.
         """
         self._require_local_updates("update")
         factor = self._scale / batch_size
@@ -415,36 +421,27 @@ class DistributedTrainer(gluon.Trainer):
             self._join.update(self, factor, ignore_stale_grad)
 
     def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._check_and_rescale_grad(self._agreed(factor, always=True))
         self._ignores_stale = ignore_stale_grad
-        if ignore_stale_grad and not self._freshness_is_shared:
+        with self._counted():
+            self._check_and_rescale_grad(factor)
+            if not ignore_stale_grad:
+                self._check_fresh(self._refuse_comparison)
             for gradients in self._gradients:
-                gradients.share_freshness()
-        self._update(ignore_stale_grad)
+                gradients.compare(self._label(factor, "an update"))
+            if ignore_stale_grad and not self._freshness_is_shared:
+                for gradients in self._gradients:
+                    gradients.share_freshness()
+            self._update(ignore_stale_grad)
 
-    def _agreed(self, factor: float, always: bool = False) -> float:
-        """What all workers multiply gradients by, where this one would multiply by `factor`."""
-        agreed = set()
-        for gradients in self._gradients:
-            try:
-                agreed.add(gradients.agree_on(factor, factors.scale_of(self), always))
-            except Exception as error:
-                self._refuse(str(error), but=gradients)  # who has failed together with the others it has asked
-                raise
-        if len(agreed) > 1:
-            sentence = (
-                "Workers with unequal numbers of devices must give step() batches of one size where parameters have "
-                "process sets of their own, or are trained on one worker alone."
-            )
-            self._refuse(sentence)
-            raise ValueError(sentence)
-        return agreed.pop() if agreed else factor
-
-    def _refuse(self, reason: str, but: Any = None) -> None:
+    def _refuse(self, reason: str) -> None:
         """Take no part in a step of the other workers."""
         for gradients in self._gradients:
-            if gradients is not but:
-                gradients.refuse(reason)
+            gradients.refuse(reason)
+
+    def _refuse_comparison(self, reason: str) -> None:
+        """Take no part in an update() of the other workers."""
+        for gradients in self._gradients:
+            gradients.refuse_comparison(reason)
 
     def _allreduce(self, ignore_stale: bool, label: str = "allreduce_grads()") -> None:
         sync_batch_norm.end_step()
@@ -578,8 +575,8 @@ class DistributedTrainer(gluon.Trainer):
                 "share only: call step(), or make the DistributedTrainer with update_on_kvstore=False."
             )
 
-    def _refuse_stale(self) -> None:
-        """Raise MXNet's warning of gradients that no backward has written, before the other workers wait for this."""
+    def _check_fresh(self, refuse: Callable[[str], None]) -> None:
+        """Raise MXNet's warning of gradients that no backward has written, and tell the other workers before."""
         trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
         if any(parameter._data is None for parameter in trained):
             return  # which is an error of its own, of which all workers are told
@@ -591,7 +588,7 @@ class DistributedTrainer(gluon.Trainer):
                 "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
                 "its parameters only, a case for step(..., ignore_stale_grad=True)."
             )
-            self._refuse(sentence)
+            refuse(sentence)
             raise UserWarning(sentence)
 
     def _check_mixed_precision(self) -> None:
