@@ -17,7 +17,9 @@ import logging
 import operator
 from typing import Any, Callable, Mapping, Sequence
 
-from . import agreement, arrays, initialization, loading, parameters, plan, process
+import numpy as np
+
+from . import agreement, arrays, initialization, loading, parameters, plan, process, turns
 from . import process_set as process_sets
 from .adoption import GradientMemory
 from .mxnet_compat import MXNetError, NDArray, fill_with_zeros
@@ -82,6 +84,8 @@ class Gradients:
         self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
+        # How often parameters had been initialized when all ranks last had values.
+        self._times = [initialization.times(parameter) for parameter in self._parameters]
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
@@ -195,9 +199,10 @@ class Gradients:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
     def compare(self, label: str) -> None:
-        """Let an update fail on all ranks, before it has changed a weight, where not all make it alike. Returns at once.
+        """Let an update fail on all ranks, before it has changed a weight, where not all make it alike.
 
-        It goes under the name of the step's first operation: ranks that push gradients instead get an error too.
+        Returns at once. It goes under the name of the step's first operation, so that ranks that push gradients get an
+        error too.
 
         Parameters
         ----------
@@ -238,7 +243,7 @@ class Gradients:
         """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
         process.rank()  # raises after shutdown()
         process_sets.check(self._process_set)  # it may have been removed
-        self._refuse_deferred()
+        self._check_values()
         active = [slot for slot in self._slots if slot.parameter._grad is not None]
         try:
             for slot in active:
@@ -283,11 +288,24 @@ class Gradients:
                 copied,
             )
 
-    def _refuse_deferred(self) -> None:
-        """Raise an error, here and on the other ranks, if a parameter that needs a gradient has no values yet."""
-        deferred = [slot for slot in self._slots if slot.parameter._grad is None and slot.parameter.grad_req != "null"]
-        if deferred:
-            initialization.refuse_deferred(deferred, self.refuse)
+    def _check_values(self) -> None:
+        """Raise an error on all ranks if a parameter has values on some only, or none where it needs a gradient.
+
+        All ranks meet for that in the first step, and after parameters were initialized, which happens on all ranks.
+        """
+        times = [initialization.times(parameter) for parameter in self._parameters]
+        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
+        if self._operations and not lacks and times == self._times:
+            return
+        named = [(slot.label, slot.parameter) for slot in self._slots]
+        call = f"a step of {self._scope}, whose parameters were just initialized"
+
+        def exchange(numbers: list[int]) -> np.ndarray:
+            return self._ask(lambda carrier: turns.exchange(self._process_set, carrier, call, call, numbers))
+
+        are_new = [now != then for now, then in zip(times, self._times)]
+        initialization.check_values(self._process_set, named, are_new, exchange)
+        self._times = times
 
     def _share_freshness(self, clear: bool = True) -> list[Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace what is stale there on this one."""

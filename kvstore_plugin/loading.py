@@ -49,6 +49,11 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
         return True
 
 
+def was_loaded(parameter: Parameter) -> bool:
+    """Whether this worker has loaded other values of a Parameter since all were equal."""
+    return parameter in _loaded
+
+
 def forget(parameters: Iterable[Parameter]) -> None:
     """Take note that all workers have the same values of these."""
     if _loaded:

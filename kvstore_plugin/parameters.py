@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from . import agreement, arrays, initialization, loading, process
+from . import agreement, arrays, initialization, loading, process, turns
 from . import process_set as process_sets
 from .initialization import Broadcast
 from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon
@@ -59,18 +59,14 @@ def broadcast_parameters(
     try:
         process_sets.check(process_set)
     except TypeError as error:  # no set: the others may be in the call for all ranks
-        global_process_set.core.refuse(f"{numbered(global_process_set, 'broadcast')}/parameters", str(error))
+        turns.waiting(global_process_set, "broadcast_parameters").leave_out(str(error), None)
         raise
-    scope = numbered(process_set, "broadcast")
-    carrier = f"{scope}/parameters"
-    try:
+    with turns.waiting(process_set, "broadcast_parameters") as turn:
         root = process_set.position_of(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
-    except (TypeError, ValueError) as error:
-        process_set.core.refuse(carrier, str(error))
-        raise
-    names = [one.name for one in named]
-    agreement.check_names(process_set, carrier, names, f"parameters of {scope}", f"a broadcast from rank {root_rank}")
+        scope = numbered_alike(turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}")
+    carrier = f"{scope}/parameters"
+    agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}")
     if not named:
         return
     arriving = []
@@ -152,6 +148,16 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
     """
     own = f"{kind}{process_set.next_number(kind)}"
     return own if process_set is global_process_set else f"{process_set.scope}.{own}"
+
+
+def numbered_alike(turn: turns.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
+    """As `numbered`, but all ranks meet, and count on alike where they have counted differently.
+
+    A rank that was alone in a call has made one that failed, and the others have not.
+    """
+    counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
+    process_set.skip_to({kind: int(counts.max())})
+    return numbered(process_set, kind)
 
 
 def named_parameters(params: Any) -> list[Named]:

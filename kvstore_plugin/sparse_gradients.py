@@ -63,6 +63,8 @@ class SparseGradients:
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
+        # How often parameters had been initialized when all ranks last had values; None: before the first step.
+        self._times: list[int] | None = None
         self._comparison = Comparison(reduction.process_set)
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
@@ -170,19 +172,30 @@ class SparseGradients:
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
         self._reduction.process_set.core.refuse(self._name, reason)
-        for one in self._deferred():  # those that have values wait for this rank's
-            initialization.refuse(one.parameter, reason)
 
     def _active(self) -> list[_Gradient]:
         process.rank()  # raises after shutdown()
         process_sets.check(self._reduction.process_set)  # it may have been removed
         self._when_moved()
-        if self._deferred():
-            initialization.refuse_deferred(self._deferred(), self.refuse)
+        self._check_values()
         return [one for one in self._gradients if one.parameter._grad is not None]
 
-    def _deferred(self) -> list[_Gradient]:
-        return [one for one in self._gradients if one.parameter._grad is None and one.parameter.grad_req != "null"]
+    def _check_values(self) -> None:
+        """As `Gradients._check_values`."""
+        times = [initialization.times(one.parameter) for one in self._gradients]
+        lacks = any(one.parameter._grad is None and one.parameter.grad_req != "null" for one in self._gradients)
+        if times == self._times and not lacks:
+            return
+        named = [(one.label, one.parameter) for one in self._gradients]
+        call = f"a step of {self._scope}, whose parameters were just initialized"
+        process_set = self._reduction.process_set
+
+        def exchange(numbers: list[int]) -> np.ndarray:
+            return turns.exchange(process_set, self._name, call, call, numbers)
+
+        are_new = [now != then for now, then in zip(times, self._times or times)]
+        initialization.check_values(process_set, named, are_new, exchange)
+        self._times = times
 
     def _turn(self) -> turns.Turn:
         return turns.Turn(self._reduction.process_set, self._name, f"the sparse gradients of {self._scope}")

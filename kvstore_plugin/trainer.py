@@ -166,7 +166,7 @@ class DistributedTrainer(gluon.Trainer):
         elastic: bool = False,
     ) -> None:
         process.require()
-        scopes = shares.scopes_of(process_set, parameter_process_sets)
+        sets = shares.sets_of(process_set, parameter_process_sets)
         try:
             check_is_added(process_set)
             compression = compressions.choose(compression, compression_params)
@@ -189,12 +189,13 @@ class DistributedTrainer(gluon.Trainer):
                 liveness.check_possible()
             named_of = shares.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
-            roots = {one: shares.root_of(one, root_rank, process_set) for one in scopes}
+            roots = {one: shares.root_of(one, root_rank, process_set) for one in sets}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
             self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
         except Exception as error:
-            shares.refuse(scopes.items(), error)
+            shares.refuse(sets, error)
             raise
+        scopes = shares.scopes_of(sets)
         # Devices when gradients were last looked at: of each parameter, and the parameters of each.
         self._held: list[Any] = [self] * len(self._params)  # what no parameter holds
         self._where: list[Any] = [None] * len(self._params)
@@ -299,7 +300,8 @@ class DistributedTrainer(gluon.Trainer):
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
             except Exception as error:
-                shares.refuse(list(scopes.items())[number + 1 :], error)
+                for later in self._shares[number + 1 :]:
+                    later.process_set.core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
                 raise
             if dense:
                 met.append(gradients)
