@@ -86,6 +86,8 @@ class Gradients:
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
         # How often parameters had been initialized when all ranks last had values.
         self._times = [initialization.times(parameter) for parameter in self._parameters]
+        self._compares = False  # whether update() follows the last allreduce()
+        self._is_due = False  # it has not come yet
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
@@ -127,7 +129,7 @@ class Gradients:
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients has changed.
@@ -139,16 +141,20 @@ class Gradients:
             workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
         label : str
             What the step of all ranks must have in common besides.
+        compares : bool
+            Whether update() follows, and compare() in it.
 
         Raises
         ------
         DeferredInitializationError
-            A parameter has no values yet; the other ranks get an MXNetError in their gradients.
+            A parameter has no values yet; the other ranks get an MXNetError that names it.
         MXNetError
             The ranks do not take this step alike.
         ValueError
             A gradient is sparse or lies on a GPU, or the process set was removed.
         """
+        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._compares = compares
         if self._moved():
             self._when_moved()
             self._look_again()
@@ -160,6 +166,7 @@ class Gradients:
             used = {id(slot) for slot in self._share_freshness()}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
             keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
+        self._is_due = compares
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
         for number, operation in enumerate(operations):
             try:
@@ -185,12 +192,23 @@ class Gradients:
         for operation, _ in begun:
             operation.update.refuse_weights(reason)
 
+    def _leave_out_comparison(self, reason: str) -> None:
+        """Refuse the comparison that was to follow, if it is still due."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+
+    def _refuse_comparison_of(self, reason: str) -> None:
+        """Refuse what is to follow a step that was refused, if it is to, as after the last one."""
+        self._is_due = self._compares and bool(self._operations)
+        self._leave_out_comparison(reason)
+
     def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
         """Refuse what is left of a step of which some operations are pushed."""
         self._to_update = [(one, None) for one in pushed if one.update is not None]
         self.refuse_update(reason)
         for operation in others:
             self._refuse(operation, reason)
+        self._refuse_comparison_of(reason)
 
     def _refuse(self, operation: Operation, reason: str) -> None:
         if operation.update is None:
@@ -201,8 +219,8 @@ class Gradients:
     def compare(self, label: str) -> None:
         """Let an update fail on all ranks, before it has changed a weight, where not all make it alike.
 
-        Returns at once. It goes under the name of the step's first operation, so that ranks that push gradients get an
-        error too.
+        Returns at once. It has the turn of the allreduce() before; a rank that leaves it out refuses it later. Without
+        an allreduce() before it goes under the name of the first operation.
 
         Parameters
         ----------
@@ -211,22 +229,40 @@ class Gradients:
         """
         if self._operations:
             gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
-            first = self._operations[0]
-            self._comparison.push(first.name, gradients, first.slots[0].priority, label)
+            name, priority = self._operations[0].name, self._operations[0].slots[0].priority
+            own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
+            self._is_due = False
+            self._comparison.push(own, gradients, priority, label, turn_of)
 
     def refuse_comparison(self, reason: str) -> None:
         """Take no part in `compare`, and let the other ranks' update fail with the reason."""
-        if self._operations:
-            self._process_set.core.refuse(self._operations[0].name, reason)
+        if not self._operations:
+            return
+        name = self._operations[0].name
+        if self._is_due:
+            self._process_set.core.refuse(f"{name}/update", reason, turn_of=name)
+        else:
+            self._process_set.core.refuse(name, reason)
+        self._is_due = False
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
         self._share_freshness(clear=False)
 
     def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step that this one has not called for."""
-        come = self._process_set.core.waiting_for_this(self._names())
+        """The ranks that have begun a step, or an update, that this one has not called for."""
+        core, names = self._process_set.core, self._names()
+        come = core.waiting_for_this(names)
+        if self._is_due:
+            come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])
         return sorted({rank for ranks in come for rank in ranks})
+
+    def refuse_awaited(self, reason: str) -> None:
+        """Take no part in what the others wait for: an update, or the next step."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+        else:
+            self.refuse(reason)
 
     def has_begun(self) -> bool:
         """Whether the other ranks may push a step that this one does not take part in; in the first one all meet."""
@@ -234,10 +270,12 @@ class Gradients:
 
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        self._leave_out_comparison(reason)
         if not self._operations:
             self._process_set.core.refuse(self._carrier, reason)
         for operation in self._operations:
             self._refuse(operation, reason)
+        self._refuse_comparison_of(reason)
 
     def _look_again(self) -> None:
         """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
@@ -344,6 +382,7 @@ class Gradients:
             "_proposed": [],
             "_plan": None,
             "_to_update": [],
+            "_is_due": False,
         }
 
 

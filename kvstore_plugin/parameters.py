@@ -7,7 +7,7 @@ from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 from . import agreement, arrays, initialization, loading, process, turns
 from . import process_set as process_sets
 from .initialization import Broadcast
-from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon
+from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon, set_current_device
 from .naming import described, described_within
 from .process_set import ProcessSet, global_process_set
 from .sparse import is_row_sparse
@@ -238,6 +238,30 @@ def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
 def device_ids(params: Sequence[Parameter]) -> list[int]:
     """Numbers of the devices that Parameters have replicas on; an optimizer counts updates for each."""
     return sorted({array.context.device_id for parameter in params for array in parameter._data or ()})
+
+
+def stale_gradient(params: Iterable[Parameter]) -> str | None:
+    """MXNet's warning of a gradient that no backward has written since the last step, if there is one."""
+    trained = [parameter for parameter in params if parameter.grad_req != "null"]
+    if any(parameter._data is None for parameter in trained):
+        return None  # which is an error of its own
+    for parameter in trained:
+        if not all(weight._fresh_grad for weight in parameter._data):
+            return (
+                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
+                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
+                "its parameters only, a case for step(..., ignore_stale_grad=True)."
+            )
+    return None
+
+
+def count_update(trainer: gluon.Trainer) -> None:
+    """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
+    for device_id in device_ids(trainer._params):
+        set_current_device(trainer._optimizer, device_id)
+        for number, parameter in enumerate(trainer._params):
+            if parameter.grad_req != "null":
+                trainer._optimizer._update_count(number)
 
 
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:

@@ -123,7 +123,7 @@ class Comparison:
         self._process_set = process_set
         self._buffer: Any = None
 
-    def push(self, name: str, written: Sequence[NDArray], priority: int, label: str) -> None:
+    def push(self, name: str, written: Sequence[NDArray], priority: int, label: str, turn_of: str = "") -> None:
         """Let arrays wait for the comparison, and carry the error where labels differ. Returns at once.
 
         Parameters
@@ -135,12 +135,14 @@ class Comparison:
         priority : int
             Operations with a higher one run first.
         label : str
+        turn_of : str, optional
+            The name under which this has the last turn; by default it has the next one under its own.
         """
         if self._buffer is None or not self._buffer.attached:
             self._buffer = self._process_set.core.allocate(1)
         handles = arrays.handles(written)
         kind = process.core.PreparedBucket
-        kind(name, self._buffer, 0, 1, "uint8", "of nothing", handles, priority=priority).push(label)
+        kind(name, self._buffer, 0, 1, "uint8", "of nothing", handles, priority=priority).push(label, turn_of)
 
     def __reduce__(self) -> tuple:
         return Comparison, (self._process_set,)

@@ -10,7 +10,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, factors, initialization, process, sparse, turns
+from . import agreement, factors, initialization, loading, process, sparse, turns
 from . import process_set as process_sets
 from .mxnet_compat import Parameter
 from .parameters import Named
@@ -69,7 +69,7 @@ class SparseGradients:
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Waits until backward has written the gradients on all workers, and they are summed.
@@ -81,6 +81,8 @@ class SparseGradients:
             on all workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
         label : str
             What the step of all ranks must have in common besides.
+        compares : bool
+            Without effect: compare() goes under the name of the next step.
 
         Raises
         ------
@@ -92,13 +94,16 @@ class SparseGradients:
             What is wrong with a gradient of this rank; the other ranks get an MXNetError that says so.
         """
         active = self._active()
+        loaded = loading.any_of(one.parameter for one in self._gradients)
         with self._turn() as turn:
             contributions = [_contribution(one, ignore_stale) for one in active]
             numbers = [_has_one_device(contributions)]
             numbers += [_is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
+            what += f"{factors.BETWEEN}{loading.LABEL}" if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{factors.BETWEEN}{what}", numbers)
+        loading.forget(one.parameter for one in self._gradients)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
         sums = sparse.allreduce(
@@ -168,6 +173,10 @@ class SparseGradients:
     def awaited_by(self) -> list[int]:
         """The ranks that have begun a step that this one has not called for."""
         return self._reduction.process_set.core.waiting_for_this([self._name])[0]
+
+    def refuse_awaited(self, reason: str) -> None:
+        """Take no part in what the others wait for."""
+        self.refuse(reason)
 
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""

@@ -15,6 +15,7 @@ from . import (
     factors,
     initialization,
     liveness,
+    loading,
     mixed_precision,
     mxnet_compat,
     optimizer_kinds,
@@ -245,7 +246,7 @@ class DistributedTrainer(gluon.Trainer):
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalGradients(local, self._follow_devices))
-        order.made(self)
+        order.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             order.saves_states(optimizer_states.meeting_name(self._shares[0].scope), process_set)
 
@@ -357,7 +358,7 @@ class DistributedTrainer(gluon.Trainer):
             for gradients in self._gradients if self._store_optimizer is not None else ():
                 gradients.refuse_update(f"the step was broken off there: {error}")
             if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
-                self._count_update()
+                parameters.count_update(self)
             raise
 
     def _label(self, factor: float, what: str = "a step") -> str:
@@ -370,14 +371,6 @@ class DistributedTrainer(gluon.Trainer):
 
     def _updates_counted(self) -> int:
         return sum(self._optimizer._index_update_count.values())
-
-    def _count_update(self) -> None:
-        """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
-        for device_id in parameters.device_ids(self._params):
-            mxnet_compat.set_current_device(self._optimizer, device_id)
-            for number, parameter in enumerate(self._params):
-                if parameter.grad_req != "null":
-                    self._optimizer._update_count(number)
 
     def allreduce_grads(self) -> None:
         """Average the gradients over the workers, for use before update(): clip them, look at them.
@@ -440,17 +433,28 @@ class DistributedTrainer(gluon.Trainer):
         for gradients in self._gradients:
             gradients.refuse(reason)
 
+    def _awaited_by(self) -> list[int]:
+        """The ranks that have begun a step, or an update, that this one has not called for."""
+        return sorted({rank for gradients in self._gradients for rank in gradients.awaited_by()})
+
+    def _refuse_awaited(self, reason: str) -> None:
+        """Let what the others wait for fail; they have counted it as an update."""
+        for gradients in self._gradients:
+            gradients.refuse_awaited(reason)
+        if any(gradients.has_begun() for gradients in self._gradients):
+            parameters.count_update(self)
+
     def _refuse_comparison(self, reason: str) -> None:
         """Take no part in an update() of the other workers."""
         for gradients in self._gradients:
             gradients.refuse_comparison(reason)
 
-    def _allreduce(self, ignore_stale: bool, label: str = "allreduce_grads()") -> None:
+    def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
         order.stepped(self)
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.allreduce(ignore_stale, label)
+                gradients.allreduce(ignore_stale, label or "allreduce_grads()", compares=not label)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
                     later.refuse(str(error))
@@ -482,6 +486,10 @@ class DistributedTrainer(gluon.Trainer):
         return self._averagings
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
+        with loading.noting_failures(self._params, self._store_optimizer is not None):
+            self._run_all_updaters(ignore_stale_grad)
+
+    def _run_all_updaters(self, ignore_stale_grad: bool) -> None:
         if self._store_optimizer is not None:
             for number, gradients in enumerate(self._gradients):
                 try:
@@ -579,17 +587,8 @@ class DistributedTrainer(gluon.Trainer):
 
     def _check_fresh(self, refuse: Callable[[str], None]) -> None:
         """Raise MXNet's warning of gradients that no backward has written, and tell the other workers before."""
-        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
-        if any(parameter._data is None for parameter in trained):
-            return  # which is an error of its own, of which all workers are told
-        for parameter in trained:
-            if all(weight._fresh_grad for weight in parameter._data):
-                continue
-            sentence = (
-                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
-                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
-                "its parameters only, a case for step(..., ignore_stale_grad=True)."
-            )
+        sentence = parameters.stale_gradient(self._params)
+        if sentence is not None:
             refuse(sentence)
             raise UserWarning(sentence)
 
