@@ -248,8 +248,10 @@ PYBIND11_MODULE(mykv_core, m) {
       m, group, "waiting", &Group::waiting, py::arg("name") = "", py::arg("least_seconds") = 0.0,
       "For whom operations under way wait: (name, seconds, ranks that have not come, ranks that do not respond),\n"
       "the longest wait first. Asks the other hosts.");
-  bind_method(m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"),
-              "For each name the ranks that have come to the operation which this rank will ask for next under it.");
+  bind_method(
+      m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"), py::arg("turn_of") = "",
+      "For each name the ranks that have come to the operation which this rank will ask for next under it; with\n"
+      "turn_of to the one that has the last turn under that name.");
   bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
               "Drop what is kept for names that begin with this, after the last call under them.");
   bind_method(m, group, "counted_names", &Group::counted_names, "Of how many names the calls are counted.");
@@ -289,8 +291,9 @@ PYBIND11_MODULE(mykv_core, m) {
            py::arg("name"), py::arg("group"), py::arg("memory"), py::arg("begin"), py::arg("count"), py::arg("dtype"),
            py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
            py::arg("wire") = "", py::arg("shards") = BucketShards())
-      .def("push", &PreparedBucket::push, py::arg("label") = "",
-           "Start it once more. The label must be the same on all ranks, and shows in the error where it is not.");
+      .def("push", &PreparedBucket::push, py::arg("label") = "", py::arg("turn_of") = "",
+           "Start it once more. The label must be the same on all ranks, and shows in the error where it is not. With\n"
+           "turn_of it takes the last turn under that name.");
 
   m.def(
       "attach_mxnet",

@@ -1,7 +1,7 @@
 """Small exchanges by which the ranks of a process set find out whether they are about to do the same.
 
 Operations are matched by name, so ranks with other sets of names would wait for each other for ever. These exchanges
-block until all ranks have come to them; none happens in a step of ordinary training.
+block until all ranks have come to them (turns.py); none happens in a step of ordinary training.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Sequence
 
 import numpy as np
 
-from . import process
+from . import process, turns
 from .process_set import ProcessSet
 
 
@@ -27,7 +27,7 @@ def extremes(
     name : str
         What the ranks are matched by.
     numbers : sequence of int
-        Equally many on all ranks, each above -2**63 and below 2**63.
+        Equally many on all ranks, of 64 bits.
     label : str, optional
         A text that must be the same on all ranks; where it is not, the error shows what two of them have.
 
@@ -37,39 +37,11 @@ def extremes(
 
     Raises
     ------
-    mykv_core.Error
-        A rank refused, has left, or does something else under this name.
+    MXNetError
+        A rank refused, has left, waits in another call, or does something else under this name.
     """
-    mine = np.array([numbers, numbers], dtype=np.int64)
-    mine[0] *= -1
-    result = np.empty_like(mine)
-    process.wait(process_set.core.submit_allreduce(name, [mine], [result], "max", label=label))
-    return -result[0], result[1]
-
-
-def of_all(process_set: ProcessSet, name: str, numbers: Sequence[int], label: str = "") -> np.ndarray:
-    """The numbers that each rank passes.
-
-    Parameters
-    ----------
-    process_set, name, numbers, label
-        As for `extremes`; equally many numbers on all ranks.
-
-    Returns
-    -------
-    ndarray of int64, shape (size, len(numbers))
-        Row r is what rank r of the process set has passed.
-
-    Raises
-    ------
-    mykv_core.Error
-        As for `extremes`.
-    """
-    rows = np.zeros((process_set.size(), len(numbers)), dtype=np.int64)
-    rows[process_set.rank()] = numbers
-    result = np.empty_like(rows)
-    process.wait(process_set.core.submit_allreduce(name, [rows], [result], label=label))
-    return result
+    rows = turns.exchange(process_set, name, label or name, label, numbers)
+    return rows.min(axis=0), rows.max(axis=0)
 
 
 def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], what: str, label: str = "") -> None:
@@ -92,7 +64,7 @@ def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], wha
     ------
     RuntimeError
         They differ; the sentence says how many there are here and elsewhere.
-    mykv_core.Error
+    MXNetError
         As for `extremes`.
     """
     (lowest, few), (highest, many) = extremes(process_set, carrier, [digest(names), len(names)], label)
@@ -123,12 +95,12 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     ------
     RuntimeError
         They differ.
-    mykv_core.Error
+    MXNetError
         As for `extremes`.
     """
     _, (most,) = extremes(process_set, carrier, [len(options)])
     digests = [digest([option]) for option in options] + [0] * (int(most) - len(options))
-    met = of_all(process_set, carrier, digests)
+    met = turns.exchange(process_set, carrier, carrier, numbers=digests)
     differ = np.flatnonzero((met != met[0]).any(axis=1))
     if not differ.size:
         return
@@ -157,7 +129,7 @@ def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool
 
     Raises
     ------
-    mykv_core.Error
+    MXNetError
         As for `extremes`.
     """
     (lowest,), (highest,) = extremes(process_set, carrier, [digest(texts)])
@@ -178,7 +150,7 @@ def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
 
     Raises
     ------
-    mykv_core.Error
+    MXNetError
         As for `extremes`.
     """
     return _of_rank(process_set, carrier, text, 0)
@@ -189,7 +161,7 @@ def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str
     is_root = process_set.rank() == root
     _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
     result = np.empty(length, dtype=np.uint8)
-    process.wait(process_set.core.submit_broadcast(carrier, mine if is_root else None, [result], root))
+    turns.wait(process_set.core.submit_broadcast(carrier, mine if is_root else None, [result], root))
     return result.tobytes().decode()
 
 

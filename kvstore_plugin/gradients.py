@@ -17,7 +17,9 @@ import logging
 import operator
 from typing import Any, Callable, Mapping, Sequence
 
-from . import agreement, arrays, factors, initialization, loading, parameters, plan, process
+import numpy as np
+
+from . import agreement, arrays, initialization, loading, parameters, plan, process, turns
 from . import process_set as process_sets
 from .adoption import GradientMemory
 from .mxnet_compat import MXNetError, NDArray, fill_with_zeros
@@ -82,8 +84,10 @@ class Gradients:
         self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
-        self._device_count = 0  # of this rank, when all ranks last told theirs; 0: never
-        self._devices_are_alike = False  # all had equally many
+        # How often parameters had been initialized when all ranks last had values.
+        self._times = [initialization.times(parameter) for parameter in self._parameters]
+        self._compares = False  # whether update() follows the last allreduce()
+        self._is_due = False  # it has not come yet
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
@@ -93,6 +97,7 @@ class Gradients:
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
         self._reduction = reduction
+        self._comparison = plan.Comparison(self._process_set)
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
@@ -128,7 +133,7 @@ class Gradients:
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients has changed.
@@ -140,17 +145,21 @@ class Gradients:
             workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
         label : str
             What the step of all ranks must have in common besides.
+        compares : bool
+            Whether update() follows, and compare() in it.
 
         Raises
         ------
         DeferredInitializationError
-            A parameter has no values yet; the other ranks get an MXNetError in their gradients.
+            A parameter has no values yet; the other ranks get an MXNetError that names it.
         MXNetError
             The ranks do not take this step alike.
         ValueError
             A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
             removed.
         """
+        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._compares = compares
         if self._moved():
             self._when_moved()
             self._look_again()
@@ -162,6 +171,7 @@ class Gradients:
             used = {id(slot) for slot in self._share_freshness()}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
             keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
+        self._is_due = compares
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
         for number, operation in enumerate(operations):
             try:
@@ -187,12 +197,23 @@ class Gradients:
         for operation, _ in begun:
             operation.update.refuse_weights(reason)
 
+    def _leave_out_comparison(self, reason: str) -> None:
+        """Refuse the comparison that was to follow, if it is still due."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+
+    def _refuse_comparison_of(self, reason: str) -> None:
+        """Refuse what is to follow a step that was refused, if it is to, as after the last one."""
+        self._is_due = self._compares and bool(self._operations)
+        self._leave_out_comparison(reason)
+
     def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
         """Refuse what is left of a step of which some operations are pushed."""
         self._to_update = [(one, None) for one in pushed if one.update is not None]
         self.refuse_update(reason)
         for operation in others:
             self._refuse(operation, reason)
+        self._refuse_comparison_of(reason)
 
     def _refuse(self, operation: Operation, reason: str) -> None:
         if operation.update is None:
@@ -200,41 +221,53 @@ class Gradients:
         else:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
-    def agree_on(self, factor: float | NDArray, scale: float, always: bool) -> float | NDArray:
-        """What all ranks multiply gradients by in an update.
+    def compare(self, label: str) -> None:
+        """Let an update fail on all ranks, before it has changed a weight, where not all make it alike.
+
+        Returns at once. It has the turn of the allreduce() before; a rank that leaves it out refuses it later. Without
+        an allreduce() before it goes under the name of the first operation.
 
         Parameters
         ----------
-        factor : float or NDArray
-            What this rank would multiply them by itself. An NDArray is waited for only where ranks compare here.
-        scale : float
-            What that would be for a batch of one.
-        always : bool
-            Whether the ranks compare their factors here, and wait. Otherwise they do so only in the first step and
-            where some have more devices than others; elsewhere the label of their operations is enough.
-
-        Raises
-        ------
-        MXNetError
-            The ranks are about to do other things, or with factors that do not fit (see factors.py).
+        label : str
+            What the updates of all ranks must have in common.
         """
-        device_count = len(self._parameters[0]._data or ()) or 1
-        if self._devices_are_alike and device_count == self._device_count and not always:
-            return factor
-        mine = factors.numbers(factor, device_count)
-        met = self._ask(lambda carrier: agreement.of_all(self._process_set, carrier, mine, factors.LABEL))
-        agreed = factors.common(met, self._process_set.ranks, self._scope, scale)
-        self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
-        return factor if factors.numbers(factor, 0) == factors.numbers(agreed, 0) else agreed
+        if self._operations:
+            gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
+            name, priority = self._operations[0].name, self._operations[0].slots[0].priority
+            own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
+            self._is_due = False
+            self._comparison.push(own, gradients, priority, label, turn_of)
+
+    def refuse_comparison(self, reason: str) -> None:
+        """Take no part in `compare`, and let the other ranks' update fail with the reason."""
+        if not self._operations:
+            return
+        name = self._operations[0].name
+        if self._is_due:
+            self._process_set.core.refuse(f"{name}/update", reason, turn_of=name)
+        else:
+            self._process_set.core.refuse(name, reason)
+        self._is_due = False
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
         self._share_freshness(clear=False)
 
     def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step that this one has not called for."""
-        come = self._process_set.core.waiting_for_this(self._names())
+        """The ranks that have begun a step, or an update, that this one has not called for."""
+        core, names = self._process_set.core, self._names()
+        come = core.waiting_for_this(names)
+        if self._is_due:
+            come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])
         return sorted({rank for ranks in come for rank in ranks})
+
+    def refuse_awaited(self, reason: str) -> None:
+        """Take no part in what the others wait for: an update, or the next step."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+        else:
+            self.refuse(reason)
 
     def has_begun(self) -> bool:
         """Whether the other ranks may push a step that this one does not take part in; in the first one all meet."""
@@ -242,16 +275,18 @@ class Gradients:
 
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        self._leave_out_comparison(reason)
         if not self._operations:
             self._process_set.core.refuse(self._carrier, reason)
         for operation in self._operations:
             self._refuse(operation, reason)
+        self._refuse_comparison_of(reason)
 
     def _look_again(self) -> None:
         """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
         process.rank()  # raises after shutdown()
         process_sets.check(self._process_set)  # it may have been removed
-        self._refuse_deferred()
+        self._check_values()
         active = [slot for slot in self._slots if slot.parameter._grad is not None]
         try:
             for slot in active:
@@ -296,11 +331,24 @@ class Gradients:
                 copied,
             )
 
-    def _refuse_deferred(self) -> None:
-        """Raise an error, here and on the other ranks, if a parameter that needs a gradient has no values yet."""
-        deferred = [slot for slot in self._slots if slot.parameter._grad is None and slot.parameter.grad_req != "null"]
-        if deferred:
-            initialization.refuse_deferred(deferred, self.refuse)
+    def _check_values(self) -> None:
+        """Raise an error on all ranks if a parameter has values on some only, or none where it needs a gradient.
+
+        All ranks meet for that in the first step, and after parameters were initialized, which happens on all ranks.
+        """
+        times = [initialization.times(parameter) for parameter in self._parameters]
+        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
+        if self._operations and not lacks and times == self._times:
+            return
+        named = [(slot.label, slot.parameter) for slot in self._slots]
+        call = f"a step of {self._scope}, whose parameters were just initialized"
+
+        def exchange(numbers: list[int]) -> np.ndarray:
+            return self._ask(lambda carrier: turns.exchange(self._process_set, carrier, call, call, numbers))
+
+        are_new = [now != then for now, then in zip(times, self._times)]
+        initialization.check_values(self._process_set, named, are_new, exchange)
+        self._times = times
 
     def _share_freshness(self, clear: bool = True) -> list[Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace what is stale there on this one."""
@@ -338,8 +386,8 @@ class Gradients:
             "_operations": [],
             "_proposed": [],
             "_plan": None,
-            "_device_count": 0,
             "_to_update": [],
+            "_is_due": False,
         }
 
 

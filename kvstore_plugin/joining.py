@@ -15,9 +15,9 @@ from typing import Any, Iterator, NamedTuple
 
 import numpy as np
 
-from . import arrays, factors, initialization, process, turns
-from .mxnet_compat import DeferredInitializationError, MXNetError, Parameter, fill_with_zeros
-from .naming import described, described_within
+from . import arrays, factors, process, turns
+from .mxnet_compat import MXNetError, Parameter, fill_with_zeros
+from .naming import described_within
 from .process_set import ProcessSet, global_process_set
 from .trainer import DistributedTrainer
 
@@ -213,8 +213,6 @@ class join:
 
     def _stand_in(self) -> None:
         """Take part in the steps of the others until all have ended."""
-        if not self._failed:
-            self._refuse_deferred()
         while True:
             plan, active = self._meet(_NOTHING)
             if not active.size:
@@ -230,27 +228,6 @@ class join:
             except BaseException as error:
                 self._fail(f"it has left join() with {type(error).__name__}: {error}")
                 raise
-
-    def _refuse_deferred(self) -> None:
-        """Raise an error, on all workers, if this one has ended before a batch told the shapes of its parameters."""
-        for trainer in self._trainers:
-            deferred = [
-                (parameter, name)
-                for parameter, name, _ in _shared(trainer)
-                if parameter._data is None and parameter.grad_req != "null"
-            ]
-            if not deferred:
-                continue
-            sentence = (
-                f"{described(deferred[0][1], deferred[0][0])} has no values yet on rank {process.rank()}, which has "
-                "ended its loop in join() without a batch that would tell its shape: give the layer the size of its "
-                "input (in_units, in_channels), or pass a batch of zeros through the network on all workers before "
-                "join()."
-            )
-            self._fail(sentence)
-            for parameter, _ in deferred:  # others that have it wait for this rank's values
-                initialization.refuse(parameter, sentence)
-            raise DeferredInitializationError(sentence)
 
     def _fail(self, reason: str) -> None:
         """Let the others' next step fail."""

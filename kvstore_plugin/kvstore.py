@@ -77,6 +77,7 @@ class MyKV(KVStoreBase):
         self._scope = scope
         self._values = StoredValues()
         self._wire = ""  # how sums travel between hosts, in the words of the core
+        self._left: dict[Any, None] = {}  # keys of a step that are still to be pushed
         self._label = ""  # what the calls of all workers have in common besides
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
@@ -171,6 +172,8 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             What this rank can see alone, as for `broadcast`; with an optimizer also a key that was never initialized.
         """
+        if self._left and isinstance(key, (int, str)):
+            self._left.pop(key, None)
         updates = self._optimizer is not None or self._function is not None
         listed = self._calls("pushpull", key, value, out, priority, stored=updates)
         if len(listed) > 1:
@@ -445,13 +448,19 @@ class MyKV(KVStoreBase):
         self._wire = gradient_compression(compression_params).wire
 
     @contextlib.contextmanager
-    def labelled(self, label: str) -> Iterator[None]:
-        """Let calls of pushpull() fail where other workers make them with another label."""
-        before, self._label = self._label, label
+    def labelled(self, label: str, keys: Sequence[int | str] = ()) -> Iterator[None]:
+        """Let calls of pushpull() fail where other workers make them with another label.
+
+        Those for `keys` that an exception leaves out fail on the other workers too, with its text.
+        """
+        before, self._label, self._left = self._label, label, dict.fromkeys(keys)
         try:
             yield
+        except BaseException as error:
+            self.refuse(list(self._left), f"the step was broken off there: {error}")
+            raise
         finally:
-            self._label = before
+            self._label, self._left = before, {}
 
     def __reduce__(self) -> tuple:
         _pickled.add(self._scope)
@@ -502,6 +511,17 @@ class MyKV(KVStoreBase):
                     update_order.refuse(self._process_set, self._scope, str(error))
                 self._process_set.core.refuse(ShardedUpdate.names(carrier)[1], str(error), turn_of=carrier)
             raise MXNetError(str(error)) from error
+
+    def awaited_by(self, keys: Sequence[int | str]) -> list[int]:
+        """The ranks that have pushed one of some keys once more than this one."""
+        names = [name for key in keys for name in calls.names(self._scope, key)]
+        return sorted({rank for ranks in self._process_set.core.waiting_for_this(names) for rank in ranks})
+
+    def refuse(self, keys: Sequence[int | str], reason: str) -> None:
+        """Take no part in the next push of each of some keys, and let it fail on the other ranks with the reason."""
+        for key in keys:
+            for name in calls.names(self._scope, key):
+                self._refuse(name, reason, "pushpull")
 
     def _push_broadcasts(self, listed: list[Call], targets: list[Any], priority: int) -> None:
         for number, call in enumerate(listed):

@@ -8,9 +8,10 @@ where some have not, the core finds their gradients there, and all workers get a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -18,8 +19,8 @@ from . import arrays
 from .mxnet_compat import MXNetError, NDArray, Parameter, gluon, trainer_of
 
 LABEL = (
-    "a step after load_parameters(), load_states() or set_data(); where only some workers do that, all of them must "
-    "call broadcast_states() afterwards"
+    "a step after load_parameters(), load_states(), set_data() or an update that has failed; where that is so on some "
+    "workers only, all of them must call broadcast_states() afterwards"
 )
 
 # With a copy of what the parameter held when all workers were last equal; None where states were loaded.
@@ -47,6 +48,30 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
         return not np.array_equal(arrays.memory(parameter._data[0]), arrays.memory(before))
     except MXNetError:
         return True
+
+
+def was_loaded(parameter: Parameter) -> bool:
+    """Whether this worker has loaded other values of a Parameter since all were equal."""
+    return parameter in _loaded
+
+
+@contextlib.contextmanager
+def noting_failures(parameters: Iterable[Parameter], on_store: bool) -> Iterator[None]:
+    """Where an update fails here, and perhaps not on the other workers, note it as if values had been loaded.
+
+    Parameters
+    ----------
+    parameters : iterable of Parameter
+        Those that are updated.
+    on_store : bool
+        Whether the error of another worker shows here as an MXNetError too: it is noted there.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not (on_store and isinstance(error, MXNetError)):
+            _loaded.update(dict.fromkeys(parameters))
+        raise
 
 
 def forget(parameters: Iterable[Parameter]) -> None:

@@ -24,7 +24,7 @@ class LocalGradients:
         self._when_moved = when_moved
         self._seen: list[Any] = []
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Replace each gradient on several devices by the sum over them."""
         gradients = [parameter._grad for parameter in self._parameters]
         if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):
@@ -38,9 +38,11 @@ class LocalGradients:
             else:
                 sum_over_devices(replicas)
 
-    def agree_on(self, factor: Any, scale: float, always: bool) -> Any:
-        """The factor: nobody else updates these parameters."""
-        return factor
+    def compare(self, label: str) -> None:
+        """Nobody else updates these parameters."""
+
+    def refuse_comparison(self, reason: str) -> None:
+        """Nobody waits."""
 
     def has_begun(self) -> bool:
         """Nobody else takes part."""
@@ -52,6 +54,9 @@ class LocalGradients:
     def awaited_by(self) -> list[int]:
         """Nobody waits."""
         return []
+
+    def refuse_awaited(self, reason: str) -> None:
+        """Nobody waits."""
 
     def refuse(self, reason: str) -> None:
         """Nobody waits."""

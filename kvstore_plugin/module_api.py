@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import agreement, arrays, process
+from . import agreement, arrays, process, turns
 from .factors import value_of
 from .kvstore import MyKV
 from .mxnet_compat import MXNetError, mx
@@ -57,7 +57,11 @@ class ModuleStore(MyKV):
         """
         where = "on the store" if update_on_kvstore else "on the workers"
         agreement.check_names(
-            self._process_set, f"{self._scope}/Module", param_names, "parameters of a Module", f"updates {where}"
+            self._process_set,
+            turns.waiting_name(self._process_set),
+            param_names,
+            "parameters of a Module",
+            f"a Module that updates {where}",
         )
         for name, replicas in zip(param_names, param_arrays):
             value = arg_params[name]
@@ -85,12 +89,9 @@ class ModuleStore(MyKV):
         """
         optimizer = module._optimizer
         factor = value_of(optimizer.rescale_grad)
-        met = agreement.of_all(
-            self._process_set,
-            f"{self._scope}/Module",
-            [int(is_modules_own), module._exec_group.batch_size, _bits(factor)],
-            "a Module's optimizer",
-        )
+        call = "a Module's optimizer"
+        numbers = [int(is_modules_own), module._exec_group.batch_size, _bits(factor)]
+        met = turns.exchange(self._process_set, turns.waiting_name(self._process_set), call, call, numbers)
         factors = met[:, 2]
         if (factors == factors[0]).all():
             return

@@ -14,7 +14,7 @@ from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, arrays, meeting, optimizer_kinds, settings, state_file, turns
+from . import agreement, arrays, optimizer_kinds, settings, state_file, turns
 from .atomic_file import write as write_whole
 from .mxnet_compat import MXNetError, NDArray, SparseNDArray, mx
 from .objects import allgather_object, broadcast_object
@@ -124,8 +124,8 @@ class _Exchange:
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
         numbers = [agreement.digest(texts), len(texts)]
-        seconds = settings.checkpoint_wait_seconds()
-        met = meeting.meet(self._process_set, meeting_name(self._scope), self.call, label, numbers, seconds)
+        limit = turns.Limit(settings.checkpoint_wait_seconds(), "MYKV_CHECKPOINT_WAIT_S")
+        met = turns.exchange(self._process_set, meeting_name(self._scope), self.call, label, numbers, limit)
         differ = np.flatnonzero((met != met[0]).any(axis=1))
         if differ.size:
             ranks = self._process_set.ranks

@@ -15,12 +15,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from . import process
 
-# DistributedTrainers, with the threads that have taken their last steps; None before the first.
+# Trainers, with the threads that have taken their last steps; None before the first.
 _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+# How to find the ranks that wait for a step of theirs, and how to take no part in it.
+_calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
 _SAVING = (
     "saving or loading optimizer states, which are divided over the workers: call save_states() and load_states() on "
@@ -31,9 +33,19 @@ _SAVING = (
 _checkpoints: dict[str, Any] = {}
 
 
-def made(trainer: Any) -> None:
-    """Note that there is a trainer."""
+def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
+    """Note that there is a trainer.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    awaited_by : callable
+        Given the trainer, returns the ranks that have begun a step that this one has not called for.
+    refuse : callable
+        Given the trainer and a reason, lets that step fail on the other ranks.
+    """
     _threads[trainer] = None
+    _calls[trainer] = (awaited_by, refuse)
 
 
 def stepped(trainer: Any) -> None:
@@ -85,14 +97,13 @@ def look(core: Any, name: str, call: str) -> None:
         for trainer, thread in list(_threads.items()):
             if thread != threading.get_ident() and not (thread is None and _is_alone()):
                 continue  # another thread may still take the step
-            for gradients in trainer._gradients:
-                others = gradients.awaited_by()
-                if others:
-                    reason = _reason(call, others)
-                    for one in trainer._gradients:
-                        one.refuse(reason)
-                    core.give_up(name, reason)
-                    return
+            awaited_by, refuse = _calls[trainer]
+            others = awaited_by(trainer)
+            if others:
+                reason = _reason(call, others)
+                core.give_up(name, reason)  # first, since those who get an error may go on to this call
+                refuse(trainer, reason)
+                return
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
             others = _who_saves(checkpoint, process_set)
             if others:

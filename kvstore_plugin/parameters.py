@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from . import agreement, arrays, initialization, loading, process
+from . import agreement, arrays, initialization, loading, process, turns
 from . import process_set as process_sets
 from .initialization import Broadcast
-from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon
+from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon, set_current_device
 from .naming import described, described_within
 from .process_set import ProcessSet, global_process_set
 from .sparse import is_row_sparse
@@ -59,18 +59,14 @@ def broadcast_parameters(
     try:
         process_sets.check(process_set)
     except TypeError as error:  # no set: the others may be in the call for all ranks
-        global_process_set.core.refuse(f"{numbered(global_process_set, 'broadcast')}/parameters", str(error))
+        turns.waiting(global_process_set, "broadcast_parameters").leave_out(str(error), None)
         raise
-    scope = numbered(process_set, "broadcast")
-    carrier = f"{scope}/parameters"
-    try:
+    with turns.waiting(process_set, "broadcast_parameters") as turn:
         root = process_set.position_of(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
-    except (TypeError, ValueError) as error:
-        process_set.core.refuse(carrier, str(error))
-        raise
-    names = [one.name for one in named]
-    agreement.check_names(process_set, carrier, names, f"parameters of {scope}", f"a broadcast from rank {root_rank}")
+        scope = numbered_alike(turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}")
+    carrier = f"{scope}/parameters"
+    agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}")
     if not named:
         return
     arriving = []
@@ -158,6 +154,16 @@ class WrongParameters(TypeError, ValueError):
     """`params` is nothing that holds parameters: a TypeError, and the ValueError that Horovod and BytePS raise."""
 
 
+def numbered_alike(turn: turns.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
+    """As `numbered`, but all ranks meet, and count on alike where they have counted differently.
+
+    A rank that was alone in a call has made one that failed, and the others have not.
+    """
+    counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
+    process_set.skip_to({kind: int(counts.max())})
+    return numbered(process_set, kind)
+
+
 def named_parameters(params: Any) -> list[Named]:
     """What is in `params`, each object once, with names and in an order that are the same on all ranks.
 
@@ -236,6 +242,30 @@ def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
 def device_ids(params: Sequence[Parameter]) -> list[int]:
     """Numbers of the devices that Parameters have replicas on; an optimizer counts updates for each."""
     return sorted({array.context.device_id for parameter in params for array in parameter._data or ()})
+
+
+def stale_gradient(params: Iterable[Parameter]) -> str | None:
+    """MXNet's warning of a gradient that no backward has written since the last step, if there is one."""
+    trained = [parameter for parameter in params if parameter.grad_req != "null"]
+    if any(parameter._data is None for parameter in trained):
+        return None  # which is an error of its own
+    for parameter in trained:
+        if not all(weight._fresh_grad for weight in parameter._data):
+            return (
+                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
+                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
+                "its parameters only, a case for step(..., ignore_stale_grad=True)."
+            )
+    return None
+
+
+def count_update(trainer: gluon.Trainer) -> None:
+    """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
+    for device_id in device_ids(trainer._params):
+        set_current_device(trainer._optimizer, device_id)
+        for number, parameter in enumerate(trainer._params):
+            if parameter.grad_req != "null":
+                trainer._optimizer._update_count(number)
 
 
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:

@@ -14,10 +14,10 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, arrays
+from . import agreement, arrays, process
 from .adoption import Bucket, GradientMemory
 from .gradient_compression import counts_elements
-from .mxnet_compat import Parameter
+from .mxnet_compat import NDArray, Parameter
 from .process_set import ProcessSet
 from .store_optimizer import Member, ShardedUpdate, StoreOptimizer
 
@@ -115,6 +115,44 @@ class Operation(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}"
+
+
+class Comparison:
+    """An operation that sums nothing: its label must be the same on all ranks of a process set.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    """
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._buffer: Any = None
+
+    def push(self, name: str, written: Sequence[NDArray], priority: int, label: str, turn_of: str = "") -> None:
+        """Let arrays wait for the comparison, and carry the error where labels differ. Returns at once.
+
+        Parameters
+        ----------
+        name : str
+            What the ranks are matched by.
+        written : sequence of NDArray
+            Their values stay as they are.
+        priority : int
+            Operations with a higher one run first.
+        label : str
+        turn_of : str, optional
+            The name under which this has the last turn; by default it has the next one under its own.
+        """
+        if self._buffer is None or not self._buffer.attached:
+            self._buffer = self._process_set.core.allocate(1)
+        handles = arrays.handles(written)
+        kind = process.core.PreparedBucket
+        kind(name, self._buffer, 0, 1, "uint8", "of nothing", handles, priority=priority).push(label, turn_of)
+
+    def __reduce__(self) -> tuple:
+        return Comparison, (self._process_set,)
 
 
 def propose(scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[Slot]) -> list[Operation]:

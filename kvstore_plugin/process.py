@@ -233,14 +233,16 @@ def ranks_in(comm: MPI.Intracomm) -> list[int]:
     return mpi.ranks_in(comm, _group)
 
 
-def wait(work: Any, look: Callable[[], None] | None = None) -> None:
+def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = _FIRST_LOOK_S) -> None:
     """Wait for a ``Work`` of the core, so that Ctrl-C is noticed meanwhile.
 
     Parameters
     ----------
     work : Work
     look : callable, optional
-        Called without arguments when the wait has taken 2 s, 4 s, 8 s and so on, at least every 30 s.
+        Called without arguments when the wait has taken `first_look` seconds, twice as long and so on, later at least
+        once in so many seconds or 30.
+    first_look : float, optional
 
     Raises
     ------
@@ -250,11 +252,11 @@ def wait(work: Any, look: Callable[[], None] | None = None) -> None:
     if _interrupted:
         _forget_finished()
     began = time.monotonic()
-    next_look = _FIRST_LOOK_S if look is not None else math.inf
+    next_look = first_look if look is not None else math.inf
     try:
         while not work.wait(_SIGNAL_CHECK_S):
             if time.monotonic() - began >= next_look:
-                next_look += min(next_look, _LONGEST_PAUSE_S)
+                next_look += min(next_look, max(first_look, _LONGEST_PAUSE_S))
                 look()
     except BaseException:
         keep(work)  # Ctrl-C, or whatever a signal handler raises
@@ -344,6 +346,7 @@ def _checked_sets(process_sets: Any) -> list:
 
 def _add_sets(process_sets: list) -> None:
     """Add the process sets of init(), which are equally many on all ranks, as is checked."""
+    # Without turns.exchange(), which needs MXNet. Nothing has begun that other ranks could wait for.
     counts = np.array([len(process_sets), -len(process_sets)], dtype=np.int64)
     most = np.empty_like(counts)
     wait(core.submit_allreduce("process sets of init()", [counts], [most], "max"))

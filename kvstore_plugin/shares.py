@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-from . import agreement, parameters
+from . import agreement, parameters, turns
 from .arguments import check_is_added
 from .mxnet_compat import Parameter
 from .parameters import Named
 from .process_set import ProcessSet, global_process_set
+
+_CALL = "DistributedTrainer()"
 
 
 class Share(NamedTuple):
@@ -78,8 +80,8 @@ class Company:
             )
 
 
-def scopes_of(process_set: Any, of_parameters: Any) -> dict[ProcessSet, str]:
-    """What begins the names of this trainer's operations in each process set, of those that this rank is in.
+def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
+    """The process sets of a trainer's parameters, of those that this rank is in.
 
     The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
     """
@@ -87,13 +89,26 @@ def scopes_of(process_set: Any, of_parameters: Any) -> dict[ProcessSet, str]:
     if isinstance(of_parameters, Mapping):
         given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
     sets = {one.process_set_id: one for one in given if one.included()}
-    return {one: parameters.numbered(one, "trainer") for _, one in sorted(sets.items())}
+    return [one for _, one in sorted(sets.items())]
 
 
-def refuse(scopes: Iterable[tuple[ProcessSet, str]], error: Exception) -> None:
-    """Tell the other members of each process set why this rank makes no trainer."""
-    for process_set, scope in scopes:
-        process_set.core.refuse(f"{scope}/parameters", str(error))
+def scopes_of(sets: Sequence[ProcessSet]) -> dict[ProcessSet, str]:
+    """What begins the names of a trainer's operations in each process set. Meets the other members of each."""
+    scopes = {}
+    for number, one in enumerate(sets):
+        try:
+            with turns.waiting(one, _CALL) as turn:
+                scopes[one] = parameters.numbered_alike(turn, one, "trainer", _CALL)
+        except Exception as error:
+            refuse(sets[number + 1 :], error)
+            raise
+    return scopes
+
+
+def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
+    """Tell the other members of process sets, which meet there first, why this rank makes no trainer."""
+    for one in sets:
+        turns.waiting(one, _CALL).leave_out(str(error), None)
 
 
 def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:

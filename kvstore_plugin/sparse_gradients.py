@@ -10,11 +10,11 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, factors, initialization, process, sparse, turns
+from . import agreement, factors, initialization, loading, process, sparse, turns
 from . import process_set as process_sets
-from .mxnet_compat import NDArray, Parameter
+from .mxnet_compat import Parameter
 from .parameters import Named
-from .plan import Reduction
+from .plan import Comparison, Reduction
 from .row_update import RowUpdate
 from .sparse import Contribution, Rows
 
@@ -63,12 +63,13 @@ class SparseGradients:
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
-        self._device_count = 0  # of this rank, when all ranks last told theirs; 0: never
-        self._devices_are_alike = False  # all had equally many
+        # How often parameters had been initialized when all ranks last had values; None: before the first step.
+        self._times: list[int] | None = None
+        self._comparison = Comparison(reduction.process_set)
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "") -> None:
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Waits until backward has written the gradients on all workers, and they are summed.
@@ -80,6 +81,8 @@ class SparseGradients:
             on all workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
         label : str
             What the step of all ranks must have in common besides.
+        compares : bool
+            Without effect: compare() goes under the name of the next step.
 
         Raises
         ------
@@ -91,13 +94,16 @@ class SparseGradients:
             What is wrong with a gradient of this rank; the other ranks get an MXNetError that says so.
         """
         active = self._active()
+        loaded = loading.any_of(one.parameter for one in self._gradients)
         with self._turn() as turn:
             contributions = [_contribution(one, ignore_stale) for one in active]
             numbers = [_has_one_device(contributions)]
             numbers += [_is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
+            what += f"{factors.BETWEEN}{loading.LABEL}" if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{factors.BETWEEN}{what}", numbers)
+        loading.forget(one.parameter for one in self._gradients)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
         sums = sparse.allreduce(
@@ -142,16 +148,14 @@ class SparseGradients:
             store_optimizer.assign([(one.key, weights[0])])
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
-    def agree_on(self, factor: float | NDArray, scale: float, always: bool) -> float | NDArray:
-        """What all ranks multiply gradients by in an update, as `Gradients.agree_on`."""
-        device_count = len(self._gradients[0].parameter._data or ()) or 1
-        if self._devices_are_alike and device_count == self._device_count and not always:
-            return factor
-        with self._turn() as turn:
-            met = turn.meet(factors.LABEL, factors.numbers(factor, device_count))
-        agreed = factors.common(met, self._reduction.process_set.ranks, self._scope, scale)
-        self._device_count, self._devices_are_alike = device_count, factors.have_as_many_devices(met)
-        return factor if factors.numbers(factor, 0) == factors.numbers(agreed, 0) else agreed
+    def compare(self, label: str) -> None:
+        """Let an update fail where not all ranks make it alike, as `Gradients.compare`."""
+        weights = [weight for one in self._active() for weight in one.parameter._data]
+        self._comparison.push(self._name, weights, self._priority, label)
+
+    def refuse_comparison(self, reason: str) -> None:
+        """Take no part in `compare`, and let the other ranks' update fail with the reason."""
+        self._reduction.process_set.core.refuse(self._name, reason)
 
     def has_begun(self) -> bool:
         """The ranks meet in each step, so none pushes one that another does not take."""
@@ -170,22 +174,37 @@ class SparseGradients:
         """The ranks that have begun a step that this one has not called for."""
         return self._reduction.process_set.core.waiting_for_this([self._name])[0]
 
+    def refuse_awaited(self, reason: str) -> None:
+        """Take no part in what the others wait for."""
+        self.refuse(reason)
+
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
         self._reduction.process_set.core.refuse(self._name, reason)
-        for one in self._deferred():  # those that have values wait for this rank's
-            initialization.refuse(one.parameter, reason)
 
     def _active(self) -> list[_Gradient]:
         process.rank()  # raises after shutdown()
         process_sets.check(self._reduction.process_set)  # it may have been removed
         self._when_moved()
-        if self._deferred():
-            initialization.refuse_deferred(self._deferred(), self.refuse)
+        self._check_values()
         return [one for one in self._gradients if one.parameter._grad is not None]
 
-    def _deferred(self) -> list[_Gradient]:
-        return [one for one in self._gradients if one.parameter._grad is None and one.parameter.grad_req != "null"]
+    def _check_values(self) -> None:
+        """As `Gradients._check_values`."""
+        times = [initialization.times(one.parameter) for one in self._gradients]
+        lacks = any(one.parameter._grad is None and one.parameter.grad_req != "null" for one in self._gradients)
+        if times == self._times and not lacks:
+            return
+        named = [(one.label, one.parameter) for one in self._gradients]
+        call = f"a step of {self._scope}, whose parameters were just initialized"
+        process_set = self._reduction.process_set
+
+        def exchange(numbers: list[int]) -> np.ndarray:
+            return turns.exchange(process_set, self._name, call, call, numbers)
+
+        are_new = [now != then for now, then in zip(times, self._times or times)]
+        initialization.check_values(process_set, named, are_new, exchange)
+        self._times = times
 
     def _turn(self) -> turns.Turn:
         return turns.Turn(self._reduction.process_set, self._name, f"the sparse gradients of {self._scope}")

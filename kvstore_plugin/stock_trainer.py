@@ -6,15 +6,16 @@ import functools
 import weakref
 from typing import Any, Callable
 
-from . import factors, loading, optimizer_kinds, sync_batch_norm
+from . import factors, loading, optimizer_kinds, order, parameters, sync_batch_norm
 from .kvstore import MyKV
 from .mxnet_compat import gluon
+from .parameters import stale_gradient
 
 # Of Trainers that have given their parameters to a store of ours, what they know of it.
 _attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-# Trainers that have taken a step, and its factor.
-_compared: weakref.WeakKeyDictionary[gluon.Trainer, factors.Before] = weakref.WeakKeyDictionary()
+# Trainers that have taken a step.
+_compared: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
@@ -46,6 +47,7 @@ def _keeping(original: Callable) -> Callable:
             self._kvstore_params["kvstore"] = self._kvstore
             names = ("_kvstore", "_update_on_kvstore", "_distributed")
             _attached[self] = {name: vars(self)[name] for name in names}
+            order.made(self, _awaited_by, _refuse)
 
     _init_kvstore.keeps = True
     return _init_kvstore
@@ -58,9 +60,11 @@ def _noticing(original: Callable) -> Callable:
     def _allreduce_grads(self: gluon.Trainer) -> None:
         if isinstance(self._kvstore, MyKV):
             sync_batch_norm.end_step()
+            order.stepped(self)
             if loading.any_of(self._params):
                 _meet(self, self._kvstore)
-            with self._kvstore.labelled(_label(self)):
+            params = self._params if self._update_on_kvstore else ()
+            with self._kvstore.labelled(_label(self), _keys(self)), loading.noting_failures(params, True):
                 original(self)
         else:
             original(self)
@@ -76,21 +80,72 @@ def _label(trainer: gluon.Trainer) -> str:
     """
     optimizer = trainer._optimizer
     rate = factors.learning_rate_of(optimizer)
-    label = factors.label(optimizer.rescale_grad, factors.scale_of(trainer), rate)
+    label = factors.label(factors.value_of(optimizer.rescale_grad), factors.scale_of(trainer), rate)
     if trainer not in _compared:
-        _compared[trainer] = factors.Before()
+        _compared.add(trainer)
         label = factors.BETWEEN.join([label, *optimizer_kinds.settings(optimizer)])
-    label += _compared[trainer].label()
-    _compared[trainer].note(optimizer.rescale_grad, factors.scale_of(trainer))
     return label
 
 
 def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
     """Find out whether all workers have loaded what this one has, in place of the next step's first operation."""
-    keys = [number for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
+    keys = _keys(trainer)
     if keys:
         store.meet(keys, loading.LABEL)
     loading.forget(trainer._params)
+
+
+def _is_ours(store: Any) -> bool:
+    """Whether a Trainer was given a store of ours, or its name."""
+    return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == "mykv")
+
+
+def _awaited_by(trainer: gluon.Trainer) -> list[int]:
+    """The ranks that have begun a step that this one has not called for."""
+    return _attached[trainer]["_kvstore"].awaited_by(_keys(trainer))  # MXNet forgets it in load_parameters()
+
+
+def _refuse(trainer: gluon.Trainer, reason: str) -> None:
+    """Let a step of the other workers fail, which have counted it as an update."""
+    _attached[trainer]["_kvstore"].refuse(_keys(trainer), reason)
+    parameters.count_update(trainer)
+    _compared.add(trainer)  # the others have shown their settings
+
+
+def _keys(trainer: gluon.Trainer) -> list[int]:
+    return [number for number, one in enumerate(trainer._params) if one.grad_req != "null"]
+
+
+def _checking(original: Callable) -> Callable:
+    """Trainer.step, which fails on all workers where a gradient is stale on one of them, before any has updated."""
+
+    @functools.wraps(original)
+    def step(self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+        if _is_ours(self._kvstore_params["kvstore"]) and not ignore_stale_grad:
+            if not self._kv_initialized:
+                self._init_kvstore()
+            if self._params_to_init:
+                self._init_params()
+            stale = stale_gradient(self._params)
+            if stale is not None:
+                _refuse(self, stale)
+                raise UserWarning(stale)
+        original(self, batch_size, ignore_stale_grad)
+
+    step.keeps = True
+    return step
+
+
+def _updating(original: Callable) -> Callable:
+    """Trainer._update, a failure of which the other workers do not see."""
+
+    @functools.wraps(original)
+    def _update(self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
+        with loading.noting_failures(self._params if self in _attached else (), False):
+            original(self, ignore_stale_grad)
+
+    _update.keeps = True
+    return _update
 
 
 def _loading_alone(original: Callable) -> Callable:
@@ -118,6 +173,8 @@ for _name, _wrapped in (
     ("_init_kvstore", _keeping),
     ("_allreduce_grads", _noticing),
     ("load_states", _loading_alone),
+    ("step", _checking),
+    ("_update", _updating),
 ):
     if not getattr(getattr(gluon.Trainer, _name), "keeps", False):
         setattr(gluon.Trainer, _name, _wrapped(getattr(gluon.Trainer, _name)))

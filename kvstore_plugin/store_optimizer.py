@@ -88,7 +88,7 @@ class StoreOptimizer:
         optimizer = self.optimizer
         state = (self.factor, factors.learning_rate_of(optimizer), optimizer)
         if state != self._labelled[0]:
-            text = factors.label(state[0], 1.0, state[1]).replace("a step", "an update", 1)
+            text = factors.label(state[0], 1.0, state[1], "an update")
             if self._labelled[0] is None or self._labelled[0][2] is not optimizer:
                 self._settings = optimizer_kinds.settings(optimizer)
             self._labelled = (state, factors.BETWEEN.join([text, *self._settings]))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 
 from . import (
     adoption,
@@ -16,6 +17,7 @@ from . import (
     horovod_scripts,
     initialization,
     liveness,
+    loading,
     mixed_precision,
     mxnet_compat,
     optimizer_kinds,
@@ -33,7 +35,7 @@ from .compression import Compression
 from .gradients import Gradients
 from .kept_names import KeptNames
 from .local_gradients import LocalGradients
-from .mxnet_compat import NDArray, Parameter, gluon
+from .mxnet_compat import Parameter, gluon
 from .naming import described_within
 from .optimizer import DistributedOptimizer
 from .parameters import Named
@@ -175,7 +177,7 @@ class DistributedTrainer(gluon.Trainer):
         gradients_after_allreduce: str | None = None,
     ) -> None:
         process.require()
-        scopes = shares.scopes_of(process_set, parameter_process_sets)
+        sets = shares.sets_of(process_set, parameter_process_sets)
         try:
             check_is_added(process_set)
             compression = compressions.choose(compression, compression_params)
@@ -201,12 +203,13 @@ class DistributedTrainer(gluon.Trainer):
                 liveness.check_possible()
             named_of = shares.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
-            roots = {one: shares.root_of(one, root_rank, process_set) for one in scopes}
+            roots = {one: shares.root_of(one, root_rank, process_set) for one in sets}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
             self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
         except Exception as error:
-            shares.refuse(scopes.items(), error)
+            shares.refuse(sets, error)
             raise
+        scopes = shares.scopes_of(sets)
         # Devices when gradients were last looked at: of each parameter, and the parameters of each.
         self._held: list[Any] = [self] * len(self._params)  # what no parameter holds
         self._where: list[Any] = [None] * len(self._params)
@@ -221,7 +224,6 @@ class DistributedTrainer(gluon.Trainer):
         self._join: join | None = None  # the one around the training loop
         self._steps = 0
         self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
-        self._before = factors.Before()
         suffix = f".{prefix}" if prefix else ""
         self._shares = [
             shares.Share(one, name + suffix, named_of.get(one, []), roots[one], KeptNames(one, *{name, name + suffix}))
@@ -262,7 +264,7 @@ class DistributedTrainer(gluon.Trainer):
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalGradients(local, self._follow_devices))
-        order.made(self)
+        order.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             order.saves_states(optimizer_states.meeting_name(self._shares[0].scope), process_set)
 
@@ -278,7 +280,6 @@ class DistributedTrainer(gluon.Trainer):
         afterwards, and the parameters that have values have owners among these workers.
         """
         self._join = None
-        self._before = factors.Before()
         for gradients in self._gradients:
             gradients.release()
         self._gradients = []
@@ -318,7 +319,8 @@ class DistributedTrainer(gluon.Trainer):
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
             except Exception as error:
-                shares.refuse(list(scopes.items())[number + 1 :], error)
+                for later in self._shares[number + 1 :]:
+                    later.process_set.core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
                 raise
             if dense:
                 met.append(gradients)
@@ -333,11 +335,8 @@ class DistributedTrainer(gluon.Trainer):
         ----------
         batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
-            on all workers: with others their weights would drift apart, so that is an error. Only workers with unequal
-            numbers of devices may also have batches of one size on each device; gradients are then averaged over all
-            devices, and each step waits until the workers have compared their factors. An NDArray of one element, of
-            optimizers that compute with one (AdamW, AdaGrad), is not waited for, except in the first step and in
-            join(): where it differs between workers, the next step is the error.
+            on all workers, whatever their numbers of devices: with others their weights would drift apart, so that is
+            an error. An NDArray of one element is waited for.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
             it, and none if none has. This waits for the other workers.
@@ -357,51 +356,38 @@ class DistributedTrainer(gluon.Trainer):
         if self._join is None:
             self._step(factor, ignore_stale_grad)
         else:
-            self._join.step(self, factors.value_of(factor), ignore_stale_grad)
+            self._join.step(self, factor, ignore_stale_grad)
 
-    def _step(self, factor: float | NDArray, ignore_stale_grad: bool) -> None:
-        counted = self._updates_counted()
-        before = self._label_of_the_step_before(factor)
-        try:
-            agreed = self._agreed(factor)
-            self._check_and_rescale_grad(agreed)
+    def _step(self, factor: float, ignore_stale_grad: bool) -> None:
+        with self._counted():
+            self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
-                self._refuse_stale()
-            self._allreduce(ignore_stale_grad, self._label(agreed) + before)
+                self._check_fresh(self._refuse)
+            self._allreduce(ignore_stale_grad, self._label(factor))
             self._update(ignore_stale_grad)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Whatever happens to an update here, count it, since the other workers do."""
+        counted = self._updates_counted()
+        try:
+            yield
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
                 gradients.refuse_update(f"the step was broken off there: {error}")
             if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
-                self._count_update()
+                parameters.count_update(self)
             raise
 
-    def _label_of_the_step_before(self, factor: float | NDArray) -> str:
-        """What the label of a step with this factor ends with, of the step before it."""
-        label = self._before.label()
-        self._before.note(factor, factors.scale_of(self))
-        return label
-
-    def _label(self, factor: float | NDArray) -> str:
+    def _label(self, factor: float, what: str = "a step") -> str:
         """What the operations of a step have in common on all workers; see factors.py."""
-        rate = factors.learning_rate_of(self._optimizer)
-        if isinstance(factor, NDArray):
-            return factors.label(factor, 0.0, rate)
-        state = (factor, factors.scale_of(self), rate)
+        state = (factor, factors.scale_of(self), factors.learning_rate_of(self._optimizer), what)
         if state != self._labelled[0]:
             self._labelled = (state, factors.label(*state))
         return self._labelled[1]
 
     def _updates_counted(self) -> int:
         return sum(self._optimizer._index_update_count.values())
-
-    def _count_update(self) -> None:
-        """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
-        for device_id in parameters.device_ids(self._params):
-            mxnet_compat.set_current_device(self._optimizer, device_id)
-            for number, parameter in enumerate(self._params):
-                if parameter.grad_req != "null":
-                    self._optimizer._update_count(number)
 
     def allreduce_grads(self) -> None:
         """Average the gradients over the workers, for use before update(): clip them, look at them.
@@ -422,12 +408,12 @@ class DistributedTrainer(gluon.Trainer):
             self._is_told_of_means = True
             horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
         if self._join is None:
-            self._allreduce(self._ignores_stale, "allreduce_grads()" + self._before.label())
+            self._allreduce(self._ignores_stale)
         else:
             self._join.allreduce_grads(self, self._ignores_stale)
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the parameters from gradients that allreduce_grads() has averaged. Waits until all workers call it.
+        """Update the parameters from gradients that allreduce_grads() has averaged. Returns at once.
 
         Parameters
         ----------
@@ -441,25 +427,30 @@ class DistributedTrainer(gluon.Trainer):
         RuntimeError
             The trainer was made with update_on_kvstore=True.
         MXNetError
-            The batches of the workers differ in size.
+            The workers do not update alike, for example with batches of different sizes. It is raised where parameters
+            are read; they are what they were before then, on all workers.
         """
         self._require_local_updates("update")
         factor = factors.of_batch(self._scale, batch_size)
         if self._join is None:
             self._apply(factor, ignore_stale_grad)
         else:
-            self._join.update(self, factors.value_of(factor), ignore_stale_grad)
+            self._join.update(self, factor, ignore_stale_grad)
 
-    def _apply(self, factor: float | NDArray, ignore_stale_grad: bool) -> None:
-        self._before.note(factor, factors.scale_of(self))
-        self._check_and_rescale_grad(self._agreed(factor, always=not isinstance(factor, NDArray)))
+    def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
         self._ignores_stale = ignore_stale_grad
-        if ignore_stale_grad and not self._freshness_is_shared:
+        with self._counted():
+            self._check_and_rescale_grad(factor)
+            if not ignore_stale_grad:
+                self._check_fresh(self._refuse_comparison)
             for gradients in self._gradients:
-                gradients.share_freshness()
-        self._update(ignore_stale_grad)
+                gradients.compare(self._label(factor, "an update"))
+            if ignore_stale_grad and not self._freshness_is_shared:
+                for gradients in self._gradients:
+                    gradients.share_freshness()
+            self._update(ignore_stale_grad)
 
-    def _check_and_rescale_grad(self, scale: float | NDArray) -> None:
+    def _check_and_rescale_grad(self, scale: float) -> None:
         """Let updates multiply gradients by `scale`, and sums that stand for means also by what makes means of them."""
         super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._shows_sums else scale)
 
@@ -468,37 +459,33 @@ class DistributedTrainer(gluon.Trainer):
         of_all = self._company.process_set
         return self._predivide / of_all.size() if of_all.included() else 1.0
 
-    def _agreed(self, factor: float | NDArray, always: bool = False) -> float | NDArray:
-        """What all workers multiply gradients by, where this one would multiply by `factor`."""
-        agreed: dict[float | int, float | NDArray] = {}
-        for gradients in self._gradients:
-            try:
-                found = gradients.agree_on(factor, factors.scale_of(self), always)
-                agreed[id(found) if isinstance(found, NDArray) else found] = found
-            except Exception as error:
-                self._refuse(str(error), but=gradients)  # who has failed together with the others it has asked
-                raise
-        if len(agreed) > 1:
-            sentence = (
-                "Workers with unequal numbers of devices must give step() batches of one size where parameters have "
-                "process sets of their own, or are trained on one worker alone."
-            )
-            self._refuse(sentence)
-            raise ValueError(sentence)
-        return next(iter(agreed.values()), factor)
-
-    def _refuse(self, reason: str, but: Any = None) -> None:
+    def _refuse(self, reason: str) -> None:
         """Take no part in a step of the other workers."""
         for gradients in self._gradients:
-            if gradients is not but:
-                gradients.refuse(reason)
+            gradients.refuse(reason)
 
-    def _allreduce(self, ignore_stale: bool, label: str = "allreduce_grads()") -> None:
+    def _awaited_by(self) -> list[int]:
+        """The ranks that have begun a step, or an update, that this one has not called for."""
+        return sorted({rank for gradients in self._gradients for rank in gradients.awaited_by()})
+
+    def _refuse_awaited(self, reason: str) -> None:
+        """Let what the others wait for fail; they have counted it as an update."""
+        for gradients in self._gradients:
+            gradients.refuse_awaited(reason)
+        if any(gradients.has_begun() for gradients in self._gradients):
+            parameters.count_update(self)
+
+    def _refuse_comparison(self, reason: str) -> None:
+        """Take no part in an update() of the other workers."""
+        for gradients in self._gradients:
+            gradients.refuse_comparison(reason)
+
+    def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
         order.stepped(self)
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.allreduce(ignore_stale, label)
+                gradients.allreduce(ignore_stale, label or "allreduce_grads()", compares=not label)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
                     later.refuse(str(error))
@@ -530,6 +517,10 @@ class DistributedTrainer(gluon.Trainer):
         return self._averagings
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
+        with loading.noting_failures(self._params, self._store_optimizer is not None):
+            self._run_all_updaters(ignore_stale_grad)
+
+    def _run_all_updaters(self, ignore_stale_grad: bool) -> None:
         if self._store_optimizer is not None:
             for number, gradients in enumerate(self._gradients):
                 try:
@@ -625,20 +616,11 @@ class DistributedTrainer(gluon.Trainer):
                 "share only: call step(), or make the DistributedTrainer with update_on_kvstore=False."
             )
 
-    def _refuse_stale(self) -> None:
-        """Raise MXNet's warning of gradients that no backward has written, before the other workers wait for this."""
-        trained = [parameter for parameter in self._params if parameter.grad_req != "null"]
-        if any(parameter._data is None for parameter in trained):
-            return  # which is an error of its own, of which all workers are told
-        for parameter in trained:
-            if all(weight._fresh_grad for weight in parameter._data):
-                continue
-            sentence = (
-                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
-                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
-                "its parameters only, a case for step(..., ignore_stale_grad=True)."
-            )
-            self._refuse(sentence)
+    def _check_fresh(self, refuse: Callable[[str], None]) -> None:
+        """Raise MXNet's warning of gradients that no backward has written, and tell the other workers before."""
+        sentence = parameters.stale_gradient(self._params)
+        if sentence is not None:
+            refuse(sentence)
             raise UserWarning(sentence)
 
     def _check_mixed_precision(self) -> None:

@@ -10,7 +10,8 @@ set. So ranks that wait in different calls meet there, find that their labels di
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, Sequence
+import re
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,6 +25,15 @@ when_failed: dict[str, Callable[[], None]] = {}
 
 # Priorities travel as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
+
+_GIVEN_UP = re.compile(r"was given up by rank \d+ .*not called it: \[([\d, ]*)\]", re.DOTALL)
+
+
+class Limit(NamedTuple):
+    """How long a rank waits for others that do not come, and the setting that says so."""
+
+    seconds: float
+    setting: str
 
 
 class Turn:
@@ -94,15 +104,27 @@ class Turn:
         self._taken = True
         return work
 
-    def meet(self, label: str, numbers: Sequence[int] = ()) -> np.ndarray:
+    def meet(
+        self,
+        label: str,
+        numbers: Sequence[int] = (),
+        limit: Limit | None = None,
+        look: Callable[[], None] | None = None,
+    ) -> np.ndarray:
         """Wait for the other ranks, which show each other some numbers.
+
+        Whoever waits long looks whether others wait for this rank in another call; then all of them get an error.
 
         Parameters
         ----------
         label : str
             The call, with what all ranks must agree on.
-        numbers : sequence of int
+        numbers : sequence of int, optional
             Equally many on all ranks with this label, of 64 bits.
+        limit : Limit, optional
+            After this time the call is given up if some ranks have not come to it.
+        look : callable, optional
+            Called without arguments now and then while this waits; may give the call up.
 
         Returns
         -------
@@ -112,23 +134,85 @@ class Turn:
         Raises
         ------
         MXNetError
-            A rank is in another call that waits, has refused, or is gone.
+            A rank is in another call that waits or in a step, has refused, has not come in time, or is gone.
         """
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
         work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
         try:
-            wait(work, lambda: order.look(self.core, self.name, self.call))
+            if limit is not None:
+                wait(work, lambda: self._give_up(limit), limit.seconds)
+            else:
+                wait(work, lambda: self._look(look))
         except MXNetError as error:
             self._tell()
             order.failed(str(error))
             raise
         return result
 
+    def _look(self, look: Callable[[], None] | None) -> None:
+        if look is not None:
+            look()
+        order.look(self.core, self.name, self.call)
+
+    def _give_up(self, limit: Limit) -> None:
+        missing = sorted({rank for one in self.core.waiting(self.name) for rank in one[2]})
+        if missing:
+            # From here on nobody is waited for: the core ends the call on all ranks, if it does not succeed now.
+            self.core.give_up(
+                self.name,
+                f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
+                f"these ranks had not called it: {missing}",
+            )
+
     def _tell(self) -> None:
         if self.name in when_failed:
             when_failed[self.name]()
+
+
+def exchange(
+    process_set: Any,
+    name: str,
+    call: str,
+    label: str = "",
+    numbers: Sequence[int] = (),
+    limit: Limit | None = None,
+    look: Callable[[], None] | None = None,
+) -> np.ndarray:
+    """Wait for the other ranks, which show each other some numbers: all calls of Python that wait come by here.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        Whose ranks take part.
+    name : str
+        What they are matched by.
+    call : str
+        For errors: what this rank is in.
+    label : str, optional
+        Must be the same on all ranks; where it is not, the error shows what two of them have.
+    numbers, limit, look
+        As for `Turn.meet`. A call that was given up counts for nobody: a rank that comes later takes part in the next.
+
+    Returns
+    -------
+    ndarray of int64, shape (size, len(numbers))
+        Row r is what rank r of the process set has passed.
+
+    Raises
+    ------
+    MXNetError
+        As for `Turn.meet`.
+    """
+    while True:
+        with Turn(process_set, name, call) as turn:
+            try:
+                return turn.meet(label, numbers, limit, look)
+            except MXNetError as error:
+                given_up = _GIVEN_UP.search(str(error)) if limit is not None else None
+                if given_up is None or str(process.rank()) not in given_up.group(1).split(", "):
+                    raise  # otherwise it was given up before this rank came
 
 
 def named(process_set: Any, name: Any, call: str) -> Turn:
@@ -189,7 +273,7 @@ def described(call: str, name: Any) -> str:
     return call if name is None else f"{call} {str(name)!r}"
 
 
-def wait(work: Any, look: Callable[[], None] | None = None) -> None:
+def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) -> None:
     """Wait for work of the core, with the arguments of process.wait().
 
     Raises
@@ -198,7 +282,7 @@ def wait(work: Any, look: Callable[[], None] | None = None) -> None:
         It has failed.
     """
     try:
-        process.wait(work, look)
+        process.wait(work, look, *first_look)
     except MXNetError:
         raise
     except RuntimeError as error:

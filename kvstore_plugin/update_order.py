@@ -9,8 +9,6 @@ A push of a sparse gradient does not come here: it meets under its key, since th
 
 from __future__ import annotations
 
-import numpy as np
-
 from . import turns
 from .calls import Call
 from .process_set import ProcessSet
@@ -34,7 +32,6 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
     """
     core = process_set.core
     update = f"the update of key {call.key!r}"
-    nothing = np.zeros(1, dtype=np.int8)
 
     def look() -> None:
         others = core.waiting_for_this([call.name])[0]
@@ -45,9 +42,7 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
                 f"{others[0]} does something else with key {call.key!r}: are the optimizers the same on all workers?",
             )
 
-    with turns.Turn(process_set, _name(scope), update) as turn:
-        work = turn.submit(core.submit_allreduce, [nothing], [nothing.copy()], label=update)
-    turns.wait(work, look)
+    turns.exchange(process_set, _name(scope), update, update, look=look)
 
 
 def refuse(process_set: ProcessSet, scope: str, reason: str) -> None:

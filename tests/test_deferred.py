@@ -401,3 +401,142 @@ def test_parameter_dict_of_a_part_of_the_network(rank, gather):
     for name, values in parameters(net).items():
         if "weight" in name:
             assert len(set(gather(values.tobytes()))) == 1
+
+
+class _Drawn(mx.init.Initializer):
+    """The same values whenever it is called."""
+
+    def __init__(self, seed):
+        super().__init__(seed=seed)
+        self._seed = seed
+
+    def _init_weight(self, name, values):
+        values[:] = array(np.random.RandomState(self._seed).uniform(-0.3, 0.3, values.shape).astype("float32"))
+
+
+def _mistake(net, trainer, rank, loses):
+    """A step in which a worker has not used the network: an error on all, and nothing that is left waits."""
+    if rank not in loses:
+        _loss(net, rank).backward()
+    with pytest.raises(MXNetError, match=f"has no values yet on rank {rank if rank in loses else loses[0]}"):
+        trainer.step(3, ignore_stale_grad=True)
+    clear_errors()
+    mykv.barrier()  # also where one of them goes on to this at once
+    clear_errors()
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("options", [{}, {"update_on_kvstore": True}, {"bucket_bytes": 0}], ids=str)
+@pytest.mark.parametrize("hybridize", [None, {"static_alloc": True, "static_shape": True}], ids=str)
+@pytest.mark.parametrize("loser", [0, 1])
+def test_deferred_on_one_rank_at_step_is_no_dead_end(rank, gather, loser, hybridize, options):
+    """The weights are those of a run without the mistake, whichever rank has made it, and however often."""
+    sums = []
+    for loses in ((), (loser,)):
+        net = _network(seed=rank, norm=True)
+        net.initialize(_Drawn(rank), force_reinit=True)
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, **options)
+        for _ in range(2 * len(loses)):
+            _mistake(net, trainer, rank, loses)
+        for step in range(2):
+            _loss(net, rank, step).backward()
+            trainer.step(3)
+        trained = {name: values.tobytes() for name, values in parameters(net).items() if "running" not in name}
+        sums.append(str(sorted(trained.items())))
+        assert len(set(gather(sums[-1]))) == 1
+    assert sums[0] == sums[1]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_layer_that_only_one_rank_has_used(rank, gather, first):
+    """Its other layers train on; the error comes again until both have used it."""
+    mx.random.seed(rank)
+    shared, other = nn.Dense(3, in_units=4), nn.Dense(2)
+    for layer in (shared, other):
+        layer.initialize()
+    params = {f"{k}.{part}": getattr(one, part) for k, one in enumerate((shared, other)) for part in ("weight", "bias")}
+    trainer = mykv.DistributedTrainer(params, *_SGD)
+    x = array(np.random.RandomState(rank).rand(2, 4).astype("float32"))
+
+    def step(uses):
+        with autograd.record():
+            loss = shared(x).sum() + (other(shared(x)).sum() if uses else 0)
+        loss.backward()
+        trainer.step(2, ignore_stale_grad=True)
+        mx.nd.waitall()
+
+    for who in (first, 1 - first, first):
+        with pytest.raises(MXNetError, match="has no values yet on rank"):
+            step(uses=rank == who)
+        clear_errors()
+    for _ in range(2):
+        step(uses=True)
+        for layer in (shared, other):
+            assert len(set(gather(layer.weight.data().asnumpy().tobytes()))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_initialized_anew_and_not_used_by_one_rank(rank, gather):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.Dense(2))
+    net.initialize()
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    x = array(np.random.RandomState(rank).rand(2, 3).astype("float32"))
+
+    def step():
+        with autograd.record():
+            loss = (net(x) ** 2).sum()
+        loss.backward()
+        trainer.step(2)
+
+    for _ in range(2):
+        step()
+    net[1].weight._shape = (2, -1 if IS_2 else 0)
+    net[1].weight._data = net[1].weight._grad = None
+    net[1].weight.initialize()
+    net[1]._called_infer_shape_already = False  # of 2.0
+    with pytest.raises(MXNetError, match="has no values yet on rank 1"):
+        if rank == 0:
+            step()
+        else:
+            trainer.step(2)
+        mx.nd.waitall()
+    clear_errors()
+    mykv.barrier()
+    for _ in range(2):
+        step()
+        assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_weights_that_were_trained_are_kept_when_a_new_layer_is_not_used(rank, gather):
+    """A second trainer of the same network with a layer more, which one worker has not used in the first step."""
+    net, late = _network(seed=rank), nn.Dense(2)
+    late.initialize()
+    first = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    for step in range(2):
+        _loss(net, rank, step).backward()
+        first.step(3)
+    before = checksum(net)
+    params = {**{f"0.{k}": one for k, one in structure(net).items()}, "weight": late.weight, "bias": late.bias}
+    trainer = mykv.DistributedTrainer(params, "sgd", {"learning_rate": 0.0})
+
+    def step(uses):
+        with autograd.record():
+            out = net(_images(rank))
+            loss = (late(out) if uses else out).sum()
+        loss.backward()
+        trainer.step(3)
+        mx.nd.waitall()
+
+    with pytest.raises(MXNetError, match="weight.* has no values yet on rank 1"):
+        step(uses=rank == 0)
+    clear_errors()
+    assert checksum(net) == before
+    step(uses=True)
+    assert checksum(net) == before
+    assert len(set(gather(late.weight.data().asnumpy().tobytes()))) == 1

@@ -264,8 +264,9 @@ std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vecto
 }
 
 void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
-                  const std::string& label) const {
+                  const std::string& label, const std::string& turn_of) const {
   auto pushed = std::make_unique<Pushed>(api_, runtime);
+  pushed->call.turn_of = turn_of;
   pushed->call.requests.push_back(prepared->request);
   std::string& signature = pushed->call.requests.back().signature;
   signature = labelled(label, signature);

@@ -44,9 +44,10 @@ class Bridge {
 
   // A request in place, as often as it is pushed; `arrays` are those that lie in its memory.
   std::shared_ptr<const InPlace> prepare(Request request, const std::vector<Handle>& arrays) const;
-  // `label`: begins what must be the same on all ranks, in this push only.
+  // `label`: begins what must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it
+  // takes; empty: the next turn under its own name.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
-            const std::string& label) const;
+            const std::string& label, const std::string& turn_of) const;
   // An operation on an array that only fails.
   void push_failing(Handle array) const;
 

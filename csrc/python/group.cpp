@@ -230,11 +230,13 @@ std::vector<Group::WaitingTuple> Group::waiting(const std::string& name, double 
   return result;
 }
 
-std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::string>& names) {
+std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::string>& names,
+                                                      const std::string& turn_of) {
   const std::shared_ptr<Runtime> asked = runtime_;
   py::gil_scoped_release release;
   std::vector<std::vector<int>> result;
-  for (const std::vector<int>& ranks : asked->waiting_for_this(names)) result.push_back(asked->world().labels(ranks));
+  for (const std::vector<int>& ranks : asked->waiting_for_this(names, turn_of))
+    result.push_back(asked->world().labels(ranks));
   return result;
 }
 
@@ -515,11 +517,11 @@ PreparedBucket::PreparedBucket(const std::string& name, const std::shared_ptr<Gr
       bridge().prepare(request_on_gpu(name, *runtime_, memory, begin, layout, operation, shards), handles(arrays));
 }
 
-void PreparedBucket::push(const std::string& label) const {
+void PreparedBucket::push(const std::string& label, const std::string& turn_of) const {
   if (runtime_->left()) throw Error("the bucket is of a runtime that was shut down");
   const mxnet::Bridge& target = bridge();
   py::gil_scoped_release release;
-  target.push(runtime_, prepared_, label);
+  target.push(runtime_, prepared_, label, turn_of);
 }
 
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,

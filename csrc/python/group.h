@@ -98,7 +98,7 @@ class Group {
   // call them, the longest wait first. Empty `name`: all operations.
   using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
-  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names);
+  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
   void give_up(const std::string& name, const std::string& reason);
   void signal_under_lock(int number);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
@@ -125,7 +125,7 @@ class PreparedBucket {
   PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
                  const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
                  double scale, int priority, const std::string& wire, const BucketShards& shards);
-  void push(const std::string& label) const;
+  void push(const std::string& label, const std::string& turn_of) const;
 
  private:
   std::shared_ptr<Runtime> runtime_;

@@ -98,8 +98,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // the others, which takes up to some seconds where one of them does not answer.
   std::vector<Waiting> waiting(double least_seconds, const std::string& name);
   // For each name the ranks that have arrived at the operation at which this rank will come next, and has not asked
-  // for. On several hosts this asks the others, as waiting() does.
-  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names);
+  // for; with turn_of at the one that has the last turn under that name. On several hosts this asks the others, as
+  // waiting() does.
+  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on those
   // that come later. Without effect where all have arrived.
   void give_up(const std::unordered_map<std::string, std::string>& reasons);

@@ -195,13 +195,15 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
   return result;
 }
 
-std::vector<std::vector<int>> Runtime::waiting_for_this(const std::vector<std::string>& names) {
+std::vector<std::vector<int>> Runtime::waiting_for_this(const std::vector<std::string>& names,
+                                                        const std::string& turn_of) {
   std::vector<Key> keys;
   {
     std::lock_guard<std::mutex> lock(turns_mutex_);
     for (const std::string& name : names) {
-      const auto turn = turns_.find(name);
-      keys.push_back(make_key(name, turn == turns_.end() ? 0 : turn->second, 0));
+      const auto turn = turns_.find(turn_of.empty() ? name : turn_of);
+      const uint64_t taken = turn == turns_.end() ? 0 : turn->second;
+      keys.push_back(make_key(name, turn_of.empty() || taken == 0 ? taken : taken - 1, 0));
     }
   }
   std::vector<std::vector<int>> come(names.size());

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import sys
-import threading
-import time
 from typing import Any
 
 import kvstore_plugin as mykv
 import numpy as np
 from collectives_model import reduced
-from mpi4py import MPI
 from support import MXNetError, array, clear_errors, fail, mx, value
 
-from .job import say
+from .loop import loop
 
 _LIMIT = 60.0  # seconds for one program
 _SETS = {2: [[1]], 3: [[0, 2], [1, 2]], 4: [[1, 3], [0, 2, 3]]}
@@ -221,37 +217,8 @@ def _order(operations: list[Operation], chance: random.Random) -> list[Operation
 
 
 def main() -> None:
-    first, count, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     world = World()
-    comm = MPI.COMM_WORLD
-    end = time.monotonic() + seconds
-    problems: list[str] = []
-    done = faults = 0
-    for seed in range(first, first + count):
-        if seed % 10 == 0:
-            if not comm.bcast(time.monotonic() < end):
-                break
-            if world.rank == 0:
-                say(f"at {seed}")
-        watch = threading.Timer(_LIMIT, _hung, (comm, seed))
-        watch.daemon = True
-        watch.start()
-        wrong, planted = run(world, seed)
-        watch.cancel()
-        problems += wrong
-        done, faults = done + 1, faults + planted
-    everybody = comm.gather(problems)
-    if world.rank == 0:
-        failed = [one for rank in everybody for one in rank]
-        for one in failed[:20]:
-            say("FAILED " + one.replace("\n", " "))
-        say(f"faults {faults} done {done} failed {len({one.split('program ')[-1].split(',')[0] for one in failed})}")
-    mykv.barrier()
-
-
-def _hung(comm: Any, seed: int) -> None:
-    say(f"FAILED hang: program {seed}")
-    comm.Abort(3)
+    loop(lambda seed: run(world, seed), _LIMIT)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TARGETS = {
     "programs": "torture.programs",  # random operations with planted disagreements, against numpy
+    "retry": "torture.retry",  # trainings in which a user makes a mistake, catches the error and goes on
     "kills": "torture.kills",  # kill -9 of a worker at any moment
     "elastic": "torture.elastic",  # kill -9 of workers of which the others go on
     "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training

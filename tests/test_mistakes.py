@@ -1,0 +1,186 @@
+"""A worker makes a user's mistake in a step, all catch the error, and go on: no weight differs between them."""
+
+from __future__ import annotations
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from support import MXNetError, array, checksum, clear_errors, dense_network, mx, structure
+
+_BATCH = 4
+
+
+class _Optimizer(mx.optimizer.SGD):
+    """SGD that may be told to fail."""
+
+    fails = False
+
+    def update(self, *arguments):
+        if self.fails:
+            raise ArithmeticError("planted in the update")
+        super().update(*arguments)
+
+    update_multi_precision = step = fused_step = update
+
+
+_KINDS = ["own", "own on the store", "stock", "stock on the store"]
+_every_kind = pytest.mark.parametrize("kind", _KINDS)
+
+
+class _Training:
+    def __init__(self, kind, rank, optimizer=None):
+        self.net = dense_network(seed=rank)
+        self.optimizer = optimizer or mx.optimizer.Adam(learning_rate=0.01)
+        params, on_store = self.net.collect_params(), kind.endswith("on the store")
+        if kind.startswith("own"):
+            self.trainer = mykv.DistributedTrainer(params, self.optimizer, update_on_kvstore=on_store)
+            self._batch = _BATCH
+        else:
+            mykv.broadcast_parameters(params)
+            store = mx.kv.create("mykv")
+            self.trainer = gluon.Trainer(params, self.optimizer, kvstore=store, update_on_kvstore=on_store)
+            self._batch = _BATCH * mykv.size()
+        self._rank, self._step = rank, 0
+
+    def backward(self):
+        draw = np.random.RandomState(10 * self._step + self._rank)
+        self._step += 1
+        with autograd.record():
+            loss = (self.net(array(draw.rand(_BATCH, 6).astype("float32"))) ** 2).sum()
+        loss.backward()
+
+    def step(self):
+        self.backward()
+        self.trainer.step(self._batch)
+        mx.nd.waitall()
+
+    def state(self):
+        return checksum(self.net), sorted(self.trainer._optimizer._index_update_count.items())
+
+
+def _equal(gather, training):
+    return len({str(one) for one in gather(training.state())}) == 1
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
+def test_a_stale_gradient_on_one_worker_fails_the_step_of_all(rank, gather, kind, first):
+    training = _Training(kind, rank)
+    if not first:
+        training.step()
+    before = training.state()[0]
+    training.backward()
+    if rank == 1:
+        next(iter(structure(training.net).values())).data()._fresh_grad = False
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale"):
+        training.trainer.step(training._batch)
+        mx.nd.waitall()
+    clear_errors()
+    assert first or training.state()[0] == before
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_broadcast(rank, gather, kind):
+    optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.5)
+    optimizer.__class__ = _Optimizer
+    training = _Training(kind, rank, optimizer)
+    training.step()
+    optimizer.fails = rank == 1
+    try:
+        training.step()
+    except (ArithmeticError, MXNetError):
+        pass
+    else:
+        assert rank != 1
+    optimizer.fails = False
+    clear_errors()
+    for _ in range(2):
+        with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states"):
+            training.step()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+def test_a_worker_that_leaves_a_step_out_and_waits_for_the_others(rank, gather, kind):
+    """As with an exception in the loss that is caught around the whole step."""
+    training = _Training(kind, rank)
+    training.step()
+    before = training.state()[0]
+    with pytest.raises(MXNetError, match="rank 1 is in barrier, but .*in a step of a trainer that it has not taken"):
+        if rank != 1:
+            training.step()
+        mykv.barrier()
+    clear_errors()
+    if rank != 1:
+        with pytest.raises(MXNetError, match="rank 1 is in barrier"):
+            mykv.barrier()
+    mykv.barrier()
+    assert training.state()[0] == before
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_worker_that_fails_before_or_between_allreduce_grads_and_update(rank, gather, when):
+    training = _Training("own", rank)
+
+    def step(fails=""):
+        training.backward()
+        if fails != "before":
+            training.trainer.allreduce_grads()
+        if fails:
+            raise ArithmeticError("planted")
+        training.trainer.update(_BATCH)
+        mx.nd.waitall()
+
+    step()
+    before = checksum(training.net)
+    with pytest.raises(ArithmeticError if rank == 1 else MXNetError, match="planted|rank 1 is in barrier, but"):
+        step(when if rank == 1 else "")
+    clear_errors()
+    with pytest.raises(MXNetError, match="rank 1 is in barrier, but"):
+        mykv.barrier()
+    clear_errors()
+    mykv.barrier()
+    assert checksum(training.net) == before
+    for _ in range(2):
+        step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_stock_trainer_whose_step_breaks_off_between_two_keys(rank, gather, on_store):
+    """Keys that it has not pushed must not meet those of the other workers' next step."""
+    training = _Training("stock on the store" if on_store else "stock", rank, mx.optimizer.SGD(learning_rate=0.1))
+    training.step()
+    broken = list(structure(training.net).values())[2]
+    gradients = broken.list_grad
+    if rank == 1:
+        broken.list_grad = lambda: (_ for _ in ()).throw(ArithmeticError("planted"))
+    with pytest.raises(ArithmeticError if rank == 1 else MXNetError, match="planted"):
+        training.step()
+    clear_errors()
+    broken.list_grad = gradients
+    try:
+        training.step()
+    except MXNetError as error:
+        assert "an update that has failed" in str(error)
+    clear_errors()
+    mykv.broadcast_states(training.trainer)
+    for _ in range(2):
+        training.step()
+        assert len(set(gather(checksum(training.net)))) == 1
