@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Callable
 
 from harness import launcher
 from harness.processes import Launch, send_signal
@@ -53,6 +54,8 @@ class Job:
         More variables.
     options : tuple of str, optional
         Of mpirun.
+    command : callable, optional
+        Makes the command line that starts the workers from that of one; by default an mpirun on this machine.
 
     Attributes
     ----------
@@ -68,6 +71,7 @@ class Job:
         hosts: int = 1,
         env: dict | None = None,
         options: tuple[str, ...] = (),
+        command: Callable[[list[str]], list[str]] | None = None,
     ) -> None:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
@@ -76,9 +80,9 @@ class Job:
         own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **(env or {})}
         self._output = (self.directory / "output").open("wb")
         self._begin = time.monotonic()
-        command = launcher.command(ranks, program, options)
+        line = command(program) if command else launcher.command(ranks, program, options)
         variables = launcher.environment(self.directory, own)
-        self.launch = Launch(command, variables, self._output, subprocess.STDOUT, str(self.directory))
+        self.launch = Launch(line, variables, self._output, subprocess.STDOUT, str(self.directory))
 
     def __enter__(self) -> Job:
         return self
