@@ -520,9 +520,9 @@ void Runtime::handle_event(const Event& event) {
       }
       return;
     case Event::Type::done:
-      if (transport_of(rendezvous_.entry(event.entry).operation).holds(event.entry)) {
+      if (is_owed(part)) {
         lock.unlock();
-        give_up_held(event.entry);
+        give_up_owed(event.entry);
       }
       finished_.push_back({part, rendezvous_.entry(event.entry).error, now_ns()});
       if (finished_.back().error.empty() && !part.started) note_agreed(part);
@@ -534,8 +534,16 @@ void Runtime::handle_event(const Event& event) {
   }
 }
 
-// Another rank has given up what is under way here, on GPUs or between hosts, and may still be written to.
-void Runtime::give_up_held(uint32_t entry) {
+// Of a part that is done. Another rank has given up what is under way here, on GPUs or between hosts, and may still be
+// written to; or what the other hosts have begun with, or will, and wait for this rank's share of.
+bool Runtime::is_owed(const Part& part) {
+  Entry& entry = rendezvous_.entry(part.entry);
+  if (transport_of(entry.operation).holds(part.entry)) return true;
+  const bool is_agreed = entry.sequence != 0 && world_.hosts().size() > 1 && entry.operation.road != Road::nccl;
+  return is_agreed && entry.error[0] != '\0' && !part.started;
+}
+
+void Runtime::give_up_owed(uint32_t entry) {
   if (rendezvous_.departed_rank() >= 0) throw rendezvous_.departed();
   throw Error(rendezvous_.entry(entry).error);
 }

@@ -144,7 +144,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
   void post_checked(const std::shared_ptr<Flight>& flight);
   void handle_event(const Event& event);
-  [[noreturn]] void give_up_held(uint32_t entry);
+  bool is_owed(const Part& part);
+  [[noreturn]] void give_up_owed(uint32_t entry);
   void note_agreed(const Part& part);
   void rescan();
   bool meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline);

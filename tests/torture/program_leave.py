@@ -29,6 +29,7 @@ _HUNG = 60.0  # seconds after which a job is ended
 _LARGE = [(20000,), (100000,), (300000,), (1500000,)]
 _BUFFER_BYTES = 8 << 20
 _PATTERN = 0x55
+_SCRIPTED = 50  # one program in so many is no random one
 _OWN = ["this rank has left: ", "this rank has shut mykv down", "the buffer is of a runtime that was shut down"]
 CAUSES = {
     "leaves": "it leaves as planted",
@@ -58,6 +59,8 @@ class Happening:
 
 def program(seed: int, size: int, hosts: int) -> tuple[list[Operation], list[Happening]]:
     """The operations, the same on all ranks, and what happens."""
+    if seed % _SCRIPTED == 0:
+        return _script(seed // _SCRIPTED, size, hosts)
     operations, _ = drawing.program(seed, [size], hosts, 0.0)
     chance = random.Random(seed * 11 + 3)
     for k, one in enumerate(operations):
@@ -74,6 +77,20 @@ def program(seed: int, size: int, hosts: int) -> tuple[list[Operation], list[Hap
             one = dataclasses.replace(one, lasts=chance.uniform(1, 12))
         happenings.append(dataclasses.replace(one, chances=int(chance.expovariate(1 / 20)) + 1))
     return operations, happenings
+
+
+def _script(number: int, size: int, hosts: int) -> tuple[list[Operation], list[Happening]]:
+    """What once let ranks wait without an end, or was like it."""
+    last = size - size // hosts  # a rank of another host than rank 0, mostly the first one of it
+    if number % 3 == 0:  # a rank is stopped in a large sum, and its partner leaves
+        operations = [Operation(0, f"s{number}", "allreduce", 0, "float32", (1 << 22,))]
+        return operations, [Happening("stopped", last, 1, 0.012, 6.5), Happening("leaves", 0, 1, 0.3)]
+    operations = [Operation(k, f"s{number}/{k}", "allreduce", 0, "float32", (300 << k,)) for k in range(11)]
+    if number % 3 == 1:  # the first rank of a host leaves while that which decides is stopped
+        return operations, [Happening("stopped", 0, 0, 0.0, 7.0), Happening("leaves", last, len(operations), 0.5)]
+    chance = random.Random(number)  # a rank breaks down, and lives
+    what = chance.choice(["mpi", "memory", "message"])
+    return operations, [Happening(what, chance.randrange(size), 0, 0.0, chances=chance.randint(1, 20))]
 
 
 class _World:

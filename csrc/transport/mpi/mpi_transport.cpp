@@ -39,7 +39,7 @@ MpiTransport::~MpiTransport() {
 
 void MpiTransport::start(uint32_t index, const Share& share) {
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;
-  if (!rendezvous_.claim_chunk(index)) return;
+  if (!rendezvous_.claim_chunk(index)) throw rendezvous_.departed();
   Entry& entry = rendezvous_.entry(index);
   Stamps* const stamps = rendezvous_.stamping() ? &rendezvous_.my_stamps(entry) : nullptr;
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, stamps, share.compression);
@@ -53,7 +53,10 @@ void MpiTransport::start(uint32_t index, const Share& share) {
 bool MpiTransport::progress() {
   const int64_t now = coarse_now_ns();
   const bool away = now - std::exchange(looked_, now) > kAwayNs;
-  if (exchanges_.empty()) return messages_.poll();
+  if (exchanges_.empty()) {
+    heard_at_ = 0;  // what begins next begins with a look
+    return messages_.poll();
+  }
   // While this process was stopped, others may have given up what it takes part in, and with it the memory out of which
   // they have sent. They have said so before.
   if (away) listen_until_ = now + kListenNs;
@@ -61,13 +64,15 @@ bool MpiTransport::progress() {
     for (int look = 0; look < kLooks; ++look) require_all();
     return false;
   }
-  const bool moved = messages_.poll();
-  const bool worked = step_chunks(false) || admit() || step_chunks(true) || moved;
-  if (!worked || now - heard_at_ > kHearNs) {
+  // Before anything that has come is used.
+  if (now - heard_at_ > kHearNs) {
     heard_at_ = now;
     require_all();
   }
-  return worked;
+  const bool moved = messages_.poll();
+  if (step_chunks(false) || admit() || step_chunks(true) || moved) return true;
+  require_all();
+  return false;
 }
 
 bool MpiTransport::step_chunks(bool spreading_too) {
