@@ -188,8 +188,7 @@ PYBIND11_MODULE(mykv_core, m) {
         if (!testing::plant(fault, count)) throw py::value_error("there is no fault '" + fault + "'");
       },
       py::arg("fault"), py::arg("count"),
-      "For tests: let the count-th chance from now on be a fault, 'mpi' (a call of MPI fails), 'memory' (there is none\n"
-      "for what the hosts exchange) or 'message' (one of another host is damaged); 0: none.");
+      "For tests: let the count-th chance from now on be a fault, one of those in csrc/testing/faults.h; 0: none.");
   py::class_<Inbox>(m, "Inbox", "For tests: what the core receives messages of other hosts with.")
       .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
       .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {

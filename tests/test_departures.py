@@ -129,3 +129,58 @@ def test_a_rank_that_can_do_no_more_but_lives_is_named_on_all_hosts(mpirun, rank
         assert set(map(int, errors)) == (set(range(ranks)) if is_met else set()), (fault, text)
         for line in re.findall(rf"^error \d x {fault}.*$", text, re.MULTILINE):
             assert cause in line and (line.startswith(f"error {who} ") or f"rank {who} has left" in line), text
+
+
+def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpirun):
+    """Rank 0 has told that it has left; ten seconds after that its partner waits no more for its slice."""
+    body = """
+    started = submit("x", 1 << 24)
+    if rank == 1:
+        time.sleep(0.012)
+        stop(6.5)
+    else:
+        core.plant("notice", 1)
+        time.sleep(0.3)
+        core.abandon("it had enough")
+    check("x", started, 25)
+    """
+    outcomes, text = _run(mpirun, 2, 2, body)
+    assert "rank 0 has left: it had enough" in outcomes[1], text
+
+
+def test_what_a_single_rank_posts_while_it_leaves_ends(mpirun):
+    """The post comes before the departure, and the arrival after it. Small, in place, and in parts."""
+    script = """
+    import threading, time
+    import numpy as np
+    from mpi4py import MPI
+    import mykv_core as core
+
+    for kind in ("small", "bucket"):
+        core.init(MPI.COMM_WORLD.py2f(), {})
+        group = core.world()
+        buffer = core.allocate(1 << 20)
+        array = np.ones(10)
+        works = []
+
+        def post():
+            if kind == "bucket":
+                works.append(group.submit_bucket("x", buffer, 0, 1 << 18, "float32"))
+            else:
+                works.append(group.submit_allreduce("x", [array], [array]))
+
+        core.plant("late", 1)
+        thread = threading.Thread(target=post)
+        thread.start()
+        time.sleep(0.1)
+        begin = time.monotonic()
+        group.abandon("it had enough")
+        thread.join()
+        try:
+            print(kind, "ended" if works[0].wait(10) else "hang", time.monotonic() - begin)
+        except core.Error as error:
+            print(kind, "ended with", error)
+        core.shutdown()
+    """
+    result = mpirun(0, script, timeout=60)
+    assert result.code == 0 and result.stdout.count("ended") == 2, result.text

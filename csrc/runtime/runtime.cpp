@@ -11,6 +11,7 @@
 #include "runtime/layers.h"
 #include "runtime/signature.h"
 #include "runtime/standstill.h"
+#include "testing/faults.h"
 
 namespace mykv {
 
@@ -24,6 +25,8 @@ constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
 constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when this rank can do no more without it
 constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
 constexpr int64_t kLostSettleNs = 200000000;     // the same, where one of them may be of a process that has died
+constexpr useconds_t kLateUs = 500000;           // as a fault for tests
+constexpr int64_t kFlushNs = 20000000;           // for MPI to bring on its way what was sent last
 constexpr int64_t kLostPatienceNs = 2000000000;  // for somebody who knows which process has ended
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 constexpr auto kGonePatience = std::chrono::seconds(10);  // the same, of the others, who are told when those end
@@ -226,6 +229,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
       }
       flight->next = 1;
     }
+    if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
     if (send_part(flight, 0, true)) return;
     flight->next = 0;
     direct = false;
@@ -243,6 +247,7 @@ void Runtime::run() {
     // Alone it did not say so before, since all that was asked for could end. A thread may be about to post.
     if (world_.size() == 1) rendezvous_.depart(gone.rank, gone.reason);
     if (entries().empty()) {
+      settle({});
       if (nccl_) nccl_->leave({});
       end_all(here);
     } else {
@@ -359,13 +364,15 @@ void Runtime::tell_rank_0(const Departed& gone) {
   }
 }
 
-// Nobody may work on the memory of operations when their owners get the error. Some MPIs send only when they are called.
+// Nobody may work on the memory of operations when their owners get the error. Some MPIs call a message sent that still
+// waits in a queue of their own, which they empty only when they are called.
 void Runtime::settle(const std::vector<uint32_t>& mine) {
   const int64_t patience = lost_.load() ? kLostSettleNs : kSettleNs;
+  const int64_t least = agreement_.speaks() ? kFlushNs : 0;
   const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kRetryUs)) {
     rendezvous_.beat();
-    bool over = transport_->settled();
+    bool over = transport_->settled() && now_ns() - begun >= least;
     try {
       agreement_.progress_sending();
       over = over && !agreement_.sending();

@@ -5,24 +5,26 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 
 namespace mykv::testing {
 
-// A call of MPI fails; there is no memory for what the hosts exchange; a message of another host is damaged.
-enum class Fault { mpi, memory, message };
+// A call of MPI fails; there is no memory for what the hosts exchange; a message of another host is damaged; what a
+// rank says to other hosts when it goes is lost; a thread that posts is held up for half a second before it arrives.
+enum class Fault { mpi, memory, message, notice, late };
+constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late"};
 
 // Of each kind, how many more times it goes well; 0 and less: no fault is planted.
-inline std::array<std::atomic<int64_t>, 3>& planted_faults() {
-  static std::array<std::atomic<int64_t>, 3> planted{};
+inline std::array<std::atomic<int64_t>, std::size(kFaults)>& planted_faults() {
+  static std::array<std::atomic<int64_t>, std::size(kFaults)> planted{};
   return planted;
 }
 
 // The `count`th chance from now on is the fault. False where there is no such kind.
 inline bool plant(const std::string& kind, int64_t count) {
-  const char* const kinds[] = {"mpi", "memory", "message"};
-  for (size_t k = 0; k < planted_faults().size(); ++k) {
-    if (kind != kinds[k]) continue;
+  for (size_t k = 0; k < std::size(kFaults); ++k) {
+    if (kind != kFaults[k]) continue;
     planted_faults()[k].store(count);
     return true;
   }

@@ -121,11 +121,6 @@ inline take_mail(from) {
 #else
 #define SAYS_SO OWNS(me)
 #endif
-#ifdef THROUGH_THE_LEADER
-#define TELLS_RANK_0 SPEAKS(me)
-#else
-#define TELLS_RANK_0 1
-#endif
 #ifdef VERDICT_FORGOTTEN
 #define ANSWERS_VERDICT 0
 #else
@@ -272,7 +267,7 @@ down:
   };
   atomic {
     if
-    :: TELLS_RANK_0 && me != 0 -> to_root[me]!DEPART
+    :: me != 0 -> to_root[me]!DEPART
     :: me == 0 && !closed_all -> closed_all = 1; tell_all(CLOSE)
     :: else
     fi

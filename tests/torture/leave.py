@@ -1,9 +1,9 @@
-"""Target: ranks leave, raise, break down (a call of MPI fails, no memory, a damaged message) or are stopped for 1 to 12 s
-while operations between hosts are under way, alone and in pairs.
+"""Target: ranks leave, raise, break down (a call of MPI fails, no memory, a damaged message) or are stopped for 1 to
+12 s while operations between hosts are under way, alone and in pairs.
 
-Each operation on each rank ends with its result or an error that names a rank that has gone, within 15 s after the last
-thing that happened. Hosts are virtual ones, and network namespaces where there can be any. Jobs sleep most of their
-time, so several run at once.
+Each operation on each rank ends with its result or an error that names a rank that has gone; where one has gone, within
+15 s after the last thing that happened. Hosts are virtual ones, and network namespaces where there can be any. Jobs
+sleep most of their time, so several run at once.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _job(per_host: tuple, network: Any, first: int, count: int, left: float) -> 
     failures = [f"{what}: {one}" for one in re.findall(r"FAILED (.*)", ended.text)]
     if ended.hung or ended.code != 0 or not done:
         reached = [int(one) for one in re.findall(r"^at (\d+)", ended.text, re.MULTILINE)]
-        how = "hung" if ended.hung else f"ended with {ended.code}"
+        how = f"{what}: {'hung' if ended.hung else f'ended with {ended.code}'} after program {reached[-1:]}"
         tried = max(reached) - first + 2 if reached else 1
-        return tried, [*failures, f"{what} {how} after program {reached[-1:]}:\n{ended.tail}"], f"{what}: {how}"
+        return tried, ["\n".join([how, *failures, ended.tail])], how
     return int(done.group(1)), failures, f"{what}: {done.group(0)} in {ended.seconds:.0f} s"

@@ -1,8 +1,10 @@
 """A rank that runs random programs in which ranks leave, fail or are stopped.
 
-``program_leave FIRST COUNT SECONDS HOSTS VIRTUAL``: VIRTUAL is 1 where the hosts are no virtual ones. Each program has a world of its own. In it all ranks start the same operations, in
-another order each, and one or two things happen at random moments (`happenings`). Each operation must end right, or
-with an error that names a rank that has gone, within 15 s after the last start, stop or departure.
+``program_leave FIRST COUNT SECONDS HOSTS VIRTUAL``: VIRTUAL is 1 where the hosts are no virtual ones.
+
+Each program has a world of its own. In it all ranks start the same operations, in another order each, and up to two
+things happen at random moments (`Happening`). Each operation must end right, or with an error that names a rank that
+has gone; where one has gone, within 15 s after the last start, stop or departure.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import sys
 import time
 
 import mykv_core as core
-import numpy as np
 from mpi4py import MPI
 
 from . import drawing
@@ -126,7 +127,10 @@ class _Rank:
                 self.comm.Abort(3)
 
     def run(self, seed: int) -> tuple[list[str], float, float]:
-        """Run one program: what was wrong, when the last thing happened, and when the last operation ended."""
+        """Run one program: what was wrong, when the last thing happened, and when the last operation ended.
+
+        Where no rank goes, no time is asked for: how fast sums are is up to the machine.
+        """
         operations, happenings = program(seed, self.size, self.hosts)
         world = _World(self._virtual)
         order = list(range(len(operations)))
@@ -245,9 +249,10 @@ def main() -> None:
         facts = me.comm.allgather(me.run(seed))
         after = max(ended for _, _, ended in facts) - max(last for _, last, _ in facts)
         problems = [one for wrong, _, _ in facts for one in wrong]
-        if after > _LIMIT:
+        goes = any(not one.stops for one in program(seed, me.size, me.hosts)[1])
+        if goes and after > _LIMIT:
             problems.append(f"an operation ended {after:.1f} s after the last thing that happened: program {seed}")
-        done, failures, slowest = done + 1, failures + bool(problems), max(slowest, after)
+        done, failures, slowest = done + 1, failures + bool(problems), max(slowest, after * goes)
         if me.rank == 0:
             for one in problems[:5]:
                 say("FAILED " + one.replace("\n", " "))

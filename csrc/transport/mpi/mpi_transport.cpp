@@ -6,16 +6,17 @@
 #include "memory/kept.h"
 #include "runtime/news.h"
 #include "runtime/stamps.h"
+#include "testing/faults.h"
 
 namespace mykv {
 
 namespace {
 
-constexpr size_t kMostChunks = 256;           // under way at once: each is looked at again and again
-constexpr int64_t kHearNs = 10000000;         // between looks for notices while messages come, at most
-constexpr int64_t kAwayNs = 500000000;        // between two looks at the network: this process was stopped
-constexpr int64_t kListenNs = 100000000;      // after that, for what the others have said meanwhile
-constexpr int kLooks = 16;                    // at the network, in one go: a look brings a few messages on
+constexpr size_t kMostChunks = 256;       // under way at once: each is looked at again and again
+constexpr int64_t kHearNs = 10000000;     // between looks for notices while messages come, at most
+constexpr int64_t kAwayNs = 500000000;    // between two looks at the network: this process was stopped
+constexpr int64_t kListenNs = 100000000;  // after that, for what the others have said meanwhile
+constexpr int kLooks = 16;                // at the network, in one go: a look brings a few messages on
 
 }  // namespace
 
@@ -141,7 +142,9 @@ void MpiTransport::require_all() {
 }
 
 void MpiTransport::give_up(const Departed& departed) {
+  messages_.cancel();
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;  // no other host waits for this rank
+  if (testing::is_planted(testing::Fault::notice)) return;
   News news;
   news.type = News::Type::depart;
   news.number = static_cast<uint64_t>(departed.rank);
@@ -154,7 +157,6 @@ void MpiTransport::give_up(const Departed& departed) {
     notice_.requests.push_back(MPI_REQUEST_NULL);
     MPI_Isend(notice_.bytes.data(), size, MPI_BYTE, to, kNoticeTag, world_.control(), &notice_.requests.back());
   }
-  messages_.cancel();
 }
 
 // What is on its way to a rank that is gone too is read by nobody. Memory of this rank's own stays as long as MPI may

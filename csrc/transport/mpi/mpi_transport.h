@@ -12,9 +12,9 @@
 // Chunks enter in the order that the hosts agreed on, a limited number, and as far as there is memory for what they
 // receive: the first one that is not finished is under way on all hosts, so none waits for another's memory for ever.
 //
-// A rank that can do no more says so to the owners of its slice on the other hosts, by a notice. Whoever hears one while
-// it has something under way can do no more either: its own notices, and what it does in the table of its host, take
-// that on to all ranks that wait.
+// A rank that can do no more says so to the owners of its slice on the other hosts, by a notice. Whoever hears one
+// while it has something under way can do no more either: its own notices, and what it does in the table of its host,
+// take that on to all ranks that wait.
 #pragma once
 
 #include <deque>
