@@ -16,6 +16,7 @@
 #include "runtime/error.h"
 #include "runtime/inbox.h"
 #include "runtime/meeting.h"
+#include "testing/faults.h"
 #include "testing/parsers.h"
 
 namespace py = pybind11;
@@ -181,6 +182,13 @@ PYBIND11_MODULE(mykv_core, m) {
         testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
       },
       py::arg("parser"), py::arg("bytes"), "For tests: give bytes to one of parsers(), which must bear them.");
+  m.def(
+      "plant",
+      [](const std::string& fault, int64_t count) {
+        if (!testing::plant(fault, count)) throw py::value_error("there is no fault '" + fault + "'");
+      },
+      py::arg("fault"), py::arg("count"),
+      "For tests: let the count-th chance from now on be a fault, one of those in csrc/testing/faults.h; 0: none.");
   py::class_<Inbox>(m, "Inbox", "For tests: what the core receives messages of other hosts with.")
       .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
       .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {

@@ -1,4 +1,4 @@
-"""The model of the shared memory's protocol, its smallest configurations (all: tests/sanitizers/model.py)."""
+"""The models of the protocol, their smallest configurations (all: tests/sanitizers/model.py)."""
 
 from __future__ import annotations
 
@@ -30,4 +30,15 @@ def test_no_order_of_events_ends_in_a_deadlock_or_a_torn_slice(check):
 @pytest.mark.parametrize("error", ["WAIT_WITHOUT_SEEN", "COUNTED_BEFORE_WRITTEN"])
 def test_an_error_in_the_protocol_would_be_found(check, error):
     found, _ = check(f"RANKS=2 {error}")
+    assert found is not None
+
+
+def test_a_rank_that_goes_leaves_no_rank_of_another_host_waiting(check):
+    found, states = check("HOSTS=2 LOCAL=2 SLICES=1 GOING=1", model="departures")
+    assert found is None and states > 50_000
+
+
+@pytest.mark.parametrize("error", ["NO_NOTICE", "ENDS_ITS_OWN", "NO_LOOK_AT_START"])
+def test_an_error_in_departures_would_be_found(check, error):
+    found, _ = check(f"HOSTS=2 LOCAL=1 GOING=1 {error}", model="departures")
     assert found is not None

@@ -132,7 +132,10 @@ void Agreement::handle(const News& m, int from) {
       return;
     case News::Type::verdict:
       outstanding_.erase({m.key.high, m.key.low});
-      rendezvous_.agree(m.key, m.number, m.error, m.placement);
+      // The other hosts begin with it: they must hear that this one does not.
+      if (!rendezvous_.agree(m.key, m.number, m.error, m.placement) && rendezvous_.departed_rank() >= 0) {
+        throw rendezvous_.departed();
+      }
       return;
     case News::Type::depart:
       // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same

@@ -49,7 +49,7 @@ class Agreement {
   void done(uint64_t sequence);
   // A rank of this host has left, or of another one.
   void depart(int rank, const std::string& reason);
-  // The same, of a rank whose table is beyond use: it only tells the others.
+  // The same, of any rank that can do no more: it only tells rank 0, or as rank 0 the other hosts.
   void depart_alone(int rank, const std::string& reason);
   // Sends, receives and answers; false when there was nothing.
   bool progress();
@@ -61,6 +61,8 @@ class Agreement {
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
   // Answers are outstanding: look often.
   bool polling() const { return !outstanding_.empty() || sending(); }
+  // Rank 0 has told this host that a rank has left: it has heard all that this host had to say about that.
+  bool closed() const { return closed_; }
   // Messages that are still on their way out.
   bool sending() const { return !sending_.empty() || !news_.empty() || !news_for_all_.empty(); }
 

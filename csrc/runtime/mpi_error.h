@@ -6,11 +6,13 @@
 #include <string>
 
 #include "runtime/error.h"
+#include "testing/faults.h"
 
 namespace mykv {
 
 // Throws Error where `code`, returned by the call that `what` names, is not MPI_SUCCESS.
 inline void check_mpi(int code, const char* what) {
+  if (testing::is_planted(testing::Fault::mpi)) code = MPI_ERR_OTHER;
   if (code == MPI_SUCCESS) return;
   char text[MPI_MAX_ERROR_STRING + 1] = {};
   int length = 0;  // with Open MPI its end is counted too

@@ -288,7 +288,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       std::lock_guard<std::mutex> lock(mutex_);
       ++flight->under_way;
     }
-    account(part, shown_name(request.name) + ": " + rendezvous_.departed_text());
+    account(part, shown_name(request.name) + ": " + rendezvous_.departed().what());
     return true;
   }
   // Only the thread sends these.

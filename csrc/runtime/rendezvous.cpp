@@ -117,7 +117,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
       return arrival;
     }
   } else {
-    if (header_->departed[0] != '\0') {
+    if (departed_rank() >= 0) {
       arrival.departed = true;
       return arrival;
     }
@@ -286,21 +286,22 @@ uint64_t Rendezvous::placement(Entry& e) const {
   return digest;
 }
 
-void Rendezvous::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
-  lock_.run([&] {
+bool Rendezvous::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
+  return lock_.run([&] {
     const uint32_t link = find(key);
-    if (link == kNone || entry(link - 1).state != State::announced) return;
+    if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
     Entry& e = entry(link - 1);
     if (!error.empty()) {
       end_locked(link - 1, error);
-      return;
+      return true;
     }
     e.sequence = sequence;
     e.placement = placement;
-    if (e.operation.road == Road::nccl && !give_launches(link - 1)) return;
+    if (e.operation.road == Road::nccl && !give_launches(link - 1)) return true;
     e.state = State::ready;
     append(Event::Type::ready, link - 1);
     ring_others();
+    return true;
   });
 }
 
@@ -324,6 +325,12 @@ bool Rendezvous::settled(uint32_t index) {
   const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
   return done >= e.chunks || (claimed != kNotStopped && done >= claimed);
 }
+
+bool Rendezvous::claim_chunk(uint32_t index) {
+  return (entry(index).next_chunk.fetch_add(1, std::memory_order_acq_rel) & kStopped) == 0;
+}
+
+void Rendezvous::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
 
 void Rendezvous::finish_refused(uint32_t index, const std::string& error) {
   lock_.run([&] {
@@ -369,10 +376,9 @@ void Rendezvous::close(int rank, const std::string& reason) { end_waiting(rank, 
 
 void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced_too) {
   lock_.run([&] {
-    const std::string text = rank_text(rank) + " has left: " + reason;
-    if (header_->departed[0] == '\0') {
-      set_text(header_->departed, kErrorBytes, text);
-      set_text(header_->departed_reason, kErrorBytes, reason);
+    const Departed gone(rank, reason);
+    if (departed_rank() < 0) {
+      set_text(header_->departure, kErrorBytes, reason);
       header_->departed_rank.store(rank + 1, std::memory_order_release);
     }
     // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
@@ -380,7 +386,7 @@ void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-          end_locked(link - 1, shown_name(e.name) + ": " + text);
+          end_locked(link - 1, shown_name(e.name) + ": " + gone.what());
         }
       }
     }
@@ -388,12 +394,8 @@ void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced
   });
 }
 
-std::string Rendezvous::departure() const {
-  return lock_.run([&] { return std::string(header_->departed_reason); });
-}
-
-std::string Rendezvous::departed_text() const {
-  return lock_.run([&] { return std::string(header_->departed); });
+Departed Rendezvous::departed() const {
+  return lock_.run([&] { return Departed(departed_rank(), header_->departure); });
 }
 
 State Rendezvous::state(uint32_t index) {
@@ -421,7 +423,7 @@ bool Rendezvous::has_place(const Key& key, Due due) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
-    if (header_->departed[0] != '\0') return true;
+    if (departed_rank() >= 0) return true;
     return may_make(due) && (header_->free_head != kNone || header_->used < header_->places);
   });
 }

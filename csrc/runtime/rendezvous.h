@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "memory/segment.h"
+#include "runtime/departed.h"
 #include "runtime/futex.h"
 #include "runtime/launch_order.h"
 #include "runtime/operation.h"
@@ -148,9 +149,14 @@ class Rendezvous {
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
 
   // The other hosts agreed (or found an error): the operation may run.
-  void agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement);
+  // False where this host has given it up meanwhile, since a rank has left.
+  bool agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement);
   // `chunks` more pieces of the operation are finished; the last one makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
+  // Before this rank begins with a chunk that is its own: false where nobody may begin any more.
+  bool claim_chunk(uint32_t index);
+  // A chunk that was claimed comes to no end, and this rank uses no memory of the operation any more. Needs no lock.
+  void drop_chunk(uint32_t index);
   // Nobody begins with another chunk; needs no lock. Whoever ends an operation with an error does it. Until it is
   // settled, others may still write what they had begun with, also into the memory of ranks that have left.
   void stop_chunks(uint32_t index);
@@ -168,8 +174,7 @@ class Rendezvous {
   void close(int rank, const std::string& reason);
   // The rank that left first, or -1; and why.
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
-  std::string departure() const;
-  std::string departed_text() const;  // both in one sentence
+  Departed departed() const;  // that rank, and why
   State state(uint32_t index);
 
   // For those who look why nothing goes on, and must not wait themselves. Throws TableLocked when a rank keeps the
@@ -236,8 +241,7 @@ class Rendezvous {
     uint32_t free_head;  // list of entries to use again
     uint32_t listeners;
     std::atomic<int> departed_rank;  // plus one; 0: nobody
-    char departed[kErrorBytes];      // who and why, for messages
-    char departed_reason[kErrorBytes];
+    char departure[kErrorBytes];     // why
     alignas(64) std::atomic<uint64_t> log_tail;
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a line of its own, since everybody reads it

@@ -11,6 +11,8 @@
 #include "runtime/layers.h"
 #include "runtime/overlap.h"
 #include "runtime/signature.h"
+#include "runtime/standstill.h"
+#include "testing/faults.h"
 
 namespace mykv {
 
@@ -23,12 +25,12 @@ constexpr int64_t kLookNs = 100000000;  // between looks for questions of other 
 constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
 constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when this rank can do no more without it
 constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
+constexpr int64_t kLostSettleNs = 200000000;     // the same, where one of them may be of a process that has died
+constexpr useconds_t kLateUs = 500000;           // as a fault for tests
+constexpr int64_t kFlushNs = 20000000;           // for MPI to bring on its way what was sent last
 constexpr int64_t kLostPatienceNs = 2000000000;  // for somebody who knows which process has ended
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
-
-std::string given_up(Rendezvous& rendezvous, uint32_t entry) {
-  return rendezvous.departed_rank() >= 0 ? rendezvous.departed_text() : rendezvous.entry(entry).error;
-}
+constexpr auto kGonePatience = std::chrono::seconds(10);  // the same, of the others, who are told when those end
 
 // Process sets have labels, and launch in the order of the world's operations.
 std::shared_ptr<Launcher> launcher_of(const World& world, Rendezvous& rendezvous) {
@@ -188,6 +190,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
       }
       flight->next = 1;
     }
+    if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
     if (send_part(flight, 0, true)) return;
     flight->next = 0;
     direct = false;
@@ -199,38 +202,70 @@ void Runtime::run() {
   prctl(PR_SET_NAME, "mykv");
   prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
   try {
-    Bell& bell = rendezvous_.bell(world_.local_rank());
-    Clock::time_point last_work = Clock::now();
-    for (;;) {
-      const uint32_t seen = bell.count();
-      // Before the work, which then includes telling the other hosts.
-      const bool stopping = stopping_.load() || !retired_.empty();
-      rendezvous_.beat();
-      rendezvous_.look_after_lock();
-      if (work()) {
-        if (stopping) last_work = Clock::now();
-        worked_ = true;
-        continue;
-      }
-      if (stopping) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        const bool nothing_left = parts_.empty() && finished_.empty() && !staged_->copying() && !staged_->gated &&
-                                  !transport_->polling() && !gpus_polling() && !agreement_.sending();
-        if (nothing_left || Clock::now() - last_work > kLeavePatience) break;
-      } else {
-        last_work = Clock::now();
-      }
-      if (Timeline::marks_cycles()) record_awake();
-      sleep(seen);
-      awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
+    work_until_leaving();
+    const std::string here = retired_.empty() ? "this rank has shut mykv down" : retired_;
+    const Departed gone(world_.label(world_.rank()), retired_.empty() ? leave_reason() : retired_);
+    // Alone it did not say so before, since all that was asked for could end. A thread may be about to post.
+    if (world_.size() == 1) rendezvous_.depart(gone.rank, gone.reason);
+    if (entries().empty()) {
+      settle({});
+      if (nccl_) nccl_->leave({});
+      end_all(here);
+    } else {
+      break_down(gone, here, gone.what());
     }
-    if (nccl_) nccl_->leave(entries());
-    end_all(retired_.empty() ? "this rank has shut mykv down" : retired_);
-    launcher_.reset();
   } catch (const std::exception& error) {
-    break_down(cause_of(error.what()));
-    launcher_.reset();
+    const std::string failure = cause_of(error.what());
+    const auto* const other = dynamic_cast<const Departed*>(&error);
+    if (other != nullptr && failure == error.what()) {
+      break_down(*other, failure, failure);
+    } else {
+      const Departed gone(world_.label(world_.rank()), failure);
+      break_down(gone, failure, failure == error.what() ? gone.what() : "");
+    }
   }
+  launcher_.reset();
+}
+
+// Returns when this rank has left and has nothing more to do for others, or waits for them in vain.
+void Runtime::work_until_leaving() {
+  Bell& bell = rendezvous_.bell(world_.local_rank());
+  Standstill standstill;
+  for (;;) {
+    const uint32_t seen = bell.count();
+    // Read before work(), so that the last round still tells the other hosts that this rank leaves.
+    const bool leaving = stopping_.load() || !retired_.empty();
+    rendezvous_.beat();
+    rendezvous_.look_after_lock();
+    const bool worked = work();
+    if (std::exchange(advanced_, false) || (!leaving && rendezvous_.departed_rank() < 0)) {
+      standstill.end();
+    } else if (leaving) {
+      if (standstill.look() > kLeavePatience) return;
+    } else if (standstill.look() > kGonePatience && world_.hosts().size() > 1 && !entries().empty()) {
+      throw rendezvous_.departed();  // whoever gave up has not been heard here
+    }
+    if (worked) {
+      worked_ = true;
+      continue;
+    }
+    if (leaving && nothing_left()) return;
+    if (Timeline::marks_cycles()) record_awake();
+    sleep(seen);
+    awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
+  }
+}
+
+bool Runtime::nothing_left() {
+  if (agreement_.speaks() && !agreement_.closed()) return false;  // rank 0 may not know that this rank leaves
+  std::lock_guard<std::mutex> lock(mutex_);
+  return parts_.empty() && finished_.empty() && !staged_->copying() && !staged_->gated && !transport_->polling() &&
+         !gpus_polling() && !agreement_.sending();
+}
+
+std::string Runtime::leave_reason() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return leave_reason_;
 }
 
 std::atomic<bool>& Runtime::watched() {
@@ -253,38 +288,60 @@ std::string Runtime::cause_of(const std::string& failure) {
   }
 }
 
-// The thread cannot go on: nobody may wait for this rank any more.
-void Runtime::break_down(const std::string& reason) {
+// The thread cannot go on: nobody may wait for this rank any more. `gone`: who is the cause. `here`: what the own
+// operations end with; `there`: those of the other ranks of this host, or empty: with the same words.
+void Runtime::break_down(const Departed& gone, const std::string& here, const std::string& there) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    stopped_ = reason;
+    if (stopped_.empty()) stopped_ = here;
   }
-  const int me = world_.label(world_.rank());
-  const std::string gone = "rank " + std::to_string(me) + " has left: " + reason;
   const std::vector<uint32_t> mine = entries();
-  rendezvous_.lock().lose_patience(kBrokenPatienceUs, gone);
+  rendezvous_.lock().lose_patience(kBrokenPatienceUs, gone.what());
   try {
-    rendezvous_.depart(me, reason);
+    rendezvous_.depart(gone.rank, gone.reason);
     for (uint32_t entry : mine) {
-      const Entry& e = rendezvous_.entry(entry);
-      rendezvous_.fail(entry, e.operation.road == Road::nccl ? shown_name(e.name) + ": " + gone : reason);
+      const std::string name = shown_name(rendezvous_.entry(entry).name);
+      rendezvous_.fail(entry, there.empty() ? here : name + ": " + there);
     }
-    tell_departure();
   } catch (const std::exception&) {
-    // The shared table is beyond use, which the others of this host see themselves, or MPI is.
+    // The shared table is beyond use, which the others of this host see themselves.
     for (uint32_t entry : mine) rendezvous_.stop_chunks(entry);
-    try {
-      if (agreement_.speaks() && !std::exchange(departure_told_, true)) agreement_.depart_alone(me, reason);
-    } catch (const std::exception&) {
-      // MPI is.
-    }
   }
-  const int64_t begun = now_ns();
-  const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
-  while (std::any_of(mine.begin(), mine.end(), unsettled) && now_ns() - begun < kSettleNs) usleep(kRetryUs);
+  transport_->give_up(gone);
+  tell_rank_0(gone);
+  settle(mine);
   settle_copies();
   if (nccl_) nccl_->abort(mine);
-  end_all(reason);
+  end_all(here);
+}
+
+// Not by way of the first rank of this host, which may be the one that is gone.
+void Runtime::tell_rank_0(const Departed& gone) {
+  if (world_.hosts().size() == 1 || std::exchange(departure_told_, true)) return;
+  try {
+    agreement_.depart_alone(gone.rank, gone.reason);
+  } catch (const std::exception&) {
+    // MPI is beyond use.
+  }
+}
+
+// Nobody may work on the memory of operations when their owners get the error. Some MPIs call a message sent that still
+// waits in a queue of their own, which they empty only when they are called.
+void Runtime::settle(const std::vector<uint32_t>& mine) {
+  const int64_t patience = lost_.load() ? kLostSettleNs : kSettleNs;
+  const int64_t least = agreement_.speaks() ? kFlushNs : 0;
+  const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
+  for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kRetryUs)) {
+    rendezvous_.beat();
+    bool over = transport_->settled() && now_ns() - begun >= least;
+    try {
+      agreement_.progress_sending();
+      over = over && !agreement_.sending();
+    } catch (const std::exception&) {
+      // MPI is beyond use.
+    }
+    if (over && std::none_of(mine.begin(), mine.end(), unsettled)) return;
+  }
 }
 
 Transport& Runtime::transport_of(const Operation& operation) const {
@@ -302,20 +359,22 @@ std::vector<uint32_t> Runtime::entries() {
 void Runtime::tell_departure() {
   if (!agreement_.speaks() || departure_told_ || rendezvous_.departed_rank() < 0) return;
   departure_told_ = true;
-  agreement_.depart(rendezvous_.departed_rank(), rendezvous_.departure());
+  if (agreement_.closed()) return;  // that is where it is known from
+  const Departed gone = rendezvous_.departed();
+  agreement_.depart(gone.rank, gone.reason);
 }
 
 bool Runtime::work() {
   bool worked = take_posted();
-  worked |= take_events();
-  worked |= take_finished();
+  bool advanced = take_events();
+  advanced |= take_finished();
   if (staged_->copying()) {
-    worked |= take_copied_in();
-    worked |= take_copied_out();
+    advanced |= take_copied_in();
+    advanced |= take_copied_out();
   }
   worked |= start_parts();
-  worked |= transport_->progress();
-  if (nccl_) worked |= nccl_->progress();
+  advanced |= transport_->progress();
+  if (nccl_) advanced |= nccl_->progress();
   if (agreement_.speaks()) {
     worked |= agreement_.progress();
     // Who asks does not wait for long, so a busy rank looks too.
@@ -327,7 +386,8 @@ bool Runtime::work() {
     tell_departure();
   }
   if (wished_.load(std::memory_order_acquire)) worked |= take_wishes();
-  return worked;
+  advanced_ |= advanced;
+  return worked || advanced;
 }
 
 void Runtime::sleep(uint32_t seen) {
@@ -428,8 +488,10 @@ void Runtime::handle_event(const Event& event) {
       }
       return;
     case Event::Type::done:
-      // Another rank has given up what is under way on GPUs here, and may still be written to.
-      if (nccl_ && nccl_->holds(event.entry)) throw Error(given_up(rendezvous_, event.entry));
+      if (is_owed(part)) {
+        lock.unlock();
+        give_up_owed(event.entry);
+      }
       finished_.push_back({part, rendezvous_.entry(event.entry).error, now_ns()});
       if (finished_.back().error.empty() && !part.started) note_agreed(part);
       parts_.erase(it);
@@ -438,6 +500,20 @@ void Runtime::handle_event(const Event& event) {
       transport_of(rendezvous_.entry(event.entry).operation).stop(event.entry);
       return;
   }
+}
+
+// Of a part that is done. Another rank has given up what is under way here, on GPUs or between hosts, and may still be
+// written to; or what the other hosts have begun with, or will, and wait for this rank's share of.
+bool Runtime::is_owed(const Part& part) {
+  Entry& entry = rendezvous_.entry(part.entry);
+  if (transport_of(entry.operation).holds(part.entry)) return true;
+  const bool is_agreed = entry.sequence != 0 && world_.hosts().size() > 1 && entry.operation.road != Road::nccl;
+  return is_agreed && entry.error[0] != '\0' && !part.started;
+}
+
+void Runtime::give_up_owed(uint32_t entry) {
+  if (rendezvous_.departed_rank() >= 0) throw rendezvous_.departed();
+  throw Error(rendezvous_.entry(entry).error);
 }
 
 // The other hosts have agreed on a part.
@@ -488,6 +564,7 @@ void Runtime::leave(const std::string& reason) {
     std::lock_guard<std::mutex> lock(mutex_);
     broken = !stopped_.empty();
     if (!broken) stopped_ = "this rank has left: " + reason;
+    leave_reason_ = reason;
   }
   rendezvous_.lock().lose_patience(std::chrono::microseconds(kLeavePatience).count(),
                                    "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);

@@ -124,7 +124,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   using Clock = std::chrono::steady_clock;
 
   void run();
+  void work_until_leaving();
   bool work();
+  bool nothing_left();
+  std::string leave_reason();
   void sleep(uint32_t seen);
   bool take_posted();
   bool take_events();
@@ -142,6 +145,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
   void post_checked(const std::shared_ptr<Flight>& flight);
   void handle_event(const Event& event);
+  bool is_owed(const Part& part);
+  [[noreturn]] void give_up_owed(uint32_t entry);
   void note_agreed(const Part& part);
   void rescan();
   bool meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline);
@@ -159,7 +164,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Waiting> waiting_here(double least_seconds, const std::string& name);
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   std::string cause_of(const std::string& failure);
-  void break_down(const std::string& reason);
+  void break_down(const Departed& gone, const std::string& here, const std::string& there);
+  void tell_rank_0(const Departed& gone);
+  void settle(const std::vector<uint32_t>& mine);
   bool withdraw(const Part& part);
   // Arrays on GPUs that go through slots (staged.cpp).
   bool awaits_device(Flight& flight);
@@ -209,6 +216,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::deque<std::shared_ptr<Flight>> posted_;  // for the thread to take over
   std::unordered_map<uint32_t, Part> parts_;    // by entry: what this rank has under way
   std::string stopped_;                         // why no request is taken any more
+  std::string leave_reason_;                    // what leave() was told
   size_t staged_bytes_ = 0;
   size_t moving_parts_ = 0;  // large ones in slots, that all ranks have brought
   size_t large_parts_ = 0;
@@ -238,6 +246,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::deque<Finished> finished_;
   bool departure_told_ = false;
   bool worked_ = false;      // since it last waited
+  bool advanced_ = false;    // something that is under way came further
   int64_t awake_since_ = 0;  // where the timeline marks that
   int64_t looked_ = 0;       // when it last looked for questions of other hosts; coarse_now_ns()
   bool blocked_ = false;     // something in waiting_ could go if there were room for it

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "memory/region.h"
+#include "runtime/departed.h"
 #include "runtime/operation.h"
 #include "runtime/rendezvous.h"
 #include "runtime/world.h"
@@ -55,6 +56,13 @@ class Transport {
   virtual void start(uint32_t entry, const Share& share) = 0;
   // The operation ended, or this rank leaves it: the entry must not be touched any more.
   virtual void stop(uint32_t entry) = 0;
+  // Whether this rank has begun with the entry and other ranks, or a device, still work on it with this one: where it
+  // fails, this rank cannot go on.
+  virtual bool holds(uint32_t) const { return false; }
+  // This rank takes no further part in what is under way, since that rank has gone; says so to those that wait for it.
+  virtual void give_up(const Departed&) {}
+  // After that: whether nothing of it uses the memory of operations any more. Never throws.
+  virtual bool settled() { return true; }
   // Does one piece of work; false when there is nothing to do now.
   virtual bool progress() = 0;
   // Whether something is under way that only a later progress() can see end (a network): sleep short.

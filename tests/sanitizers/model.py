@@ -1,4 +1,4 @@
-"""Checks docs/model/protocol.pml with spin: ``python model.py [--all]``.
+"""Checks the models in docs/model with spin: ``python model.py [--all]``.
 
 Without ``--all`` the small configurations and every planted error, in some seconds; with it the large ones too, which
 take some minutes each. Where spin or a C compiler is missing it says so and ends with the status 77.
@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-MODEL = Path(__file__).resolve().parents[2] / "docs/model/protocol.pml"
+MODELS = Path(__file__).resolve().parents[2] / "docs/model"
 SKIPPED = 77
 
 # What must hold, by the model's macros: every state is looked at.
@@ -50,6 +50,21 @@ PLANTED = {
     "COUNTED_BEFORE_WRITTEN": "RANKS=2",
     "NO_OVERRUN_CHECK": "RANKS=2 LOG=2",
 }
+# The same of docs/model/departures.pml.
+DEPARTURES = [
+    "HOSTS=2 LOCAL=1",
+    "HOSTS=2 LOCAL=2 SLICES=1 GOING=1",
+    "HOSTS=3 LOCAL=1 GOING=1",
+]
+LARGE_DEPARTURES = ["HOSTS=2 LOCAL=2 GOING=1", "HOSTS=2 LOCAL=2 SLICES=1", "HOSTS=3 LOCAL=1"]
+PLANTED_DEPARTURES = {
+    "NO_NOTICE": "HOSTS=2 LOCAL=1 GOING=1",
+    "ENDS_ITS_OWN": "HOSTS=2 LOCAL=1 GOING=1",
+    "VERDICT_FORGOTTEN": "HOSTS=2 LOCAL=2 SLICES=1 GOING=1",
+    "HELD_IS_LEFT": "HOSTS=2 LOCAL=2 SLICES=1 GOING=1",
+    "OWES_WHAT_IT_HOLDS": "HOSTS=2 LOCAL=2 SLICES=1 GOING=1",
+    "NO_LOOK_AT_START": "HOSTS=2 LOCAL=1 GOING=1",
+}
 
 
 class Effort(NamedTuple):
@@ -67,11 +82,13 @@ LONG = Effort(("-DCOLLAPSE", "-DMEMLIM=7500"), 3600, 26, True)
 SEARCH = Effort(("-DBITSTATE",), 300, 33, False)
 
 
-def check(configuration: str, effort: Effort = SMALL) -> tuple[str | None, int]:
+def check(configuration: str, effort: Effort = SMALL, model: str = "protocol") -> tuple[str | None, int]:
     """What spin finds wrong, or None; and how many states it has looked at."""
     with tempfile.TemporaryDirectory(prefix="spin-") as folder:
         flags = ["-D" + word for word in configuration.split()]
-        subprocess.run(["spin", "-a", *flags, str(MODEL)], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            ["spin", "-a", *flags, str(MODELS / f"{model}.pml")], cwd=folder, check=True, stdout=subprocess.DEVNULL
+        )
         # SAFETY: assertions and deadlocks, no cycles.
         subprocess.run(["gcc", "-w", "-O1", "-DSAFETY", *effort.flags, "-o", "pan", "pan.c"], cwd=folder, check=True)
         command = ["timeout", "-s", "INT", str(effort.seconds), "./pan", "-m100000", f"-w{effort.log2_table}"]
@@ -93,15 +110,18 @@ def main() -> int:
         print(f"the model was not checked: there is no {' and no '.join(missing)} (Debian's packages of these names)")
         return SKIPPED
     failures = 0
-    jobs = [("", configuration, SMALL) for configuration in QUICK]
-    jobs += [(error, configuration, SMALL) for error, configuration in PLANTED.items()]
+    jobs = [("", configuration, SMALL, "protocol") for configuration in QUICK]
+    jobs += [("", configuration, SMALL, "departures") for configuration in DEPARTURES]
+    jobs += [(error, configuration, SMALL, "protocol") for error, configuration in PLANTED.items()]
+    jobs += [(error, configuration, SMALL, "departures") for error, configuration in PLANTED_DEPARTURES.items()]
     if arguments.all:
-        jobs += [("", configuration, LONG) for configuration in LARGE]
-        jobs += [("", configuration, SEARCH) for configuration in SEARCHED]
+        jobs += [("", configuration, LONG, "protocol") for configuration in LARGE]
+        jobs += [("", configuration, LONG, "departures") for configuration in LARGE_DEPARTURES]
+        jobs += [("", configuration, SEARCH, "protocol") for configuration in SEARCHED]
     start = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
-        results = pool.map(lambda job: check(f"{job[1]} {job[0]}", job[2]), jobs)
-        for (error, configuration, effort), (found, states) in zip(jobs, results):
+        results = pool.map(lambda job: check(f"{job[1]} {job[0]}", *job[2:]), jobs)
+        for (error, configuration, effort, _), (found, states) in zip(jobs, results):
             fine = (found is None) == (error == "")
             failures += not fine
             searched = f"{states} states" + ("" if effort.whole else f", not all, in {effort.seconds} s")

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Callable
 
 from harness import launcher
 from harness.processes import Launch, send_signal
@@ -55,6 +56,8 @@ class Job:
         Of mpirun.
     has_folder : bool, optional
         Whether temporary files, the MPI's among them, lie in `directory`; else where the variables say, as a user's.
+    command : callable, optional
+        Makes the command line that starts the workers from that of one; by default an mpirun on this machine.
 
     Attributes
     ----------
@@ -71,6 +74,7 @@ class Job:
         env: dict | None = None,
         options: tuple[str, ...] = (),
         has_folder: bool = True,
+        command: Callable[[list[str]], list[str]] | None = None,
     ) -> None:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
@@ -80,9 +84,9 @@ class Job:
         own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
         self._output = (self.directory / "output").open("wb")
         self._begin = time.monotonic()
-        command = launcher.command(ranks, program, options)
+        line = command(program) if command else launcher.command(ranks, program, options)
         variables = launcher.environment(self.directory if has_folder else None, own)
-        self.launch = Launch(command, variables, self._output, subprocess.STDOUT, str(self.directory))
+        self.launch = Launch(line, variables, self._output, subprocess.STDOUT, str(self.directory))
 
     def __enter__(self) -> Job:
         return self

@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import time
+from typing import Any
 
 import mykv_core as core
 import numpy as np
@@ -57,10 +58,10 @@ class Groups:
         core.shutdown()
 
 
-class _Started:
-    """An operation that was asked for."""
+class Started:
+    """An operation that was asked for; `groups` has the members `groups` and `buffers`, one of each for each group."""
 
-    def __init__(self, groups: Groups, operation: Operation, asked: Operation, offset: int) -> None:
+    def __init__(self, groups: Any, operation: Operation, asked: Operation, offset: int) -> None:
         group = groups.groups[operation.group]
         me = group.rank()
         mine = [drawing.values(asked, me, device) for device in range(asked.devices)]
@@ -104,7 +105,7 @@ def run(groups: Groups, seed: int, late: float) -> tuple[list[str], bool]:
     order = _order(mine, random.Random(seed * 5 + groups.rank))
     victim = fault and groups.members[operations[fault.number].group][fault.victim]
     is_victim = victim == groups.rank
-    started: dict[int, _Started] = {}
+    started: dict[int, Started] = {}
     for one in order:
         asked = fault.changed if is_victim and one.number == fault.number else one
         if is_victim and one.number == fault.number and fault.what == "refused":
@@ -112,7 +113,7 @@ def run(groups: Groups, seed: int, late: float) -> tuple[list[str], bool]:
         elif is_victim and fault.what == "late" and one.name == operations[fault.number].name:
             continue  # with all turns of this name, which could otherwise take this one's
         else:
-            started[one.number] = _Started(groups, one, asked, offsets[one.number])
+            started[one.number] = Started(groups, one, asked, offsets[one.number])
     late_name = operations[fault.number].name if fault and fault.what == "late" else None
     problems = []
     for phase in ("early", "late"):
@@ -120,7 +121,7 @@ def run(groups: Groups, seed: int, late: float) -> tuple[list[str], bool]:
             if (phase == "late") != (is_victim and one.name == late_name):
                 continue
             if phase == "late":
-                started[one.number] = _Started(groups, one, one, offsets[one.number])
+                started[one.number] = Started(groups, one, one, offsets[one.number])
             if one.number in started:
                 is_fault = fault is not None and (one.number == fault.number or one.name == late_name)
                 problems += _check(groups, one, started[one.number], fault if is_fault else None, victim, seed)
@@ -146,7 +147,7 @@ def _order(operations: list[Operation], chance: random.Random) -> list[Operation
 
 
 def _check(
-    groups: Groups, one: Operation, started: _Started, fault: Fault | None, victim: int | None, seed: int
+    groups: Groups, one: Operation, started: Started, fault: Fault | None, victim: int | None, seed: int
 ) -> list[str]:
     where = f"program {seed}, rank {groups.rank}, operation {one}, fault {fault and (fault.what, fault.changed)}"
     size = len(groups.members[one.group])
@@ -161,18 +162,23 @@ def _check(
         return [f"the error lacks {missing}: {where}: {error}"] if missing else []
     if fault is not None:
         return [f"no error: {where}"]
+    wrong = wrong_values(one, started, groups.groups[one.group].rank(), size)
+    return [f"wrong: {where}: {wrong}"] if wrong else []
+
+
+def wrong_values(one: Operation, started: Started, me: int, size: int) -> str:
+    """What rank `me` of the group has got, where that is not numpy's; empty where it is right."""
     if one.wire in drawing.LOSSY:
-        return []  # its values are the compressor's; that all ranks have the same bits is in tests/test_hosts.py
+        return ""  # its values are the compressor's; that all ranks have the same bits is in tests/test_hosts.py
     wanted = drawing.expected(one, size)
     for result in started.results:
         if one.kind == "owners":
-            me = groups.groups[one.group].rank()
             own = [slice(begin, begin + count) for begin, count, owner in shards(one.count, size) if owner == me]
             if any(not np.array_equal(result[part], wanted[part]) for part in own):
-                return [f"wrong: {where}: {result} and not {wanted}"]
+                return f"{result} and not {wanted}"
         elif not np.array_equal(result, wanted):
-            return [f"wrong: {where}: {result} and not {wanted}"]
-    return []
+            return f"{result} and not {wanted}"
+    return ""
 
 
 def main() -> None:

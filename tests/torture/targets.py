@@ -8,6 +8,7 @@ TARGETS = {
     "kills": "torture.kills",  # kill -9 of a worker at any moment
     "elastic": "torture.elastic",  # kill -9 of workers of which the others go on
     "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training
+    "leave": "torture.leave",  # ranks that leave, fail or are stopped while hosts work together
     "delays": "torture.delays",  # the same training under other timings has the same bits
     "soak": "torture.soak",  # very many small steps: nothing grows
     "keys": "torture.keys",  # very many keys, made and dropped: none is left

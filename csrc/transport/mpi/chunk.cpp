@@ -24,11 +24,14 @@ Chunk::Chunk(SliceExchange& exchange, uint32_t number, Messages& messages, Stagi
       cursor_(begin_),
       phase_(exchange.reduces() ? Phase::reduce_on_host : Phase::exchange),
       received_(exchange.world().hosts().size()),
-      encoded_(exchange.world().hosts().size()) {
-  exchange.stamp_once(Stamp::begun);
-  if (exchange.wire().compression() != nullptr) ticket_ = exchange.wire().compression()->take_ticket(number);
+      encoded_(exchange.world().hosts().size()) {}
+
+// Not where it is made: what it does may fail when messages are under way already, whose memory must stay.
+void Chunk::begin() {
+  exchange_.stamp_once(Stamp::begun);
+  if (exchange_.wire().compression() != nullptr) ticket_ = exchange_.wire().compression()->take_ticket(number_);
   // What the host has is all in the own slot already.
-  if (phase_ == Phase::reduce_on_host && exchange.world().local_size() == 1) phase_ = Phase::exchange;
+  if (phase_ == Phase::reduce_on_host && exchange_.world().local_size() == 1) phase_ = Phase::exchange;
   if (phase_ == Phase::exchange) begin_exchange();
 }
 
@@ -88,6 +91,7 @@ void Chunk::end_turn() const {
 }
 
 void Chunk::begin_exchange() {
+  if (exchange_.is_stopped()) return;  // no other host may get what was read by then
   const WireFormat& wire = exchange_.wire();
   exchange_.stamp_once(Stamp::scatter);
   phase_ = Phase::exchange;

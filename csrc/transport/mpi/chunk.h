@@ -13,6 +13,8 @@ class Chunk {
   Chunk(const Chunk&) = delete;
   Chunk& operator=(const Chunk&) = delete;
 
+  // Once, before the first step.
+  void begin();
   // Does one piece of work that is due; false when there is none. Other hosts wait for what comes before the spreading.
   bool step(bool spreading_too);
   bool finished() const { return phase_ == Phase::finished; }

@@ -5,6 +5,7 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <set>
 #include <vector>
 
 namespace mykv {
@@ -20,12 +21,22 @@ class Messages {
   bool poll();
   bool empty() const { return requests_.empty(); }
 
+  // From here on nothing is received; what is under way already may still come. Counts are not kept any more.
+  void cancel();
+  // After that: looks once more; whether nothing is on its way but to ranks that are gone.
+  bool only_to(const std::set<int>& gone);
+
  private:
-  MPI_Request* add(size_t* pending);
+  struct Message {
+    size_t* pending;
+    int to;  // or kReceived
+  };
+  MPI_Request* add(size_t* pending, int to);
+  void remove(size_t at);
 
   MPI_Comm comm_;
   std::vector<MPI_Request> requests_;
-  std::vector<size_t*> pending_;  // of each request
+  std::vector<Message> messages_;  // of each request
   std::vector<int> ended_;
 };
 

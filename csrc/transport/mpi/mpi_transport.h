@@ -11,12 +11,19 @@
 // Slices travel in chunks, so that reducing on the host, both ways of the network and writing to the slots overlap.
 // Chunks enter in the order that the hosts agreed on, a limited number, and as far as there is memory for what they
 // receive: the first one that is not finished is under way on all hosts, so none waits for another's memory for ever.
+//
+// A rank that can do no more says so to the owners of its slice on the other hosts, by a notice. Whoever hears one
+// while it has something under way can do no more either: its own notices, and what it does in the table of its host,
+// take that on to all ranks that wait.
 #pragma once
 
 #include <deque>
 #include <memory>
+#include <optional>
+#include <set>
 #include <vector>
 
+#include "runtime/inbox.h"
 #include "transport/host/slots.h"
 #include "transport/mpi/chunk.h"
 #include "transport/transport.h"
@@ -40,8 +47,15 @@ class MpiTransport : public Transport {
   void stop(uint32_t) override {}
   bool progress() override;
   bool polling() const override { return !exchanges_.empty(); }
+  bool holds(uint32_t entry) const override;
+  void give_up(const Departed& departed) override;
+  bool settled() override;
 
  private:
+  static constexpr int kNoticeTag = 4;  // of the world's communicator for small messages
+
+  void hear();
+  void require_all();
   bool step_chunks(bool spreading_too);
   bool admit();
   void finish(size_t chunk);
@@ -58,6 +72,19 @@ class MpiTransport : public Transport {
   size_t chunk_bytes_ = 0;                                // of those under way
   uint32_t next_chunk_ = 0;                               // of the first exchange that has chunks to come ...
   size_t entering_ = 0;                                   // ... which is this one of exchanges_
+
+  Inbox notices_;
+  std::set<int> gone_;                // ranks that have sent one
+  std::optional<Departed> departed_;  // what the first one said
+  int64_t looked_ = 0;                // at the network; coarse_now_ns(), as the next ones
+  int64_t heard_at_ = 0;              // looked for notices
+  int64_t listen_until_ = 0;          // and for nothing else
+  struct Notice {
+    std::vector<char> bytes;
+    std::vector<MPI_Request> requests;
+  };
+  Notice notice_;         // this rank's own
+  bool dropped_ = false;  // what it had claimed
 };
 
 }  // namespace mykv

@@ -1,6 +1,7 @@
 // One slice of one operation on its way between the hosts, cut into chunks that travel independently of each other.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "transport/host/slots.h"
@@ -37,6 +38,12 @@ class SliceExchange {
   bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
   // The host that has all segments, or -1 if each has one.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
+
+  // The operation has failed: what other ranks of this host have in their slots may be theirs again.
+  bool is_stopped() const {
+    std::atomic_thread_fence(std::memory_order_acquire);  // what was read of them was read before
+    return (entry_.next_chunk.load(std::memory_order_acquire) & kStopped) != 0;
+  }
 
   // Elements of the own slot, which holds what this host has of a reduction.
   char* own(size_t element) const { return at(world_.local_rank(), element); }

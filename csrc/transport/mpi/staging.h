@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "testing/faults.h"
 
 namespace mykv {
 
@@ -25,6 +26,7 @@ class Staging {
 
   // At least so many bytes, on a cache line.
   Block take(size_t bytes) {
+    if (testing::is_planted(testing::Fault::memory)) throw no_memory();
     for (Block& kept : free_) {
       if (kept.bytes < bytes) continue;
       Block block = std::move(kept);
@@ -38,7 +40,7 @@ class Staging {
     Block block;
     block.bytes = (bytes + kLine - 1) / kLine * kLine;
     block.memory.reset(static_cast<char*>(std::aligned_alloc(kLine, block.bytes)));
-    if (block.memory == nullptr) throw Error("there is no memory for what the hosts exchange");
+    if (block.memory == nullptr) throw no_memory();
     return block;
   }
   void give_back(Block block) {
@@ -46,6 +48,8 @@ class Staging {
   }
 
  private:
+  static Error no_memory() { return Error("there is no memory for what the hosts exchange"); }
+
   std::vector<Block> free_;
 };
 

@@ -85,7 +85,7 @@ bool NcclTransport::progress() {
   if (!polling()) return false;
   if (peer_lost_) {
     const int gone = rendezvous_.departed_rank();
-    if (gone >= 0 && gone != world_.label(world_.rank())) throw Error(rendezvous_.departed_text());
+    if (gone >= 0 && gone != world_.label(world_.rank())) throw rendezvous_.departed();
     if (Clock::now() - peer_lost_->first > kLostPatience) throw peer_lost_->second;
     return false;
   }
@@ -163,7 +163,7 @@ void NcclTransport::watch() {
   if (gone < 0 || gone == world_.label(world_.rank()) || (running_.empty() && !begun_)) return;
   const Clock::time_point now = Clock::now();
   if (!gone_since_) gone_since_ = now;
-  if (now - std::max(moved_, *gone_since_) > kLeavePatience) throw Error(rendezvous_.departed_text());
+  if (now - std::max(moved_, *gone_since_) > kLeavePatience) throw rendezvous_.departed();
 }
 
 void NcclTransport::forgo(const std::vector<uint32_t>& entries) {

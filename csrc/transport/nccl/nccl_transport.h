@@ -40,7 +40,7 @@ class NcclTransport : public Transport {
   // Before a request is brought to the rendezvous: the digest of its placement. Throws Error where it cannot be run.
   uint64_t prepare(const Request& request);
   // Whether this rank has begun with the entry and not finished: it cannot be left alone.
-  bool holds(uint32_t entry) const;
+  bool holds(uint32_t entry) const override;
   // The thread ends: at the end of all operations, or in their middle. Then `entries` are those that this rank has at
   // the rendezvous.
   void leave(const std::vector<uint32_t>& entries);

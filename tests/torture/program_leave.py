@@ -1,0 +1,266 @@
+"""A rank that runs random programs in which ranks leave, fail or are stopped.
+
+``program_leave FIRST COUNT SECONDS HOSTS VIRTUAL``: VIRTUAL is 1 where the hosts are no virtual ones.
+
+Each program has a world of its own. In it all ranks start the same operations, in another order each, and up to two
+things happen at random moments (`Happening`). Each operation must end right, or with an error that names a rank that
+has gone; where one has gone, within 15 s after the last start, stop or departure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import mykv_core as core
+from mpi4py import MPI
+
+from . import drawing
+from .drawing import Operation
+from .job import say
+from .program_core import Started, wrong_values
+
+_LIMIT = 15.0  # seconds from the last thing that happened to the end of each operation
+_HUNG = 60.0  # seconds after which a job is ended
+_LARGE = [(20000,), (100000,), (300000,), (1500000,)]
+_BUFFER_BYTES = 8 << 20
+_PATTERN = 0x55
+_SCRIPTED = 50  # one program in so many is no random one
+_OWN = ["this rank has left: ", "this rank has shut mykv down", "the buffer is of a runtime that was shut down"]
+CAUSES = {
+    "leaves": "it leaves as planted",
+    "raises": "it ends with ValueError: planted",
+    "mpi": "MPI failed in ",
+    "memory": "there is no memory for what the hosts exchange",
+    "message": "mykv received a malformed message from another host",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Happening:
+    """What one rank does, or what is done to it, before it starts its operation number `at`, or after all."""
+
+    what: str  # a key of CAUSES, "stopped" or "stopped with the table locked"
+    rank: int
+    at: int
+    wait: float  # seconds
+    lasts: float = 0.0  # seconds that it is stopped
+    chances: int = 0  # that go well before the planted fault
+
+    @property
+    def stops(self) -> bool:
+        """Whether the rank goes on afterwards."""
+        return self.what not in CAUSES
+
+
+def program(seed: int, size: int, hosts: int) -> tuple[list[Operation], list[Happening]]:
+    """The operations, the same on all ranks, and what happens."""
+    if seed % _SCRIPTED == 0:
+        return _script(seed // _SCRIPTED, size, hosts)
+    operations, _ = drawing.program(seed, [size], hosts, 0.0)
+    chance = random.Random(seed * 11 + 3)
+    for k, one in enumerate(operations):
+        if one.op != "product" and one.wire not in drawing.LOSSY and chance.random() < 0.35:
+            count = chance.choice(_LARGE[:2] if one.kind in ("bucket", "owners") else _LARGE)
+            operations[k] = dataclasses.replace(one, shape=count)
+    happenings = []
+    for _ in range(chance.choice([0, 1, 1, 1, 2, 2, 2, 2, 2, 2])):
+        what = chance.choice([*CAUSES, *CAUSES, "stopped", "stopped", "stopped with the table locked"])
+        wait = chance.choice([0.0, 0.0, chance.uniform(0, 0.003), chance.uniform(0, 0.05), chance.uniform(0, 0.5)])
+        at = chance.choice([chance.randrange(len(operations) + 1), len(operations)])
+        one = Happening(what, chance.randrange(size), at, wait)
+        if one.stops:
+            one = dataclasses.replace(one, lasts=chance.uniform(1, 12))
+        happenings.append(dataclasses.replace(one, chances=int(chance.expovariate(1 / 20)) + 1))
+    return operations, happenings
+
+
+def _script(number: int, size: int, hosts: int) -> tuple[list[Operation], list[Happening]]:
+    """What once let ranks wait without an end, or was like it."""
+    last = size - size // hosts  # a rank of another host than rank 0, mostly the first one of it
+    if number % 3 == 0:  # a rank is stopped in a large sum, and its partner leaves
+        operations = [Operation(0, f"s{number}", "allreduce", 0, "float32", (1 << 22,))]
+        return operations, [Happening("stopped", last, 1, 0.012, 6.5), Happening("leaves", 0, 1, 0.3)]
+    operations = [Operation(k, f"s{number}/{k}", "allreduce", 0, "float32", (300 << k,)) for k in range(11)]
+    if number % 3 == 1:  # the first rank of a host leaves while that which decides is stopped
+        return operations, [Happening("stopped", 0, 0, 0.0, 7.0), Happening("leaves", last, len(operations), 0.5)]
+    chance = random.Random(number)  # a rank breaks down, and lives
+    what = chance.choice(["mpi", "memory", "message"])
+    return operations, [Happening(what, chance.randrange(size), 0, 0.0, chances=chance.randint(1, 20))]
+
+
+class _World:
+    """One program's ranks; looks like `program_core.Groups` to operations."""
+
+    def __init__(self, virtual: int) -> None:
+        core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": virtual, "compress_bytes": 0, "part_bytes": 1 << 18})
+        self.groups = [core.world()]
+        self.buffers = [core.allocate(_BUFFER_BYTES)]
+
+
+class _Rank:
+    """This process: what it has seen of the program that it runs."""
+
+    def __init__(self, hosts: int, virtual: int) -> None:
+        self.comm, self.hosts, self._virtual = MPI.COMM_WORLD, hosts, virtual
+        self.rank, self.size = self.comm.rank, self.comm.size
+        script = f"while read seconds; do sleep $seconds; kill -CONT {os.getpid()}; done"
+        self._waker = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, text=True)
+
+    def end(self) -> None:
+        """Let the waker end."""
+        self._waker.stdin.close()
+        self._waker.wait()
+
+    def meet(self) -> None:
+        """A barrier that sleeps; a job whose ranks do not come is ended."""
+        request, limit = self.comm.Ibarrier(), time.monotonic() + 2 * _HUNG
+        while not request.Test():
+            time.sleep(0.002)
+            if time.monotonic() > limit:
+                say("FAILED hang: ranks do not come to the end of a program")
+                self.comm.Abort(3)
+
+    def run(self, seed: int) -> tuple[list[str], float, float]:
+        """Run one program: what was wrong, when the last thing happened, and when the last operation ended.
+
+        Where no rank goes, no time is asked for: how fast sums are is up to the machine.
+        """
+        operations, happenings = program(seed, self.size, self.hosts)
+        world = _World(self._virtual)
+        order = list(range(len(operations)))
+        random.Random(seed * 5 + self.rank).shuffle(order)
+        order = _keep_turns(operations, order)
+        offsets, end = [], 0
+        for one in operations:
+            offsets.append(end)
+            end += -(-one.count * 8 // 64) * 64 if one.kind in ("bucket", "owners") else 0
+        if end > _BUFFER_BYTES:
+            raise RuntimeError(f"the buckets of program {seed} take {end} bytes")
+        mine = [one for one in happenings if one.rank == self.rank]
+        started: dict[int, Started | str] = {}
+        last = 0.0
+        for at in range(len(order) + 1):
+            for one in mine:
+                if one.at == at:
+                    self._happen(one, world)
+                    last = time.monotonic()
+            if at < len(order):
+                number = order[at]
+                try:
+                    started[number] = Started(world, operations[number], operations[number], offsets[number])
+                except core.Error as error:
+                    started[number] = str(error)
+        last = max(last, time.monotonic())
+        where = f"program {seed}, rank {self.rank}, {happenings}"
+        problems = []
+        failed = []
+        for number in range(len(operations)):
+            problems += self._check(operations[number], started[number], happenings, failed, where)
+        ended = time.monotonic()
+        if seed % 2:
+            core.shutdown()  # as programs end: each rank when it is through
+            ended = time.monotonic()
+        self.meet()
+        for fault in ("mpi", "memory", "message"):
+            core.plant(fault, 0)
+        core.shutdown()
+        if not any(one.stops for one in happenings):  # else it may have been stopped in the middle of a write
+            late = sum(bool((result.view("uint8") != _PATTERN).any()) for result in failed)
+            problems += [f"written after its end: {late} arrays: {where}"] if late else []
+        return problems, last, ended
+
+    def _happen(self, one: Happening, world: _World) -> None:
+        time.sleep(one.wait)
+        group = world.groups[0]
+        if one.what in ("leaves", "raises"):
+            group.abandon(CAUSES[one.what])
+        elif not one.stops:
+            core.plant(one.what, one.chances)
+        else:
+            self._waker.stdin.write(f"{one.lasts:.3f}\n")
+            self._waker.stdin.flush()
+            if one.what == "stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+                return
+            try:
+                group.signal_under_lock(signal.SIGSTOP)
+            except core.Error:
+                # The others have given the table up meanwhile; or it was before, and nobody was stopped.
+                time.sleep(one.lasts)
+
+    def _check(
+        self, one: Operation, started: Started | str, happenings: list[Happening], failed: list, where: str
+    ) -> list[str]:
+        if isinstance(started, str):
+            return _wrong_error(started, self.rank, happenings, f"{one}: {where}")
+        try:
+            if not started.work.wait(_HUNG):
+                say(f"FAILED hang: operation {one}: {where}")
+                self.comm.Abort(3)
+        except core.Error as error:
+            for result in started.results:
+                if result.flags.c_contiguous and result.size:
+                    flat = result.reshape(-1).view("uint8")
+                    flat[:] = _PATTERN  # the memory is the program's again
+                    failed.append(flat)
+            return _wrong_error(str(error), self.rank, happenings, f"{one}: {where}")
+        wrong = wrong_values(one, started, self.rank, self.size)
+        return [f"wrong: {wrong}: {one}: {where}"] if wrong else []
+
+
+def _wrong_error(error: str, me: int, happenings: list[Happening], where: str) -> list[str]:
+    """An error must name a rank that has gone, or that kept its host's table locked while others went."""
+    for one in happenings:
+        if one.stops:
+            gone = any(not other.stops for other in happenings)
+            if "locked" in one.what and gone and f"kept locked by rank {one.rank}," in error:
+                return []
+            continue
+        if CAUSES[one.what] in error and (f"rank {one.rank} has left: " in error or one.rank == me):
+            return []
+        if one.rank == me and any(words in error for words in _OWN):
+            return []
+    return [f"the error names no rank that has gone: {error}: {where}"]
+
+
+def _keep_turns(operations: list[Operation], order: list[int]) -> list[int]:
+    """The same order, in which what has one name stays in its own."""
+    queues: dict[str, list[int]] = {}
+    for number in sorted(order):
+        queues.setdefault(operations[number].name, []).append(number)
+    return [queues[operations[number].name].pop(0) for number in order]
+
+
+def main() -> None:
+    first, count = int(sys.argv[1]), int(sys.argv[2])
+    end = time.monotonic() + float(sys.argv[3])
+    me = _Rank(int(sys.argv[4]), int(sys.argv[5]))
+    done = failures = 0
+    slowest = 0.0
+    for seed in range(first, first + count):
+        if not me.comm.bcast(time.monotonic() < end):
+            break
+        facts = me.comm.allgather(me.run(seed))
+        after = max(ended for _, _, ended in facts) - max(last for _, last, _ in facts)
+        problems = [one for wrong, _, _ in facts for one in wrong]
+        goes = any(not one.stops for one in program(seed, me.size, me.hosts)[1])
+        if goes and after > _LIMIT:
+            problems.append(f"an operation ended {after:.1f} s after the last thing that happened: program {seed}")
+        done, failures, slowest = done + 1, failures + bool(problems), max(slowest, after * goes)
+        if me.rank == 0:
+            for one in problems[:5]:
+                say("FAILED " + one.replace("\n", " "))
+            say(f"at {seed}")
+    me.end()
+    if me.rank == 0:
+        say(f"slowest {slowest:.1f} done {done} failed {failures}")
+
+
+if __name__ == "__main__":
+    main()
