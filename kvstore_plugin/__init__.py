@@ -124,7 +124,7 @@ def _is_selftest() -> bool:
 
 
 try:
-    from . import module_api  # noqa: F401
+    from . import engine, module_api  # noqa: F401
     from .auxiliary import sync_aux_params
     from .collectives import (
         allreduce,

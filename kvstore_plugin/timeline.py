@@ -86,12 +86,15 @@ def stop_timeline() -> None:
         raise OSError(failure, f"the timeline is not complete: {os.strerror(failure)}", path)
 
 
-def close() -> None:
-    """End the timeline because this rank leaves the others."""
-    try:
-        stop_timeline()
-    except OSError as error:
-        _log.warning("%s", error)
+class _EndOfTimeline(process.Follower):
+    def left(self, lost: bool) -> None:
+        try:
+            stop_timeline()
+        except OSError as error:
+            _log.warning("%s", error)
+
+
+process.follow(_EndOfTimeline())
 
 
 def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
