@@ -8,7 +8,6 @@ One logger, ``kvstore_plugin``, carries all messages.
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from . import mpi_settings
@@ -39,6 +38,7 @@ from .process import (
 )
 from .process_set import ProcessSet, global_process_set
 from .timeline import start_timeline, stop_timeline
+from .version import VERSION as __version__  # noqa: F401
 
 __all__ = [
     "Adasum",
@@ -106,11 +106,6 @@ __all__ = [
 ]
 
 mpi_settings.apply()
-
-try:
-    __version__ = metadata.version("mykv")
-except metadata.PackageNotFoundError:  # imported from a source tree
-    __version__ = "0+not.installed"
 
 
 def _is_selftest() -> bool:

@@ -239,7 +239,6 @@ def join_again(comm: MPI.Intracomm) -> None:
     core_loader.load().begin_again()
     liveness.begin(comm)
     _join(comm)
-    liveness.check()  # who was lost while the core began, and did not end with it
 
 
 def ranks_in(comm: MPI.Intracomm) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from . import liveness, order, process
+from . import lost, order, process
 from .mxnet_compat import MXNetError
 from .process_set import check
 
@@ -199,4 +199,4 @@ def wait(work: Any, look: Callable[[], None] | None = None) -> None:
     except MXNetError:
         raise
     except RuntimeError as error:
-        raise liveness.any_failure(MXNetError(str(error))) from None
+        raise lost.any_failure(MXNetError(str(error))) from None
