@@ -8,7 +8,6 @@ One logger, ``kvstore_plugin``, carries all messages.
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 from . import mpi_settings
@@ -39,6 +38,7 @@ from .process import (
 )
 from .process_set import ProcessSet, global_process_set
 from .timeline import start_timeline, stop_timeline
+from .version import VERSION as __version__  # noqa: F401
 
 __all__ = [
     "Adasum",
@@ -107,11 +107,6 @@ __all__ = [
 
 mpi_settings.apply()
 
-try:
-    __version__ = metadata.version("mykv")
-except metadata.PackageNotFoundError:  # imported from a source tree
-    __version__ = "0+not.installed"
-
 
 def _is_selftest() -> bool:
     """Whether this is ``python -m kvstore_plugin.selftest``, which reports what is missing and must not fail for it."""
@@ -124,7 +119,7 @@ def _is_selftest() -> bool:
 
 
 try:
-    from . import module_api  # noqa: F401
+    from . import engine, module_api  # noqa: F401
     from .auxiliary import sync_aux_params
     from .collectives import (
         allreduce,

@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
-from . import in_step, liveness, process, sync_batch_norm
+from . import in_step, liveness, lost, process, sync_batch_norm
 from .elastic_state import ElasticState
 from .gathering import barrier
 from .mxnet_compat import MXNetError, mx
@@ -98,10 +98,11 @@ def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
         failure = None
         try:
             process.join_again(comm)
+            lost.check()  # who was lost while the core began, and did not end with it
             sync_batch_norm.begin_again()
             in_step.begin_again()
             state._restore()
-            liveness.check()
+            lost.check()
         except Exception as error:
             failure = error
         before = comm.Get_size()

@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from . import kept_shares, liveness, snapshots, turns
+from . import kept_shares, lost, snapshots, turns
 from .lost import WorkersLost
 from .mxnet_compat import MXNetError, Parameter, forget_recorded, gluon, wait_for_all
 from .objects import allgather_object
@@ -107,13 +107,13 @@ class ElasticState:
         MXNetError
             A step before this has failed, or the workers do not commit the same.
         """
-        liveness.check()
+        lost.check()
         try:
             self._commit()
         except WorkersLost:
             raise
         except RuntimeError as error:
-            raise liveness.any_failure(error) from None
+            raise lost.any_failure(error) from None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call functions, without arguments, whenever workers were lost: after the state is what it was at the last

@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import logging
 import os
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from . import settings
 
 _log = logging.getLogger("kvstore_plugin")
 _logged = ""
+mxnet_has_cuda = True  # whether MXNet can have arrays on GPUs; engine.py, which knows MXNet, sets it
 
 # What the loader of the system is asked for, in this order.
 _SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
@@ -82,13 +82,7 @@ def _shown(by_nccl: bool, reason: str) -> str:
 
 def _level(by_nccl: bool, reason: str) -> int:
     chosen = by_nccl or reason.startswith("MYKV_")
-    return logging.INFO if chosen or not _mxnet_has_cuda() else logging.WARNING
-
-
-def _mxnet_has_cuda() -> bool:
-    """Whether there can be such arrays in this process."""
-    compat = sys.modules.get(f"{__package__}.mxnet_compat")
-    return compat is None or compat.HAS_GPUS
+    return logging.INFO if chosen or not mxnet_has_cuda else logging.WARNING
 
 
 def _loaded(name: str) -> list[str]:

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -196,20 +196,3 @@ def _translated(group: MPI.Group, to: MPI.Group) -> list[int]:
     finally:
         group.Free()
         to.Free()
-
-
-def check() -> None:
-    """Raise a WorkersLost if a worker was lost."""
-    sentence = lost()
-    if sentence:
-        from .lost import WorkersLost
-
-        raise WorkersLost(f"{sentence}.")
-
-
-def any_failure(error: BaseException) -> Any:
-    """A WorkersLost in place of an error of the core or of MXNet where a worker was lost; otherwise the error."""
-    from .lost import WorkersLost
-
-    sentence = lost()
-    return WorkersLost(f"{error} ({sentence})") if sentence and not isinstance(error, WorkersLost) else error

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from . import liveness
 from .mxnet_compat import MXNetError, mx
 
 
@@ -11,3 +14,16 @@ class WorkersLost(MXNetError):
 
 # The core's errors reach Python through MXNet's engine as texts that begin with this name.
 mx.base.register_error(WorkersLost)
+
+
+def check() -> None:
+    """Raise a WorkersLost if a worker was lost."""
+    sentence = liveness.lost()
+    if sentence:
+        raise WorkersLost(f"{sentence}.")
+
+
+def any_failure(error: BaseException) -> Any:
+    """A WorkersLost in place of an error of the core or of MXNet where a worker was lost; otherwise the error."""
+    sentence = liveness.lost()
+    return WorkersLost(f"{error} ({sentence})") if sentence and not isinstance(error, WorkersLost) else error

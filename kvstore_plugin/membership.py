@@ -12,6 +12,9 @@ from .process_set import ProcessSet, global_process_set, shown
 
 # What a rank proposes in place of its set's number where there is none.
 _NOT_ADDED = -1
+# Why a set cannot be used any more.
+_SHUT_DOWN = "ended with shutdown(): add it again after init()"
+_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
 
 
 class _Known(NamedTuple):
@@ -106,14 +109,18 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return bool(gone)
 
 
-def end_all(why: str) -> None:
-    """Forget all sets but that of all ranks, and say why: the core has ended their runtimes."""
-    global _next_id
-    for _, process_set in _known.values():
-        if process_set is not None:
-            process_set.end(why)
-    _known.clear()
-    _next_id = 1
+class _EndOfAllSets(process.Follower):
+    def left(self, lost: bool) -> None:
+        """Forget all sets but that of all ranks: the core has ended their runtimes."""
+        global _next_id
+        for _, process_set in _known.values():
+            if process_set is not None:
+                process_set.end(_LOST if lost else _SHUT_DOWN)
+        _known.clear()
+        _next_id = 1
+
+
+process.follow(_EndOfAllSets())
 
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 import numpy as np
 
 from . import core as core_loader
-from . import draining, engine_errors, gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
+from . import gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -32,9 +32,6 @@ _log = logging.getLogger("kvstore_plugin")
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
 _ABORT_APART_S = 0.5
-# What becomes of process sets.
-_SETS_SHUT_DOWN = "ended with shutdown(): add it again after init()"
-_SETS_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
 # A wait for other ranks looks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
 _LEAST_DRAIN_S = 1.0  # for the engine, when no operation of the core is under way any more
@@ -63,6 +60,32 @@ _failed = False
 _hooks_installed = False
 _interrupted: list[Any] = []  # work whose wait was broken off
 _interrupted_lock = threading.Lock()
+
+
+class Follower:
+    """What a part of the package that this file does not know does when this rank joins and leaves: nothing, here."""
+
+    def versions(self) -> dict[str, str]:
+        """What must be the same on all ranks, by its name in an error."""
+        return {}
+
+    def joined(self, core: Any) -> None:
+        """Called when the core has started."""
+
+    def drain(self, seconds: float) -> list[str]:
+        """Wait for what was pushed, at most so long, and return the errors that nothing has raised."""
+        return []
+
+    def left(self, lost: bool) -> None:
+        """Called when the core has ended; `lost`: because a worker was lost."""
+
+
+_followers: list[Follower] = []
+
+
+def follow(follower: Follower) -> None:
+    """Let a follower know from now on when this rank joins and leaves."""
+    _followers.append(follower)
 
 
 def init(
@@ -219,7 +242,6 @@ def join_again(comm: MPI.Intracomm) -> None:
     core_loader.load().begin_again()
     liveness.begin(comm)
     _join(comm)
-    liveness.check()  # who was lost while the core began, and did not end with it
 
 
 def ranks_in(comm: MPI.Intracomm) -> list[int]:
@@ -297,7 +319,8 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     core = loaded
     generation += 1
-    _attach_mxnet()
+    for follower in _followers:
+        follower.joined(core)
     _install_hooks()
     stall_watch.begin(core, stall_limits)
 
@@ -329,9 +352,10 @@ def _select_kernels(loaded: Any, name: str) -> None:
 
 def _versions(loaded: Any) -> dict[str, str]:
     """What must be the same on all ranks; ranks of one job may have been started in different environments."""
-    compat = sys.modules.get(f"{__package__}.mxnet_compat")
     versions = {"mykv": loaded.build_info()["version"]}
-    return versions if compat is None else {**versions, "MXNet": compat.mx.__version__}
+    for follower in _followers:
+        versions.update(follower.versions())
+    return versions
 
 
 def _checked_sets(process_sets: Any) -> list:
@@ -362,22 +386,10 @@ def _add_sets(process_sets: list) -> None:
             add_process_set(one)
 
 
-def _attach_mxnet() -> None:
-    # Absent only in the self-test of an installation without MXNet.
-    compat = sys.modules.get(f"{__package__}.mxnet_compat")
-    if compat is not None:
-        core.attach_mxnet(compat.library_handle(), compat.MAJOR, compat.engine_blocks(), compat.MXNetError)
-        if compat.MAJOR == 1:
-            core.drop_crash_handler_of("libmxnet")
-        if not compat.engine_blocks():
-            engine_errors.make_room(compat)
-
-
 def _install_hooks() -> None:
     global _hooks_installed
     if not _hooks_installed:
         _hooks_installed = True
-        draining.begin()
         os.register_at_fork(after_in_child=_forget_in_child)
         sys.excepthook = _remembering(sys.excepthook)
         # Handlers run in the reverse order: this one before MXNet's own, which was registered with its import, and
@@ -477,15 +489,11 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     liveness.end(orderly=not lost)
     leaving.abandon(reason)
     leaving.shutdown()
-    membership = sys.modules.get(f"{__package__}.membership")
-    if membership is not None:
-        membership.end_all(_SETS_LOST if lost else _SETS_SHUT_DOWN)
     # What did not finish has failed now, and MXNet would report that as an error of its exit. The draining thread
     # should be through when the caller reads an array: the engine does not bear that two take one error out of it.
     drain(max(seconds, _LEAST_DRAIN_S), errors)
-    timeline = sys.modules.get(f"{__package__}.timeline")
-    if timeline is not None:
-        timeline.close()
+    for follower in _followers:
+        follower.left(lost)
     return errors
 
 
@@ -494,8 +502,7 @@ def drain(seconds: float, errors: list[str] | None = None) -> None:
 
     Errors that nobody has looked at are moved to a list, those that an earlier call has not waited for too.
     """
-    compat = sys.modules.get(f"{__package__}.mxnet_compat")
-    if compat is not None and not _forked:
-        heard = draining.wait(compat.wait_for_all, seconds)
+    if not _forked:
+        heard = [error for follower in _followers for error in follower.drain(seconds)]
         if errors is not None:
             errors.extend(heard)

@@ -23,8 +23,8 @@ from typing import Callable, Iterator
 
 import numpy as np
 
-from . import __version__, gpu, launch, process, selftest_gpu, settings
 from . import core as core_loader
+from . import gpu, launch, process, selftest_gpu, settings, version
 
 _LIMIT = 120.0  # seconds for everything after the launch
 _HEAD_START = 10.0  # seconds that rank 0 has for its report when the installation is broken
@@ -119,7 +119,7 @@ def main() -> int:
 def look_at_installation(found: Findings) -> None:
     """Versions of everything, and whether it can be loaded."""
     facts = found.facts
-    facts["kvstore_plugin"] = __version__
+    facts["kvstore_plugin"] = version.VERSION
     facts["Python"] = platform.python_version()
     facts["numpy"] = np.__version__
     facts["MXNet"] = "cannot be imported"

@@ -14,10 +14,10 @@ import socket
 import stat
 import threading
 import time
-from importlib import metadata
 
 from . import core as core_loader
 from . import process
+from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
 _lock = threading.Lock()
@@ -87,12 +87,15 @@ def stop_timeline() -> None:
         raise OSError(failure, f"the timeline is not complete: {os.strerror(failure)}", path)
 
 
-def close() -> None:
-    """End the timeline because this rank leaves the others."""
-    try:
-        stop_timeline()
-    except OSError as error:
-        _log.warning("%s", error)
+class _EndOfTimeline(process.Follower):
+    def left(self, lost: bool) -> None:
+        try:
+            stop_timeline()
+        except OSError as error:
+            _log.warning("%s", error)
+
+
+process.follow(_EndOfTimeline())
 
 
 def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
@@ -112,12 +115,8 @@ def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
 
 def _members(core: object) -> str:
     """Members of the file's outer object beside the events, as JSON without the brackets."""
-    try:
-        version = metadata.version("mykv")
-    except metadata.PackageNotFoundError:  # imported from a source tree
-        version = None
     about = {
-        "mykv": version,
+        "mykv": VERSION,
         "host": socket.gethostname(),
         "rank": core.rank(),
         "size": core.size(),

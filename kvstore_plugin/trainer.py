@@ -18,6 +18,7 @@ from . import (
     initialization,
     liveness,
     loading,
+    lost,
     mixed_precision,
     mxnet_compat,
     optimizer_kinds,
@@ -351,7 +352,7 @@ class DistributedTrainer(gluon.Trainer):
             example with batches of different sizes or other learning rates. Mostly that is seen where the parameters
             are read. They are what they were before then, on all workers, which have counted one update more.
         """
-        liveness.check()
+        lost.check()
         factor = factors.of_batch(self._scale, batch_size)
         if self._join is None:
             self._step(factor, ignore_stale_grad)

@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from . import liveness, order, process
+from . import lost, order, process
 from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import MXNetError
 from .process_set import check
@@ -286,4 +286,4 @@ def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) 
     except MXNetError:
         raise
     except RuntimeError as error:
-        raise liveness.any_failure(MXNetError(str(error))) from None
+        raise lost.any_failure(MXNetError(str(error))) from None
