@@ -15,6 +15,8 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 # Ranks outnumber the cores of a test machine: one thread each.
 _QUIET_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# The core ends a process that takes its locks in an order that could be a deadlock.
+_CHECKS = {"MYKV_TEST_LOCK_ORDER": "1"}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -62,7 +64,14 @@ def environment(directory: Path, extra: dict[str, str] | None = None) -> dict[st
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
     clean.pop("PYTHONUNBUFFERED", None)
-    return {**clean, **_QUIET_THREADS, **_AS_ROOT, "PRTE_MCA_prte_tmpdir_base": str(directory), **(extra or {})}
+    return {
+        **clean,
+        **_CHECKS,
+        **_QUIET_THREADS,
+        **_AS_ROOT,
+        "PRTE_MCA_prte_tmpdir_base": str(directory),
+        **(extra or {}),
+    }
 
 
 def rank_of_this_process() -> int:
