@@ -85,9 +85,8 @@ CommunicatorPair take_communicators(MPI_Comm comm, const std::vector<int>& proce
   CommunicatorPair pair;
   for (const Offer& one : all) pair.number = std::max(pair.number, one[0]);
   const auto kept_by_all = [&](uint64_t number) {
-    return std::all_of(all.begin(), all.end(), [&](const Offer& one) {
-      return std::find(one.begin() + 1, one.end(), number) != one.end();
-    });
+    return std::all_of(all.begin(), all.end(),
+                       [&](const Offer& one) { return std::find(one.begin() + 1, one.end(), number) != one.end(); });
   };
   {
     std::lock_guard<std::mutex> lock(g_pool.mutex);

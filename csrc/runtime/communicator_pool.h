@@ -1,9 +1,9 @@
 // Communicators of worlds that have ended, for the next world of the same processes.
 //
-// A world of several hosts cannot free its communicators: each rank leaves when it likes, and MPI would give their number to
-// a later communicator, which would receive what is still on its way. But where all ranks make a world of the same
-// processes again, they meet. What each rank has sent before has then come ahead of a mark that it sends to each other one,
-// and is thrown away.
+// A world of several hosts cannot free its communicators: each rank leaves when it likes, and MPI would give their
+// number to a later communicator, which would receive what is still on its way. But where all ranks make a world of the
+// same processes again, they meet. What each rank has sent before has then come ahead of a mark that it sends to each
+// other one, and is thrown away.
 #pragma once
 
 #include <mpi.h>
