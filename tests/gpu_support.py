@@ -357,6 +357,10 @@ class Mxnet:
         """Give an array the error of an operation before."""
         self.library.standin_mx_spoil(ctypes.c_void_p(array), text.encode())
 
+    def fail_to_push(self, how: int) -> None:
+        """Let the next push fail: 1 before the engine has made anything of it, 2 after, when it runs the deleter."""
+        self.library.standin_mx_fail_to_push(how)
+
     def free(self) -> None:
         """Free all arrays, and assert that nothing else is left of them."""
         for array in self.made:

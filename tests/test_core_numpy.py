@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import time
 
@@ -601,3 +603,38 @@ def test_different_types_between_hosts_are_reported(core, rank):
         work.wait(30)
     with pytest.raises(ValueError, match="int8"):
         core.submit_allreduce("sent as int8", [array], [array], wire="int8")
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_a_rank_that_waits_for_memory_does_not_keep_the_table_locked(core, rank, gather):
+    """Memory for more operations is taken in turns of all ranks, which may last a second each."""
+    _allreduce(core, "before", np.ones(10))
+    slowest = 0.0
+    if rank == 1:
+        segments = [fd for fd in os.listdir("/proc/self/fd") if "memfd:mykv" in _link(fd)]
+        assert segments
+        for fd in segments:
+            fcntl.lockf(int(fd), fcntl.LOCK_EX)  # a turn
+    gather("rank 1 has the turn")
+    many = [np.ones(1) for _ in range(150 if rank == 0 else 20)]
+    works = []
+    for number, one in enumerate(many):
+        begun = time.monotonic()
+        works.append(core.submit_allreduce(f"{rank} {number}", [one], [one]))
+        if rank == 1:
+            slowest = max(slowest, time.monotonic() - begun)
+            time.sleep(0.1)
+    if rank == 1:
+        for fd in segments:
+            fcntl.lockf(int(fd), fcntl.LOCK_UN)
+    assert slowest < 0.6
+    gather("rank 1 has given it back")
+    works += [core.submit_allreduce(f"{1 - rank} {k}", [np.ones(1)], []) for k in range(20 if rank == 0 else 150)]
+    assert all(work.wait(30) for work in works)
+
+
+def _link(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""

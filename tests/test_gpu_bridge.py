@@ -3,6 +3,8 @@ NCCL, through host memory, and on the CPU. What comes out is compared with numpy
 
 from __future__ import annotations
 
+import time
+
 import gpu_support
 import numpy as np
 import pytest
@@ -206,3 +208,47 @@ def test_operations_fail_one_after_another(arrays):
     for one in made:
         assert "differs between ranks" in arrays.mxnet.wait(one)
     assert arrays.mxnet.library.standin_mx_errors_at_once() == before
+
+
+@pytest.mark.ranks(2, env=_ENV)
+@pytest.mark.parametrize("arrays", ["nccl", "cpu"], indirect=True)
+@pytest.mark.parametrize("how", [1, 2])
+def test_an_operation_that_the_engine_does_not_take_is_an_error_on_all_ranks(arrays, how):
+    """Its turn is taken, so the others would wait for it, and later ones of its name would be crossed."""
+    data, out = arrays.make(np.ones(4)), arrays.make(np.zeros(4))
+    if arrays.rank == 1:
+        arrays.mxnet.fail_to_push(how)
+        with pytest.raises(RuntimeError, match="MXNet's engine has not taken the operation: MXEnginePushAsyncND"):
+            arrays.push("allreduce", "not taken", [data], [out])
+    else:
+        arrays.push("allreduce", "not taken", [data], [out])
+        assert "refused by rank 1" in arrays.mxnet.wait(out)
+    data, out = arrays.make(np.ones(4)), arrays.make(np.zeros(4))
+    arrays.push("allreduce", "not taken", [data], [out])
+    assert (arrays.values(out) == 2).all()
+
+
+@pytest.mark.ranks(2, env=_ENV)
+@pytest.mark.parametrize("arrays", ["staged"], indirect=True)
+def test_memory_that_goes_with_its_last_operation_is_not_freed_in_the_cores_thread(arrays, gather):
+    """cudaFree waits for all that the GPU has to do, and this thread is the one that must not wait."""
+    before = arrays.cuda.standin_allocated(arrays.rank)
+    memory = arrays.core.GpuMemory(arrays.rank, 4000)
+    bucket = arrays.core.PreparedBucket("going", arrays.group, memory, 0, 1000, "float32", "", [])
+    gather("both have it")
+    if arrays.rank == 0:
+        stream = arrays.cuda.stream()
+        bucket.push("")
+        del bucket, memory
+        arrays.cuda.standin_delay(arrays.rank, stream, 1_000_000)
+        gather("rank 0 has let go")
+        end = time.monotonic() + 10
+        while arrays.cuda.standin_allocated(arrays.rank) > before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert arrays.cuda.standin_allocated(arrays.rank) == before
+        arrays.cuda.cudaStreamDestroy(stream)
+    else:
+        gather("rank 0 has let go")
+        bucket.push("")
+        del bucket, memory
+    gather("both are through")

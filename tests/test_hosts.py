@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import dtypes
 import numpy as np
 import pytest
+from harness import launcher
 
 _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 _WITH_MXNET = {"MYKV_VIRTUAL_HOSTS": "2"}
@@ -527,6 +529,61 @@ def test_agreeing_takes_two_small_messages_for_each_host_and_operation_at_most(c
         assert sent_bytes <= 10 * 48 and received_bytes <= 10 * 48
     else:
         assert (sent, received) == (0, 0)
+
+
+def _wake_ups() -> int:
+    """How often the core's thread of this process has slept."""
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == "mykv":
+            return int(re.search(r"^voluntary_ctxt_switches:\s+(\d+)", (task / "status").read_text(), re.MULTILINE)[1])
+    raise AssertionError("the core has no thread")
+
+
+@pytest.mark.ranks(4, env=_ENV)
+def test_only_the_first_rank_of_a_host_looks_at_the_network_all_the_time(core, rank, size, gather):
+    """The others have nothing to hear there while nothing is under way, and are woken by their host."""
+    _works(core, size, "before")
+    gather("idle")
+    time.sleep(2.5)  # for what MPI may have kept back
+    before = _wake_ups()
+    time.sleep(2)
+    woken = _wake_ups() - before
+    assert woken > 50 if core.local_rank() == 0 else woken < 20, woken
+    _works(core, size, "after")
+
+
+def _next_communicator() -> int:
+    """Number of the next one that Open MPI makes in this process; it takes the lowest that is free."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_SELF.Dup()
+    number = comm.py2f()
+    comm.Free()
+    return number
+
+
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="counts communicators as Open MPI does")
+@pytest.mark.ranks(3, env=_ENV)
+def test_groups_that_come_and_go_take_their_communicators_again(core, rank, size, gather):
+    """With messages left in them, of an operation that one rank alone has asked for; the next sums are right."""
+    from mpi4py import MPI
+
+    communicators = []
+    for number in range(12):
+        group = core.make_group(MPI.COMM_WORLD.py2f(), list(range(size)), {"virtual_hosts": 2})
+        array = np.full(100_000, number + rank, "float32")
+        assert group.submit_allreduce("sum", [array], [array]).wait(30)
+        assert (array == size * number + 3).all()
+        if rank == number % size:
+            alone = group.submit_allreduce(f"alone {number}", [array], [array])
+        group.abandon("it is through")
+        if rank == number % size:
+            with pytest.raises(core.Error, match=f"alone {number}"):
+                alone.wait(30)
+        del group
+        gather("all have left")
+        communicators.append(_next_communicator())
+    assert communicators[-1] == communicators[0], communicators
 
 
 _WITHOUT_MEMFD = f"""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import textwrap
 import time
 
@@ -192,3 +193,35 @@ def test_a_rank_that_leaves_does_not_wait_for_ever_for_a_stopped_one(mpirun):
     result = running.wait(60)
     assert result.code == 0, result.text
     assert re.search(r"^error 1 lock .*rank 0 has left: it shut mykv down", result.stdout, re.MULTILINE), result.text
+
+
+_LATER = """
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  const long failed = syscall(SYS_clock_gettime, clock, now);
+  if (clock == CLOCK_REALTIME) now->tv_sec += 3600;
+  return (int)failed;
+}
+"""
+
+
+def test_a_clock_that_is_set_back_does_not_stretch_the_wait_for_the_lock(mpirun, tmp_path):
+    """The processes believe that it is an hour later than the kernel does, as after a step back."""
+    source, library = tmp_path / "later.c", tmp_path / "later.so"
+    source.write_text(_LATER)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=60)
+    body = """
+    if rank == who:
+        say("now", os.getpid())
+        core.signal_under_lock(signal.SIGSTOP)
+    else:
+        time.sleep(0.3)
+        core.shutdown()
+        say("left", rank)
+    """
+    running = mpirun.start(2, _BEGIN + textwrap.dedent(body), "1", "1", "0", "0", env={"LD_PRELOAD": str(library)})
+    running.wait_for("left 0", timeout=30)
+    running.kill()

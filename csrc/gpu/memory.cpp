@@ -1,7 +1,10 @@
 #include "gpu/memory.h"
 
+#include <sys/prctl.h>
+
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 #include <thread>
 
 #include "gpu/device.h"
@@ -12,7 +15,19 @@ namespace mykv::gpu {
 
 namespace {
 constexpr auto kPatience = std::chrono::seconds(30);  // for zeros; the GPU may have much to do before
+
+thread_local bool g_must_not_wait = false;
+
+void free_now(int device, void* address) {
+  // In a scope of its own, since the device may have failed: then its memory is gone anyway.
+  try {
+    const DeviceScope scope(device);
+    cuda().free(address);
+  } catch (const Error&) {
+  }
 }
+
+}  // namespace
 
 Memory::Memory(int device, size_t bytes) : device_(device), bytes_(std::max<size_t>(bytes, 1)) {
   const Cuda& api = cuda();
@@ -35,12 +50,21 @@ Memory::Memory(int device, size_t bytes) : device_(device), bytes_(std::max<size
 }
 
 Memory::~Memory() {
-  // In a scope of its own, since the device may have failed: then its memory is gone anyway.
+  if (getpid() != process_) return;  // CUDA's objects are the parent's
+  if (!g_must_not_wait) {
+    free_now(device_, address_);
+    return;
+  }
   try {
-    const DeviceScope scope(device_);
-    cuda().free(address_);
-  } catch (const Error&) {
+    std::thread([device = device_, address = address_] {
+      prctl(PR_SET_NAME, "mykv cudaFree");
+      free_now(device, address);
+    }).detach();
+  } catch (const std::system_error&) {
+    // No thread is to be had: the memory stays taken until the process ends.
   }
 }
+
+void Memory::free_elsewhere() { g_must_not_wait = true; }
 
 }  // namespace mykv::gpu

@@ -1,6 +1,8 @@
 // Memory on one GPU that a trainer's gradients share.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 
 namespace mykv::gpu {
@@ -13,11 +15,16 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
+  // From now on memory that this thread is the last to let go of is freed in a thread of its own: cudaFree waits for
+  // all that the GPU has to do.
+  static void free_elsewhere();
+
   int device() const { return device_; }
   void* address() const { return address_; }
   size_t bytes() const { return bytes_; }
 
  private:
+  const pid_t process_ = getpid();
   int device_;
   size_t bytes_;
   void* address_ = nullptr;

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <mutex>
 #include <new>
@@ -17,6 +18,7 @@ namespace {
 
 // In what Runtime::lose() is told; the name of the exception in Python.
 constexpr const char* kLostMark = "WorkersLost: ";
+constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
 
 // The engine copies the error it is given as a dmlc::Error, which is a std::runtime_error and nothing more.
 class EngineError : public std::runtime_error {
@@ -63,22 +65,27 @@ class InPlace {
   std::vector<Handle> kept_;  // only ordered by the engine, not looked into
 };
 
-// One pushed operation. It lives until the engine's last use of it, which runs the deleter.
+// One pushed operation. The engine has a std::shared_ptr to it, until its last use of it, which runs the deleter.
 struct Pushed {
   Pushed(const Api& a, std::shared_ptr<Runtime> r) : api(a), runtime(std::move(r)) {}
   Pushed(const Pushed&) = delete;
   Pushed& operator=(const Pushed&) = delete;
-  ~Pushed() {
-    for (Handle array : call.inputs) api.release(array);
-    for (Handle array : call.outputs) api.release(array);
+  ~Pushed() { release(); }
+
+  void release() {
+    for (std::vector<Handle>* arrays : {&call.inputs, &call.outputs}) {
+      for (Handle array : *arrays) api.release(array);
+      arrays->clear();
+    }
+    in_place.reset();
   }
 
   Api api;
   std::shared_ptr<Runtime> runtime;
   Call call;                                // its arrays are retained
   std::shared_ptr<const InPlace> in_place;  // instead of the call's arrays
-  bool called = false;
-  std::shared_ptr<std::string> failure;  // of a blocking engine's operation: where its error goes
+  std::atomic<bool> taken{false};           // by who posts its requests, as work or as refusals
+  std::shared_ptr<std::string> failure;     // of a blocking engine's operation: where its error goes
 };
 
 namespace {
@@ -197,7 +204,10 @@ class Kept {
 };
 
 void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_complete) {
-  pushed->called = true;
+  if (pushed->taken.exchange(true)) {
+    fail(on_complete, std::string("mykv: ") + kNotTaken);
+    return;
+  }
   std::vector<Request> requests = std::move(pushed->call.requests);
   try {
     std::vector<void*> inputs, outputs;
@@ -222,7 +232,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
 }
 
 void run_pushed(void* context, void* on_complete, void* parameter) {
-  run(static_cast<Pushed*>(parameter), static_cast<const RunContext*>(context),
+  run(static_cast<std::shared_ptr<Pushed>*>(parameter)->get(), static_cast<const RunContext*>(context),
       *static_cast<EngineCallback*>(on_complete));
 }
 
@@ -243,13 +253,17 @@ void* for_engine_of(const Api& api) {
   return api.major() == 1 ? reinterpret_cast<void*>(function) : reinterpret_cast<void*>(&start_and_run<function>);
 }
 
+// An operation that the engine does not call; the other ranks must hear of it.
+void refuse(Pushed& pushed, const char* reason) {
+  if (pushed.taken.exchange(true)) return;
+  std::vector<Request> requests = std::move(pushed.call.requests);
+  for (Request& request : requests) request.refusal = reason;
+  post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const std::string*) {});
+}
+
 void discard(void* parameter) {
-  const std::unique_ptr<Pushed> pushed(static_cast<Pushed*>(parameter));
-  if (pushed->called) return;
-  // The engine does not call an operation whose arrays carry an error; the other ranks must hear of it.
-  std::vector<Request> requests = std::move(pushed->call.requests);
-  for (Request& request : requests) request.refusal = "its array carries the error of an earlier operation";
-  post_all(pushed->runtime, std::move(requests), pushed->call.chained, [](const std::string*) {});
+  const std::unique_ptr<std::shared_ptr<Pushed>> pushed(static_cast<std::shared_ptr<Pushed>*>(parameter));
+  refuse(**pushed, "its array carries the error of an earlier operation");
 }
 
 }  // namespace
@@ -265,17 +279,17 @@ std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vecto
 
 void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
                   const std::string& label, const std::string& turn_of) const {
-  auto pushed = std::make_unique<Pushed>(api_, runtime);
+  const auto pushed = std::make_shared<Pushed>(api_, runtime);
   pushed->call.turn_of = turn_of;
   pushed->call.requests.push_back(prepared->request);
   std::string& signature = pushed->call.requests.back().signature;
   signature = labelled(label, signature);
   pushed->in_place = prepared;
-  hand_to_engine(std::move(pushed), prepared->request.name, prepared->request.operation.priority, prepared->arrays());
+  hand_to_engine(pushed, prepared->request.name, prepared->request.operation.priority, prepared->arrays());
 }
 
 void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& name, int priority, Call call) const {
-  auto pushed = std::make_unique<Pushed>(api_, runtime);
+  const auto pushed = std::make_shared<Pushed>(api_, runtime);
   Storages storages(api_);
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) storages.add(array);
@@ -285,7 +299,7 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
     for (Handle& array : *arrays) array = api_.retain(array);
   }
   pushed->call = std::move(call);
-  hand_to_engine(std::move(pushed), name, priority, storages.arrays());
+  hand_to_engine(pushed, name, priority, storages.arrays());
 }
 
 void Bridge::push_failing(Handle array) const {
@@ -294,7 +308,7 @@ void Bridge::push_failing(Handle array) const {
       for_engine_of<make_room>(api_), nullptr, [](void*) {}, &context, nullptr, 0, &array, 1, kAsync, 0, "mykv error");
 }
 
-void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,
+void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,
                             const std::vector<Handle>& written) const {
   const auto failure = blocking_ ? std::make_shared<std::string>() : nullptr;
   pushed->failure = failure;
@@ -312,8 +326,17 @@ void Bridge::hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& n
   const std::vector<Request>& requests = pushed->call.requests;
   const bool on_gpu =
       std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });
-  api_.push(for_engine_of<run_pushed>(api_), pushed.release(), &discard, &context, nullptr, 0, written.data(),
-            static_cast<int>(written.size()), on_gpu ? kCpuPrioritized : kAsync, priority, shown.c_str());
+  const int property = on_gpu ? kCpuPrioritized : kAsync;
+  try {
+    api_.push(for_engine_of<run_pushed>(api_), new std::shared_ptr<Pushed>(pushed), &discard, &context, nullptr, 0,
+              written.data(), static_cast<int>(written.size()), property, priority, shown.c_str());
+  } catch (const Error& error) {
+    // The turn is taken, so the others wait for this rank. Whether the engine has run the deleter, or will, is unknown:
+    // the pointer that it was given stays, and only what it points to is emptied.
+    refuse(*pushed, kNotTaken);
+    pushed->release();
+    throw FailedOperation("mykv: " + std::string(kNotTaken) + ": " + error.what());
+  }
   if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
 }
 

@@ -52,7 +52,7 @@ class Bridge {
   void push_failing(Handle array) const;
 
  private:
-  void hand_to_engine(std::unique_ptr<Pushed> pushed, const std::string& name, int priority,
+  void hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,
                       const std::vector<Handle>& written) const;
 
   Api api_;

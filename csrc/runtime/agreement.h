@@ -65,6 +65,8 @@ class Agreement {
   bool closed() const { return closed_; }
   // Messages that are still on their way out.
   bool sending() const { return !sending_.empty() || !news_.empty() || !news_for_all_.empty(); }
+  // No message is under way, in either direction.
+  bool quiet() const { return !sending() && inbox_.quiet(); }
 
   // What was sent to and received from other hosts.
   struct Traffic {

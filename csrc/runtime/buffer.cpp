@@ -15,6 +15,7 @@ char* Buffer::data() const { return runtime_->world_.segment().base() + offset_;
 
 void Buffer::commit(size_t bytes) {
   constexpr size_t kStep = size_t{64} << 10;  // fewer calls when a bucket fills up one small array at a time
+  std::lock_guard<std::mutex> lock(mutex_);
   if (bytes <= committed_) return;
   const size_t to = std::max(bytes, std::min(bytes_, (bytes + kStep - 1) / kStep * kStep));
   runtime_->world_.segment().commit(offset_ + committed_, to - committed_);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace mykv {
 
@@ -20,7 +21,7 @@ class Buffer {
 
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   char* data() const;
-  // Takes memory for the first `bytes` bytes, zeroed; throws Error when there is none left.
+  // Takes memory for the first `bytes` bytes, zeroed; throws Error when there is none left. Any thread.
   void commit(size_t bytes);
   uint64_t offset() const { return offset_; }
   size_t bytes() const { return bytes_; }
@@ -29,6 +30,7 @@ class Buffer {
   std::shared_ptr<Runtime> runtime_;
   uint64_t offset_;
   size_t bytes_;
+  std::mutex mutex_;
   size_t committed_ = 0;
 };
 

@@ -8,10 +8,22 @@
 #include <ctime>
 
 #include "runtime/error.h"
+#include "runtime/stamps.h"
+
+// Since glibc 2.30; ThreadSanitizer does not see it.
+#if defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
+#if __GLIBC_PREREQ(2, 30)
+#define MYKV_CLOCKLOCK
+#endif
+#endif
 
 namespace mykv {
 
 namespace {
+#ifndef MYKV_CLOCKLOCK
+constexpr useconds_t kLookUs = 200;  // between two looks at a mutex
+#endif
+
 long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
 }
@@ -59,15 +71,18 @@ SharedMutex::Result result_of(int failed) {
 SharedMutex::Result SharedMutex::try_lock() { return result_of(pthread_mutex_trylock(&mutex_)); }
 
 SharedMutex::Result SharedMutex::try_lock(int64_t timeout_us) {
-  timespec until;
-  clock_gettime(CLOCK_REALTIME, &until);
-  until.tv_sec += timeout_us / 1000000;
-  until.tv_nsec += (timeout_us % 1000000) * 1000;
-  if (until.tv_nsec >= 1000000000) {
-    ++until.tv_sec;
-    until.tv_nsec -= 1000000000;
+  // Not pthread_mutex_timedlock, whose clock may be set back, which would stretch the wait.
+  const int64_t until_ns = now_ns() + timeout_us * 1000;
+#ifdef MYKV_CLOCKLOCK
+  const timespec until{until_ns / 1000000000, until_ns % 1000000000};
+  return result_of(pthread_mutex_clocklock(&mutex_, CLOCK_MONOTONIC, &until));
+#else
+  for (;;) {
+    const Result result = try_lock();
+    if (result != Result::busy || now_ns() >= until_ns) return result;
+    usleep(kLookUs);
   }
-  return result_of(pthread_mutex_timedlock(&mutex_, &until));
+#endif
 }
 
 }  // namespace mykv

@@ -20,6 +20,8 @@ class Inbox {
   // The next message that is here as a whole, and its sender; false when there is none. Those of one sender keep their
   // order. Throws Error.
   bool take(std::vector<char>* bytes, int* from);
+  // No message has come in part.
+  bool quiet() const { return coming_.empty(); }
 
  private:
   struct Coming {

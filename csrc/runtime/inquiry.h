@@ -36,6 +36,8 @@ class Inquiry {
   // Sees to messages that are on their way out.
   void progress();
   bool sending() const { return !sending_.empty(); }
+  // No message is under way, in either direction.
+  bool quiet() const { return !sending() && questions_.quiet() && answers_.quiet(); }
 
  private:
   static constexpr int kQuestionTag = 2;

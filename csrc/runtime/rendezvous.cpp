@@ -84,26 +84,31 @@ bool Rendezvous::may_make(Due due) const {
   return due == Due::now || bells_[local_rank_].ahead < most_ahead_ + (due == Due::agreed ? window_ : 0);
 }
 
-bool Rendezvous::take_entry(uint32_t* index) {
+bool Rendezvous::take_entry(Arrival* arrival) {
   if (header_->free_head != kNone) {
-    *index = header_->free_head - 1;
-    header_->free_head = entry(*index).next;
+    arrival->entry = header_->free_head - 1;
+    header_->free_head = entry(arrival->entry).next;
     return true;
   }
   if (header_->used == header_->places) return false;
-  if (header_->used % kEntriesStep == 0 && !commit_entries(header_->used)) return false;
-  *index = header_->used++;
+  arrival->needs_memory = header_->used == header_->committed.load(std::memory_order_acquire);
+  if (arrival->needs_memory) return false;
+  arrival->entry = header_->used++;
   return true;
 }
 
-// Memory for the next entries, so that too little of it is no SIGBUS; false where there is none now.
-bool Rendezvous::commit_entries(uint32_t first) const {
+// Memory for the next entries, so that too little of it is no SIGBUS; false where there is none now. Not under the
+// lock, since it may take a second. Ranks that do it at the same time do the same.
+bool Rendezvous::commit_entries() {
+  uint32_t first = header_->committed.load(std::memory_order_acquire);
+  const uint32_t more = std::min(kEntries - first, kEntriesStep);
   const auto begin = static_cast<size_t>(entries_ - segment_.base()) + first * stride_;
   try {
-    segment_.commit(begin, std::min(kEntries - first, kEntriesStep) * stride_);
+    segment_.commit(begin, more * stride_);
   } catch (const Error&) {
     return false;
   }
+  header_->committed.compare_exchange_strong(first, first + more, std::memory_order_acq_rel);
   return true;
 }
 
@@ -121,7 +126,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
       arrival.departed = true;
       return arrival;
     }
-    if (!may_make(offer.due) || !take_entry(&arrival.entry)) {
+    if (!may_make(offer.due) || !take_entry(&arrival)) {
       arrival.table_full = true;
       return arrival;
     }

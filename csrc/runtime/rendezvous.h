@@ -101,10 +101,11 @@ enum class Due : uint8_t {
 struct Arrival {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;  // or this rank's part of it, or it has not left the last operation of this key: try later
-  bool departed = false;    // a rank that is needed has left: there is no entry
-  bool last = false;        // this rank completed the host's set
-  bool failed = false;      // done already, with an error
+  bool table_full = false;    // or this rank's part of it, or it has not left the last operation of this key: try later
+  bool needs_memory = false;  // as table_full, until there is memory for more entries
+  bool departed = false;      // a rank that is needed has left: there is no entry
+  bool last = false;          // this rank completed the host's set
+  bool failed = false;        // done already, with an error
 };
 
 class Rendezvous {
@@ -137,13 +138,16 @@ class Rendezvous {
   // `claim` is called under the table's lock, before anybody can see the arrival, with the entry's number.
   template <class Claim>
   Arrival arrive(const Offer& offer, size_t inline_limit, Claim&& claim) {
-    return lock_.run([&] {
-      Arrival arrival = arrive_locked(offer);
-      if (arrival.table_full || arrival.departed) return arrival;
-      claim(arrival);
-      if (arrival.last) complete_set(arrival, inline_limit);
-      return arrival;
-    });
+    for (;;) {
+      const Arrival arrival = lock_.run([&] {
+        Arrival made = arrive_locked(offer);
+        if (made.table_full || made.departed) return made;
+        claim(made);
+        if (made.last) complete_set(made, inline_limit);
+        return made;
+      });
+      if (!arrival.needs_memory || !commit_entries()) return arrival;
+    }
   }
 
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
@@ -237,8 +241,9 @@ class Rendezvous {
   struct alignas(64) Header {
     TableLock::Shared lock;
     uint32_t places;
-    uint32_t used;       // entries ever used
-    uint32_t free_head;  // list of entries to use again
+    uint32_t used;                    // entries ever used
+    std::atomic<uint32_t> committed;  // entries with memory behind them
+    uint32_t free_head;               // list of entries to use again
     uint32_t listeners;
     std::atomic<int> departed_rank;  // plus one; 0: nobody
     char departure[kErrorBytes];     // why
@@ -257,8 +262,8 @@ class Rendezvous {
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
   bool may_make(Due due) const;
-  bool take_entry(uint32_t* index);
-  bool commit_entries(uint32_t first) const;
+  bool take_entry(Arrival* arrival);
+  bool commit_entries();
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
   void end_waiting(int rank, const std::string& reason, bool announced_too);

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 
+#include "gpu/memory.h"
 #include "runtime/buffer.h"
 #include "runtime/error.h"
 #include "runtime/layers.h"
@@ -18,11 +20,12 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kIdlePollUs = 10000;  // on several hosts with nothing under way: news, and what MPI has queued
-constexpr int64_t kRetryUs = 1000;      // when the host's table is full, or this rank's share of memory
-constexpr int64_t kGpuPollUs = 200;     // between looks at copies, and at streams that they come after
-constexpr int64_t kLookNs = 100000000;  // between looks for questions of other hosts, at most
-constexpr int64_t kSleepUs = 1000000;   // upper bound of any sleep
+constexpr int64_t kIdlePollUs = 10000;    // on several hosts with nothing under way: news, and what MPI has queued
+constexpr int64_t kDrainNs = 2000000000;  // that MPI may have something queued after the last operation
+constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or this rank's share of memory
+constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that they come after
+constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
+constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
 constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when this rank can do no more without it
 constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
 constexpr int64_t kLostSettleNs = 200000000;     // the same, where one of them may be of a process that has died
@@ -66,6 +69,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       lookout_(world_.local_size()),
       staged_(std::make_unique<Staged>(world_.segment(), region_)) {
   rendezvous_.beat();
+  if (std::getenv("MYKV_TEST_LOCK_ORDER") != nullptr) rendezvous_.lock().comes_before(mutex_);
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
   world_.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
   world_.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
@@ -82,6 +86,7 @@ Runtime::~Runtime() {
     staged_->slots.unregister();
   }
   if (lost_.load()) world_.let_go();
+  if (!forked() && !transport_->polling() && agreement_.quiet() && inquiry_.quiet()) world_.is_quiet();
 }
 
 std::shared_ptr<Buffer> Runtime::reserve(size_t bytes) {
@@ -200,6 +205,7 @@ void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
 
 void Runtime::run() {
   prctl(PR_SET_NAME, "mykv");
+  gpu::Memory::free_elsewhere();
   prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
   try {
     work_until_leaving();
@@ -401,6 +407,7 @@ void Runtime::sleep(uint32_t seen) {
   const bool flowing = transport_->polling() || gpus_polling() || copying;
   const bool polling = flowing || agreement_.polling() || staged_->gated;
   const bool worked = std::exchange(worked_, false);
+  if (worked || flowing) flowed_ = coarse_now_ns();
   if (polling) {
     if (worked) lookout_.moved();
     int64_t pause = lookout_.pause(flowing, soon);
@@ -416,7 +423,7 @@ void Runtime::sleep(uint32_t seen) {
   if (worked && expecting) patience_.hope();
   if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
-  if (world_.hosts().size() > 1) limit = kIdlePollUs;
+  if (world_.hosts().size() > 1 && (agreement_.speaks() || coarse_now_ns() - flowed_ < kDrainNs)) limit = kIdlePollUs;
   if (blocked_ || !finished_.empty() || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
   if (stopping_.load() || !retired_.empty()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);

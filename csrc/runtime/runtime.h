@@ -248,6 +248,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool worked_ = false;      // since it last waited
   bool advanced_ = false;    // something that is under way came further
   int64_t awake_since_ = 0;  // where the timeline marks that
+  int64_t flowed_ = 0;       // when it last had something to do; coarse_now_ns()
   int64_t looked_ = 0;       // when it last looked for questions of other hosts; coarse_now_ns()
   bool blocked_ = false;     // something in waiting_ could go if there were room for it
   std::unique_ptr<Staged> staged_;

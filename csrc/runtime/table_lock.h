@@ -94,6 +94,9 @@ class TableLock {
   void lose_patience(int64_t limit_us, const std::string& why);
   // How long the oldest thread of this process has waited for the lock, in nanoseconds; 0: none does.
   int64_t longest_wait() const;
+  // For tests: from now on a thread that has this mutex and takes the lock ends the process. arrive() takes them in the
+  // other order.
+  void comes_before(std::mutex& inner) { inner_ = &inner; }
   // The lock cannot be had: who has it, in a sentence.
   TableLocked locked() const;
 
@@ -120,6 +123,7 @@ class TableLock {
   Verdict& verdict_;
   const int local_rank_;
   const Surroundings around_;
+  std::mutex* inner_ = nullptr;
   mutable std::mutex mutex_;  // guards the rest, which is of this process
   std::multiset<int64_t> waits_;
   int64_t patience_us_ = 0;  // 0: endless

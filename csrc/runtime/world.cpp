@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "runtime/communicator_pool.h"
 #include "runtime/error.h"
 #include "runtime/meeting.h"
 #include "runtime/mpi_error.h"
@@ -84,6 +85,7 @@ World::World(MPI_Comm parent, const WorldOptions& options)
   rank_ = control_.rank();
   size_ = control_.size();
   require_same_versions();
+  reuse_communicators();
   int* largest_tag = nullptr;
   int known = 0;
   MPI_Comm_get_attr(data_.get(), MPI_TAG_UB, &largest_tag, &known);
@@ -171,9 +173,23 @@ std::vector<int> World::labels(const std::vector<int>& ranks) const {
   return result;
 }
 
+// Those of the last world of the same processes, where that was of several hosts and has ended on all of them.
+void World::reuse_communicators() {
+  processes_ = processes_of(control_.get());
+  if (processes_.empty()) return;
+  const CommunicatorPair pair = take_communicators(control_.get(), processes_);
+  pair_number_ = pair.number;
+  if (pair.control == MPI_COMM_NULL) return;
+  control_ = Communicator(pair.control);  // and frees the one that it was
+  data_ = Communicator(pair.data);
+}
+
 // A rank leaves when it likes: news of the others may be on their way to it, also after a shutdown() of all.
 World::~World() {
-  if (hosts_.size() > 1) let_go();
+  if (hosts_.size() == 1) return;
+  if (quiet_ && !processes_.empty() && control_.get() != MPI_COMM_NULL)
+    give_back_communicators(processes_, {pair_number_, control_.get(), data_.get()});
+  let_go();
 }
 
 void World::let_go() {

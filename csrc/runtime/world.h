@@ -99,6 +99,8 @@ class World {
   const Segment& segment() const { return segment_; }
   // Never frees the communicators, which needs all their processes.
   void let_go();
+  // This rank has nothing under way in the communicators: the next world of these processes may have them.
+  void is_quiet() { quiet_ = true; }
   // Leaves the segment mapped for good: MPI may still be writing to it.
   void keep_segment() { segment_.keep_forever(); }
   size_t table_bytes() const { return table_bytes_; }
@@ -126,10 +128,14 @@ class World {
   std::string meet_on_host(Communicator candidates);
   std::string settle(const Communicator& group);
   void require_same_versions() const;
+  void reuse_communicators();
 
   const WorldOptions options_;
   Communicator control_;
   Communicator data_;
+  std::vector<int> processes_;  // by their ranks in MPI_COMM_WORLD, where all have one
+  uint64_t pair_number_ = 0;
+  bool quiet_ = false;
   int largest_tag_ = 32767;  // what MPI promises at least
   int rank_ = 0;
   int size_ = 1;

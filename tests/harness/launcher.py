@@ -15,6 +15,8 @@ _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 # Ranks outnumber the cores of a test machine: one thread each; with MYKV_TEST_THREADS=unset as many as a user's.
 _QUIET_THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# The core ends a process that takes its locks in an order that could be a deadlock.
+_CHECKS = {"MYKV_TEST_LOCK_ORDER": "1"}
 _AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -65,10 +67,10 @@ def environment(directory: Path | None, extra: dict[str, str] | None = None) -> 
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
     # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
     clean.pop("PYTHONUNBUFFERED", None)
-    own = {}
+    own = dict(_CHECKS)
     if directory:
-        messages = os.environ.get("MYKV_TEST_SM_DIRECTORY", str(directory))
-        own = {"PRTE_MCA_prte_tmpdir_base": str(directory), "OMPI_MCA_btl_sm_backing_directory": messages}
+        own["PRTE_MCA_prte_tmpdir_base"] = str(directory)
+        own["OMPI_MCA_btl_sm_backing_directory"] = os.environ.get("MYKV_TEST_SM_DIRECTORY", str(directory))
     threads = {} if os.environ.get("MYKV_TEST_THREADS") == "unset" else _QUIET_THREADS
     return {**clean, **threads, **_AS_ROOT, **own, **(extra or {})}
 
