@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -49,6 +50,7 @@ def main() -> int:
             print(_line(fault, sources[fault.file]))
         return 0
     done = [] if given.only else _read(given.results)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the copy of the tree goes
     with Tree(_ROOT) as tree:
         for kind, most in (("py", given.python), ("cpp", given.cpp)):
             _try_all(tree, drawn[kind], most, done, None if given.only else given.results)
