@@ -90,7 +90,12 @@ def launch(workers: int, command: Sequence[str], log: Path, check: bool = True) 
     with log.open("w") as file:
         try:
             done = subprocess.run(
-                command, stdout=file, stderr=file, env=env, cwd=log.parent, timeout=_TIMEOUT  # not in the source tree
+                command,
+                stdout=file,
+                stderr=file,
+                env=env,
+                cwd=log.parent,
+                timeout=_TIMEOUT,  # not in the source tree
             )
             status = done.returncode
         except subprocess.TimeoutExpired:
