@@ -1,6 +1,6 @@
 """Runs the clients, each in its environment, and prints a table of what came out: ``python run.py gluonts sockeye``.
 
-`make test-clients` makes the environments, .venv-client-NAME, and calls this. What each case leaves is in build/clients.
+`make test-clients` makes the environments, .venv-client-NAME, and calls this. What the cases leave is in build/clients.
 """
 
 from __future__ import annotations
