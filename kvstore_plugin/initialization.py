@@ -133,6 +133,8 @@ def check_values(
     divided = of_ranks.any(axis=0) & ~of_ranks.all(axis=0)
     wrong = divided | needed
     if not wrong.any():
+        for _, parameter in named:
+            _deferred_as.pop(parameter, None)  # it may hold values
         return
     mine = np.flatnonzero(wrong & lacks)
     number = int(mine[0] if mine.size else np.flatnonzero(wrong)[0])
