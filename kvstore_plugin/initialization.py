@@ -102,9 +102,9 @@ def check_values(
     are_new: Sequence[bool],
     exchange: Callable[[list[int]], np.ndarray],
 ) -> None:
-    """Raise an error on all ranks if a Parameter has values on some only, or none where it needs a gradient.
+    """Raise an error on all ranks if a Parameter has no values on some of them and needs a gradient there.
 
-    Afterwards such Parameters wait on all ranks for their next use, and so do those that were new on some rank: their
+    Afterwards those that have values on some ranks only wait on all ranks for their next use, and so do those that were new on some rank: their
     broadcasts have failed, or may have, since MXNet lets operations fail that share a workspace with one that has.
 
     Parameters
@@ -131,8 +131,10 @@ def check_values(
     met = exchange([*lacks, *needs, *are_new]).astype(bool)
     of_ranks, needed, new = met[:, :count], met[:, count : 2 * count].any(axis=0), met[:, 2 * count :].any(axis=0)
     divided = of_ranks.any(axis=0) & ~of_ranks.all(axis=0)
-    wrong = divided | needed
+    wrong = needed  # those without a gradient may wait for their use on some ranks longer than on others
     if not wrong.any():
+        for _, parameter in named:
+            _deferred_as.pop(parameter, None)  # it may hold values
         return
     mine = np.flatnonzero(wrong & lacks)
     number = int(mine[0] if mine.size else np.flatnonzero(wrong)[0])

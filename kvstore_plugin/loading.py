@@ -56,20 +56,15 @@ def was_loaded(parameter: Parameter) -> bool:
 
 
 @contextlib.contextmanager
-def noting_failures(parameters: Iterable[Parameter], on_store: bool) -> Iterator[None]:
-    """Where an update fails here, and perhaps not on the other workers, note it as if values had been loaded.
+def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
+    """Where an update of Parameters fails on this worker, but not on the others, note it as if values had been loaded.
 
-    Parameters
-    ----------
-    parameters : iterable of Parameter
-        Those that are updated.
-    on_store : bool
-        Whether the error of another worker shows here as an MXNetError too: it is noted there.
+    An MXNetError is not noted: it may be that of another worker, which all of them get where the update waits for it.
     """
     try:
         yield
     except BaseException as error:
-        if not (on_store and isinstance(error, MXNetError)):
+        if not isinstance(error, MXNetError):
             _loaded.update(dict.fromkeys(parameters))
         raise
 

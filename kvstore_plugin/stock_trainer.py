@@ -64,7 +64,7 @@ def _noticing(original: Callable) -> Callable:
             if loading.any_of(self._params):
                 _meet(self, self._kvstore)
             params = self._params if self._update_on_kvstore else ()
-            with self._kvstore.labelled(_label(self), _keys(self)), loading.noting_failures(params, True):
+            with self._kvstore.labelled(_label(self), _keys(self)), loading.noting_failures(params):
                 original(self)
         else:
             original(self)
@@ -141,7 +141,7 @@ def _updating(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def _update(self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
-        with loading.noting_failures(self._params if self in _attached else (), False):
+        with loading.noting_failures(self._params if self in _attached else ()):
             original(self, ignore_stale_grad)
 
     _update.keeps = True

@@ -518,7 +518,7 @@ class DistributedTrainer(gluon.Trainer):
         return self._averagings
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
-        with loading.noting_failures(self._params, self._store_optimizer is not None):
+        with loading.noting_failures(self._params):
             self._run_all_updaters(ignore_stale_grad)
 
     def _run_all_updaters(self, ignore_stale_grad: bool) -> None:

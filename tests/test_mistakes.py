@@ -16,12 +16,10 @@ class _Optimizer(mx.optimizer.SGD):
 
     fails = False
 
-    def update(self, *arguments):
+    def update_multi_precision(self, *arguments):
         if self.fails:
             raise ArithmeticError("planted in the update")
-        super().update(*arguments)
-
-    update_multi_precision = step = fused_step = update
+        super().update_multi_precision(*arguments)
 
 
 _KINDS = ["own", "own on the store", "stock", "stock on the store"]

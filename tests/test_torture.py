@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from harness import launcher
-from torture import delays, drawing, elastic, fuzz, keys, kills, programs, soak, stops
+from torture import delays, drawing, elastic, fuzz, keys, kills, programs, retry, soak, stops
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -37,6 +37,11 @@ def test_programs_are_the_same_on_all_ranks_and_half_of_them_hold_a_fault():
     faults = {fault.what for _, fault in drawn if fault}
     assert faults >= {"shape", "dtype", "op", "scale", "root", "kind", "layout", "refused"}
     assert 100 < sum(fault is not None for _, fault in drawn) < 200
+
+
+def test_workers_go_on_after_a_mistake_with_the_weights_of_a_run_without_it():
+    job = ("torture.program_retry", 2, 1, 524288, 12)
+    _survived(retry.run(Budget(_ENOUGH, seed=1, most=job[-1]), [job]), job[-1])
 
 
 @pytest.mark.parametrize("case", [("core", 3, 1), ("core", 4, 2), ("join", 3, 2)])
