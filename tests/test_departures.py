@@ -132,7 +132,7 @@ def test_a_rank_that_can_do_no_more_but_lives_is_named_on_all_hosts(mpirun, rank
 
 
 def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpirun):
-    """Rank 0 has told that it has left; ten seconds after that its partner waits no more for its slice."""
+    """Rank 0 has told that it has left; twenty seconds after that its partner waits no more for its slice."""
     body = """
     started = submit("x", 1 << 24)
     if rank == 1:
@@ -142,7 +142,7 @@ def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpiru
         core.plant("notice", 1)
         time.sleep(0.3)
         core.abandon("it had enough")
-    check("x", started, 25)
+    check("x", started, 40)
     """
     outcomes, text = _run(mpirun, 2, 2, body)
     assert "rank 0 has left: it had enough" in outcomes[1], text

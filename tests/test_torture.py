@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from harness import launcher
-from torture import delays, drawing, elastic, fuzz, keys, kills, programs, retry, soak, stops
+from torture import delays, drawing, elastic, fuzz, happenings, keys, kills, leave, programs, retry, soak, stops
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -57,6 +57,19 @@ def test_elastic_workers_outlive_those_that_are_killed():
 
 def test_a_stopped_worker_is_named_and_goes_on_with_the_same_bits():
     _survived(stops.run(Budget(_ENOUGH, seed=1, most=1), [("stock on the store", 2, 1)]), 1)
+
+
+def test_operations_end_on_all_hosts_when_ranks_leave_or_can_do_no_more():
+    _survived(leave.run(Budget(_ENOUGH, seed=1807, most=12), [((2, 2), False)], at_once=1), 12)
+
+
+def test_ranks_leave_fail_and_are_stopped_in_all_pairs():
+    drawn = [happenings.program(seed, 4, 2) for seed in range(1500)]
+    assert drawn == [happenings.program(seed, 4, 2) for seed in range(1500)]
+    pairs = {tuple(sorted(one.what for one in both)) for _, both in drawn}
+    kinds = {what for pair in pairs for what in pair}
+    assert kinds == {*happenings.CAUSES, "stopped", "stopped with the table locked"}
+    assert pairs >= {tuple(sorted((one, other))) for one in kinds for other in kinds}
 
 
 def test_delays_do_not_change_a_bit():

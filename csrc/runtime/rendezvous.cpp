@@ -375,16 +375,17 @@ void Rendezvous::fail(uint32_t index, const std::string& error) {
   });
 }
 
-void Rendezvous::depart(int rank, const std::string& reason) { end_waiting(rank, reason, !several_hosts_); }
+void Rendezvous::depart(int rank, const std::string& reason, bool fails) {
+  end_waiting(Departed(rank, reason), !several_hosts_, fails);
+}
 
-void Rendezvous::close(int rank, const std::string& reason) { end_waiting(rank, reason, true); }
+void Rendezvous::close(int rank, const std::string& reason) { end_waiting(Departed(rank, reason), true, false); }
 
-void Rendezvous::end_waiting(int rank, const std::string& reason, bool announced_too) {
+void Rendezvous::end_waiting(const Departed& gone, bool announced_too, bool fails) {
   lock_.run([&] {
-    const Departed gone(rank, reason);
-    if (departed_rank() < 0) {
-      set_text(header_->departure, kErrorBytes, reason);
-      header_->departed_rank.store(rank + 1, std::memory_order_release);
+    if (departed_rank() < 0 || fails) {
+      set_text(header_->departure, kErrorBytes, gone.reason);
+      header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
     }
     // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
     for (uint32_t b = 0; b < kBuckets; ++b) {

@@ -173,10 +173,11 @@ class Rendezvous {
   void fail(uint32_t index, const std::string& error);
   // `rank` goes away: what waits for it on this host, and all that comes later, fails with `reason`. What was announced
   // to other hosts may have been agreed on already; that ends with their verdict, or with close().
-  void depart(int rank, const std::string& reason);
+  // `fails`: it can do no more, and so counts as the cause before one that has left with nothing undone.
+  void depart(int rank, const std::string& reason, bool fails = false);
   // All hosts know that `rank` has left, and agree on nothing more.
   void close(int rank, const std::string& reason);
-  // The rank that left first, or -1; and why.
+  // The rank that left first, or the last one that could do no more; -1: none.
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
   Departed departed() const;  // that rank, and why
   State state(uint32_t index);
@@ -266,7 +267,7 @@ class Rendezvous {
   bool commit_entries();
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
-  void end_waiting(int rank, const std::string& reason, bool announced_too);
+  void end_waiting(const Departed& gone, bool announced_too, bool fails);
   bool give_launches(uint32_t index);
   void tell_made(uint32_t index);
   void append(Event::Type type, uint32_t index);

@@ -33,7 +33,7 @@ constexpr useconds_t kLateUs = 500000;           // as a fault for tests
 constexpr int64_t kFlushNs = 20000000;           // for MPI to bring on its way what was sent last
 constexpr int64_t kLostPatienceNs = 2000000000;  // for somebody who knows which process has ended
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
-constexpr auto kGonePatience = std::chrono::seconds(10);  // the same, of the others, who are told when those end
+constexpr auto kGonePatience = std::chrono::seconds(20);  // the same, of the others, who are told when those end
 
 // Process sets have labels, and launch in the order of the world's operations.
 std::shared_ptr<Launcher> launcher_of(const World& world, Rendezvous& rendezvous) {
@@ -304,7 +304,7 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
   const std::vector<uint32_t> mine = entries();
   rendezvous_.lock().lose_patience(kBrokenPatienceUs, gone.what());
   try {
-    rendezvous_.depart(gone.rank, gone.reason);
+    rendezvous_.depart(gone.rank, gone.reason, true);
     for (uint32_t entry : mine) {
       const std::string name = shown_name(rendezvous_.entry(entry).name);
       rendezvous_.fail(entry, there.empty() ? here : name + ": " + there);
