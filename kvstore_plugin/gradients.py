@@ -86,6 +86,7 @@ class Gradients:
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
         # How often parameters had been initialized when all ranks last had values.
         self._times = [initialization.times(parameter) for parameter in self._parameters]
+        self.have_values: Sequence[Any] = ()  # parameters that had values on all ranks when the trainer was made
         self._compares = False  # whether update() follows the last allreduce()
         self._is_due = False  # it has not come yet
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
@@ -276,6 +277,10 @@ class Gradients:
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
         self._leave_out_comparison(reason)
+        self._give_back(reason)
+        self._refuse_step(reason)
+
+    def _refuse_step(self, reason: str) -> None:
         if not self._operations:
             self._process_set.core.refuse(self._carrier, reason)
         for operation in self._operations:
@@ -293,7 +298,7 @@ class Gradients:
                 arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
             parameters.check_devices((slot.label, slot.parameter) for slot in active)
         except ValueError as error:
-            self.refuse(str(error))
+            self._refuse_step(str(error))
             raise
         store_optimizer = self._reduction.store_optimizer
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
@@ -331,6 +336,16 @@ class Gradients:
                 copied,
             )
 
+    def _give_back(self, reason: str) -> None:
+        """Before the first step has begun, let parameters wait that some rank had no values of, on all ranks alike."""
+        if self._operations:
+            return
+        known = {id(parameter) for parameter in self.have_values}
+        times = [initialization.times(parameter) for parameter in self._parameters]
+        are_new = [now != then for now, then in zip(times, self._times)]
+        open_ones = [(one, new) for one, new in zip(self._parameters, are_new) if id(one) not in known]
+        initialization.give_back(open_ones, reason)
+
     def _check_values(self) -> None:
         """Raise an error on all ranks if a parameter has values on some only, or none where it needs a gradient.
 
@@ -344,7 +359,11 @@ class Gradients:
         call = f"a step of {self._scope}, whose parameters were just initialized"
 
         def exchange(numbers: list[int]) -> np.ndarray:
-            return self._ask(lambda carrier: turns.exchange(self._process_set, carrier, call, call, numbers))
+            try:
+                return self._ask(lambda carrier: turns.exchange(self._process_set, carrier, call, call, numbers))
+            except MXNetError as error:
+                self._give_back(str(error))
+                raise
 
         are_new = [now != then for now, then in zip(times, self._times)]
         initialization.check_values(self._process_set, named, are_new, exchange)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -104,8 +104,9 @@ def check_values(
 ) -> None:
     """Raise an error on all ranks if a Parameter has no values on some of them and needs a gradient there.
 
-    Afterwards those that have values on some ranks only wait on all ranks for their next use, and so do those that were new on some rank: their
-    broadcasts have failed, or may have, since MXNet lets operations fail that share a workspace with one that has.
+    Afterwards those that have values on some ranks only wait on all ranks for their next use, and so do those that were
+    new on some rank: their broadcasts have failed, or may have, since MXNet lets operations fail that share a workspace
+    with one that has.
 
     Parameters
     ----------
@@ -151,6 +152,26 @@ def check_values(
         elif divided[at]:
             _refuse(parameter, sentence)
     raise (DeferredInitializationError if mine.size else MXNetError)(sentence)
+
+
+def give_back(parameters: Iterable[tuple[Parameter, bool]], reason: str) -> None:
+    """Let Parameters wait for their next use, where a rank refuses the first step, so that no rank is told more.
+
+    Parameters
+    ----------
+    parameters : iterable of (Parameter, bool)
+        The same on all ranks: those that not all of them had values of when they met last. Each with whether it was
+        initialized on this rank since then.
+    reason : str
+        For ranks that wait for the values.
+    """
+    for parameter, is_new in parameters:
+        if not has_lasting(parameter):
+            continue
+        if parameter._data is None:
+            _refuse(parameter, reason)
+        else:
+            _withdraw(parameter, is_new)
 
 
 def _refuse(parameter: Parameter, reason: str) -> None:

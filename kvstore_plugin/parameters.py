@@ -88,7 +88,7 @@ def broadcast_parameters(
 
 def keep_equal(
     process_set: ProcessSet, named: Sequence[Named], scope: str, root: int, names: Any, are_equal: bool = False
-) -> None:
+) -> list[Parameter]:
     """Broadcast a trainer's parameters, now and whenever they are initialized later. Collective.
 
     Parameters
@@ -105,9 +105,14 @@ def keep_equal(
         Those of the scope, which the parameters use for as long as they live.
     are_equal : bool
         Those that have values now are equal already, and stay as they are.
+
+    Returns
+    -------
+    list of Parameter
+        Those that have values on all ranks.
     """
     if not named:
-        return
+        return []
     loading.forget([one.value for one in named])
     least, most = agreement.extremes(process_set, f"{scope}/parameters", [_state(one.value) for one in named])
     for (name, parameter, position), lowest, highest in zip(named, least, most):
@@ -118,6 +123,7 @@ def keep_equal(
         if everywhere not in (_HAS_VALUES_AND_LASTING, _WAITS_LASTING):
             broadcast.covered = everywhere == _WAITS
             initialization.wait_for(parameter, broadcast)
+    return [one.value for one, highest in zip(named, most) if highest < _WITHOUT_VALUES]
 
 
 def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int) -> None:

@@ -316,7 +316,7 @@ class DistributedTrainer(gluon.Trainer):
                 if share.process_set is self._company.process_set:
                     self._company.meet()
                 if self._broadcast_period >= 0:
-                    parameters.keep_equal(
+                    gradients.have_values = parameters.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
             except Exception as error:

@@ -540,3 +540,27 @@ def test_weights_that_were_trained_are_kept_when_a_new_layer_is_not_used(rank, g
     step(uses=True)
     assert checksum(net) == before
     assert len(set(gather(late.weight.data().asnumpy().tobytes()))) == 1
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("loser", [0, 1])
+def test_a_worker_that_leaves_the_first_step_out_before_its_forward_pass(rank, gather, loser):
+    net = _network(seed=rank, norm=True)
+    net.initialize(_Drawn(rank), force_reinit=True)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    for _ in range(2):
+        with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
+            if rank != loser:
+                _loss(net, rank).backward()
+                trainer.step(3)
+            mykv.barrier()
+        clear_errors()
+        if rank != loser:
+            with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
+                mykv.barrier()
+        mykv.barrier()
+    for step in range(2):
+        _loss(net, rank, step).backward()
+        trainer.step(3)
+        trained = {name: values.tobytes() for name, values in parameters(net).items() if "running" not in name}
+        assert len(set(gather(str(sorted(trained.items()))))) == 1
