@@ -14,8 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import build
 import model
+
+import build
 
 # Tests that never import MXNet, which is not in this environment: arguments of pytest.
 _RANKS = [
