@@ -115,6 +115,7 @@ _TABLE = {
 
 _read: dict[str, Any] = {}  # by the last read(); None for a setting of the core that has the core's default
 
+
 def read() -> None:
     """Read all variables; from now on they have these values.
 
