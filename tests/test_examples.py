@@ -48,7 +48,7 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     sabotage = {
         "pushpull": """
             from kvstore_plugin.gradients import Gradients
-            Gradients.allreduce = lambda self, *arguments: None
+            Gradients.allreduce = lambda self, *arguments, **named: None
             """,
         "accuracy": "digits_common.SGD['learning_rate'] = 0.0",
     }
