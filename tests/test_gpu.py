@@ -77,6 +77,7 @@ def test_named_files_that_cannot_be_used_are_told(monkeypatch):
         "nccl": {"version": 0, "problem": "NCCL was not found in /none"},
     }
     monkeypatch.setattr(gpu, "find", lambda: found)
+    monkeypatch.setattr(settings, "_read", {})  # else those of an init() before count
     for variable in ("MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY"):
         monkeypatch.delenv(variable, raising=False)
     assert gpu.unusable() == []
@@ -151,6 +152,7 @@ def test_ranks_with_other_settings(mpirun):
 
 
 def test_settings_become_options(monkeypatch):
+    monkeypatch.setattr(settings, "_read", {})
     monkeypatch.setenv("MYKV_GPU", "host")
     monkeypatch.setenv("MYKV_GPU_HOSTS", "arena")
     options = settings.core_options()
@@ -158,6 +160,7 @@ def test_settings_become_options(monkeypatch):
 
 
 def test_a_word_that_it_does_not_know(monkeypatch):
+    monkeypatch.setattr(settings, "_read", {})
     monkeypatch.setenv("MYKV_GPU", "cuda")
     with pytest.raises(ValueError, match=r"MYKV_GPU must be one of auto, nccl, host, but it is 'cuda'\."):
         settings.core_options()

@@ -70,6 +70,7 @@ _WRONG = {
     "MYKV_CHECKPOINT_WAIT_S": "1m",
     "MYKV_GPU": "cuda",
     "MYKV_GPU_HOSTS": "",
+    "MYKV_KERNELS": "sse4.1",
 }
 
 
