@@ -409,6 +409,7 @@ def test_operations_that_go_on_are_not_reported_however_short_the_limit(mpirun):
 def test_limits_that_are_no_times_are_refused(monkeypatch, variable, value):
     from kvstore_plugin import settings
 
+    monkeypatch.setattr(settings, "_read", {})  # else those of an init() before count
     monkeypatch.setenv(variable, value)
     with pytest.raises(
         ValueError, match=f"{variable} must be a number of seconds of at least 0.*, but it is {value!r}"
