@@ -11,7 +11,7 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 from gpu_support import Cuda, DeviceArray, Nccl
-from kvstore_plugin import process
+from kvstore_plugin import process, settings
 
 # By the number of its ranks, each world's victim, its settings, its road, and whether NCCL tells of a death.
 _WORLDS = {
@@ -41,6 +41,7 @@ def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
     works = [_submit(f"{size}/{number}", array) for number, array in enumerate(arrays)]
     if victim is not None:
         os.environ.update(_WORLDS[size - 1][1])  # whoever is left asks for the same in the next world
+        settings.read()  # init() alone reads them
     try:
         process.wait(works[0])
         if mykv.rank() == victim:
