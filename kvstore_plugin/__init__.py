@@ -24,7 +24,6 @@ from .capabilities import (
     nccl_built,
     rocm_built,
 )
-from .compression import Compression
 from .process import (
     cross_rank,
     cross_size,
@@ -131,6 +130,7 @@ try:
         grouped_reducescatter,
         reducescatter,
     )
+    from .compression import Compression
     from .devices import default_devices
     from .elastic import run_elastic
     from .elastic_state import ElasticState

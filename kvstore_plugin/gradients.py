@@ -237,8 +237,15 @@ class Gradients:
             gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
             name, priority = self._operations[0].name, self._operations[0].slots[0].priority
             own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
-            self._is_due = False
-            self._comparison.push(own, gradients, priority, label, turn_of)
+            try:
+                self._comparison.push(own, gradients, priority, label, turn_of)
+            except MXNetError:
+                raise  # the operation has its turn: MXNet's NaiveEngine has run it
+            except BaseException as error:
+                self.refuse_comparison(f"update() has failed there: {error}")
+                raise
+            finally:
+                self._is_due = False
 
     def refuse_comparison(self, reason: str) -> None:
         """Take no part in `compare`, and let the other ranks' update fail with the reason."""

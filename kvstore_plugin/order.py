@@ -48,9 +48,10 @@ def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[
     _calls[trainer] = (awaited_by, refuse)
 
 
-def stepped(trainer: Any) -> None:
-    """Note that this thread takes a step of a trainer."""
+def stepped(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
+    """Note that this thread takes a step of a trainer, which may be a copy that nobody has made; as `made`."""
     _threads[trainer] = threading.get_ident()
+    _calls[trainer] = (awaited_by, refuse)
 
 
 def failed(reason: str) -> None:
@@ -98,7 +99,10 @@ def look(core: Any, name: str, call: str) -> None:
             if thread != threading.get_ident() and not (thread is None and _is_alone()):
                 continue  # another thread may still take the step
             awaited_by, refuse = _calls[trainer]
-            others = awaited_by(trainer)
+            try:
+                others = awaited_by(trainer)
+            except ValueError:  # its process set was removed
+                continue
             if others:
                 reason = _reason(call, others)
                 core.give_up(name, reason)  # first, since those who get an error may go on to this call

@@ -23,9 +23,9 @@ MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 init() reads all of them by read(), and they keep these values until init() is called again. So a wrong value ends
 init() on all ranks, and not a training that has gone on for hours.
 
-MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_GPU and MYKV_GPU_HOSTS must be the
-same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings;
-launch.py reads them.
+MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S, MYKV_GPU and
+MYKV_GPU_HOSTS must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the
+like) are not settings; launch.py reads them.
 """
 
 from __future__ import annotations

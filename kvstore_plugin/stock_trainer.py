@@ -60,7 +60,7 @@ def _noticing(original: Callable) -> Callable:
     def _allreduce_grads(self: gluon.Trainer) -> None:
         if isinstance(self._kvstore, MyKV):
             sync_batch_norm.end_step()
-            order.stepped(self)
+            order.stepped(self, _awaited_by, _refuse)
             if loading.any_of(self._params):
                 _meet(self, self._kvstore)
             params = self._params if self._update_on_kvstore else ()
@@ -102,14 +102,19 @@ def _is_ours(store: Any) -> bool:
 
 def _awaited_by(trainer: gluon.Trainer) -> list[int]:
     """The ranks that have begun a step that this one has not called for."""
-    return _attached[trainer]["_kvstore"].awaited_by(_keys(trainer))  # MXNet forgets it in load_parameters()
+    return _store_of(trainer).awaited_by(_keys(trainer))
 
 
 def _refuse(trainer: gluon.Trainer, reason: str) -> None:
     """Let a step of the other workers fail, which have counted it as an update."""
-    _attached[trainer]["_kvstore"].refuse(_keys(trainer), reason)
+    _store_of(trainer).refuse(_keys(trainer), reason)
     parameters.count_update(trainer)
     _compared.add(trainer)  # the others have shown their settings
+
+
+def _store_of(trainer: gluon.Trainer) -> MyKV:
+    """The store of a Trainer, which MXNet forgets in load_parameters(); a copy of a Trainer has only its own."""
+    return _attached.get(trainer, vars(trainer))["_kvstore"]
 
 
 def _keys(trainer: gluon.Trainer) -> list[int]:

@@ -327,7 +327,7 @@ class DistributedTrainer(gluon.Trainer):
                 met.append(gradients)
         return met + sparse
 
-    def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+    def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters.
 
         Returns at once, unless there are row_sparse gradients: then it waits until all workers have computed theirs.
@@ -353,11 +353,22 @@ class DistributedTrainer(gluon.Trainer):
             are read. They are what they were before then, on all workers, which have counted one update more.
         """
         lost.check()
-        factor = factors.of_batch(self._scale, batch_size)
+        factor = self._factor_of(batch_size, self._refuse)
         if self._join is None:
             self._step(factor, ignore_stale_grad)
         else:
             self._join.step(self, factor, ignore_stale_grad)
+
+    def _factor_of(self, batch_size: Any, refuse: Callable[[str], None]) -> float:
+        """What gradients are multiplied by; where that cannot be told, the other workers' call fails too."""
+        if self._join is not None:
+            return factors.of_batch(self._scale, batch_size)
+        with self._counted():
+            try:
+                return factors.of_batch(self._scale, batch_size)
+            except Exception as error:
+                refuse(f"its batch size cannot be used: {error}")
+                raise
 
     def _step(self, factor: float, ignore_stale_grad: bool) -> None:
         with self._counted():
@@ -413,8 +424,11 @@ class DistributedTrainer(gluon.Trainer):
         else:
             self._join.allreduce_grads(self, self._ignores_stale)
 
-    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the parameters from gradients that allreduce_grads() has averaged. Returns at once.
+    def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+        """Update the parameters from gradients that allreduce_grads() has averaged.
+
+        Returns at once, but for ignore_stale_grad=True, which waits for the other workers, and for a batch size in an
+        NDArray, which is waited for.
 
         Parameters
         ----------
@@ -432,7 +446,7 @@ class DistributedTrainer(gluon.Trainer):
             are read; they are what they were before then, on all workers.
         """
         self._require_local_updates("update")
-        factor = factors.of_batch(self._scale, batch_size)
+        factor = self._factor_of(batch_size, self._refuse_comparison)
         if self._join is None:
             self._apply(factor, ignore_stale_grad)
         else:
@@ -444,12 +458,20 @@ class DistributedTrainer(gluon.Trainer):
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
                 self._check_fresh(self._refuse_comparison)
-            for gradients in self._gradients:
-                gradients.compare(self._label(factor, "an update"))
+            self._compare(self._label(factor, "an update"))
             if ignore_stale_grad and not self._freshness_is_shared:
                 for gradients in self._gradients:
                     gradients.share_freshness()
             self._update(ignore_stale_grad)
+
+    def _compare(self, label: str) -> None:
+        for number, gradients in enumerate(self._gradients):
+            try:
+                gradients.compare(label)
+            except Exception as error:
+                for later in self._gradients[number + 1 :]:
+                    later.refuse_comparison(str(error))
+                raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
         """Let updates multiply gradients by `scale`, and sums that stand for means also by what makes means of them."""
@@ -483,7 +505,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
-        order.stepped(self)
+        order.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         for number, gradients in enumerate(self._gradients):
             try:
                 gradients.allreduce(ignore_stale, label or "allreduce_grads()", compares=not label)

@@ -147,7 +147,8 @@ class Turn:
                 wait(work, lambda: self._look(look))
         except MXNetError as error:
             self._tell()
-            order.failed(str(error))
+            if limit is None:
+                order.failed(str(error))
             raise
         return result
 
@@ -180,7 +181,7 @@ def exchange(
     limit: Limit | None = None,
     look: Callable[[], None] | None = None,
 ) -> np.ndarray:
-    """Wait for the other ranks, which show each other some numbers: all calls of Python that wait come by here.
+    """Wait for the other ranks, which show each other some numbers: a turn and its `meet` in one call.
 
     Parameters
     ----------

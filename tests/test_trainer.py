@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import fractions
 import inspect
+import time
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -365,6 +367,36 @@ def test_other_batch_sizes_in_arrays_are_an_error_in_that_step(rank, gather, kin
     _backward(net, rank)
     trainer.step([4, mx.nd.array([4.0])][rank])
     assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("method", ["step", "update"])
+def test_a_batch_size_that_is_no_number_fails_the_call_of_all_workers(rank, gather, method):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+    for step in range(3):
+        _backward(net, rank, step)
+        if method == "update":
+            trainer.allreduce_grads()
+        if step == 1 and rank == 1:
+            with pytest.raises(ValueError):
+                getattr(trainer, method)(mx.nd.array([4.0, 4.0]))
+        else:
+            getattr(trainer, method)(4)
+        if step == 1 and rank == 0:
+            with pytest.raises(MXNetError, match="its batch size cannot be used"):
+                parameters(net)
+        clear_errors()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_call_waits_for_long_beside_a_copied_trainer(rank):
+    net = dense_network(seed=0)
+    trainer = copy.deepcopy(mykv.DistributedTrainer(net.collect_params(), *_SGD))
+    trainer.allreduce_grads()
+    time.sleep(3 * rank)  # the other rank looks for the reason after 2 s
+    mykv.barrier()
 
 
 @pytest.mark.ranks(2)
