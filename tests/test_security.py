@@ -137,8 +137,8 @@ def test_init_says_that_strangers_called(mpirun):
             return (lambda: 3) if name == "strangers" else getattr(loader.load(), name)
     from kvstore_plugin import process
     join = process._join
-    def joined(comm):
-        join(comm)
+    def joined(comm, **named):
+        join(comm, **named)
         process.core = WithStrangers()
     process._join = joined
     mykv.init()

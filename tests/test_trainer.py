@@ -362,7 +362,7 @@ def test_other_batch_sizes_in_arrays_are_an_error_in_that_step(rank, gather, kin
         trainer.step(mx.nd.array([size]))
         if step == 1:
             with pytest.raises(MXNetError, match=r"batch size 4 .*batch size 8"):
-                parameters(net)
+                mx.nd.waitall()
             clear_errors()
     _backward(net, rank)
     trainer.step([4, mx.nd.array([4.0])][rank])
@@ -385,7 +385,7 @@ def test_a_batch_size_that_is_no_number_fails_the_call_of_all_workers(rank, gath
             getattr(trainer, method)(4)
         if step == 1 and rank == 0:
             with pytest.raises(MXNetError, match="its batch size cannot be used"):
-                parameters(net)
+                mx.nd.waitall()
         clear_errors()
     assert len(set(gather(checksum(net)))) == 1
 

@@ -253,12 +253,13 @@ void* for_engine_of(const Api& api) {
   return api.major() == 1 ? reinterpret_cast<void*>(function) : reinterpret_cast<void*>(&start_and_run<function>);
 }
 
-// An operation that the engine does not call; the other ranks must hear of it.
-void refuse(Pushed& pushed, const char* reason) {
-  if (pushed.taken.exchange(true)) return;
+// An operation that the engine does not call; the other ranks must hear of it. False where the engine has called it.
+bool refuse(Pushed& pushed, const char* reason) {
+  if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
   for (Request& request : requests) request.refusal = reason;
   post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const std::string*) {});
+  return true;
 }
 
 void discard(void* parameter) {
@@ -333,8 +334,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   } catch (const Error& error) {
     // The turn is taken, so the others wait for this rank. Whether the engine has run the deleter, or will, is unknown:
     // the pointer that it was given stays, and only what it points to is emptied.
-    refuse(*pushed, kNotTaken);
-    pushed->release();
+    if (refuse(*pushed, kNotTaken)) pushed->release();
     throw FailedOperation("mykv: " + std::string(kNotTaken) + ": " + error.what());
   }
   if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);

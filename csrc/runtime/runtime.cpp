@@ -26,6 +26,7 @@ constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or t
 constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that they come after
 constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
+constexpr int64_t kRestUs = 250000;       // of an idle rank between hosts: MpiTransport takes 500 ms for a stopped process
 constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when this rank can do no more without it
 constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
 constexpr int64_t kLostSettleNs = 200000000;     // the same, where one of them may be of a process that has died
@@ -301,16 +302,18 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = here;
   }
-  const std::vector<uint32_t> mine = entries();
+  std::vector<uint32_t> mine = entries();
   rendezvous_.lock().lose_patience(kBrokenPatienceUs, gone.what());
   try {
     rendezvous_.depart(gone.rank, gone.reason, true);
+    mine = entries();  // a thread that posted meanwhile may have brought one more, and from now on none can
     for (uint32_t entry : mine) {
       const std::string name = shown_name(rendezvous_.entry(entry).name);
       rendezvous_.fail(entry, there.empty() ? here : name + ": " + there);
     }
   } catch (const std::exception&) {
     // The shared table is beyond use, which the others of this host see themselves.
+    mine = entries();
     for (uint32_t entry : mine) rendezvous_.stop_chunks(entry);
   }
   transport_->give_up(gone);
@@ -323,7 +326,9 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
 
 // Not by way of the first rank of this host, which may be the one that is gone.
 void Runtime::tell_rank_0(const Departed& gone) {
-  if (world_.hosts().size() == 1 || std::exchange(departure_told_, true)) return;
+  // Rank 0 may have failed while it gave verdicts, before it told the other hosts. They bear to hear it twice.
+  const bool told = std::exchange(departure_told_, true) && (world_.rank() != 0 || agreement_.closed());
+  if (world_.hosts().size() == 1 || told) return;
   try {
     agreement_.depart_alone(gone.rank, gone.reason);
   } catch (const std::exception&) {
@@ -335,7 +340,7 @@ void Runtime::tell_rank_0(const Departed& gone) {
 // waits in a queue of their own, which they empty only when they are called.
 void Runtime::settle(const std::vector<uint32_t>& mine) {
   const int64_t patience = lost_.load() ? kLostSettleNs : kSettleNs;
-  const int64_t least = agreement_.speaks() ? kFlushNs : 0;
+  const int64_t least = world_.hosts().size() > 1 ? kFlushNs : 0;
   const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kRetryUs)) {
     rendezvous_.beat();
@@ -423,7 +428,10 @@ void Runtime::sleep(uint32_t seen) {
   if (worked && expecting) patience_.hope();
   if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
-  if (world_.hosts().size() > 1 && (agreement_.speaks() || coarse_now_ns() - flowed_ < kDrainNs)) limit = kIdlePollUs;
+  if (world_.hosts().size() > 1) {
+    const bool polls = agreement_.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
+    limit = polls ? kIdlePollUs : kRestUs;
+  }
   if (blocked_ || !finished_.empty() || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
   if (stopping_.load() || !retired_.empty()) limit = std::min(limit, kRetryUs);
   rendezvous_.bell(world_.local_rank()).wait(seen, limit);
