@@ -149,7 +149,7 @@ def test_sums_of_several_devices_and_of_unequally_many(rank, gather):
             for parameter in structure(net).values():
                 for device in devices:
                     assert (parameter.grad(device).asnumpy() == (3 if shown == "sum" else 1.5)).all()
-            trainer.update(5 * len(devices))
+            trainer.update(5)
         trained.append(parameters(net))
         assert len(set(gather(checksum(net)))) == 1
     _assert_close(trained[1], trained[0])
