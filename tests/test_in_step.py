@@ -155,7 +155,8 @@ def test_every_nth_call_checks(rank):
 def test_calls_are_counted_in_each_process_set(rank):
     """Two sets that share rank 1, which makes twice as many calls for the same parameters as the others."""
     mykv.init()
-    sets = [one for one in map(mykv.add_process_set, ([0, 1], [1, 2])) if one.included()]
+    added = [mykv.add_process_set(ranks) for ranks in ([0, 1], [1, 2])]
+    sets = [one for one in added if one.included()]
     net = dense_network(seed=0)
     for step in range(3):
         for one in sets:
@@ -165,6 +166,9 @@ def test_calls_are_counted_in_each_process_set(rank):
             _set(net, "0.bias", np.full(8, float(rank)))
             with pytest.raises(MXNetError, match="has other values on rank"):  # in the third call, on both members
                 mykv.check_in_step(net.collect_params(), every=2, process_set=one)
+    clear_errors()
+    for one in added:
+        mykv.remove_process_set(one)
 
 
 @pytest.mark.ranks(2)
