@@ -176,7 +176,7 @@ class Watcher {
           while (!over_.load()) {
             runtime.longest_wait();
             runtime.waiting(0, "");
-            runtime.waiting_for_this({"task0", "task1", "no such task"});
+            runtime.waiting_for_this({"task0", "task1", "no such task"}, "");
             watch.look(runtime, StallLimits{60, 0});
             usleep(500);
           }
