@@ -196,7 +196,7 @@ void stall_questions(uint32_t seed) {
       if (rank == late) {
         // Until the others have asked for this rank.
         for (int ms = 0; asked.load() < 2 && ms < 30000; ++ms) {
-          for (const std::vector<int>& come : ranks[rank].waiting_for_this({name})) {
+          for (const std::vector<int>& come : ranks[rank].waiting_for_this({name}, "")) {
             require(std::find(come.begin(), come.end(), rank) == come.end(), "a rank waits for itself");
           }
           usleep(1000);
