@@ -157,7 +157,7 @@ class Rendezvous {
   bool agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement);
   // `chunks` more pieces of the operation are finished; the last one makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
-  // Before this rank begins with a chunk that is its own: false where nobody may begin any more.
+  // Claims a chunk of this rank's own before work on it begins. False: the operation was stopped.
   bool claim_chunk(uint32_t index);
   // A chunk that was claimed comes to no end, and this rank uses no memory of the operation any more. Needs no lock.
   void drop_chunk(uint32_t index);

@@ -250,7 +250,7 @@ void Runtime::work_until_leaving() {
     } else if (leaving) {
       if (standstill.look() > kLeavePatience) return;
     } else if (standstill.look() > kGonePatience && world_.hosts().size() > 1 && !entries().empty()) {
-      throw rendezvous_.departed();  // whoever gave up has not been heard here
+      throw rendezvous_.departed();  // no notice of the rank that gave up has come
     }
     if (worked) {
       worked_ = true;
@@ -295,7 +295,7 @@ std::string Runtime::cause_of(const std::string& failure) {
   }
 }
 
-// The thread cannot go on: nobody may wait for this rank any more. `gone`: who is the cause. `here`: what the own
+// The thread cannot go on, so no rank may wait for this one any more. `gone`: who is the cause. `here`: what the own
 // operations end with; `there`: those of the other ranks of this host, or empty: with the same words.
 void Runtime::break_down(const Departed& gone, const std::string& here, const std::string& there) {
   {
