@@ -250,7 +250,7 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_method(m, group, "push_reduce_to_owners", &Group::push_reduce_to_owners, name, arrays, division, py::arg("own"),
               py::arg("next") = Handles(), op, scale, priority, label, wire);
   bind_method(m, group, "push_gather_from_owners", &Group::push_gather_from_owners, name, arrays, division, priority,
-              label, py::arg("turn_of") = "");
+              label, py::arg("turn_of") = "", py::arg("fenced") = Handles());
   bind_method(m, group, "refuse", &Group::refuse, name, py::arg("reason"), py::arg("turn_of") = "");
   bind_method(
       m, group, "waiting", &Group::waiting, py::arg("name") = "", py::arg("least_seconds") = 0.0,
@@ -303,6 +303,14 @@ PYBIND11_MODULE(mykv_core, m) {
            "Start it once more. The label must be the same on all ranks, and shows in the error where it is not. With\n"
            "turn_of it takes the last turn under that name.");
 
+  py::class_<Fence>(m, "Fence",
+                    "An operation of MXNet's engine that does nothing: whoever reads one of its arrays waits for all\n"
+                    "operations that were pushed on any of them.")
+      .def(py::init<const Handles&>(), py::arg("arrays"))
+      .def("push", &Fence::push, "Put it behind the operations that are pushed by now.");
+
+  m.def("failed_operations", &mxnet::failed_operations,
+        "How many operations on MXNet's arrays have failed in this process.");
   m.def(
       "attach_mxnet",
       [](uintptr_t library, int major, bool blocking, const py::object& error_type) {

@@ -22,6 +22,7 @@ import numpy as np
 from . import agreement, arrays, initialization, loading, parameters, plan, process, turns
 from . import process_set as process_sets
 from .adoption import GradientMemory
+from .fence import Fence, SumsCheck
 from .mxnet_compat import MXNetError, NDArray, fill_with_zeros
 from .parameters import Named
 from .plan import Operation, Plan, Reduction, Slot
@@ -87,9 +88,12 @@ class Gradients:
         # How often parameters had been initialized when all ranks last had values.
         self._times = [initialization.times(parameter) for parameter in self._parameters]
         self.have_values: Sequence[Any] = ()  # parameters that had values on all ranks when the trainer was made
+        self._sums = SumsCheck()
         self._compares = False  # whether update() follows the last allreduce()
         self._is_due = False  # it has not come yet
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
+        self._fences: list[Fence] = []  # one for each of them
+        self._fence = Fence(self._parameters)  # for all together
         self._proposed: list[str] = []  # what this rank proposed for it
         self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
         labels = [slot.label for slot in self._slots]
@@ -165,7 +169,8 @@ class Gradients:
             self._when_moved()
             self._look_again()
         if loading.any_of(self._parameters):
-            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loading.LABEL))
+            loaded = loading.label(self._parameters)
+            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loaded))
             loading.forget(self._parameters)
         operations = self._operations
         if ignore_stale:
@@ -173,6 +178,8 @@ class Gradients:
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
             keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
         self._is_due = compares
+        if compares:
+            self._sums.begin()
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
         for number, operation in enumerate(operations):
             try:
@@ -191,6 +198,12 @@ class Gradients:
             except BaseException as error:
                 self.refuse_update(f"the update has failed there: {error}")
                 raise
+
+    def fence(self) -> None:
+        """Call this after the updates: no array of a step that fails can be read before all of them have run."""
+        if self._process_set.size() > 1:
+            for fence in [self._fence] if self._compares else self._fences:  # compare() is one operation on all arrays
+                fence.push()
 
     def refuse_update(self, reason: str) -> None:
         """Let the others not wait for the weights of updates that allreduce() has begun and update() has not done."""
@@ -232,7 +245,16 @@ class Gradients:
         ----------
         label : str
             What the updates of all ranks must have in common.
+
+        Raises
+        ------
+        MXNetError
+            The allreduce() before has failed, and this rank has seen it.
         """
+        failure = self._sums.failure()
+        if failure is not None:
+            self.refuse_comparison(f"update() cannot be made there: {failure}")
+            raise MXNetError(f"update() cannot be made: {failure}")
         if self._operations:
             gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
             name, priority = self._operations[0].name, self._operations[0].slots[0].priority
@@ -322,6 +344,7 @@ class Gradients:
         if self._plan is not None:
             operations = plan.follow(self._scope, self._reduction, self._plan, active, operations)
         self._operations = operations
+        self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
 
@@ -410,6 +433,7 @@ class Gradients:
         return {
             **self.__dict__,
             "_operations": [],
+            "_fences": [],
             "_proposed": [],
             "_plan": None,
             "_to_update": [],

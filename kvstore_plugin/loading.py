@@ -11,20 +11,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
 from . import arrays
 from .mxnet_compat import MXNetError, NDArray, Parameter, gluon, trainer_of
 
-LABEL = (
+_LABEL = (
     "a step after load_parameters(), load_states(), set_data() or an update that has failed; where that is so on some "
     "workers only, all of them must call broadcast_states() afterwards"
 )
 
 # With a copy of what the parameter held when all workers were last equal; None where states were loaded.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
+
+# How many updates of single arrays the trainer of a Parameter had counted when one failed, first.
+_failed: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
@@ -37,8 +40,17 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
     for parameter in [one for one in parameters if one in _loaded]:
         if _differs(parameter, _loaded[parameter]):
             return True
-        del _loaded[parameter]  # as where other weights were loaded to evaluate them, and then these again
+        forget([parameter])  # as where other weights were loaded to evaluate them, and then these again
     return False
+
+
+def label(parameters: Iterable[Parameter]) -> str:
+    """What must be the same on all workers in a step for which `any_of` is true.
+
+    Workers whose updates have failed at the same place have equal weights; those at different places have not.
+    """
+    places = sorted({_failed[one] for one in parameters if one in _failed})
+    return f"{_LABEL} (it failed after {places} updates of arrays)" if places else _LABEL
 
 
 def _differs(parameter: Parameter, before: NDArray | None) -> bool:
@@ -65,15 +77,26 @@ def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
         yield
     except BaseException as error:
         if not isinstance(error, MXNetError):
-            _loaded.update(dict.fromkeys(parameters))
+            note_failure(list(parameters))
         raise
+
+
+def note_failure(parameters: Sequence[Parameter]) -> None:
+    """An update of Parameters has failed on this worker, and perhaps not on the others."""
+    _loaded.update(dict.fromkeys(parameters))
+    trainer = trainer_of(parameters[0]) if parameters else None
+    if trainer is not None:
+        place = sum(trainer._optimizer._index_update_count.values())
+        for parameter in parameters:
+            _failed.setdefault(parameter, place)
 
 
 def forget(parameters: Iterable[Parameter]) -> None:
     """Take note that all workers have the same values of these."""
-    if _loaded:
+    if _loaded or _failed:
         for parameter in list(parameters):
             _loaded.pop(parameter, None)
+            _failed.pop(parameter, None)
 
 
 def _noting(original: Callable) -> Callable:

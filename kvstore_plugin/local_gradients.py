@@ -38,6 +38,9 @@ class LocalGradients:
             else:
                 sum_over_devices(replicas)
 
+    def fence(self) -> None:
+        """No operation of these parameters fails with another worker's."""
+
     def compare(self, label: str) -> None:
         """Nobody else updates these parameters."""
 

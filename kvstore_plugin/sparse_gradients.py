@@ -12,6 +12,7 @@ import numpy as np
 
 from . import agreement, factors, initialization, loading, process, sparse, turns
 from . import process_set as process_sets
+from .fence import Fence
 from .mxnet_compat import Parameter
 from .parameters import Named
 from .plan import Comparison, Reduction
@@ -66,6 +67,7 @@ class SparseGradients:
         # How often parameters had been initialized when all ranks last had values; None: before the first step.
         self._times: list[int] | None = None
         self._comparison = Comparison(reduction.process_set)
+        self._fence = Fence(one.value for one in named)
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
@@ -101,7 +103,7 @@ class SparseGradients:
             numbers += [_is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
-            what += f"{factors.BETWEEN}{loading.LABEL}" if loaded else ""
+            what += factors.BETWEEN + loading.label(one.parameter for one in self._gradients) if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{factors.BETWEEN}{what}", numbers)
         loading.forget(one.parameter for one in self._gradients)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
@@ -134,6 +136,11 @@ class SparseGradients:
             except Exception as error:
                 self.refuse_update(str(error))
                 raise
+
+    def fence(self) -> None:
+        """As `Gradients.fence`: compare() is one operation on all weights, and the sums are not waited for here."""
+        if self._reduction.process_set.size() > 1:
+            self._fence.push()
 
     def refuse_update(self, reason: str) -> None:
         """Leave out what update() has not done yet, and let it fail on the other ranks, with the reason."""

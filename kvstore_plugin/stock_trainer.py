@@ -6,13 +6,24 @@ import functools
 import weakref
 from typing import Any, Callable
 
-from . import factors, loading, optimizer_kinds, order, parameters, sync_batch_norm
+from . import factors, fence, loading, optimizer_kinds, order, parameters, sync_batch_norm
 from .kvstore import MyKV
-from .mxnet_compat import gluon
+from .mxnet_compat import MXNetError, gluon
 from .parameters import stale_gradient
 
 # Of Trainers that have given their parameters to a store of ours, what they know of it.
 _attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+# How many parameters a fence behind their updates has: the next forward pass waits for all of them.
+_FENCED_TOGETHER = 16
+
+_fences: weakref.WeakKeyDictionary[gluon.Trainer, list[fence.Fence]] = weakref.WeakKeyDictionary()
+
+# Of Trainers whose allreduce_grads() was called outside of step().
+_sums: weakref.WeakKeyDictionary[gluon.Trainer, fence.SumsCheck] = weakref.WeakKeyDictionary()
+
+# Trainers that are in step().
+_stepping: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
 
 # Trainers that have taken a step.
 _compared: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
@@ -63,6 +74,8 @@ def _noticing(original: Callable) -> Callable:
             order.stepped(self, _awaited_by, _refuse)
             if loading.any_of(self._params):
                 _meet(self, self._kvstore)
+            if self not in _stepping:
+                _sums.setdefault(self, fence.SumsCheck()).begin()
             params = self._params if self._update_on_kvstore else ()
             with self._kvstore.labelled(_label(self), _keys(self)), loading.noting_failures(params):
                 original(self)
@@ -91,7 +104,7 @@ def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
     """Find out whether all workers have loaded what this one has, in place of the next step's first operation."""
     keys = _keys(trainer)
     if keys:
-        store.meet(keys, loading.LABEL)
+        store.meet(keys, loading.label(trainer._params))
     loading.forget(trainer._params)
 
 
@@ -135,7 +148,11 @@ def _checking(original: Callable) -> Callable:
             if stale is not None:
                 _refuse(self, stale)
                 raise UserWarning(stale)
-        original(self, batch_size, ignore_stale_grad)
+        _stepping.add(self)
+        try:
+            original(self, batch_size, ignore_stale_grad)
+        finally:
+            _stepping.discard(self)
 
     step.keeps = True
     return step
@@ -147,7 +164,17 @@ def _updating(original: Callable) -> Callable:
     @functools.wraps(original)
     def _update(self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
         with loading.noting_failures(self._params if self in _attached else ()):
+            failure = _sums[self].failure() if self in _sums and self not in _stepping else None
+            if failure is not None:
+                parameters.count_update(self)  # as workers do that have not looked, and update from what was summed
+                loading.note_failure(self._params)
+                raise MXNetError(f"update() cannot be made: {failure}")
             original(self, ignore_stale_grad)
+        if isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1:
+            if self not in _fences:
+                _fences[self] = fence.in_groups(self._params, _FENCED_TOGETHER)
+            for one in _fences[self]:
+                one.push()
 
     _update.keeps = True
     return _update

@@ -202,7 +202,8 @@ class ShardedUpdate:
         self._priority = priority
         # Not the members themselves: their gradients, which may be temporary, would live as long as this.
         self._weights = [member.weights for member in members]
-        self._begun = False
+        self._adopted = [member.gradient for member in members] if in_place else []
+        self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
         rank = self._process_set.rank()
         self.division: list[tuple[int, int, int, int]] = []
         self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
@@ -254,7 +255,7 @@ class ShardedUpdate:
         RuntimeError, ValueError
             The core does not take the arrays, and nothing was pushed.
         """
-        if self._begun:  # and Ctrl-C came before apply(): the others wait for this worker's weights
+        if self._reduced is not None:  # and Ctrl-C came before apply(): the others wait for this worker's weights
             self.refuse_weights("the update was broken off there")
         self._process_set.core.push_reduce_to_owners(
             self._name,
@@ -267,7 +268,7 @@ class ShardedUpdate:
             label=label or self._store_optimizer.label(),
             wire=wire,
         )
-        self._begun = True
+        self._reduced = gradients
 
     def apply(self, used: Collection[Hashable] | None = None) -> None:
         """Update this worker's shards, and give all workers all weights. Returns at once.
@@ -286,23 +287,26 @@ class ShardedUpdate:
             raise
         if self._process_set.size() > 1:
             name = self.names(self._name)[1]
+            # A gradient cannot be read before the updates have run: reading an error clears it for all arrays that
+            # share it, and an update that comes later would run with a gradient that was not summed.
+            fenced = arrays.handles(self._reduced or self._adopted)
             try:
-                self._begun = False
+                self._reduced = None
                 self._process_set.core.push_gather_from_owners(
-                    name, self.weights, self.division, self._priority, turn_of=self._name
+                    name, self.weights, self.division, self._priority, turn_of=self._name, fenced=fenced
                 )
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
                 self.refuse_weights(str(error))
                 raise
-        self._begun = False
+        self._reduced = None
         for weight, copy in self._copies:
             arrays.copy(weight, copy)
 
     def refuse_weights(self, reason: str) -> None:
         """Take no part in the gathering of the weights, and let it fail on the other workers, with the reason."""
-        self._begun = False
+        self._reduced = None
         self._process_set.core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
     def _run_updater(self, used: Collection[Hashable] | None) -> None:

@@ -559,6 +559,7 @@ class DistributedTrainer(gluon.Trainer):
         given, places = self._params, self._places
         if not self._contains_sparse_weight and len(places) < 2:
             super()._update(ignore_stale_grad)
+            self._push_fences()
             return
         # One call of an optimizer takes arrays of one device. MXNet passes over a Parameter without gradient.
         try:
@@ -570,6 +571,11 @@ class DistributedTrainer(gluon.Trainer):
                 super()._update(ignore_stale_grad)
         finally:
             self._params = given
+        self._push_fences()
+
+    def _push_fences(self) -> None:
+        for gradients in self._gradients:
+            gradients.fence()
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer with its states to a file, which any Trainer of these parameters can load.

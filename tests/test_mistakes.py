@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
@@ -20,6 +22,22 @@ class _Optimizer(mx.optimizer.SGD):
         if self.fails:
             raise ArithmeticError("planted in the update")
         super().update_multi_precision(*arguments)
+
+
+class _LateUpdate(mx.optimizer.SGD):
+    """SGD whose update of one parameter waits, in MXNet's engine, for work that takes a while."""
+
+    late = None
+
+    def update_multi_precision(self, index, weight, gradient, state):
+        if self.late is not None and np.ravel(index).tolist() == [self.late]:
+            large = mx.nd.ones((600, 600))
+            for _ in range(20):
+                large = mx.nd.dot(large, large) / 600
+            zero = large[0, :1] * 0
+            zero = zero.as_np_ndarray() if mx.__version__.startswith("2.") else zero
+            gradient = gradient + zero if isinstance(gradient, type(zero)) else [one + zero for one in gradient]
+        super().update_multi_precision(index, weight, gradient, state)
 
 
 _KINDS = ["own", "own on the store", "stock", "stock on the store"]
@@ -79,6 +97,79 @@ def test_a_stale_gradient_on_one_worker_fails_the_step_of_all(rank, gather, kind
     assert first or training.state()[0] == before
     for _ in range(2):
         training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2)
+@_every_kind
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("read", ["weight", "gradient"])
+def test_who_reads_one_array_of_a_failed_step_lets_no_other_update_run(rank, gather, kind, read, late):
+    """MXNet forgets an error that several arrays share as soon as one of them has raised it."""
+    optimizer = mx.optimizer.SGD(learning_rate=0.1)
+    optimizer.__class__, optimizer.aggregate_num = _LateUpdate, 1
+    training = _Training(kind, rank, optimizer)
+    training.step()
+    before = training.state()[0]
+    optimizer.late = late
+    training.backward()
+    training.trainer.step(training._batch + rank)
+    first = next(iter(structure(training.net).values()))
+    with pytest.raises(MXNetError, match="rank 1"):
+        (first.data() if read == "weight" else first.grad()).asnumpy()
+        training.trainer._params[0].data().asnumpy()
+    clear_errors()
+    assert training.state()[0] == before
+    optimizer.late = None
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+@pytest.mark.parametrize("who", [[0, 1], [1]], ids=["all", "one"])
+def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind, who):
+    """On workers that have read a gradient nothing else would stop the update."""
+    training = _Training(kind, rank)
+
+    def step(wrong=0):
+        training.backward()
+        first = next(iter(structure(training.net).values())).grad()
+        if wrong and rank == 1:
+            mykv.process.core.push_failing(first.handle.value)
+        training.trainer.allreduce_grads()
+        if wrong and rank in who:
+            with pytest.raises(MXNetError):
+                first.asnumpy()
+            for parameter in structure(training.net).values():
+                with contextlib.suppress(MXNetError):
+                    parameter.grad().asnumpy()
+        training.trainer.update(training._batch)
+
+    if kind == "stock":
+        training.trainer = gluon.Trainer(
+            training.net.collect_params(), training.optimizer, kvstore=mx.kv.create("mykv"), update_on_kvstore=False
+        )
+    step()
+    before = checksum(training.net)
+    error = "update.. cannot be made" if rank in who else "carries the error|update.. cannot be made"
+    with pytest.raises(MXNetError, match=error):
+        step(wrong=1)
+        mx.nd.waitall()
+    clear_errors()
+    if kind == "stock" and len(who) == 1:  # the other worker has updated from what was summed
+        for _ in range(2):
+            with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states|update.. cannot be made"):
+                step()
+                mx.nd.waitall()
+            clear_errors()
+        mykv.broadcast_states(training.trainer)
+    else:
+        assert checksum(training.net) == before
+    for _ in range(2):
+        step()
+        mx.nd.waitall()
         assert _equal(gather, training)
 
 

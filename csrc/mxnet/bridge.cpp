@@ -44,25 +44,26 @@ class Storages {
 
 }  // namespace
 
+Kept::Kept(const Api& api, const std::vector<Handle>& arrays) : api_(api) {
+  Storages storages(api);
+  for (Handle array : arrays) storages.add(array);
+  for (Handle array : storages.arrays()) arrays_.push_back(api.retain(array));
+}
+
+Kept::~Kept() {
+  for (Handle array : arrays_) api_.release(array);
+}
+
 class InPlace {
  public:
-  InPlace(const Api& api, Request given, const std::vector<Handle>& arrays) : request(std::move(given)), api_(api) {
-    Storages storages(api);
-    for (Handle array : arrays) storages.add(array);
-    for (Handle array : storages.arrays()) kept_.push_back(api.retain(array));
-  }
-  InPlace(const InPlace&) = delete;
-  InPlace& operator=(const InPlace&) = delete;
-  ~InPlace() {
-    for (Handle array : kept_) api_.release(array);
-  }
-  const std::vector<Handle>& arrays() const { return kept_; }
+  InPlace(const Api& api, Request given, const std::vector<Handle>& arrays)
+      : request(std::move(given)), kept_(api, arrays) {}
+  const std::vector<Handle>& arrays() const { return kept_.arrays(); }
 
   const Request request;
 
  private:
-  Api api_;
-  std::vector<Handle> kept_;  // only ordered by the engine, not looked into
+  Kept kept_;  // only ordered by the engine, not looked into
 };
 
 // One pushed operation. The engine has a std::shared_ptr to it, until its last use of it, which runs the deleter.
@@ -100,7 +101,10 @@ std::recursive_mutex& failing() {
   return mutex;
 }
 
+std::atomic<uint64_t> g_failed_operations{0};
+
 void fail(const EngineCallback& callback, const std::string& error) {
+  ++g_failed_operations;
   const EngineError engine_error(error);
   const std::lock_guard<std::recursive_mutex> lock(failing());
   callback.call(callback.engine, callback.parameter, &engine_error);
@@ -184,24 +188,11 @@ void place_on_gpu(const RunContext* context, Request* request) {
   request->devices = std::move(devices);
 }
 
-// Arrays that a request on GPUs holds by itself, since the engine lets go of them when the operation is done, and a GPU
-// that has failed may still write to them then.
-class Kept {
- public:
-  Kept(const Api& api, const Call& call) : api_(api) {
-    for (Handle array : call.inputs) arrays_.push_back(api.retain(array));
-    for (Handle array : call.outputs) arrays_.push_back(api.retain(array));
-  }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  ~Kept() {
-    for (Handle array : arrays_) api_.release(array);
-  }
-
- private:
-  Api api_;
-  std::vector<Handle> arrays_;
-};
+std::vector<Handle> arrays_of(const Call& call) {
+  std::vector<Handle> arrays = call.inputs;
+  arrays.insert(arrays.end(), call.outputs.begin(), call.outputs.end());
+  return arrays;
+}
 
 void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_complete) {
   if (pushed->taken.exchange(true)) {
@@ -217,7 +208,8 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
     for (Request& request : requests) {
       if (!request.devices) continue;
       place_on_gpu(context, &request);
-      if (!request.owner) request.owner = std::make_shared<Kept>(pushed->api, pushed->call);
+      // The engine lets go of the arrays when the operation is done, and a GPU that has failed may still write to them.
+      if (!request.owner) request.owner = std::make_shared<Kept>(pushed->api, arrays_of(pushed->call));
     }
   } catch (const std::exception& error) {
     for (Request& request : requests) request.refusal = error.what();
@@ -240,6 +232,8 @@ void make_room(void*, void* on_complete, void*) {
   fail(*static_cast<EngineCallback*>(on_complete), "mykv: an error that makes room for others");
 }
 
+void do_nothing(void*, void* on_complete, void*) { complete(*static_cast<EngineCallback*>(on_complete), nullptr); }
+
 // As MXNet 2.0 calls it, which is to be told of the start too.
 template <void (*function)(void*, void*, void*)>
 void start_and_run(void* context, void* on_start, void* on_complete, void* parameter) {
@@ -258,6 +252,7 @@ bool refuse(Pushed& pushed, const char* reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
   for (Request& request : requests) request.refusal = reason;
+  ++g_failed_operations;
   post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const std::string*) {});
   return true;
 }
@@ -268,6 +263,8 @@ void discard(void* parameter) {
 }
 
 }  // namespace
+
+uint64_t failed_operations() { return g_failed_operations; }
 
 std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context) {
   if (context == nullptr || context->stream == nullptr || context->context.device_type != kGpu) return {};
@@ -301,6 +298,13 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   }
   pushed->call = std::move(call);
   hand_to_engine(pushed, name, priority, storages.arrays());
+}
+
+void Bridge::push_fence(const Kept& arrays) const {
+  Context context{kCpu, 0};
+  api_.push(
+      for_engine_of<do_nothing>(api_), nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),
+      static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
 }
 
 void Bridge::push_failing(Handle array) const {

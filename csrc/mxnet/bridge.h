@@ -29,6 +29,20 @@ struct Call {
 // What has been put into the stream of a run context; nothing where it has none.
 std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context);
 
+// Arrays that stay alive, each storage once: the engine hangs on an operation that names one storage twice.
+class Kept {
+ public:
+  Kept(const Api& api, const std::vector<Handle>& arrays);
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept();
+  const std::vector<Handle>& arrays() const { return arrays_; }
+
+ private:
+  Api api_;
+  std::vector<Handle> arrays_;
+};
+
 struct Pushed;
 class InPlace;  // what stays the same between the operations on one bucket
 
@@ -48,6 +62,9 @@ class Bridge {
   // takes; empty: the next turn under its own name.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
             const std::string& label, const std::string& turn_of) const;
+  // An operation that does nothing but write the arrays: whoever reads one of them waits for all that was pushed on
+  // any.
+  void push_fence(const Kept& arrays) const;
   // An operation on an array that only fails.
   void push_failing(Handle array) const;
 
@@ -58,6 +75,9 @@ class Bridge {
   Api api_;
   bool blocking_;
 };
+
+// How many operations of this process have failed.
+uint64_t failed_operations();
 
 // What went wrong with an operation that a blocking engine has run.
 class FailedOperation : public Error {

@@ -458,7 +458,8 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
 }
 
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
-                             const std::vector<ArrayShard>& division, const std::string& turn_of) {
+                             const std::vector<ArrayShard>& division, const std::string& turn_of,
+                             const std::vector<Handle>& fenced) {
   const Shards all(common, arrays, division);
   Operation operation = common.operation;
   operation.kind = Kind::broadcast;
@@ -466,6 +467,7 @@ void push_gather_from_owners(const Common& common, const std::vector<Handle>& ar
   Call call;
   call.turn_of = turn_of;
   call.requests.push_back(request_for(common, common.name, operation, all.text, all.devices, all.shards));
+  call.inputs = fenced;
   call.outputs = arrays;
   const int me = common.runtime->world().rank();
   call.place = [all, division, me](std::vector<Request>& requests, const std::vector<void*>&,

@@ -46,9 +46,11 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
                            const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
                            const std::vector<Handle>& next);
 
-// The arrays get on all ranks the bits that each element has on its owner. `turn_of`: as in Call.
+// The arrays get on all ranks the bits that each element has on its owner. `turn_of`: as in Call. `fenced`: arrays that
+// may not be read before the operation has run; it does not touch them, and if it fails they carry the error.
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
-                             const std::vector<ArrayShard>& division, const std::string& turn_of);
+                             const std::vector<ArrayShard>& division, const std::string& turn_of,
+                             const std::vector<Handle>& fenced);
 
 // The three that follow suppose that the ranks have agreed on all arguments but the values.
 

@@ -524,6 +524,14 @@ void PreparedBucket::push(const std::string& label, const std::string& turn_of) 
   target.push(runtime_, prepared_, label, turn_of);
 }
 
+Fence::Fence(const Handles& arrays) : arrays_(bridge().api(), handles(arrays)) {}
+
+void Fence::push() const {
+  const mxnet::Bridge& target = bridge();
+  py::gil_scoped_release release;
+  target.push_fence(arrays_);
+}
+
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,
                            const std::string& op, double scale, int priority, const std::string& label,
                            const std::string& wire) {
@@ -590,10 +598,11 @@ void Group::push_reduce_to_owners(const std::string& name, const Handles& arrays
 }
 
 void Group::push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division,
-                                    int priority, const std::string& label, const std::string& turn_of) {
+                                    int priority, const std::string& label, const std::string& turn_of,
+                                    const Handles& fenced) {
   const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
   py::gil_scoped_release release;
-  mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), turn_of);
+  mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), turn_of, handles(fenced));
 }
 
 void Group::refuse(const std::string& name, const std::string& reason, const std::string& turn_of) {

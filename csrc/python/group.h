@@ -89,7 +89,7 @@ class Group {
                              const Handles& own, const Handles& next, const std::string& op, double scale, int priority,
                              const std::string& label, const std::string& wire);
   void push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division, int priority,
-                               const std::string& label, const std::string& turn_of);
+                               const std::string& label, const std::string& turn_of, const Handles& fenced);
 
   // turn_of: the name of the operation whose turn this one has; empty: the next turn under its own name.
   void refuse(const std::string& name, const std::string& reason, const std::string& turn_of);
@@ -130,6 +130,17 @@ class PreparedBucket {
  private:
   std::shared_ptr<Runtime> runtime_;
   std::shared_ptr<const mxnet::InPlace> prepared_;
+};
+
+// Lets no array be read before all that was pushed on any of them has run, as often as it is pushed. MXNet clears an
+// error for all arrays that share it when one of them raises it; an operation that comes later would run then.
+class Fence {
+ public:
+  explicit Fence(const Handles& arrays);
+  void push() const;
+
+ private:
+  mxnet::Kept arrays_;
 };
 
 // The bridge of attach_mxnet(); never destroyed, since the engine may hold on to it at exit.
