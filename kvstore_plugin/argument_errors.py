@@ -5,6 +5,7 @@ Scripts for Horovod and for MXNet's own stores catch MXNetError, or RuntimeError
 
 from __future__ import annotations
 
+from . import process_set
 from .mxnet_compat import MXNetError
 
 
@@ -18,3 +19,6 @@ class ArgumentValueError(MXNetError, ValueError):
 
 class ArgumentIndexError(MXNetError, IndexError):
     """An argument of an operation holds the number of a row that an array does not have."""
+
+
+process_set.error_types = process_set.ErrorTypes(ArgumentTypeError, ArgumentValueError)

@@ -12,7 +12,8 @@ import contextlib
 import weakref
 from typing import Any
 
-from . import optimizer_states, order, process
+from . import order, process, turns
+from .process_set import ProcessSet, global_process_set
 
 
 class KeptNames:
@@ -37,8 +38,32 @@ def forget(process_set: Any, scope: str, generation: int, comes_back: bool = Fal
     """Drop what is known of a scope, and unless it comes back, what the core counts; not after another init()."""
     if generation != process.generation:
         return  # these names are somebody else's now
-    order.forget_states(optimizer_states.meeting_name(scope))
+    order.forget_states(scope)
     if comes_back:
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
         process_set.core.forget(f"{scope}/")
+
+
+def numbered(process_set: ProcessSet, kind: str) -> str:
+    """Begins the names of the operations of the next store, trainer and so on that the members of a set make.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The members count by themselves, since other ranks make others.
+    kind : str
+        What is counted, for example ``'trainer'``.
+    """
+    own = f"{kind}{process_set.next_number(kind)}"
+    return own if process_set is global_process_set else f"{process_set.scope}.{own}"
+
+
+def numbered_alike(turn: turns.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
+    """As `numbered`, but all ranks meet, and count on alike where they have counted differently.
+
+    A rank that was alone in a call has made one that failed, and the others have not.
+    """
+    counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
+    process_set.skip_to({kind: int(counts.max())})
+    return numbered(process_set, kind)

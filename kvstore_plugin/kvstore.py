@@ -19,7 +19,6 @@ from . import (
     optimizer_kinds,
     optimizer_states,
     order,
-    parameters,
     process,
     update_order,
 )
@@ -70,7 +69,7 @@ class MyKV(KVStoreBase):
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
         process_sets.check(process_set)
-        self._begin(parameters.numbered(process_set, "kv"), process_set)
+        self._begin(kept_names.numbered(process_set, "kv"), process_set)
 
     def _begin(self, scope: str, process_set: ProcessSet) -> None:
         self._process_set = process_set
@@ -320,7 +319,7 @@ class MyKV(KVStoreBase):
         if self._optimizer is None:
             self._optimizer = StoreOptimizer(self._process_set, optimizer)
             self._function = None
-            order.saves_states(optimizer_states.meeting_name(self._scope), self._process_set)
+            order.saves_states(self._scope, self._process_set)
         elif optimizer is not self._optimizer.optimizer:
             raise ValueError(
                 f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), whose states belong "

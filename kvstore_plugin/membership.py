@@ -109,7 +109,27 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     return bool(gone)
 
 
-class _EndOfAllSets(process.Follower):
+class _SetsOfInit(process.Follower):
+    def check_sets(self, process_sets: Any) -> None:
+        for one in _checked(process_sets):
+            if one.process_set_id is None:
+                raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
+
+    def add_sets(self, process_sets: Any) -> None:
+        """Add the process sets of init(), which are equally many on all ranks, as is checked."""
+        given = _checked(process_sets)
+        # Without turns.exchange(): nothing has begun that other ranks could wait for.
+        counts = np.array([len(given), -len(given)], dtype=np.int64)
+        most = np.empty_like(counts)
+        process.wait(process.core.submit_allreduce("process sets of init()", [counts], [most], "max"))
+        if most[0] != -most[1]:
+            raise RuntimeError(
+                f"init() must be given the same process sets on all ranks, but there are {-most[1]} on one, {most[0]} "
+                f"on another and {len(given)} on rank {process.rank()}."
+            )
+        for one in given:
+            add_process_set(one)
+
     def left(self, lost: bool) -> None:
         """Forget all sets but that of all ranks: the core has ended their runtimes."""
         global _next_id
@@ -120,7 +140,15 @@ class _EndOfAllSets(process.Follower):
         _next_id = 1
 
 
-process.follow(_EndOfAllSets())
+process.follow(_SetsOfInit())
+
+
+def _checked(process_sets: Any) -> list[ProcessSet]:
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    if not isinstance(process_sets, (list, tuple)):
+        raise TypeError(f"process_sets must be a list of ProcessSets, not {process_sets!r}.")
+    return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
 
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import functools
 import operator
 from typing import Any, NamedTuple, Sequence
 
-from . import arrays, parameters, process
+from . import arrays, kept_names, process
 from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .arguments import check_is_added, check_predivide_factor, whole_number
 from .kvstore import MyKV
@@ -71,7 +71,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         num_groups = whole_number("num_groups", num_groups, 0)
         check_is_added(process_set)
         self._optimizer = optimizer
-        self._mean = _Mean(process_set, num_groups, parameters.numbered(process_set, "optimizer"))
+        self._mean = _Mean(process_set, num_groups, kept_names.numbered(process_set, "optimizer"))
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Average gradients over the workers, in place, and update the weights from them. Returns at once.
@@ -157,7 +157,7 @@ class _Mean:
             check_is_added(self.process_set)  # it may have been removed
             return
         if self._scope is None:
-            self._scope = parameters.numbered(self.process_set, "optimizer")
+            self._scope = kept_names.numbered(self.process_set, "optimizer")
         if not isinstance(index, (list, tuple)):
             index, gradient = [index], [gradient]
         groups = self._groups([_plain(one) for one in index])

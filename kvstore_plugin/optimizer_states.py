@@ -14,7 +14,7 @@ from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, arrays, optimizer_kinds, settings, state_file, turns
+from . import agreement, arrays, optimizer_kinds, order, settings, state_file, turns
 from .atomic_file import write as write_whole
 from .mxnet_compat import MXNetError, NDArray, SparseNDArray, mx
 from .objects import allgather_object, broadcast_object
@@ -22,11 +22,6 @@ from .sharding import Shard
 from .store_optimizer import StoreOptimizer
 
 _ROOT = 0  # the worker, in the process set, that has the file
-
-
-def meeting_name(scope: str) -> str:
-    """What the workers of a store or trainer are matched by when they save or load states."""
-    return f"{scope}/checkpoint"
 
 
 class Leaf(NamedTuple):
@@ -125,7 +120,7 @@ class _Exchange:
         ]
         numbers = [agreement.digest(texts), len(texts)]
         limit = turns.Limit(settings.checkpoint_wait_seconds(), "MYKV_CHECKPOINT_WAIT_S")
-        met = turns.exchange(self._process_set, meeting_name(self._scope), self.call, label, numbers, limit)
+        met = turns.exchange(self._process_set, order.meeting_name(self._scope), self.call, label, numbers, limit)
         differ = np.flatnonzero((met != met[0]).any(axis=1))
         if differ.size:
             ranks = self._process_set.ranks

@@ -72,14 +72,19 @@ def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
         return []
 
 
-def saves_states(name: str, process_set: Any) -> None:
-    """Note under what name the workers of a process set save and load optimizer states together."""
-    _checkpoints[name] = process_set
+def meeting_name(scope: str) -> str:
+    """What the workers of a store or trainer are matched by when they save or load optimizer states."""
+    return f"{scope}/checkpoint"
 
 
-def forget_states(name: str) -> None:
-    """Forget such a name, of a store that is gone."""
-    _checkpoints.pop(name, None)
+def saves_states(scope: str, process_set: Any) -> None:
+    """Note that the workers of a process set save and load the optimizer states of a store or trainer together."""
+    _checkpoints[meeting_name(scope)] = process_set
+
+
+def forget_states(scope: str) -> None:
+    """Forget a store or trainer that is gone."""
+    _checkpoints.pop(meeting_name(scope), None)
 
 
 def look(core: Any, name: str, call: str) -> None:

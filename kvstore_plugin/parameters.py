@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
-from . import agreement, arrays, initialization, loading, process, turns
+from . import agreement, arrays, initialization, kept_names, loading, process, turns
 from . import process_set as process_sets
 from .initialization import Broadcast
 from .mxnet_compat import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon, set_current_device
@@ -64,7 +64,7 @@ def broadcast_parameters(
     with turns.waiting(process_set, "broadcast_parameters") as turn:
         root = process_set.position_of(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
-        scope = numbered_alike(turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}")
+        scope = kept_names.numbered_alike(turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}")
     carrier = f"{scope}/parameters"
     agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}")
     if not named:
@@ -142,32 +142,8 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
             broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
 
 
-def numbered(process_set: ProcessSet, kind: str) -> str:
-    """Begins the names of the operations of the next store, trainer and so on that the members of a set make.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The members count by themselves, since other ranks make others.
-    kind : str
-        What is counted, for example ``'trainer'``.
-    """
-    own = f"{kind}{process_set.next_number(kind)}"
-    return own if process_set is global_process_set else f"{process_set.scope}.{own}"
-
-
 class WrongParameters(TypeError, ValueError):
     """`params` is nothing that holds parameters: a TypeError, and the ValueError that Horovod and BytePS raise."""
-
-
-def numbered_alike(turn: turns.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
-    """As `numbered`, but all ranks meet, and count on alike where they have counted differently.
-
-    A rank that was alone in a call has made one that failed, and the others have not.
-    """
-    counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
-    process_set.skip_to({kind: int(counts.max())})
-    return numbered(process_set, kind)
 
 
 def named_parameters(params: Any) -> list[Named]:

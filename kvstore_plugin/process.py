@@ -17,8 +17,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
-import numpy as np
-
 from . import core as core_loader
 from . import gpu, launch, liveness, mpi, mpi_settings, settings, stall_watch
 
@@ -72,6 +70,12 @@ class Follower:
     def joined(self, core: Any) -> None:
         """Called when the core has started."""
 
+    def check_sets(self, process_sets: Any) -> None:
+        """Called in init() where the core has started before, with the process sets that init() was given."""
+
+    def add_sets(self, process_sets: Any) -> None:
+        """Called at the end of each init() that starts the core, on all ranks; its error is that of init()."""
+
     def drain(self, seconds: float) -> list[str]:
         """Wait for what was pushed, at most so long, and return the errors that nothing has raised."""
         return []
@@ -122,9 +126,8 @@ def init(
     if is_initialized():
         if comm is not None and not mpi.has_processes(comm, _group):
             raise RuntimeError("kvstore_plugin is initialized with another communicator: call shutdown() first.")
-        for one in _checked_sets(process_sets):
-            if one.process_set_id is None:
-                raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
+        for follower in _followers:
+            follower.check_sets(process_sets)
         return
     liveness.end()  # that of those who could not begin again
     core_loader.load().begin_again()  # whoever was lost before is none of these
@@ -133,7 +136,8 @@ def init(
         if liveness.is_possible():  # then nobody else ends who waits for the dead, whether this is elastic or not
             core.end_failed_exits_by_signal(True)
             liveness.begin(_comm)
-        _add_sets(_checked_sets(process_sets))
+        for follower in _followers:
+            follower.add_sets(process_sets)
     except BaseException as error:
         _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
         raise
@@ -356,34 +360,6 @@ def _versions(loaded: Any) -> dict[str, str]:
     for follower in _followers:
         versions.update(follower.versions())
     return versions
-
-
-def _checked_sets(process_sets: Any) -> list:
-    if process_sets is None or process_sets == "dynamic":
-        return []
-    if not isinstance(process_sets, (list, tuple)):
-        raise TypeError(f"process_sets must be a list of ProcessSets, not {process_sets!r}.")
-    from .process_set import ProcessSet
-
-    return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
-
-
-def _add_sets(process_sets: list) -> None:
-    """Add the process sets of init(), which are equally many on all ranks, as is checked."""
-    # Without turns.exchange(), which needs MXNet. Nothing has begun that other ranks could wait for.
-    counts = np.array([len(process_sets), -len(process_sets)], dtype=np.int64)
-    most = np.empty_like(counts)
-    wait(core.submit_allreduce("process sets of init()", [counts], [most], "max"))
-    if most[0] != -most[1]:
-        raise RuntimeError(
-            f"init() must be given the same process sets on all ranks, but there are {-most[1]} on one, {most[0]} on "
-            f"another and {len(process_sets)} on rank {rank()}."
-        )
-    if process_sets:
-        from .membership import add_process_set
-
-        for one in process_sets:
-            add_process_set(one)
 
 
 def _install_hooks() -> None:

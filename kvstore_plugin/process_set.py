@@ -9,7 +9,7 @@ from __future__ import annotations
 import numbers
 import operator
 import sys
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from . import process
 
@@ -86,8 +86,8 @@ class ProcessSet:
         if self._group is not None:
             return self._group
         if not self.is_added():
-            raise _errors().ArgumentValueError(f"{self!r} {self._why_not}.")
-        raise _errors().ArgumentValueError(
+            raise error_types.wrong_value(f"{self!r} {self._why_not}.")
+        raise error_types.wrong_value(
             f"Rank {process.rank()} is not in {self!r}: only members may use it in operations."
         )
 
@@ -120,9 +120,9 @@ class ProcessSet:
             `root_rank` is no int, or not in the set.
         """
         if not isinstance(root_rank, numbers.Integral):
-            raise _errors().ArgumentTypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+            raise error_types.wrong_type(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if root_rank not in self.ranks:
-            raise _errors().ArgumentValueError(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
+            raise error_types.wrong_value(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
         return self.ranks.index(root_rank)
 
     def is_added(self) -> bool:
@@ -186,11 +186,9 @@ class _AllRanks(ProcessSet):
 
     def position_of(self, root_rank: Any) -> int:
         if not isinstance(root_rank, numbers.Integral):
-            raise _errors().ArgumentTypeError(f"root_rank must be an int, not {type(root_rank).__name__}.")
+            raise error_types.wrong_type(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if not 0 <= root_rank < process.size():
-            raise _errors().ArgumentValueError(
-                f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}."
-            )
+            raise error_types.wrong_value(f"root_rank must be a rank, from 0 to {process.size() - 1}, not {root_rank}.")
         return int(root_rank)
 
     def __repr__(self) -> str:
@@ -204,10 +202,14 @@ global_process_set: ProcessSet = _AllRanks()
 """The set of all ranks, which is there from init() to shutdown()."""
 
 
-def _errors() -> Any:
-    from . import argument_errors  # which needs MXNet, and the self-test of an installation without it comes by here
+class ErrorTypes(NamedTuple):
+    """What is raised for wrong arguments."""
 
-    return argument_errors
+    wrong_type: type[Exception]
+    wrong_value: type[Exception]
+
+
+error_types = ErrorTypes(TypeError, ValueError)  # with MXNet, classes that are MXNetErrors too
 
 
 def check(process_set: Any) -> None:
@@ -219,7 +221,7 @@ def check(process_set: Any) -> None:
         It is no ProcessSet, is not added, or this process is no member.
     """
     if not isinstance(process_set, ProcessSet):
-        raise _errors().ArgumentTypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
+        raise error_types.wrong_type(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
     process_set.core  # noqa: B018 - raises
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 
-from . import agreement, parameters, turns
+from . import agreement, kept_names, turns
 from .arguments import check_is_added
 from .mxnet_compat import Parameter
 from .parameters import Named
@@ -98,7 +98,7 @@ def scopes_of(sets: Sequence[ProcessSet]) -> dict[ProcessSet, str]:
     for number, one in enumerate(sets):
         try:
             with turns.waiting(one, _CALL) as turn:
-                scopes[one] = parameters.numbered_alike(turn, one, "trainer", _CALL)
+                scopes[one] = kept_names.numbered_alike(turn, one, "trainer", _CALL)
         except Exception as error:
             refuse(sets[number + 1 :], error)
             raise

@@ -12,7 +12,7 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from . import agreement, arrays, loading, naming, parameters, process, shares, stock_trainer, turns
+from . import agreement, arrays, kept_names, loading, naming, parameters, process, shares, stock_trainer, turns
 from .initialization import Broadcast
 from .kvstore import MyKV
 from .mxnet_compat import MXNetError, NDArray, SparseNDArray, gluon, mx, trainer_contexts
@@ -272,7 +272,7 @@ class _Exchange:
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         wrappers = [one for one in held if isinstance(one, DistributedOptimizer)]
         if wrappers:
-            scope = parameters.numbered(self._share.process_set, "optimizer")
+            scope = kept_names.numbered(self._share.process_set, "optimizer")
             for wrapper in wrappers:
                 wrapper._mean.rename(scope)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from . import arrays, moments, parameters, process
+from . import arrays, kept_names, moments, process
 from . import process_set as process_sets
 from .arguments import whole_number
 from .mxnet_compat import BatchNorm, NDArray, autograd, contexts, mx
@@ -40,7 +40,7 @@ class _Calls:
 
     def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
         self.process_set = process_set
-        self.scope = parameters.numbered(process_set, "sync_batch_norm")
+        self.scope = kept_names.numbered(process_set, "sync_batch_norm")
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # of forward passes in training
         self.in_evaluation = self.in_training = 0  # those that were recorded since the last step of a trainer

@@ -267,7 +267,7 @@ class DistributedTrainer(gluon.Trainer):
             self._gradients.append(LocalGradients(local, self._follow_devices))
         order.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
-            order.saves_states(optimizer_states.meeting_name(self._shares[0].scope), process_set)
+            order.saves_states(self._shares[0].scope, process_set)
 
     @property
     def _is_elastic(self) -> bool:
