@@ -586,6 +586,30 @@ def test_groups_that_come_and_go_take_their_communicators_again(core, rank, size
     assert communicators[-1] == communicators[0], communicators
 
 
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="counts communicators as Open MPI does")
+@pytest.mark.ranks(3, env=_ENV)
+def test_groups_that_one_rank_keeps_do_not_keep_later_ones_from_their_communicators(core, rank, size, gather):
+    """The others have given the communicators of the first nine groups back, which rank 1 has not."""
+    from mpi4py import MPI
+
+    kept, communicators = [], []
+    for number in range(14):
+        group = core.make_group(MPI.COMM_WORLD.py2f(), list(range(size)), {"virtual_hosts": 2})
+        array = np.full(1000, number + rank, "float32")
+        assert group.submit_allreduce("sum", [array], [array]).wait(30)
+        assert (array == size * number + 3).all()
+        if number < 9 and rank == 1:
+            kept.append(group)
+        else:
+            group.abandon("it is through")
+        del group
+        gather("all have left")
+        communicators.append(_next_communicator())
+    assert communicators[-1] == communicators[10], communicators
+    for group in kept:
+        group.abandon("it is through")
+
+
 _WITHOUT_MEMFD = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
