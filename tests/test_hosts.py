@@ -586,6 +586,29 @@ def test_groups_that_come_and_go_take_their_communicators_again(core, rank, size
     assert communicators[-1] == communicators[0], communicators
 
 
+@pytest.mark.ranks(3, env=_ENV)
+def test_who_has_refused_or_had_an_error_waits_for_no_rank(core, rank, gather):
+    """Ranks 0 and 1 share a host; each rank that has not come asks who waits for it."""
+    array = np.ones(10, "float32")
+    if rank == 1:
+        core.refuse("refused", "it has no gradient")
+        given_up = core.submit_allreduce("given up", [array], [array])
+        core.give_up("given up", "it took too long")
+        with pytest.raises(core.Error, match="it took too long"):
+            given_up.wait(20)
+        waits = core.submit_allreduce("waits", [array], [array])
+    gather("rank 1 has come")
+    if rank != 1:
+        assert core.waiting_for_this(["refused", "given up", "waits"]) == [[], [], [1]]
+    gather("all have looked")
+    if rank != 1:
+        for name, error in (("refused", "no gradient"), ("given up", "took too long")):
+            with pytest.raises(core.Error, match=error):
+                core.submit_allreduce(name, [array], [array]).wait(20)
+        waits = core.submit_allreduce("waits", [array], [array])
+    assert waits.wait(20)
+
+
 @pytest.mark.skipif(not launcher.is_open_mpi(), reason="counts communicators as Open MPI does")
 @pytest.mark.ranks(3, env=_ENV)
 def test_groups_that_one_rank_keeps_do_not_keep_later_ones_from_their_communicators(core, rank, size, gather):
