@@ -346,7 +346,7 @@ def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
 
 
 def _select_kernels(loaded: Any, name: str) -> None:
-    if name != "best" and not loaded.select_kernel_path(name):
+    if not loaded.select_kernel_path(name):
         built = ", ".join(loaded.build_info()["kernels"])
         raise ValueError(
             f"MYKV_KERNELS is {name!r}, which this processor does not have, or mykv was built without it (it was built "

@@ -646,10 +646,40 @@ def test_nothing_is_given_back_that_a_gpu_may_still_write_to(rank, on_gpu, cuda,
     with pytest.raises(core.Error, match="a process was lost"):
         work.wait(_PATIENCE_S)
     core.shutdown()
+    core.begin_again()
     assert time.monotonic() - begin < 8
     assert cuda.standin_registered() > 0
     gather("both are gone")
     cuda.standin_hold(1, None, 0)
+    assert cuda.violations() == []
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_a_result_on_its_way_to_a_gpu_comes_when_its_rank_breaks_down(rank, size, on_gpu, cuda, gather):
+    """The other rank has it."""
+    import mykv_core as core
+
+    _start(1)
+    count = _PART // 8  # a single part
+    array = on_gpu(np.ones(count), 1)
+    _done([_submit(core, "first", "allreduce", (count,), "float64", inputs=[array], outputs=[array])])  # makes streams
+    gather("at rest")
+    if rank == 0:
+        work = _submit(core, "x", "allreduce", (count,), "float64", inputs=[array], outputs=[array])
+        time.sleep(0.2)  # its values lie in their slot by then
+        cuda.standin_hold(1, None, 1)
+    gather("rank 0 has come")
+    if rank == 1:
+        work = _submit(core, "x", "allreduce", (count,), "float64", inputs=[array], outputs=[array])
+        assert work.wait(_PATIENCE_S)
+    gather("rank 1 has the result")
+    if rank == 0:
+        threading.Timer(0.3, cuda.standin_hold, (1, None, 0)).start()
+        core.lose("a process was lost")
+        assert work.wait(_PATIENCE_S)
+    _same(array, np.full(count, float(size * size)))
+    core.shutdown()
+    core.begin_again()
     assert cuda.violations() == []
 
 

@@ -586,6 +586,53 @@ def test_groups_that_come_and_go_take_their_communicators_again(core, rank, size
     assert communicators[-1] == communicators[0], communicators
 
 
+@pytest.mark.ranks(3, env=_ENV)
+def test_who_has_refused_or_had_an_error_waits_for_no_rank(core, rank, gather):
+    """Ranks 0 and 1 share a host; each rank that has not come asks who waits for it."""
+    array = np.ones(10, "float32")
+    if rank == 1:
+        core.refuse("refused", "it has no gradient")
+        given_up = core.submit_allreduce("given up", [array], [array])
+        core.give_up("given up", "it took too long")
+        with pytest.raises(core.Error, match="it took too long"):
+            given_up.wait(20)
+        waits = core.submit_allreduce("waits", [array], [array])
+    gather("rank 1 has come")
+    if rank != 1:
+        assert core.waiting_for_this(["refused", "given up", "waits"]) == [[], [], [1]]
+    gather("all have looked")
+    if rank != 1:
+        for name, error in (("refused", "no gradient"), ("given up", "took too long")):
+            with pytest.raises(core.Error, match=error):
+                core.submit_allreduce(name, [array], [array]).wait(20)
+        waits = core.submit_allreduce("waits", [array], [array])
+    assert waits.wait(20)
+
+
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="counts communicators as Open MPI does")
+@pytest.mark.ranks(3, env=_ENV)
+def test_groups_that_one_rank_keeps_do_not_keep_later_ones_from_their_communicators(core, rank, size, gather):
+    """The others have given the communicators of the first nine groups back, which rank 1 has not."""
+    from mpi4py import MPI
+
+    kept, communicators = [], []
+    for number in range(14):
+        group = core.make_group(MPI.COMM_WORLD.py2f(), list(range(size)), {"virtual_hosts": 2})
+        array = np.full(1000, number + rank, "float32")
+        assert group.submit_allreduce("sum", [array], [array]).wait(30)
+        assert (array == size * number + 3).all()
+        if number < 9 and rank == 1:
+            kept.append(group)
+        else:
+            group.abandon("it is through")
+        del group
+        gather("all have left")
+        communicators.append(_next_communicator())
+    assert communicators[-1] == communicators[10], communicators
+    for group in kept:
+        group.abandon("it is through")
+
+
 _WITHOUT_MEMFD = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})

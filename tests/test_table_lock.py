@@ -77,6 +77,7 @@ _STOP = """
 if rank != who:
     time.sleep(0.2)
     early = start("early")  # these wait for the rank while it is stopped, or for the lock
+    say("asked", rank, core.waiting_for_this(["late"]))  # ends without an error, though the table cannot be read
     deadline = time.monotonic() + 60
     while not os.path.exists(sys.argv[5]) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -125,6 +126,7 @@ def test_a_rank_that_stopped_with_the_table_locked_is_named_and_goes_on(mpirun, 
     os.kill(pid, signal.SIGCONT)
     result = running.wait(60)
     assert result.code == 0 and not _errors(result.stdout), result.text
+    assert len(re.findall(r"^asked \d \[\[\]\]$", result.stdout, re.MULTILINE)) == 2, result.text
     assert len(re.findall(r"^sum \d \w+$", result.stdout, re.MULTILINE)) == 12, result.text
 
 

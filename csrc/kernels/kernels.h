@@ -37,14 +37,14 @@ void copy(void* dst, const void* src, size_t bytes, bool streaming);
 // items and do not overlap.
 void convert(DType to, void* dst, DType from, const void* src, size_t count);
 
-// The instruction set in use: 'avx512', 'avx2' or 'generic'; chosen once, at the first use.
+// The instruction set in use: 'avx512', 'avx2' or 'generic'; the best one unless another was selected.
 const char* kernel_path();
 
 // Every path this build contains, best first. The CPU may not run all of them.
 std::vector<const char*> kernel_paths_built();
 
-// Forces a path (for tests); false, and nothing changes, when the build or the CPU lacks it. Not while another thread
-// reduces.
+// Selects a path, or with 'best' the best one; false, and nothing changes, when the build or the CPU lacks it. Not
+// while another thread reduces.
 bool select_kernel_path(const char* name);
 
 }  // namespace mykv

@@ -13,7 +13,7 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMost = 8;  // pairs that are kept for the same processes; more are left to MPI
+constexpr size_t kMost = 8;  // latest pairs that are kept for the same processes; the others are left to MPI
 
 struct Kept {
   uint64_t next = 1;  // number of the next pair
@@ -109,7 +109,12 @@ CommunicatorPair take_communicators(MPI_Comm comm, const std::vector<int>& proce
 void give_back_communicators(const std::vector<int>& processes, const CommunicatorPair& pair) {
   std::lock_guard<std::mutex> lock(g_pool.mutex);
   std::vector<CommunicatorPair>& pairs = g_pool.of[processes].pairs;
-  if (pairs.size() < kMost) pairs.push_back(pair);
+  pairs.push_back(pair);
+  if (pairs.size() <= kMost) return;
+  // The oldest goes: all ranks keep the same then, in whatever order the pairs come back, and pairs that another rank
+  // has not given back make room.
+  const auto older = [](const CommunicatorPair& a, const CommunicatorPair& b) { return a.number < b.number; };
+  pairs.erase(std::min_element(pairs.begin(), pairs.end(), older));
 }
 
 }  // namespace mykv

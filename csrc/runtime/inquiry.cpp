@@ -66,6 +66,7 @@ bool Inquiry::answer_one() {
     for (const Key& key : question.keys) {
       const Standing standing = rendezvous_.standing(key);
       answer.missing.push_back(named(standing.found ? standing.missing : all));
+      answer.through.push_back(named(standing.through));
     }
   } catch (const Error&) {
     return true;  // the table is locked; who asks sees that this host does not answer

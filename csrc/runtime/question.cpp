@@ -26,14 +26,17 @@ Question decode_question(const Numbers& numbers) {
   return question;
 }
 
-// The question's number and lists of ranks, each after its length: one for each key, and the last one.
+// The question's number and lists of ranks, each after its length: two for each key, and the last one.
 Numbers encode(const Standings& standings) {
   Numbers numbers{standings.question};
   const auto add = [&](const std::vector<int>& ranks) {
     numbers.push_back(ranks.size());
     for (int rank : ranks) numbers.push_back(static_cast<uint64_t>(rank));
   };
-  for (const std::vector<int>& ranks : standings.missing) add(ranks);
+  for (size_t k = 0; k < standings.missing.size(); ++k) {
+    add(standings.missing[k]);
+    add(standings.through[k]);
+  }
   add(standings.unresponsive);
   return numbers;
 }
@@ -42,17 +45,22 @@ Standings decode_standings(const Numbers& numbers, int ranks) {
   require(numbers.size() >= 2);
   Standings standings;
   standings.question = numbers[0];
+  std::vector<std::vector<int>> lists;
   for (size_t at = 1; at < numbers.size();) {
     const uint64_t length = numbers[at++];
     require(length <= numbers.size() - at);
-    std::vector<int>& list = standings.missing.emplace_back();
+    std::vector<int>& list = lists.emplace_back();
     for (const size_t end = at + length; at < end; ++at) {
       require(numbers[at] < static_cast<uint64_t>(ranks));
       list.push_back(static_cast<int>(numbers[at]));
     }
   }
-  standings.unresponsive = std::move(standings.missing.back());
-  standings.missing.pop_back();
+  require(lists.size() % 2 == 1);
+  standings.unresponsive = std::move(lists.back());
+  for (size_t k = 0; k + 1 < lists.size(); k += 2) {
+    standings.missing.push_back(std::move(lists[k]));
+    standings.through.push_back(std::move(lists[k + 1]));
+  }
   return standings;
 }
 

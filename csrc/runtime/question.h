@@ -19,8 +19,10 @@ struct Question {
 // Where operations stand on the host that answers.
 struct Standings {
   uint64_t question = 0;                  // its number
-  std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived
-  std::vector<int> unresponsive;          // its ranks whose threads have not been seen for a while
+  std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived ...
+  std::vector<std::vector<int>>
+      through;                    // ... and those that have, but do not wait: they have refused, or it has ended
+  std::vector<int> unresponsive;  // its ranks whose threads have not been seen for a while
 };
 
 Numbers encode(const Question& question);

@@ -418,8 +418,12 @@ Standing Rendezvous::standing(const Key& key) {
     standing.state = e.state;
     standing.waiting = e.state != State::done && e.records()[local_rank_].arrived;
     for (int r = 0; r < local_size(); ++r) {
-      if (!e.records()[r].arrived) standing.missing.push_back(r);
-      if (e.records()[r].arrived && e.records()[r].refused) standing.refused.push_back(r);
+      const Record& record = e.records()[r];
+      if (!record.arrived) {
+        standing.missing.push_back(r);
+      } else if (record.refused || e.state == State::done) {
+        standing.through.push_back(r);
+      }
     }
     return standing;
   });

@@ -81,7 +81,7 @@ struct Standing {
   bool waiting = false;  // this rank has arrived, and there is no result
   State state = State::gathering;
   std::vector<int> missing;  // local ranks that have not arrived
-  std::vector<int> refused;  // local ranks that have, with a refusal
+  std::vector<int> through;  // local ranks that have, but do not wait: they have refused, or it has ended
 };
 
 struct Event {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <iterator>
 
 #include "gpu/memory.h"
 #include "runtime/buffer.h"
@@ -87,7 +88,7 @@ Runtime::~Runtime() {
     staged_->slots.unregister();
   }
   if (lost_.load()) world_.let_go();
-  if (!forked() && !transport_->polling() && agreement_.quiet() && inquiry_.quiet()) world_.is_quiet();
+  if (!forked() && transport_->quiet() && agreement_.quiet() && inquiry_.quiet()) world_.is_quiet();
 }
 
 std::shared_ptr<Buffer> Runtime::reserve(size_t bytes) {
@@ -311,6 +312,8 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
       const std::string name = shown_name(rendezvous_.entry(entry).name);
       rendezvous_.fail(entry, there.empty() ? here : name + ": " + there);
     }
+    find_finished(mine);
+    mine = entries();
   } catch (const std::exception&) {
     // The shared table is beyond use, which the others of this host see themselves.
     mine = entries();
@@ -318,10 +321,40 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
   }
   transport_->give_up(gone);
   tell_rank_0(gone);
+  take_results();
   settle(mine);
   settle_copies();
   if (nccl_) nccl_->abort(mine);
   end_all(here);
+}
+
+// Of entries of which this rank has not seen the end: those that ended with a result, which other ranks may have taken.
+void Runtime::find_finished(const std::vector<uint32_t>& entries) {
+  for (uint32_t entry : entries) {
+    if (rendezvous_.state(entry) != State::done || rendezvous_.entry(entry).error[0] != '\0') continue;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto it = parts_.find(entry);
+      if (it == parts_.end()) continue;  // the thread that posted it takes it
+      finished_.push_back({it->second, {}, now_ns()});
+      parts_.erase(it);
+    }
+    transport_of(rendezvous_.entry(entry).operation).stop(entry);
+  }
+}
+
+void Runtime::take_results() {
+  const auto failed =
+      std::stable_partition(finished_.begin(), finished_.end(), [](const Finished& one) { return one.error.empty(); });
+  const std::vector<Finished> results(std::make_move_iterator(finished_.begin()), std::make_move_iterator(failed));
+  finished_.erase(finished_.begin(), failed);
+  for (const Finished& one : results) {
+    try {
+      finish_part(one.part, {});
+    } catch (const Error&) {
+      // The table was given up after that, which changes nothing about the result.
+    }
+  }
 }
 
 // Not by way of the first rank of this host, which may be the one that is gone.

@@ -165,6 +165,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
   std::string cause_of(const std::string& failure);
   void break_down(const Departed& gone, const std::string& here, const std::string& there);
+  void find_finished(const std::vector<uint32_t>& entries);
+  void take_results();
   void tell_rank_0(const Departed& gone);
   void settle(const std::vector<uint32_t>& mine);
   bool withdraw(const Part& part);

@@ -268,7 +268,7 @@ void Runtime::abandon(Copying& copying) {
 }
 
 // At the end: gives copies under way some time, since who is told that his operation has failed may give its memory
-// back.
+// back. Results that have come to their GPUs are results here too, as they are on other ranks.
 void Runtime::settle_copies() {
   const Clock::time_point until = Clock::now() + kSettlePatience;
   for (std::list<Copying>* const copies : {&staged_->in, &staged_->out}) {
@@ -283,6 +283,19 @@ void Runtime::settle_copies() {
       } catch (const std::exception&) {
         copying.lost = true;
       }
+    }
+  }
+  for (auto it = staged_->out.begin(); it != staged_->out.end();) {
+    if (it->lost || !it->error.empty()) {
+      ++it;
+      continue;
+    }
+    const Copying copying = std::move(*it);
+    it = staged_->out.erase(it);
+    try {
+      end_part(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
+    } catch (const Error&) {
+      // The table was given up after that, which changes nothing about the result.
     }
   }
 }

@@ -214,19 +214,25 @@ std::vector<std::vector<int>> Runtime::waiting_for_this(const std::vector<std::s
     std::sort(to->begin(), to->end());
   };
   const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
-  for (size_t k = 0; k < keys.size(); ++k) {
-    const Standing standing = rendezvous_.standing(keys[k]);
-    if (!standing.found || standing.state == State::done) continue;
-    std::vector<int> absent = ranks_of(host, standing.missing);
-    add_all(&absent, ranks_of(host, standing.refused));
-    add_others(&come[k], host, absent);
+  try {
+    for (size_t k = 0; k < keys.size(); ++k) {
+      const Standing standing = rendezvous_.standing(keys[k]);
+      if (!standing.found) continue;
+      std::vector<int> absent = ranks_of(host, standing.missing);
+      add_all(&absent, ranks_of(host, standing.through));
+      add_others(&come[k], host, absent);
+    }
+  } catch (const Error&) {
+    // The table is locked: of this host nothing is known. Who asks has operations that go on after that.
   }
   if (world_.hosts().size() == 1) return come;
   for (size_t first = 0; first < keys.size(); first += kMostAsked) {
     const size_t last = std::min(keys.size(), first + kMostAsked);
     for (const Inquiry::Answer& answer : ask_hosts({keys.begin() + first, keys.begin() + last})) {
       for (size_t k = 0; k < std::min(last - first, answer.missing.size()); ++k) {
-        add_others(&come[first + k], world_.hosts()[static_cast<size_t>(answer.host)], answer.missing[k]);
+        std::vector<int> absent = answer.missing[k];
+        add_all(&absent, answer.through[k]);
+        add_others(&come[first + k], world_.hosts()[static_cast<size_t>(answer.host)], absent);
       }
     }
   }

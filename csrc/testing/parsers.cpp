@@ -83,8 +83,10 @@ void parse_answer(const uint8_t* data, size_t bytes) {
   const Numbers numbers = numbers_of(data, bytes);
   const Standings standings = decode_standings(numbers, kRanks);
   require(encode(standings) == numbers, "an answer changes on its way");
-  for (const std::vector<int>& ranks : standings.missing) {
-    for (int rank : ranks) require(rank >= 0 && rank < kRanks, "an answer names a rank that is none");
+  for (const auto* const lists : {&standings.missing, &standings.through}) {
+    for (const std::vector<int>& ranks : *lists) {
+      for (int rank : ranks) require(rank >= 0 && rank < kRanks, "an answer names a rank that is none");
+    }
   }
 }
 

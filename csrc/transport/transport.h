@@ -67,6 +67,8 @@ class Transport {
   virtual bool progress() = 0;
   // Whether something is under way that only a later progress() can see end (a network): sleep short.
   virtual bool polling() const = 0;
+  // No message to or from other hosts is under way, nor one that says that this rank goes.
+  virtual bool quiet() const { return !polling(); }
 };
 
 // The choice for this world: shared memory alone on one host, MPI between hosts else.

@@ -41,6 +41,8 @@ typedef Host {
   byte done;    /* slices */
   bit agreed;   /* it was ready once */
   bit departed; /* some rank has left, of this host or another */
+  bit result;   /* one of its ranks has ended with the result ... */
+  bit error;    /* ... or with an error */
 };
 Host host[HOSTS];
 
@@ -84,9 +86,16 @@ inline tell_all(what) {
   od
 }
 
-inline end_part() {
+/* The ranks of a host all have the result, or none has. */
+inline end_part(has_result) {
   if
-  :: rank[me].part == UNDER_WAY -> ended++
+  :: rank[me].part == UNDER_WAY ->
+     ended++;
+     if
+     :: has_result -> host[HOST(me)].result = 1
+     :: else -> host[HOST(me)].error = 1
+     fi;
+     assert(!host[HOST(me)].result || !host[HOST(me)].error)
   :: else
   fi;
   rank[me].part = ENDED
@@ -143,6 +152,12 @@ inline take_mail(from) {
 #else
 #define OWES (OWNS(me) && host[HOST(me)].agreed && !rank[me].finished)
 #endif
+/* In down too. */
+#ifdef RESULT_IS_DROPPED
+#define TAKES_RESULTS 0
+#else
+#define TAKES_RESULTS 1
+#endif
 #ifdef NO_LOOK_AT_START
 #define LOOKS_AT_START 0
 #else
@@ -186,7 +201,7 @@ proctype Thread(byte me) {
   :: leaving && rank[me].part == UNDER_WAY ->
      if
      :: BREAKS_DOWN -> goto down
-     :: else -> end_part(); goto over
+     :: else -> end_part(0); goto over
      fi
   :: leaving && rank[me].part == ENDED && (!SPEAKS(me) || closed) -> goto over
 
@@ -245,7 +260,7 @@ proctype Thread(byte me) {
   :: atomic { rank[me].part == UNDER_WAY && host[HOST(me)].state == DONE ->
        if
        :: OWES && STAYS_WITH_IT -> assert(host[HOST(me)].failed); goto down
-       :: else -> end_part()
+       :: else -> end_part(!host[HOST(me)].failed)
        fi
      }
   od;
@@ -277,7 +292,8 @@ down:
   atomic {
     rank[me].torn = 1;
     if
-    :: rank[me].part != ENDED -> rank[me].part = ENDED; ended++
+    :: rank[me].part == NOT_ASKED -> rank[me].part = ENDED; ended++
+    :: rank[me].part == UNDER_WAY -> end_part(TAKES_RESULTS && !host[HOST(me)].failed)
     :: else
     fi
   };

@@ -31,7 +31,7 @@ def states(dump: bool, protocol: int, name: str = "adam") -> bytes:
 
 
 def seeds() -> dict[str, list[bytes]]:
-    numbers = [[5], [5, 1, 2], [5, 1, 2, 3, 4], [5, 0], [5, 1, 3, 0], [5, 2, 0, 1, 1, 6, 1, 2]]
+    numbers = [[5], [5, 1, 2], [5, 1, 2, 3, 4], [5, 0], [5, 1, 3, 0], [5, 2, 0, 1, 1, 6, 1, 2], [5, 1, 2, 1, 3, 1, 4]]
     packed = [struct.pack(f"<{len(some)}Q", *some) for some in numbers]
     compressors = [
         "2bit threshold=0.5",

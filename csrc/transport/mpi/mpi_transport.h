@@ -47,6 +47,9 @@ class MpiTransport : public Transport {
   void stop(uint32_t) override {}
   bool progress() override;
   bool polling() const override { return !exchanges_.empty(); }
+  bool quiet() const override {
+    return exchanges_.empty() && messages_.empty() && notice_.requests.empty() && notices_.quiet();
+  }
   bool holds(uint32_t entry) const override;
   void give_up(const Departed& departed) override;
   bool settled() override;
