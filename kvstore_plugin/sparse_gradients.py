@@ -12,7 +12,7 @@ import numpy as np
 
 from . import agreement, factors, initialization, loading, process, sparse, turns
 from . import process_set as process_sets
-from .mxnet_compat import Parameter
+from .mxnet_compat import MXNetError, Parameter
 from .parameters import Named
 from .plan import Comparison, Reduction
 from .row_update import RowUpdate
@@ -66,6 +66,8 @@ class SparseGradients:
         # How often parameters had been initialized when all ranks last had values; None: before the first step.
         self._times: list[int] | None = None
         self._comparison = Comparison(reduction.process_set)
+        self._is_due = False  # the comparison of an update() that is to follow the last allreduce() has not come yet
+        self._has_begun = False  # all ranks have taken the last allreduce(), and update() follows
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
@@ -82,7 +84,7 @@ class SparseGradients:
         label : str
             What the step of all ranks must have in common besides.
         compares : bool
-            Without effect: compare() goes under the name of the next step.
+            Whether update() follows, and compare() in it.
 
         Raises
         ------
@@ -93,6 +95,8 @@ class SparseGradients:
         ValueError
             What is wrong with a gradient of this rank; the other ranks get an MXNetError that says so.
         """
+        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._has_begun = False
         active = self._active()
         loaded = loading.any_of(one.parameter for one in self._gradients)
         with self._turn() as turn:
@@ -103,6 +107,17 @@ class SparseGradients:
             what = f"the sparse gradients {_described(active, contributions)}"
             what += f"{factors.BETWEEN}{loading.LABEL}" if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{factors.BETWEEN}{what}", numbers)
+        self._is_due = self._has_begun = compares
+        try:
+            self._sum(active, contributions, met, ignore_stale)
+        except BaseException as error:
+            self._leave_out_comparison(f"allreduce_grads() has failed there: {error}")
+            raise
+
+    def _sum(
+        self, active: Sequence[_Gradient], contributions: Sequence[Contribution], met: np.ndarray, ignore_stale: bool
+    ) -> None:
+        """Sum what the ranks have, who have told each other about it, and keep it for update() or as gradients."""
         loading.forget(one.parameter for one in self._gradients)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
@@ -149,17 +164,44 @@ class SparseGradients:
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
     def compare(self, label: str) -> None:
-        """Let an update fail where not all ranks make it alike, as `Gradients.compare`."""
-        weights = [weight for one in self._active() for weight in one.parameter._data]
-        self._comparison.push(self._name, weights, self._priority, label)
+        """Let an update fail where not all ranks make it alike, as `Gradients.compare`.
+
+        The operations of allreduce() have other names than its exchange, so the exchange has the last turn under its
+        name until the next step.
+        """
+        gradients = [one for one in self._gradients if one.parameter._grad is not None]
+        weights = [weight for one in gradients for weight in one.parameter._data]
+        own, turn_of = (f"{self._name}/update", self._name) if self._is_due else (self._name, "")
+        try:
+            self._comparison.push(own, weights, self._priority, label, turn_of)
+        except MXNetError:
+            raise  # the operation has its turn: MXNet's NaiveEngine has run it
+        except BaseException as error:
+            self.refuse_comparison(f"update() has failed there: {error}")
+            raise
+        finally:
+            self._is_due = False
 
     def refuse_comparison(self, reason: str) -> None:
         """Take no part in `compare`, and let the other ranks' update fail with the reason."""
-        self._reduction.process_set.core.refuse(self._name, reason)
+        core = self._reduction.process_set.core
+        if self._is_due:
+            core.refuse(f"{self._name}/update", reason, turn_of=self._name)
+        else:
+            core.refuse(self._name, reason)
+        self._is_due = False
+
+    def _leave_out_comparison(self, reason: str) -> None:
+        """Refuse the comparison that was to follow, if it is still due."""
+        if self._is_due:
+            self.refuse_comparison(reason)
 
     def has_begun(self) -> bool:
-        """The ranks meet in each step, so none pushes one that another does not take."""
-        return False
+        """Whether the other ranks may count an update that this one does not make.
+
+        They meet in each step, so none pushes one that another does not take; update() alone does not wait.
+        """
+        return self._has_begun
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
@@ -171,15 +213,24 @@ class SparseGradients:
             _set_fresh(active[number].parameter)
 
     def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step that this one has not called for."""
-        return self._reduction.process_set.core.waiting_for_this([self._name])[0]
+        """The ranks that have begun a step, or an update, that this one has not called for."""
+        core = self._reduction.process_set.core
+        come = core.waiting_for_this([self._name])
+        if self._is_due:
+            come += core.waiting_for_this([f"{self._name}/update"], turn_of=self._name)
+        return sorted({rank for ranks in come for rank in ranks})
 
     def refuse_awaited(self, reason: str) -> None:
-        """Take no part in what the others wait for."""
-        self.refuse(reason)
+        """Take no part in what the others wait for: an update, or the next step."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+        else:
+            self.refuse(reason)
 
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        self._leave_out_comparison(reason)
+        self._has_begun = False
         self._reduction.process_set.core.refuse(self._name, reason)
 
     def _active(self) -> list[_Gradient]:
@@ -208,6 +259,9 @@ class SparseGradients:
 
     def _turn(self) -> turns.Turn:
         return turns.Turn(self._reduction.process_set, self._name, f"the sparse gradients of {self._scope}")
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_to_update": [], "_is_due": False, "_has_begun": False}
 
 
 def _contribution(one: _Gradient, ignore_stale: bool) -> Contribution:
