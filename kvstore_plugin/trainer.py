@@ -393,7 +393,12 @@ class DistributedTrainer(gluon.Trainer):
 
     def _label(self, factor: float, what: str = "a step") -> str:
         """What the operations of a step have in common on all workers; see factors.py."""
-        state = (factor, factors.scale_of(self), factors.learning_rate_of(self._optimizer), what)
+        try:
+            state = (factor, factors.scale_of(self), factors.learning_rate_of(self._optimizer), what)
+        except Exception as error:
+            refuse = self._refuse if what == "a step" else self._refuse_comparison
+            refuse(f"its learning rate or scale cannot be used: {error}")
+            raise
         if state != self._labelled[0]:
             self._labelled = (state, factors.label(*state))
         return self._labelled[1]
