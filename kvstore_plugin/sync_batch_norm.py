@@ -59,15 +59,13 @@ class _Calls:
         layer = self.layer()
         if not missing or layer is None or not self.process_set.included():
             return
+        reason = f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))"
         try:
             layer.running_mean.list_data()[0].wait_to_read()  # calls in training before those must come first
         finally:
             for _ in range(missing):
                 next(self.numbers)
-                self.process_set.core.refuse(
-                    f"{self.scope}/forward",
-                    f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))",
-                )
+                self.process_set.core.refuse(f"{self.scope}/forward", reason)
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by scope
