@@ -6,7 +6,7 @@ shows whether they take the step alike, and who has used which parameter.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -63,8 +63,11 @@ class SparseGradients:
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
-        # How often parameters had been initialized when all ranks last had values; None: before the first step.
-        self._times: list[int] | None = None
+        self._parameters = [one.parameter for one in self._gradients]
+        # How often parameters had been initialized when all ranks last had values.
+        self._times = [initialization.times(parameter) for parameter in self._parameters]
+        self.have_values: Sequence[Any] = ()  # as `Gradients` has it
+        self._all_have_values = False  # in some step before this one, all ranks had values of all that need gradients
         self._comparison = Comparison(reduction.process_set)
         self._is_due = False  # the comparison of an update() that is to follow the last allreduce() has not come yet
         self._has_begun = False  # all ranks have taken the last allreduce(), and update() follows
@@ -98,7 +101,7 @@ class SparseGradients:
         self._leave_out_comparison("update() was not called there after allreduce_grads()")
         self._has_begun = False
         active = self._active()
-        loaded = loading.any_of(one.parameter for one in self._gradients)
+        loaded = loading.any_of(self._parameters)
         with self._turn() as turn:
             contributions = [_contribution(one, ignore_stale) for one in active]
             numbers = [_has_one_device(contributions)]
@@ -118,7 +121,7 @@ class SparseGradients:
         self, active: Sequence[_Gradient], contributions: Sequence[Contribution], met: np.ndarray, ignore_stale: bool
     ) -> None:
         """Sum what the ranks have, who have told each other about it, and keep it for update() or as gradients."""
-        loading.forget(one.parameter for one in self._gradients)
+        loading.forget(self._parameters)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
         sums = sparse.allreduce(
@@ -231,6 +234,7 @@ class SparseGradients:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
         self._leave_out_comparison(reason)
         self._has_begun = False
+        self._give_back(reason)
         self._reduction.process_set.core.refuse(self._name, reason)
 
     def _active(self) -> list[_Gradient]:
@@ -242,20 +246,28 @@ class SparseGradients:
 
     def _check_values(self) -> None:
         """As `Gradients._check_values`."""
-        times = [initialization.times(one.parameter) for one in self._gradients]
-        lacks = any(one.parameter._grad is None and one.parameter.grad_req != "null" for one in self._gradients)
-        if times == self._times and not lacks:
+        times = [initialization.times(parameter) for parameter in self._parameters]
+        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
+        if self._all_have_values and times == self._times and not lacks:
             return
         named = [(one.label, one.parameter) for one in self._gradients]
         call = f"a step of {self._scope}, whose parameters were just initialized"
-        process_set = self._reduction.process_set
 
         def exchange(numbers: list[int]) -> np.ndarray:
-            return turns.exchange(process_set, self._name, call, call, numbers)
+            try:
+                return turns.exchange(self._reduction.process_set, self._name, call, call, numbers)
+            except MXNetError as error:
+                self._give_back(str(error))
+                raise
 
-        are_new = [now != then for now, then in zip(times, self._times or times)]
-        initialization.check_values(process_set, named, are_new, exchange)
-        self._times = times
+        are_new = [now != then for now, then in zip(times, self._times)]
+        initialization.check_values(self._reduction.process_set, named, are_new, exchange)
+        self._times, self._all_have_values = times, True
+
+    def _give_back(self, reason: str) -> None:
+        """As `Gradients._give_back`."""
+        if not self._all_have_values:
+            initialization.give_back(self._parameters, self._times, self.have_values, reason)
 
     def _turn(self) -> turns.Turn:
         return turns.Turn(self._reduction.process_set, self._name, f"the sparse gradients of {self._scope}")

@@ -311,14 +311,18 @@ class DistributedTrainer(gluon.Trainer):
                 gradients = Gradients(
                     meeting, share.scope, dense, reduction, self._follow_devices, [*options, which], self._keys()
                 )
+                made = [gradients]
                 if rest:
                     sparse.append(SparseGradients(share.scope, rest, reduction, self._follow_devices, self._keys()))
+                    made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()
                 if self._broadcast_period >= 0:
-                    gradients.have_values = parameters.keep_equal(
+                    known = parameters.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
+                    for one in made:
+                        one.have_values = known
             except Exception as error:
                 for later in self._shares[number + 1 :]:
                     later.process_set.core.refuse(f"{scopes[later.process_set]}/parameters", str(error))

@@ -656,6 +656,30 @@ def test_a_parameter_without_values_on_one_worker_is_an_error_on_both(rank, gath
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("loser", [0, 1])
+def test_a_worker_that_leaves_the_first_step_out_before_values_are_there(rank, gather, loser):
+    """As with dense gradients: no worker waits for values of the other, and these come in the next forward pass."""
+    net = _Words()
+    net.embedding.weight._shape, net.embedding.weight._data, net.embedding.weight._grad = (0, _WIDTH), None, None
+    mx.random.seed(rank)
+    net.embedding.weight.initialize(mx.init.Uniform(0.5))
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    for _ in range(2):
+        with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
+            if rank != loser:
+                _backward(net, *_sentences(0, rank))
+                trainer.step(_BATCH)
+            mykv.barrier()
+        clear_errors()
+        if rank != loser:
+            with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
+                mykv.barrier()
+        mykv.barrier()
+    for _ in range(2):
+        _steps_again(net, trainer, rank, gather)
+
+
+@pytest.mark.ranks(2)
 def test_a_worker_that_refuses_its_dense_gradients_does_not_let_the_other_wait(rank, gather):
     net = _words(seed=0)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
