@@ -64,11 +64,11 @@ def _noticing(original: Callable) -> Callable:
             sync_batch_norm.end_step()
             label = _label(self)
             has_loaded = loading.any_of(self._params)
-        params = self._params if self._update_on_kvstore else ()
         try:
             if has_loaded:
                 _meet(self, self._kvstore)
-            with self._kvstore.labelled(label, _keys(self)), loading.noting_failures(params):
+            # A step that breaks off between two keys has summed some gradients, from which the others update.
+            with self._kvstore.labelled(label, _keys(self)), loading.noting_failures(self._params):
                 original(self)
         except BaseException:
             if not self._update_on_kvstore:  # the others see it in their updates, which they have counted
