@@ -12,7 +12,6 @@ import weakref
 from typing import Any, Sequence
 
 import numpy as np
-from mxnet.base import _LIB, check_call
 
 from . import agreement, arrays, process, turns
 from . import process_set as process_sets
@@ -160,8 +159,5 @@ def digest(array: NDArray) -> int:
         The array carries an error.
     """
     hashed = hashlib.blake2b(f"{array.shape} {arrays.dtype_name(array.dtype)}".encode(), digest_size=7)
-    # An inference pass that still runs may push a change of the layout. The first wait is for the pass, and memory()
-    # waits for what the pass has pushed.
-    check_call(_LIB.MXNDArrayWaitToWrite(array.handle))
-    hashed.update(arrays.memory(array))
+    hashed.update(arrays.memory_of_weight(array))
     return 1 + int.from_bytes(hashed.digest(), "big")

@@ -48,7 +48,7 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
     if before is None or parameter._data is None:
         return True
     try:
-        return not np.array_equal(arrays.memory(parameter._data[0]), arrays.memory(before))
+        return not np.array_equal(arrays.memory_of_weight(parameter._data[0]), arrays.memory(before))
     except MXNetError:
         return True
 
