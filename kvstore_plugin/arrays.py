@@ -269,6 +269,21 @@ def memory(array: NDArray) -> np.ndarray:
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)
 
 
+def memory_of_weight(array: NDArray) -> np.ndarray:
+    """As `memory`, of an array that an inference pass which still runs may read, and bring into another layout.
+
+    Not for operators: it waits for all that reads the array, and so an operator would wait for itself.
+
+    Raises
+    ------
+    MXNetError
+        The array carries an error.
+    """
+    # A pass pushes the change of the layout while it runs. This wait is for the pass; memory() waits for the change.
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    return memory(array)
+
+
 def handles(arrays: Sequence[NDArray]) -> list[int]:
     """Addresses of the arrays in MXNet's library, as the core takes them; the arrays must live until it was called."""
     return [array.handle.value for array in arrays]

@@ -6,16 +6,12 @@ lines.
 
 from __future__ import annotations
 
-import operator
 from typing import Any, NamedTuple, Sequence
 
-from . import arrays
+from . import arrays, turns
 from .argument_errors import ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import NDArray
 from .sparse import is_row_sparse
-
-# Priorities travel as 32 bits.
-_LARGEST_PRIORITY = 2**31 - 1
 
 # Methods that take one value for each key, not one for each device.
 _OF_ONE_VALUE = ("broadcast", "init")
@@ -65,8 +61,7 @@ def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: A
     TypeError, ValueError
         Something is wrong with any of them.
     """
-    if type(priority) is not int or not -_LARGEST_PRIORITY <= priority <= _LARGEST_PRIORITY:
-        _refuse_priority(priority)
+    turns.checked_priority(priority)
     if type(key) is int or type(key) is str:
         return [_call(scope, method, key, value, out)]
     return _several(scope, method, key, value, out)
@@ -200,14 +195,3 @@ def _grouped(method: str, calls: list[Call]) -> list[Call]:
 def _plain(key: int | str) -> int | str:
     """The key as a plain int or str, so that ranks that use subclasses of these agree with ranks that do not."""
     return int(key) if isinstance(key, int) else str(key)
-
-
-def _refuse_priority(priority: Any) -> None:
-    try:
-        number = operator.index(priority)
-    except TypeError:
-        raise ArgumentTypeError(f"The priority must be an int, not {type(priority).__name__}.") from None
-    if not -_LARGEST_PRIORITY <= number <= _LARGEST_PRIORITY:
-        raise ArgumentValueError(
-            f"The priority must be between -{_LARGEST_PRIORITY} and {_LARGEST_PRIORITY}, not {number}."
-        )

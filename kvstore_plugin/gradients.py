@@ -368,13 +368,8 @@ class Gradients:
 
     def _give_back(self, reason: str) -> None:
         """Before the first step has begun, let parameters wait that some rank had no values of, on all ranks alike."""
-        if self._operations:
-            return
-        known = {id(parameter) for parameter in self.have_values}
-        times = [initialization.times(parameter) for parameter in self._parameters]
-        are_new = [now != then for now, then in zip(times, self._times)]
-        open_ones = [(one, new) for one, new in zip(self._parameters, are_new) if id(one) not in known]
-        initialization.give_back(open_ones, reason)
+        if not self._operations:
+            initialization.give_back(self._parameters, self._times, self.have_values, reason)
 
     def _check_values(self) -> None:
         """Raise an error on all ranks if a parameter has values on some only, or none where it needs a gradient.

@@ -159,5 +159,5 @@ def digest(array: NDArray) -> int:
         The array carries an error.
     """
     hashed = hashlib.blake2b(f"{array.shape} {arrays.dtype_name(array.dtype)}".encode(), digest_size=7)
-    hashed.update(arrays.memory(array))
+    hashed.update(arrays.memory_of_weight(array))
     return 1 + int.from_bytes(hashed.digest(), "big")

@@ -154,24 +154,28 @@ def check_values(
     raise (DeferredInitializationError if mine.size else MXNetError)(sentence)
 
 
-def give_back(parameters: Iterable[tuple[Parameter, bool]], reason: str) -> None:
+def give_back(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:
     """Let Parameters wait for their next use, where a rank refuses the first step, so that no rank is told more.
 
     Parameters
     ----------
-    parameters : iterable of (Parameter, bool)
-        The same on all ranks: those that not all of them had values of when they met last. Each with whether it was
-        initialized on this rank since then.
+    parameters : sequence of Parameter
+        The same on all ranks.
+    before : sequence of int
+        The `times` of each when the ranks met last.
+    known : iterable of Parameter
+        Those that all ranks had values of then, which keep them; the same on all ranks.
     reason : str
         For ranks that wait for the values.
     """
-    for parameter, is_new in parameters:
-        if not has_lasting(parameter):
+    kept = {id(parameter) for parameter in known}
+    for parameter, then in zip(parameters, before):
+        if id(parameter) in kept or not has_lasting(parameter):
             continue
         if parameter._data is None:
             _refuse(parameter, reason)
         else:
-            _withdraw(parameter, is_new)
+            _withdraw(parameter, times(parameter) != then)
 
 
 def _refuse(parameter: Parameter, reason: str) -> None:

@@ -16,12 +16,15 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from . import arrays
+from .argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .mxnet_compat import MXNetError, NDArray, Parameter, gluon, trainer_of
 
 _LABEL = (
     "a step after load_parameters(), load_states(), set_data() or an update that has failed; where that is so on some "
     "workers only, all of them must call broadcast_states() afterwards"
 )
+
+_OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
 # With a copy of what the parameter held when all workers were last equal; None where states were loaded.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
@@ -57,7 +60,7 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
     if before is None or parameter._data is None:
         return True
     try:
-        return not np.array_equal(arrays.memory(parameter._data[0]), arrays.memory(before))
+        return not np.array_equal(arrays.memory_of_weight(parameter._data[0]), arrays.memory(before))
     except MXNetError:
         return True
 
@@ -71,12 +74,13 @@ def was_loaded(parameter: Parameter) -> bool:
 def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
     """Where an update of Parameters fails on this worker, but not on the others, note it as if values had been loaded.
 
-    An MXNetError is not noted: it may be that of another worker, which all of them get where the update waits for it.
+    An MXNetError is not noted, but for one about this worker's own arguments: it may be that of another worker, which
+    all of them get where the update waits for it.
     """
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, MXNetError):
+        if not isinstance(error, MXNetError) or isinstance(error, _OWN):
             note_failure(list(parameters))
         raise
 

@@ -6,14 +6,14 @@ shows whether they take the step alike, and who has used which parameter.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from . import agreement, factors, initialization, loading, process, sparse, turns
 from . import process_set as process_sets
 from .fence import Fence
-from .mxnet_compat import Parameter
+from .mxnet_compat import MXNetError, Parameter
 from .parameters import Named
 from .plan import Comparison, Reduction
 from .row_update import RowUpdate
@@ -64,10 +64,15 @@ class SparseGradients:
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
-        # How often parameters had been initialized when all ranks last had values; None: before the first step.
-        self._times: list[int] | None = None
+        self._parameters = [one.parameter for one in self._gradients]
+        # How often parameters had been initialized when all ranks last had values.
+        self._times = [initialization.times(parameter) for parameter in self._parameters]
+        self.have_values: Sequence[Any] = ()  # as `Gradients` has it
+        self._all_have_values = False  # in some step before this one, all ranks had values of all that need gradients
         self._comparison = Comparison(reduction.process_set)
-        self._fence = Fence(one.value for one in named)
+        self._fence = Fence(self._parameters)
+        self._is_due = False  # the comparison of an update() that is to follow the last allreduce() has not come yet
+        self._has_begun = False  # all ranks have taken the last allreduce(), and update() follows
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
@@ -84,7 +89,7 @@ class SparseGradients:
         label : str
             What the step of all ranks must have in common besides.
         compares : bool
-            Without effect: compare() goes under the name of the next step.
+            Whether update() follows, and compare() in it.
 
         Raises
         ------
@@ -95,17 +100,30 @@ class SparseGradients:
         ValueError
             What is wrong with a gradient of this rank; the other ranks get an MXNetError that says so.
         """
+        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._has_begun = False
         active = self._active()
-        loaded = loading.any_of(one.parameter for one in self._gradients)
+        loaded = loading.any_of(self._parameters)
         with self._turn() as turn:
             contributions = [_contribution(one, ignore_stale) for one in active]
             numbers = [_has_one_device(contributions)]
             numbers += [_is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
-            what += factors.BETWEEN + loading.label(one.parameter for one in self._gradients) if loaded else ""
+            what += factors.BETWEEN + loading.label(self._parameters) if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{factors.BETWEEN}{what}", numbers)
-        loading.forget(one.parameter for one in self._gradients)
+        self._is_due = self._has_begun = compares
+        try:
+            self._sum(active, contributions, met, ignore_stale)
+        except BaseException as error:
+            self._leave_out_comparison(f"allreduce_grads() has failed there: {error}")
+            raise
+
+    def _sum(
+        self, active: Sequence[_Gradient], contributions: Sequence[Contribution], met: np.ndarray, ignore_stale: bool
+    ) -> None:
+        """Sum what the ranks have, who have told each other about it, and keep it for update() or as gradients."""
+        loading.forget(self._parameters)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
         sums = sparse.allreduce(
@@ -156,17 +174,44 @@ class SparseGradients:
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
     def compare(self, label: str) -> None:
-        """Let an update fail where not all ranks make it alike, as `Gradients.compare`."""
-        weights = [weight for one in self._active() for weight in one.parameter._data]
-        self._comparison.push(self._name, weights, self._priority, label)
+        """Let an update fail where not all ranks make it alike, as `Gradients.compare`.
+
+        The operations of allreduce() have other names than its exchange, so the exchange has the last turn under its
+        name until the next step.
+        """
+        gradients = [one for one in self._gradients if one.parameter._grad is not None]
+        weights = [weight for one in gradients for weight in one.parameter._data]
+        own, turn_of = (f"{self._name}/update", self._name) if self._is_due else (self._name, "")
+        try:
+            self._comparison.push(own, weights, self._priority, label, turn_of)
+        except MXNetError:
+            raise  # the operation has its turn: MXNet's NaiveEngine has run it
+        except BaseException as error:
+            self.refuse_comparison(f"update() has failed there: {error}")
+            raise
+        finally:
+            self._is_due = False
 
     def refuse_comparison(self, reason: str) -> None:
         """Take no part in `compare`, and let the other ranks' update fail with the reason."""
-        self._reduction.process_set.core.refuse(self._name, reason)
+        core = self._reduction.process_set.core
+        if self._is_due:
+            core.refuse(f"{self._name}/update", reason, turn_of=self._name)
+        else:
+            core.refuse(self._name, reason)
+        self._is_due = False
+
+    def _leave_out_comparison(self, reason: str) -> None:
+        """Refuse the comparison that was to follow, if it is still due."""
+        if self._is_due:
+            self.refuse_comparison(reason)
 
     def has_begun(self) -> bool:
-        """The ranks meet in each step, so none pushes one that another does not take."""
-        return False
+        """Whether the other ranks may count an update that this one does not make.
+
+        They meet in each step, so none pushes one that another does not take; update() alone does not wait.
+        """
+        return self._has_begun
 
     def share_freshness(self) -> None:
         """Let a parameter that some worker has used since the last update count as fresh on all workers."""
@@ -178,15 +223,25 @@ class SparseGradients:
             _set_fresh(active[number].parameter)
 
     def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step that this one has not called for."""
-        return self._reduction.process_set.core.waiting_for_this([self._name])[0]
+        """The ranks that have begun a step, or an update, that this one has not called for."""
+        core = self._reduction.process_set.core
+        come = core.waiting_for_this([self._name])
+        if self._is_due:
+            come += core.waiting_for_this([f"{self._name}/update"], turn_of=self._name)
+        return sorted({rank for ranks in come for rank in ranks})
 
     def refuse_awaited(self, reason: str) -> None:
-        """Take no part in what the others wait for."""
-        self.refuse(reason)
+        """Take no part in what the others wait for: an update, or the next step."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+        else:
+            self.refuse(reason)
 
     def refuse(self, reason: str) -> None:
         """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        self._leave_out_comparison(reason)
+        self._has_begun = False
+        self._give_back(reason)
         self._reduction.process_set.core.refuse(self._name, reason)
 
     def _active(self) -> list[_Gradient]:
@@ -198,23 +253,34 @@ class SparseGradients:
 
     def _check_values(self) -> None:
         """As `Gradients._check_values`."""
-        times = [initialization.times(one.parameter) for one in self._gradients]
-        lacks = any(one.parameter._grad is None and one.parameter.grad_req != "null" for one in self._gradients)
-        if times == self._times and not lacks:
+        times = [initialization.times(parameter) for parameter in self._parameters]
+        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
+        if self._all_have_values and times == self._times and not lacks:
             return
         named = [(one.label, one.parameter) for one in self._gradients]
         call = f"a step of {self._scope}, whose parameters were just initialized"
-        process_set = self._reduction.process_set
 
         def exchange(numbers: list[int]) -> np.ndarray:
-            return turns.exchange(process_set, self._name, call, call, numbers)
+            try:
+                return turns.exchange(self._reduction.process_set, self._name, call, call, numbers)
+            except MXNetError as error:
+                self._give_back(str(error))
+                raise
 
-        are_new = [now != then for now, then in zip(times, self._times or times)]
-        initialization.check_values(process_set, named, are_new, exchange)
-        self._times = times
+        are_new = [now != then for now, then in zip(times, self._times)]
+        initialization.check_values(self._reduction.process_set, named, are_new, exchange)
+        self._times, self._all_have_values = times, True
+
+    def _give_back(self, reason: str) -> None:
+        """As `Gradients._give_back`."""
+        if not self._all_have_values:
+            initialization.give_back(self._parameters, self._times, self.have_values, reason)
 
     def _turn(self) -> turns.Turn:
         return turns.Turn(self._reduction.process_set, self._name, f"the sparse gradients of {self._scope}")
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_to_update": [], "_is_due": False, "_has_begun": False}
 
 
 def _contribution(one: _Gradient, ignore_stale: bool) -> Contribution:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 from . import factors, fence, loading, optimizer_kinds, order, parameters, sync_batch_norm
 from .kvstore import MyKV
@@ -24,9 +25,6 @@ _sums: weakref.WeakKeyDictionary[gluon.Trainer, fence.SumsCheck] = weakref.WeakK
 
 # Trainers that are in step().
 _stepping: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
-
-# Trainers that have taken a step.
-_compared: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
@@ -69,18 +67,26 @@ def _noticing(original: Callable) -> Callable:
 
     @functools.wraps(original)
     def _allreduce_grads(self: gluon.Trainer) -> None:
-        if isinstance(self._kvstore, MyKV):
+        if not isinstance(self._kvstore, MyKV):
+            original(self)
+            return
+        order.stepped(self, _awaited_by, _refuse)
+        with _refusing(self):
             sync_batch_norm.end_step()
-            order.stepped(self, _awaited_by, _refuse)
-            if loading.any_of(self._params):
+            label = _label(self)
+            has_loaded = loading.any_of(self._params)
+        try:
+            if has_loaded:
                 _meet(self, self._kvstore)
             if self not in _stepping:
                 _sums.setdefault(self, fence.SumsCheck()).begin()
-            params = self._params if self._update_on_kvstore else ()
-            with self._kvstore.labelled(_label(self), _keys(self)), loading.noting_failures(params):
+            # A step that breaks off between two keys has summed some gradients, from which the others update.
+            with self._kvstore.labelled(label, _keys(self)), loading.noting_failures(self._params):
                 original(self)
-        else:
-            original(self)
+        except BaseException:
+            if not self._update_on_kvstore:  # the others see it in their updates, which they have counted
+                parameters.count_update(self)
+            raise
 
     _allreduce_grads.keeps = True
     return _allreduce_grads
@@ -89,15 +95,13 @@ def _noticing(original: Callable) -> Callable:
 def _label(trainer: gluon.Trainer) -> str:
     """What the workers' Trainers must have in common in a step, so that their weights stay equal; see factors.py.
 
-    An optimizer on the store has a label of its own. The settings of the optimizer are compared in the first step.
+    An optimizer on the store has a label of its own. It is the same kind of label in each step, whatever became of the
+    steps before, of which workers may know unequally much.
     """
     optimizer = trainer._optimizer
     rate = factors.learning_rate_of(optimizer)
     label = factors.label(factors.value_of(optimizer.rescale_grad), factors.scale_of(trainer), rate)
-    if trainer not in _compared:
-        _compared.add(trainer)
-        label = factors.BETWEEN.join([label, *optimizer_kinds.settings(optimizer)])
-    return label
+    return factors.BETWEEN.join([label, *optimizer_kinds.settings(optimizer)])
 
 
 def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
@@ -122,7 +126,17 @@ def _refuse(trainer: gluon.Trainer, reason: str) -> None:
     """Let a step of the other workers fail, which have counted it as an update."""
     _store_of(trainer).refuse(_keys(trainer), reason)
     parameters.count_update(trainer)
-    _compared.add(trainer)  # the others have shown their settings
+    sync_batch_norm.end_step()
+
+
+@contextlib.contextmanager
+def _refusing(trainer: gluon.Trainer) -> Iterator[None]:
+    """Let the other workers' step fail with an exception that comes before this worker's part in it."""
+    try:
+        yield
+    except BaseException as error:
+        _refuse(trainer, str(error) or type(error).__name__)
+        raise
 
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:
@@ -135,18 +149,30 @@ def _keys(trainer: gluon.Trainer) -> list[int]:
 
 
 def _checking(original: Callable) -> Callable:
-    """Trainer.step, which fails on all workers where a gradient is stale on one of them, before any has updated."""
+    """Trainer.step, which fails on all workers where one cannot take it, before any has updated.
+
+    So it is with a batch size that is no number, and with a stale gradient.
+    """
 
     @functools.wraps(original)
     def step(self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
-        if _is_ours(self._kvstore_params["kvstore"]) and not ignore_stale_grad:
-            if not self._kv_initialized:
-                self._init_kvstore()
-            if self._params_to_init:
-                self._init_params()
-            stale = stale_gradient(self._params)
+        if not _is_ours(self._kvstore_params["kvstore"]):
+            original(self, batch_size, ignore_stale_grad)
+            return
+        wrong = None
+        try:
+            self._check_and_rescale_grad(self._scale / batch_size)
+        except Exception as error:
+            wrong = error  # there is no store yet to tell the others by
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+        with _refusing(self):
+            if wrong is not None:
+                raise wrong
+            stale = None if ignore_stale_grad else stale_gradient(self._params)
             if stale is not None:
-                _refuse(self, stale)
                 raise UserWarning(stale)
         _stepping.add(self)
         try:

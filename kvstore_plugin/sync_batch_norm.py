@@ -15,6 +15,7 @@ its forward pass.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import weakref
@@ -58,13 +59,13 @@ class _Calls:
         layer = self.layer()
         if not missing or layer is None or not self.process_set.included():
             return
-        layer.running_mean.list_data()[0].wait_to_read()  # calls in training before those must come first
-        for _ in range(missing):
-            next(self.numbers)
-            self.process_set.core.refuse(
-                f"{self.scope}/forward",
-                f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))",
-            )
+        reason = f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))"
+        try:
+            layer.running_mean.list_data()[0].wait_to_read()  # calls in training before those must come first
+        finally:
+            for _ in range(missing):
+                next(self.numbers)
+                self.process_set.core.refuse(f"{self.scope}/forward", reason)
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by scope
@@ -74,9 +75,15 @@ def end_step() -> None:
     """Let workers that wait for this one, because it has used a layer in evaluation mode, get an error.
 
     Called in each step of a trainer on all workers. Where all of them have done so, nothing comes of it.
+
+    Raises
+    ------
+    MXNetError
+        The running statistics of a layer carry an error. All layers have been looked at then.
     """
-    for calls in list(_calls.values()):
-        calls.end_step()
+    with contextlib.ExitStack() as stack:
+        for calls in list(_calls.values()):
+            stack.callback(calls.end_step)
 
 
 def begin_again() -> None:

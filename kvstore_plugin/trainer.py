@@ -311,14 +311,18 @@ class DistributedTrainer(gluon.Trainer):
                 gradients = Gradients(
                     meeting, share.scope, dense, reduction, self._follow_devices, [*options, which], self._keys()
                 )
+                made = [gradients]
                 if rest:
                     sparse.append(SparseGradients(share.scope, rest, reduction, self._follow_devices, self._keys()))
+                    made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()
                 if self._broadcast_period >= 0:
-                    gradients.have_values = parameters.keep_equal(
+                    known = parameters.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
+                    for one in made:
+                        one.have_values = known
             except Exception as error:
                 for later in self._shares[number + 1 :]:
                     later.process_set.core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
@@ -393,7 +397,12 @@ class DistributedTrainer(gluon.Trainer):
 
     def _label(self, factor: float, what: str = "a step") -> str:
         """What the operations of a step have in common on all workers; see factors.py."""
-        state = (factor, factors.scale_of(self), factors.learning_rate_of(self._optimizer), what)
+        try:
+            state = (factor, factors.scale_of(self), factors.learning_rate_of(self._optimizer), what)
+        except Exception as error:
+            refuse = self._refuse if what == "a step" else self._refuse_comparison
+            refuse(f"its learning rate or scale cannot be used: {error}")
+            raise
         if state != self._labelled[0]:
             self._labelled = (state, factors.label(*state))
         return self._labelled[1]
@@ -486,6 +495,7 @@ class DistributedTrainer(gluon.Trainer):
         """Take no part in a step of the other workers."""
         for gradients in self._gradients:
             gradients.refuse(reason)
+        sync_batch_norm.end_step()
 
     def _awaited_by(self) -> list[int]:
         """The ranks that have begun a step, or an update, that this one has not called for."""
@@ -495,6 +505,7 @@ class DistributedTrainer(gluon.Trainer):
         """Let what the others wait for fail; they have counted it as an update."""
         for gradients in self._gradients:
             gradients.refuse_awaited(reason)
+        sync_batch_norm.end_step()
         if any(gradients.has_begun() for gradients in self._gradients):
             parameters.count_update(self)
 

@@ -34,7 +34,7 @@ class Hosts:
         if not launcher.is_open_mpi():
             self.why_virtual = "only Open MPI's mpirun is told here how to reach network namespaces"
             return self
-        module = _load()
+        module = network_module()
         self.why_virtual = module.unavailable()
         if not self.why_virtual:
             try:
@@ -84,7 +84,8 @@ def _virtual(ranks: int, hosts: int) -> list[int]:
     return [places.count(host) for host in range(hosts)]
 
 
-def _load() -> ModuleType:
+def network_module() -> ModuleType:
+    """The file of the benchmarks."""
     spec = importlib.util.spec_from_file_location("mykv_benchmarks_network", _NETWORK)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

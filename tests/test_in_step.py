@@ -89,6 +89,20 @@ def test_a_digest_of_weights_that_an_operator_has_rearranged(hybridize):
         np.testing.assert_array_equal(weight.asnumpy(), values)
 
 
+def test_a_digest_while_inference_passes_run():
+    """They rearrange the weights, and nothing but the digest waits for them; the hash takes longer than a pass."""
+    net = nn.Conv2D(256, 3, in_channels=256)
+    net.initialize()
+    x = array(np.random.RandomState(0).randn(1, 256, 8, 8).astype("float32"))
+    net(x).wait_to_read()
+    weight = net.weight.data()
+    expected = digest(array(weight.asnumpy()))
+    for _ in range(20):
+        outputs = [net(x) for _ in range(2)]
+        assert digest(weight) == expected
+        del outputs
+
+
 @pytest.mark.ranks(1, 2, 3)
 def test_training_keeps_workers_in_step(rank):
     net = dense_network(seed=rank)

@@ -254,7 +254,7 @@ def test_a_worker_that_fails_before_or_between_allreduce_grads_and_update(rank, 
 @pytest.mark.parametrize("on_store", [False, True])
 def test_a_stock_trainer_whose_step_breaks_off_between_two_keys(rank, gather, on_store):
     """Keys that it has not pushed must not meet those of the other workers' next step."""
-    training = _Training("stock on the store" if on_store else "stock", rank, mx.optimizer.SGD(learning_rate=0.1))
+    training = _Training("stock on the store" if on_store else "stock", rank)
     training.step()
     broken = list(structure(training.net).values())[2]
     gradients = broken.list_grad
@@ -264,12 +264,120 @@ def test_a_stock_trainer_whose_step_breaks_off_between_two_keys(rank, gather, on
         training.step()
     clear_errors()
     broken.list_grad = gradients
-    try:
+    for _ in range(2):  # the others may have updated from the keys before it
+        with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states"):
+            training.step()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    for _ in range(2):
         training.step()
-    except MXNetError as error:
-        assert "an update that has failed" in str(error)
+        assert _equal(gather, training)
+
+
+class _Schedule(mx.lr_scheduler.LRScheduler):
+    """A constant learning rate that may be told to fail."""
+
+    fails = False
+
+    def __call__(self, num_update):
+        if self.fails:
+            raise ArithmeticError("planted in the schedule")
+        return self.base_lr
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+@pytest.mark.parametrize("what", ["rate", "batch", "schedule"])
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
+def test_a_learning_rate_or_batch_size_that_cannot_be_told_fails_the_step_of_all(rank, gather, kind, what, first):
+    schedule = _Schedule(0.01) if what == "schedule" else None
+    training = _Training(kind, rank, mx.optimizer.Adam(learning_rate=0.01, lr_scheduler=schedule))
+    if not first:
+        training.step()
+    before = training.state()[0]
+    training.backward()
+    optimizer, batch = training.trainer._optimizer, training._batch
+    if rank == 1 and what == "batch":
+        batch = "many"
+    elif rank == 1 and what == "schedule":
+        schedule.fails = True
+    elif rank == 1:
+        optimizer.lr = "fast"
+    try:
+        training.trainer.step(batch)
+        mx.nd.waitall()
+    except (ArithmeticError, TypeError, ValueError, MXNetError):
+        pass
+    else:
+        assert what == "schedule" and rank != 1
+    clear_errors()
+    optimizer.lr = 0.01
+    if schedule is not None:  # the update of one worker has failed, and the others have made theirs
+        schedule.fails = False
+        with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states"):
+            training.step()
+        clear_errors()
+        mykv.broadcast_states(training.trainer)
+    else:
+        assert first or training.state()[0] == before
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_a_first_step_that_fails_leaves_stock_trainers_alike(rank, gather):
+    """What they compare in the next step is the same on all workers, and still has all settings."""
+    training = _Training("stock", rank)
+    training.backward()
+    if rank == 1:
+        next(iter(structure(training.net).values())).data()._fresh_grad = False
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale"):
+        training.trainer.step(training._batch)
+        mx.nd.waitall()
+    clear_errors()
+    training.trainer._optimizer.beta1 = 0.9 + 0.05 * rank
+    with pytest.raises(MXNetError, match=r"rank 0 has .*beta1=0.9.*rank 1 has .*beta1=0.95"):
+        training.step()
+    clear_errors()
+    training.trainer._optimizer.beta1 = 0.9
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_states_that_one_stock_trainer_has_loaded_before_the_first_step(rank, gather, tmp_path):
+    other = _Training("own", rank)
+    other.step()
+    other.trainer.save_states(str(tmp_path / f"states{rank}"))
+    training = _Training("stock", rank)
+    if rank == 1:
+        training.trainer.load_states(str(tmp_path / f"states{rank}"))
+    with pytest.raises(MXNetError, match="load_states.*broadcast_states"):
+        training.step()
     clear_errors()
     mykv.broadcast_states(training.trainer)
     for _ in range(2):
         training.step()
-        assert len(set(gather(checksum(training.net)))) == 1
+        assert _equal(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_parameters_that_one_stock_trainer_has_loaded_and_loads_back_after_the_error(rank, gather, tmp_path):
+    """The step that has failed is counted on all workers."""
+    training = _Training("stock", rank)
+    training.step()
+    own, other = (str(tmp_path / f"{which}{rank}") for which in ("own", "other"))
+    training.net.save_parameters(own)
+    dense_network(seed=7).save_parameters(other)
+    if rank == 1:
+        training.net.load_parameters(other)
+    with pytest.raises(MXNetError, match="load_states.*broadcast_states"):
+        training.step()
+    clear_errors()
+    if rank == 1:
+        training.net.load_parameters(own)
+    for _ in range(2):
+        training.step()
+        assert _equal(gather, training)

@@ -559,6 +559,39 @@ def test_batches_of_other_sizes_are_an_error_on_both_and_the_next_step_works(ran
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("with_dense", [False, True])
+@pytest.mark.parametrize("what", ["left out", "refused", "in a barrier"])
+def test_an_update_that_one_worker_leaves_out_fails_on_the_other_and_the_next_step_works(
+    rank, gather, with_dense, what
+):
+    """Dense and sparse gradients, and the counts of updates, stay at the same step on all workers."""
+    net = _words(seed=0)
+    params = net.collect_params() if with_dense else [net.embedding.weight]
+    trainer = mykv.DistributedTrainer(params, "adam" if what != "left out" else "sgd", {"learning_rate": 0.1})
+    for step in range(2):
+        _backward(net, *_sentences(step, rank))
+        trainer.allreduce_grads()
+        if what == "refused":
+            net.embedding.weight.data()._fresh_grad = rank == 0
+            with pytest.raises((MXNetError, UserWarning), match="on rank 1 is stale"):
+                trainer.update(_BATCH)
+                mx.nd.waitall()
+        elif rank == 0:
+            trainer.update(_BATCH)
+            with pytest.raises(MXNetError, match="rank 1.*" + ("barrier" if what == "in a barrier" else "not called")):
+                mx.nd.waitall()
+        if what == "in a barrier":
+            with pytest.raises(MXNetError, match="rank 1 is in barrier, but rank 0 is in a step"):
+                mykv.barrier()
+        clear_errors()
+        for again in range(2):
+            _backward(net, *_sentences(10 * step + again, rank))
+            trainer.allreduce_grads()
+            trainer.update(_BATCH)
+            assert len({b"".join(array.tobytes() for array in one) for one in gather(_values(net))}) == 1
+
+
+@pytest.mark.ranks(2)
 def test_a_gradient_that_carries_an_error_reaches_the_other_worker(rank, gather):
     net = _words(seed=0)
     trainer = mykv.DistributedTrainer([net.embedding.weight], *_SGD)
@@ -620,6 +653,30 @@ def test_a_parameter_without_values_on_one_worker_is_an_error_on_both(rank, gath
     with pytest.raises((MXNetError, RuntimeError), match="table.*no values yet on rank 1"):
         trainer.step(1)
     gather("both have failed")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("loser", [0, 1])
+def test_a_worker_that_leaves_the_first_step_out_before_values_are_there(rank, gather, loser):
+    """As with dense gradients: no worker waits for values of the other, and these come in the next forward pass."""
+    net = _Words()
+    net.embedding.weight._shape, net.embedding.weight._data, net.embedding.weight._grad = (0, _WIDTH), None, None
+    mx.random.seed(rank)
+    net.embedding.weight.initialize(mx.init.Uniform(0.5))
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    for _ in range(2):
+        with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
+            if rank != loser:
+                _backward(net, *_sentences(0, rank))
+                trainer.step(_BATCH)
+            mykv.barrier()
+        clear_errors()
+        if rank != loser:
+            with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
+                mykv.barrier()
+        mykv.barrier()
+    for _ in range(2):
+        _steps_again(net, trainer, rank, gather)
 
 
 @pytest.mark.ranks(2)

@@ -517,6 +517,31 @@ def test_a_worker_in_evaluation_mode_lets_the_others_fail_and_not_wait(stock, hy
     clear_errors()
 
 
+@pytest.mark.ranks(2)
+def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather):
+    """With a stock Trainer. The next step's sums are of the next step's batches."""
+    net, layer = _layer(3, "float32", None, in_channels=3)
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="mykv")
+
+    def step(train_mode):
+        with autograd.record(train_mode=train_mode):
+            loss = (net(array(np.random.RandomState(rank).rand(2, 3).astype("float32"))) ** 2).sum()
+        loss.backward()
+        if not train_mode:
+            layer.gamma.data()._fresh_grad = False
+        trainer.step(1)
+        mx.nd.waitall()
+
+    step(True)
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale|called there in evaluation mode"):
+        step(train_mode=rank == 0)
+    clear_errors()
+    for number in range(2):
+        step(True)
+        assert len(set(gather(layer.running_mean.data().asnumpy().tobytes()))) == 1
+        assert layer._calls.numbers.__reduce__()[1][0] == number + 3
+
+
 @pytest.mark.ranks(1)
 def test_wrong_arguments(rank):
     with pytest.raises(ValueError, match="num_devices must be 1, not 2"):

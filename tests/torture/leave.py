@@ -11,14 +11,11 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-import importlib.util
 import re
-import sys
 import threading
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import several_hosts
 from harness import launcher
 
 from .job import Job
@@ -30,7 +27,6 @@ JOBS += [((1, 1, 1), True), ((3, 2), False), ((1, 1), False), ((1, 2), True), ((
 _PROGRAMS = 100  # in one job
 _START_S = 90.0
 _LONGEST_JOB_S = 900.0
-_NETWORK = Path(__file__).parents[2] / "benchmarks" / "network.py"
 
 
 class _Next:
@@ -77,21 +73,13 @@ def run(budget: Budget, jobs: list[tuple] = JOBS, at_once: int = 4) -> Tally:
 
 def _network(stack: contextlib.ExitStack, hosts: int, tally: Tally) -> Any:
     """Network namespaces, or None with a note."""
-    module = _load()
+    module = several_hosts.network_module()
     why = "only Open MPI's mpirun is told here how to reach them" if not launcher.is_open_mpi() else ""
     why = why or module.unavailable()
     if why:
         tally.notes.append(f"virtual hosts in the place of network namespaces: {why}")
         return None
     return stack.enter_context(module.Network(hosts))
-
-
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mykv_benchmarks_network", _NETWORK)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _job(per_host: tuple, network: Any, first: int, count: int, left: float) -> tuple[int, list[str], str]:
