@@ -518,10 +518,14 @@ def test_a_worker_in_evaluation_mode_lets_the_others_fail_and_not_wait(stock, hy
 
 
 @pytest.mark.ranks(2)
-def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather):
-    """With a stock Trainer. The next step's sums are of the next step's batches."""
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather, kind):
+    """The next step's sums are of the next step's batches."""
     net, layer = _layer(3, "float32", None, in_channels=3)
-    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="mykv")
+    if kind == "own":
+        trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
+    else:
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="mykv")
 
     def step(train_mode):
         with autograd.record(train_mode=train_mode):
