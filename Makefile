@@ -10,7 +10,7 @@
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
 #   make torture         random programs, kills, delays, a soak, many keys, fuzzing; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
-#   make lint            ruff and clang-format, which change nothing; `make format` does
+#   make lint            ruff, clang-format and the order of imports, which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments too
@@ -181,6 +181,7 @@ sanitize sanitize-quick: .venv-sanitize/.made
 lint: .venv-lint/.made
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
+	PYTHONPATH=. .venv-lint/bin/lint-imports --no-cache
 	find csrc tests -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format --dry-run --Werror
 
 format: .venv-lint/.made
@@ -189,9 +190,9 @@ format: .venv-lint/.made
 	find csrc tests -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format -i
 
 # Fixed versions, since every release formats a little differently.
-.venv-lint/.made: | check-python
+.venv-lint/.made: Makefile | check-python
 	$(environment)
-	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8
+	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8 import-linter==2.16
 	touch $@
 
 docs: .venv-docs/.made

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import mpi_settings
-from .capabilities import (
+from .world import mpi_settings
+from .world.capabilities import (
     ccl_built,
     cuda_built,
     ddl_built,
@@ -24,20 +24,10 @@ from .capabilities import (
     nccl_built,
     rocm_built,
 )
-from .process import (
-    cross_rank,
-    cross_size,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    shutdown,
-    size,
-)
-from .process_set import ProcessSet, global_process_set
-from .timeline import start_timeline, stop_timeline
-from .version import VERSION as __version__  # noqa: F401
+from .world.process import cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size
+from .world.process_set import ProcessSet, global_process_set
+from .world.timeline import start_timeline, stop_timeline
+from .world.version import VERSION as __version__  # noqa: F401
 
 __all__ = [
     "Adasum",
@@ -118,9 +108,10 @@ def _is_selftest() -> bool:
 
 
 try:
-    from . import engine, module_api  # noqa: F401
-    from .auxiliary import sync_aux_params
-    from .collectives import (
+    from .collectives.compression import Compression
+    from .collectives.gather import allgather, alltoall, barrier, grouped_allgather
+    from .collectives.objects import allgather_object, broadcast_object
+    from .collectives.reduce import (
         allreduce,
         allreduce_,
         broadcast,
@@ -130,25 +121,25 @@ try:
         grouped_reducescatter,
         reducescatter,
     )
-    from .compression import Compression
-    from .devices import default_devices
-    from .elastic import run_elastic
-    from .elastic_state import ElasticState
-    from .gathering import allgather, alltoall, barrier, grouped_allgather
-    from .in_step import check_in_step
-    from .joining import join
-    from .kvstore import MyKV
-    from .lost import WorkersLost
-    from .membership import add_process_set, remove_process_set
-    from .metrics import allreduce_metric
-    from .objects import allgather_object, broadcast_object
-    from .optimizer import DistributedOptimizer
-    from .parameters import broadcast_parameters
-    from .reduce_ops import Adasum, Average, Max, Min, Product, Sum
-    from .sampler import DistributedSampler
-    from .states import broadcast_states
-    from .sync_batch_norm import SyncBatchNorm
-    from .trainer import DistributedTrainer
+    from .collectives.reduce_ops import Adasum, Average, Max, Min, Product, Sum
+    from .compat import engine  # noqa: F401
+    from .compat.devices import default_devices
+    from .compat.errors import WorkersLost
+    from .coordination.process_sets import add_process_set, remove_process_set
+    from .elastic.run import run_elastic
+    from .elastic.state import ElasticState
+    from .integrations import module_api  # noqa: F401
+    from .integrations.distributed_optimizer import DistributedOptimizer
+    from .nn.sync_batch_norm import SyncBatchNorm
+    from .parameters.aux_params import sync_aux_params
+    from .parameters.broadcast import broadcast_parameters
+    from .parameters.check_in_step import check_in_step
+    from .store.kvstore import MyKV
+    from .training.broadcast_states import broadcast_states
+    from .training.join import join
+    from .training.metrics import allreduce_metric
+    from .training.sampler import DistributedSampler
+    from .training.trainer import DistributedTrainer
 except ImportError:
     if not _is_selftest():
         raise

@@ -11,7 +11,7 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 from gpu_support import Cuda, DeviceArray, Nccl
-from kvstore_plugin import process, settings
+from kvstore_plugin.world import process, settings
 
 # By the number of its ranks, each world's victim, its settings, its road, and whether NCCL tells of a death.
 _WORLDS = {

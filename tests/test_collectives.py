@@ -112,7 +112,7 @@ def test_averages_of_integers_are_exact_and_rounded_toward_zero(rank, size):
 
 
 def test_averages_of_integers_are_exact_on_any_number_of_ranks():
-    from kvstore_plugin import reduce_ops
+    from kvstore_plugin.collectives import reduce_ops
 
     for size in range(1, 300):
         scale = reduce_ops.plan(mykv.Average, [array(np.ones(1, "int64"))], 1, 1, size).scale

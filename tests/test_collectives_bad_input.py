@@ -7,7 +7,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import arrays
+from kvstore_plugin.compat import arrays
 from support import MXNetError, array, clear_errors, fail, mx, value
 
 _LIMIT = 5.0  # seconds until every rank has its error, on a machine that is busy

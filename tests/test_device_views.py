@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from kvstore_plugin.mxnet_compat import mx, view_of_device_memory
+from kvstore_plugin.compat.mxnet import mx, view_of_device_memory
 
 CPU = (1, 0)
 

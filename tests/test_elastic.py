@@ -15,8 +15,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from harness import launcher
-from kvstore_plugin import failed_exits, followed, kept_shares, sharding
-from kvstore_plugin.optimizer_states import described_array
+from kvstore_plugin.elastic import shard_replicas as kept_shares
+from kvstore_plugin.sharded_optimizer import partition as sharding
+from kvstore_plugin.sharded_optimizer.checkpoint import described_array
+from kvstore_plugin.world import exit_notifier as failed_exits
+from kvstore_plugin.world import process_watch as followed
 from mxnet.gluon import nn
 from several_hosts import Hosts
 
@@ -107,7 +110,7 @@ def test_a_worker_and_then_all_of_another_host_die(job, two_hosts, sharded):
 _FEW_STEPS = """
 import ctypes, os, signal, sys, time
 import kvstore_plugin as mykv, mxnet as mx
-from kvstore_plugin import elastic
+from kvstore_plugin.elastic import run as elastic
 
 mx.npx.set_np()
 mykv.init()
@@ -248,7 +251,8 @@ def test_operations_name_who_has_died_also_where_they_fail_before_that_is_known(
     script = f"""
     import os, signal, time
     import kvstore_plugin as mykv, mxnet as mx
-    from kvstore_plugin import liveness, process
+    from kvstore_plugin.world import failure_detector as liveness
+    from kvstore_plugin.world import process
 
     notice = liveness._Watch._notice
 

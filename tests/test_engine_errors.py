@@ -7,7 +7,9 @@ import time
 
 import kvstore_plugin as mykv
 import pytest
-from kvstore_plugin import core, engine_errors, mxnet_compat
+from kvstore_plugin.compat import engine_errors
+from kvstore_plugin.compat import mxnet as mxnet_compat
+from kvstore_plugin.world import core
 from support import array, clear_errors, mx, np
 
 _ROUNDS, _KEYS = 40, 40

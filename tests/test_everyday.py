@@ -10,7 +10,7 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin.mxnet_compat import metric as metrics
+from kvstore_plugin.compat.mxnet import metric as metrics
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from mxnet.gluon.contrib.estimator import BatchEnd, Estimator

@@ -47,7 +47,7 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     pytest.importorskip("tqdm")
     sabotage = {
         "pushpull": """
-            from kvstore_plugin.gradients import Gradients
+            from kvstore_plugin.gradients.reducer import Gradients
             Gradients.allreduce = lambda self, *arguments, **named: None
             """,
         "accuracy": "digits_common.SGD['learning_rate'] = 0.0",

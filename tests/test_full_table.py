@@ -81,7 +81,7 @@ def test_a_root_that_is_behind_on_another_host(rank, size):
 def test_a_rank_far_ahead_comes_to_what_others_ask_for(rank, size, elements):
     """All of one kind are asked for first by one rank, and alternate with another kind on the other rank."""
     mykv.init()
-    core, count = mykv.process.core, 20_000
+    core, count = mykv.world.process.core, 20_000
     ahead = np.zeros(count, "float32")
     beside = np.ones(elements, "float32")
     begin = time.monotonic()
@@ -106,7 +106,7 @@ def _large_arrays(rank: int, size: int) -> None:
         works = {}
         for k in range(len(arrays)):
             k = (k + rank) % len(arrays)
-            works[k] = mykv.process.core.submit_allreduce(f"large {k}", [arrays[k]], [arrays[k]], scale=1 / size)
+            works[k] = mykv.world.process.core.submit_allreduce(f"large {k}", [arrays[k]], [arrays[k]], scale=1 / size)
         assert all(work.wait(60) for work in works.values())
     for k, array in enumerate(arrays):
         np.testing.assert_allclose(array, k + (size - 1) / 2, rtol=1e-6)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import gpu_support
 import pytest
-from kvstore_plugin import own_gpus, settings
+from kvstore_plugin.world import own_gpus, settings
 
-_FIND = "import kvstore_plugin.gpu as gpu, json; print('found', json.dumps(gpu.find()))"
+_FIND = "import kvstore_plugin.world.gpu_libraries as gpu, json; print('found', json.dumps(gpu.find()))"
 # The package without its __init__, which imports MXNet and with it takes most of such a script's time.
 _BARE = f"""
 import sys, types
@@ -35,7 +35,7 @@ _ROAD = """
     """
 _SHARE = """
     import kvstore_plugin as mykv
-    from kvstore_plugin.own_gpus import own_gpus
+    from kvstore_plugin.world.own_gpus import own_gpus
     mykv.init()
     print("rank", mykv.rank(), "has", own_gpus(), own_gpus(), mykv.default_devices())
     """
@@ -70,7 +70,7 @@ def test_a_file_that_is_not_there():
 
 
 def test_named_files_that_cannot_be_used_are_told(monkeypatch):
-    from kvstore_plugin import gpu
+    from kvstore_plugin.world import gpu_libraries as gpu
 
     found = {
         "cuda": {"version": 12040, "problem": ""},
@@ -208,7 +208,8 @@ def test_ranks_that_share_a_gpu_say_so(mpirun):
 def test_the_self_test(mpirun, ranks, devices, road):
     script = """
     import sys
-    from kvstore_plugin import selftest, selftest_gpu
+    from kvstore_plugin.selftest import __main__ as selftest
+    from kvstore_plugin.selftest import gpu as selftest_gpu
     selftest_gpu._SPEED_BYTES = (4 << 10, 1 << 20)
     selftest_gpu._SIZES = (0, 1, 1000)
     selftest_gpu._DTYPES = ("float16", "float32", "int64", "bool")

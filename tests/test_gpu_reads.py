@@ -12,7 +12,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from gpu_support import Cuda, DeviceArray, Mxnet
-from kvstore_plugin import arrays, in_step, kept_shares, loading
+from kvstore_plugin.compat import arrays
+from kvstore_plugin.elastic import shard_replicas as kept_shares
+from kvstore_plugin.parameters import check_in_step as in_step
+from kvstore_plugin.parameters import load_tracking as loading
 
 _ENV = {"MYKV_TEST_POOL": "reads of GPUs"}
 _DTYPES = ["float32", "float64", "float16", "uint8", "int32", "int8", "int64"]
@@ -74,7 +77,7 @@ def test_who_looks_at_values_copies_those_on_gpus(on_gpu):
     there, here = on_gpu(values), mx.nd.array(values)
     assert in_step.digest(there) == in_step.digest(here)
     assert kept_shares.pack({"key": there}).tobytes() == kept_shares.pack({"key": here}).tobytes()
-    parameter = mykv.mxnet_compat.Parameter("weight", shape=values.shape)
+    parameter = mykv.compat.mxnet.Parameter("weight", shape=values.shape)
     parameter._data = [there]
     assert not loading._differs(parameter, here)
     assert loading._differs(parameter, here + 1)

@@ -698,7 +698,7 @@ def _logged(caplog, function, *arguments) -> list[tuple[str, str]]:
 
 
 def test_rank_0_logs_the_road_and_its_reason_once(caplog, monkeypatch):
-    from kvstore_plugin import gpu
+    from kvstore_plugin.world import gpu_libraries as gpu
 
     def logged(*road):
         return _logged(caplog, gpu.log_road, _Road(*road))
@@ -718,7 +718,7 @@ def test_rank_0_logs_the_road_and_its_reason_once(caplog, monkeypatch):
 
 
 def test_the_first_member_of_a_set_logs_its_road_where_it_is_not_the_worlds(caplog, monkeypatch):
-    from kvstore_plugin import gpu
+    from kvstore_plugin.world import gpu_libraries as gpu
 
     def logged(world, *road):
         return _logged(caplog, gpu.log_road_of_set, world, _Road(*road), "ProcessSet([1, 3])")

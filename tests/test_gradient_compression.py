@@ -9,7 +9,7 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin.gradient_compression import gradient_compression
+from kvstore_plugin.collectives.gradient_compression import gradient_compression
 from mxnet import gluon
 from support import MXNetError, array, clear_errors, mx, value
 

@@ -9,7 +9,7 @@ import types
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import horovod_scripts
+from kvstore_plugin.integrations import horovod_scripts
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support import IS_2, array, checksum, dense_network, mx, parameters, structure

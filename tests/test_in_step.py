@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvstore_plugin.in_step import digest
+from kvstore_plugin.parameters.check_in_step import digest
 from mxnet import autograd
 from mxnet.gluon import nn
 from support import BFLOAT16, DTYPES, IS_2, MXNetError, array, clear_errors, dense_network, mx, numbers, structure

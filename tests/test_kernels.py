@@ -325,7 +325,7 @@ def test_a_path_that_this_processor_lacks_is_an_error_that_says_what_there_is():
         def build_info(self):
             return {"kernels": ["avx2", "generic"]}
 
-    from kvstore_plugin import process
+    from kvstore_plugin.world import process
 
     with pytest.raises(ValueError, match=r"^MYKV_KERNELS is 'avx512', .*\(it was built with avx2, generic\)"):
         process._select_kernels(Core(), "avx512")

@@ -73,7 +73,7 @@ def _cgroup(tmp_path, version: int, files: dict[str, dict[str, str]], place: str
 
 
 def _headroom(proc: str):
-    from kvstore_plugin import core
+    from kvstore_plugin.world import core
 
     return core.load().memory_headroom(proc)
 
@@ -126,7 +126,7 @@ if store.rank == 0:
     open(folder + "/" + limit, "w").write(str(used + (160 << 20)))
 mykv.barrier()
 try:
-    kept = [mykv.process.core.allocate(64 << 20) for _ in range(8)]
+    kept = [mykv.world.process.core.allocate(64 << 20) for _ in range(8)]
     print("no error", flush=True)
 except RuntimeError as error:
     print("allocate:", error, flush=True)
@@ -155,7 +155,7 @@ def test_more_than_the_address_space_of_a_rank_is_an_error_and_the_next_call_wor
     mykv.init()
     too_much = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE") + (64 << 20)
     with pytest.raises(RuntimeError, match="shared memory"):
-        mykv.process.core.allocate(too_much)
+        mykv.world.process.core.allocate(too_much)
     inout = array(np.ones(1000, "float32"))
     mx.kv.create("mykv").pushpull("after", inout)
     assert (value(inout) == 2).all()
@@ -169,7 +169,7 @@ def test_a_worker_without_room_for_gradients_is_an_error_on_all_and_another_trai
         for size in (1 << 32, 1 << 28, 1 << 24, 1 << 23):
             with pytest.raises(RuntimeError, match="used up"):
                 while True:
-                    held.append(mykv.process.core.reserve(size))
+                    held.append(mykv.world.process.core.reserve(size))
     net = dense_network(0, inputs=2000, widths=(2000,))
     with pytest.raises((RuntimeError, MXNetError), match="shared memory is used up"):
         mykv.DistributedTrainer(net.collect_params(), "sgd")
@@ -258,7 +258,7 @@ def test_names_of_trainers_go_with_the_trainer_and_its_parameters(rank, gather):
 
     def names():
         gc.collect()
-        return mykv.process.core.counted_names()
+        return mykv.world.process.core.counted_names()
 
     def train(on_store):
         net = dense_network(rank)

@@ -7,7 +7,7 @@ import inspect
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin.mxnet_compat import metric as metrics
+from kvstore_plugin.compat.mxnet import metric as metrics
 from support import IS_2, MXNetError, array
 
 _SIZES = [4, 1, 7, 3, 2, 6]  # of batches

@@ -14,7 +14,7 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 import pytest
-from kvstore_plugin import atomic_file, state_file
+from kvstore_plugin.sharded_optimizer import atomic_file, state_file
 from mxnet import autograd, gluon
 from support import IS_2, MXNetError, array, clear_errors, dense_network, parameters
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import draining, mxnet_compat
+from kvstore_plugin.compat import draining
+from kvstore_plugin.compat import mxnet as mxnet_compat
 from support import MXNetError, array, dense_network, mx, value
 
 
@@ -76,7 +77,7 @@ _WRONG = {
 
 @pytest.mark.ranks(1, 2)
 def test_a_wrong_setting_ends_init_on_all_ranks_whatever_it_is_for(fresh, rank, size, monkeypatch, gather):
-    from kvstore_plugin import settings
+    from kvstore_plugin.world import settings
 
     files = {"MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY"}
     assert set(_WRONG) == set(settings._TABLE) - files
@@ -96,7 +97,7 @@ def test_a_wrong_setting_ends_init_on_all_ranks_whatever_it_is_for(fresh, rank, 
 
 @pytest.mark.ranks(2)
 def test_settings_are_those_of_init_and_take_fractions_of_seconds(fresh, monkeypatch):
-    from kvstore_plugin import settings
+    from kvstore_plugin.world import settings
 
     monkeypatch.setenv("MYKV_EXIT_WAIT_S", "0.5")
     mykv.init()
@@ -288,12 +289,12 @@ class _Work:
 
 def test_work_whose_wait_was_broken_off_is_kept_until_it_has_finished():
     work = _Work(False)
-    mykv.process.keep(work)
-    mykv.process.wait(_Work(True))
-    assert work in mykv.process._interrupted
+    mykv.world.process.keep(work)
+    mykv.world.process.wait(_Work(True))
+    assert work in mykv.world.process._interrupted
     work.finished = True
-    mykv.process.wait(_Work(True))
-    assert work not in mykv.process._interrupted
+    mykv.world.process.wait(_Work(True))
+    assert work not in mykv.world.process._interrupted
 
 
 def test_errors_of_the_engine_that_are_no_mxnet_errors_end_no_later_wait(monkeypatch):

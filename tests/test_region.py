@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from kvstore_plugin import core
+from kvstore_plugin.world import core
 
 _KIB, _MIB, _PAGE = 1 << 10, 1 << 20, 4096
 _WARM = 16 * _MIB  # that a region keeps for the next operations

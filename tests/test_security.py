@@ -70,7 +70,7 @@ print("knocked", knocked, flush=True)
 _JOB = r"""
 import logging, os, subprocess, sys, time
 import kvstore_plugin as mykv
-from kvstore_plugin import core as loader
+from kvstore_plugin.world import core as loader
 from mpi4py import MPI
 
 def strangers(how, uid, most):
@@ -131,11 +131,11 @@ def test_init_says_that_strangers_called(mpirun):
     import logging, sys
     logging.basicConfig(stream=sys.stdout, format="%(message)s")
     import kvstore_plugin as mykv
-    from kvstore_plugin import core as loader
+    from kvstore_plugin.world import core as loader
     class WithStrangers:
         def __getattr__(self, name):
             return (lambda: 3) if name == "strangers" else getattr(loader.load(), name)
-    from kvstore_plugin import process
+    from kvstore_plugin.world import process
     join = process._join
     def joined(comm, **named):
         join(comm, **named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kvstore_plugin.sharding import Size, divide
+from kvstore_plugin.sharded_optimizer.partition import Size, divide
 
 _GROUP = 16 << 20
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import process, sparse
+from kvstore_plugin.collectives import row_sparse as sparse
+from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support import IS_2, MXNetError, clear_errors, mx

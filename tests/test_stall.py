@@ -311,7 +311,7 @@ def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpi
     body = """
     import numpy as np
     mykv.init()
-    core, array = mykv.process.core, np.ones(1)
+    core, array = mykv.world.process.core, np.ones(1)
     if rank == 1:
         time.sleep(2)
     names = [f"many {number}" for number in range(65_600)] if rank == 0 else ["another"]
@@ -344,7 +344,7 @@ def test_a_stopped_worker_that_holds_a_bucket_fails_the_others_after_the_second_
     """Also where all ranks have come already, and where the one that decides between hosts is stopped."""
     body = """
     import numpy as np, threading
-    from kvstore_plugin import process
+    from kvstore_plugin.world import process
     core = process.core
     if rank == who:
         stop = threading.Timer(0.3, lambda: (print("now", os.getpid(), flush=True), os.kill(os.getpid(), 19)))
@@ -409,7 +409,7 @@ def test_operations_that_go_on_are_not_reported_however_short_the_limit(mpirun):
 @pytest.mark.parametrize("variable", ["MYKV_STALL_WARN_S", "MYKV_STALL_ABORT_S"])
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf", ""])
 def test_limits_that_are_no_times_are_refused(monkeypatch, variable, value):
-    from kvstore_plugin import settings
+    from kvstore_plugin.world import settings
 
     monkeypatch.setattr(settings, "_read", {})  # else those of an init() before count
     monkeypatch.setenv(variable, value)

@@ -10,8 +10,8 @@ import weakref
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import optimizer_kinds
-from kvstore_plugin.store_optimizer import StoreOptimizer
+from kvstore_plugin.sharded_optimizer import traits as optimizer_kinds
+from kvstore_plugin.sharded_optimizer.optimizer import StoreOptimizer
 from mxnet import autograd, gluon
 from support import IS_2, MXNetError, array, checksum, clear_errors, conv_network, dense_network, mx, value
 
@@ -317,7 +317,7 @@ def test_a_key_that_was_never_initialized_is_an_error_on_all(rank):
     store.set_optimizer(_optimizer("sgd"))
     weight = array(_weights()[1])
     if rank == 0:
-        store._values.lend(mykv.calls._call(store._scope, "broadcast", "w", weight, weight))
+        store._values.lend(mykv.store.requests._call(store._scope, "broadcast", "w", weight, weight))
         store.pushpull("w", array(_gradients(0, rank)[1]), out=weight)
         with pytest.raises(MXNetError, match="never initialized"):
             value(weight)

@@ -8,7 +8,7 @@ import math
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import moments
+from kvstore_plugin.nn import batch_norm_math as moments
 from mxnet import autograd
 from mxnet.gluon import nn
 from support import BFLOAT16, IS_2, MXNetError, array, clear_errors, fill, mx, parameters, structure

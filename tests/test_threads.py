@@ -9,7 +9,7 @@ import threading
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import process
+from kvstore_plugin.world import process
 from support import array, mx, numbers, total, value
 
 _THREADS = 6

@@ -12,7 +12,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import process
+from kvstore_plugin.world import process
 from support import array, mx, numbers, total, value
 
 _PHASES = {"copy in", "wait", "reduce", "network", "spread", "copy out"}

@@ -10,7 +10,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from kvstore_plugin import process
+from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 from support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, fill, mx, parameters, structure

@@ -6,22 +6,47 @@ A fault that they do not notice counts as not noticed, even if a slow test would
 from __future__ import annotations
 
 PYTHON = {
-    "kvstore_plugin/trainer.py": ["trainer", "trainer_options", "equivalence", "join", "process_sets_of_trainers"],
-    "kvstore_plugin/gradients.py": [
+    "kvstore_plugin/training/trainer.py": [
+        "trainer",
+        "trainer_options",
+        "equivalence",
+        "join",
+        "process_sets_of_trainers",
+    ],
+    "kvstore_plugin/gradients/reducer.py": [
         "trainer",
         "equivalence",
         "several_devices",
         "adoption",
         "process_sets_of_trainers",
     ],
-    "kvstore_plugin/kvstore.py": ["store", "pushpull", "broadcast", "classic_calls", "store_optimizer", "sparse_store"],
-    "kvstore_plugin/calls.py": ["store", "pushpull", "broadcast", "classic_calls", "bad_input", "sparse_store"],
-    "kvstore_plugin/store_optimizer.py": ["store_optimizer", "sharding", "optimizer_states", "update_order"],
-    "kvstore_plugin/sharding.py": ["sharding", "store_optimizer", "optimizer_states"],
-    "kvstore_plugin/plan.py": ["adoption", "trainer", "several_devices", "equivalence", "deferred"],
-    "kvstore_plugin/adoption.py": ["adoption", "trainer", "several_devices", "deferred"],
-    "kvstore_plugin/initialization.py": ["deferred", "broadcast_parameters", "trainer"],
-    "kvstore_plugin/order.py": ["bad_input", "stall", "join", "in_step"],
+    "kvstore_plugin/store/kvstore.py": [
+        "store",
+        "pushpull",
+        "broadcast",
+        "classic_calls",
+        "store_optimizer",
+        "sparse_store",
+    ],
+    "kvstore_plugin/store/requests.py": [
+        "store",
+        "pushpull",
+        "broadcast",
+        "classic_calls",
+        "bad_input",
+        "sparse_store",
+    ],
+    "kvstore_plugin/sharded_optimizer/optimizer.py": [
+        "store_optimizer",
+        "sharding",
+        "optimizer_states",
+        "update_order",
+    ],
+    "kvstore_plugin/sharded_optimizer/partition.py": ["sharding", "store_optimizer", "optimizer_states"],
+    "kvstore_plugin/gradients/bucket_plan.py": ["adoption", "trainer", "several_devices", "equivalence", "deferred"],
+    "kvstore_plugin/gradients/bucket_memory.py": ["adoption", "trainer", "several_devices", "deferred"],
+    "kvstore_plugin/parameters/deferred_init.py": ["deferred", "broadcast_parameters", "trainer"],
+    "kvstore_plugin/coordination/deadlock_check.py": ["bad_input", "stall", "join", "in_step"],
 }
 
 _CORE = ["core_numpy", "full_table", "table_lock", "collectives_random"]

@@ -9,7 +9,7 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["kvstore_plugin.mxnet_compat"]):
+with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["kvstore_plugin.compat.mxnet"]):
     import pickle  # noqa: F401
 
     from kvstore_plugin import gradient_compression, launch, settings, state_file, state_pickle  # noqa: F401

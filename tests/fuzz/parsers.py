@@ -13,7 +13,10 @@ from typing import Any, Callable
 import kvstore_plugin  # noqa: F401
 import mxnet as mx
 import numpy as np
-from kvstore_plugin import gradient_compression, launch, settings, state_file
+from kvstore_plugin.collectives import gradient_compression
+from kvstore_plugin.sharded_optimizer import state_file
+from kvstore_plugin.world import launcher as launch
+from kvstore_plugin.world import settings
 from mykv_core import Compressor
 
 

@@ -28,7 +28,7 @@ from support import array, checksum, dense_network, mx, parameters, value  # noq
 
 mykv.init()
 RANK, SIZE = mykv.rank(), mykv.size()
-_HOSTS = len(mykv.process.core.host_ranks())
+_HOSTS = len(mykv.world.process.core.host_ranks())
 _BATCH, _STEPS = 4, 5
 _OPTIMIZER = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
 _LINK_S = 60.0

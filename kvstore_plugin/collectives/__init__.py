@@ -1,0 +1,1 @@
+"""The collective operations of the public interface."""

@@ -1,0 +1,222 @@
+"""Operations that wait until all ranks have come to them, since the sizes of their results depend on the other ranks.
+
+Only that is waited for: the results themselves arrive later, as those of other operations. These calls are matched by
+their order in the process set, whatever their names.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Sequence
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.mxnet import NDArray
+from ..coordination import operation
+from ..world.process_set import ProcessSet, global_process_set
+
+
+def allgather(
+    tensor: NDArray, name: str | None = None, priority: int = 0, process_set: ProcessSet = global_process_set
+) -> NDArray:
+    """Concatenate the arrays of all ranks along their first dimension. Waits until all ranks call it.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Of shape (n, ...) and any dtype; n, which may be 0, may differ between the ranks. It is not changed, and may be
+        changed or deleted at once.
+    name : str, optional
+        Shown in errors; the same on all ranks. Calls that wait are matched by their order in the process set.
+    priority : int, optional
+        Operations with a higher one run first.
+    process_set : ProcessSet, optional
+        The ranks that take part.
+
+    Returns
+    -------
+    NDArray
+        New, with the type and dtype of `tensor` and the sum of all n as its first dimension; in the order of ranks. It
+        may be used before it is ready.
+
+    Raises
+    ------
+    TypeError, ValueError
+        What this rank can see alone: `tensor` is a scalar or sparse, or on a GPU, and the core has found no CUDA
+        runtime; this rank is not in the process set. The other ranks' call raises an MXNetError that names this one.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    MXNetError
+        Ranks differ in dtype, name, a dimension but the first, or in whether the array is on a GPU; one waits in
+        another call, has refused or left. At the result (with NaiveEngine here): a rank's array carries an error.
+    """
+    with operation.waiting(process_set, operation.described("allgather", name)) as turn:
+        arrays.one(tensor, "tensor of allgather")
+        rows = _meet(turn, [tensor], "of", priority)
+    return _gathered([tensor], rows, name, priority, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[NDArray],
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> list[NDArray]:
+    """Concatenate several arrays, each with those of all ranks at its place. Waits until all ranks call it.
+
+    Parameters
+    ----------
+    tensors : sequence of NDArray
+        Each as for `allgather`; equally many on all ranks.
+    name, priority, process_set
+        As for `allgather`.
+
+    Returns
+    -------
+    list of NDArray
+        The results, in the order of `tensors`.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, MXNetError
+        As for `allgather`; also, ranks differ in the number of arrays.
+    """
+    with operation.waiting(process_set, operation.described("grouped_allgather", name)) as turn:
+        if not isinstance(tensors, (list, tuple)):
+            raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
+        inputs = [arrays.one(tensor, "group of tensors") for tensor in tensors]
+        rows = _meet(turn, inputs, f"of {len(inputs)} arrays:", priority)
+    return _gathered(inputs, rows, name, priority, process_set)
+
+
+def alltoall(
+    tensor: NDArray,
+    splits: NDArray | Sequence[int] | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray | tuple[NDArray, NDArray]:
+    """Send rows of an array to each rank, and receive some from each. Waits until all ranks call it.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Of shape (n, ...) and any dtype; n may differ between the ranks. It is not changed, and may be changed or
+        deleted at once.
+    splits : NDArray of int32 or sequence of int, shape (size,), optional
+        How many rows go to each rank, in the order of ranks; together n. Without it all ranks get the same number.
+    name, priority, process_set
+        As for `allgather`.
+
+    Returns
+    -------
+    output : NDArray
+        New, with the type and dtype of `tensor`: the rows that the ranks have sent to this one, in the order of ranks.
+        It may be used before it is ready.
+    received_splits : NDArray of int32, shape (size,)
+        How many rows each rank has sent; only where `splits` was given.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `allgather`; also, `splits` has another length or dtype, a negative number or another sum, or without it
+        n is not divisible by the number of ranks.
+    RuntimeError, MXNetError
+        As for `allgather`.
+    """
+    with operation.waiting(process_set, operation.described("alltoall", name)) as turn:
+        arrays.one(tensor, "tensor of alltoall")
+        arrays.check_rows(tensor, turn.call)
+        operation.checked_priority(priority)
+        size = turn.core.size()
+        sent = _equal_splits(tensor, size) if splits is None else _checked_splits(splits, tensor, size)
+        matrix = turn.meet(f"{turn.call} of {_row(tensor)}", sent)
+    received = matrix[:, turn.core.rank()]
+    output = arrays.empty((int(received.sum()), *tensor.shape[1:]), tensor)
+    with operation.gathering(process_set, name, "alltoall") as turn:
+        turn.push(turn.core.push_alltoall, tensor.handle.value, output.handle.value, matrix.tolist(), priority)
+    if splits is None:
+        return output
+    return output, arrays.from_numpy(received.astype(np.int32), tensor)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all ranks call it. Operations that were started before may still be under way.
+
+    Parameters
+    ----------
+    process_set : ProcessSet, optional
+        The ranks that take part.
+
+    Raises
+    ------
+    TypeError, ValueError
+        This rank is not in the process set.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    MXNetError
+        A rank waits in another call, has refused one, or has left.
+    """
+    with operation.waiting(process_set, "barrier") as turn:
+        turn.meet("barrier")
+
+
+def _meet(turn: operation.Turn, tensors: list[NDArray], what: str, priority: Any) -> np.ndarray:
+    """First dimensions of all ranks' arrays, shape (size, len(tensors)), once it is clear that the others are alike."""
+    for tensor in tensors:
+        arrays.check_rows(tensor, turn.call)
+    operation.checked_priority(priority)
+    label = f"{turn.call} {what} {', '.join(_row(tensor) for tensor in tensors)}"
+    return turn.meet(label, [tensor.shape[0] for tensor in tensors])
+
+
+def _gathered(
+    tensors: list[NDArray], rows: np.ndarray, name: Any, priority: int, process_set: ProcessSet
+) -> list[NDArray]:
+    outputs = []
+    for tensor, counts in zip(tensors, rows.T):
+        output = arrays.empty((int(counts.sum()), *tensor.shape[1:]), tensor)
+        with operation.gathering(process_set, name, "allgather") as turn:
+            turn.push(turn.core.push_allgather, tensor.handle.value, output.handle.value, counts.tolist(), priority)
+        outputs.append(output)
+    return outputs
+
+
+def _row(tensor: NDArray) -> str:
+    """Dtype and dimensions of an array but for its first, as ``'float32 (*, 3)'``, and whether it is on a GPU."""
+    place = " on GPU" if arrays.on_gpu(tensor) else ""
+    return f"{arrays.dtype_name(tensor.dtype)} ({', '.join(['*', *map(str, tensor.shape[1:])])}){place}"
+
+
+def _equal_splits(tensor: NDArray, size: int) -> list[int]:
+    each, more = divmod(tensor.shape[0], size)
+    if more:
+        raise ArgumentValueError(
+            f"alltoall without splits needs a first dimension that is divisible by {size}, the number of ranks, and "
+            f"it is {tensor.shape[0]}: pass splits."
+        )
+    return [each] * size
+
+
+def _checked_splits(splits: Any, tensor: NDArray, size: int) -> list[int]:
+    if isinstance(splits, NDArray):
+        if splits.dtype != np.int32:
+            raise ArgumentValueError(f"splits must be int32, not {arrays.dtype_name(splits.dtype)}.")
+        splits = splits.asnumpy()
+    try:
+        numbers = [operator.index(number) for number in splits]
+    except TypeError:
+        raise ArgumentTypeError(f"splits must be an NDArray of int32 or a list of ints, not {splits!r}.") from None
+    if len(numbers) != size:
+        raise ArgumentValueError(
+            f"splits must have one number for each of the {size} ranks, but it has {len(numbers)}."
+        )
+    if min(numbers) < 0:
+        raise ArgumentValueError(f"splits must not be negative, but there is {min(numbers)}.")
+    if sum(numbers) != tensor.shape[0]:
+        raise ArgumentValueError(
+            f"splits must sum up to the first dimension of tensor, {tensor.shape[0]}, but their sum is {sum(numbers)}."
+        )
+    return numbers

@@ -1,0 +1,121 @@
+"""Objects of Python that go from rank to rank, pickled. Both calls wait until all ranks have come to them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from ..coordination import operation
+from ..world.process_set import ProcessSet, global_process_set
+
+
+def broadcast_object(
+    obj: Any = None,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Give all ranks the object that one of them has. Waits until all ranks call it.
+
+    Parameters
+    ----------
+    obj : object
+        What pickle takes, or cloudpickle where that is installed (lambdas and the like); of any size that fits into
+        memory twice. It counts on the root only.
+    root_rank : int, optional
+        The global rank whose object counts; it is in the process set.
+    name : str, optional
+        Shown in errors; the same on all ranks. Calls that wait are matched by their order in the process set.
+    process_set : ProcessSet, optional
+        The ranks that take part.
+
+    Returns
+    -------
+    object
+        `obj` itself on the root, a copy elsewhere.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `root_rank` is no rank or not in the process set, or this rank is not. The other ranks' call raises an
+        MXNetError that names this one.
+    Exception
+        What pickle raises, on the root; the other ranks' call raises an MXNetError with its text.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    MXNetError
+        Ranks differ in root or name; one waits in another call, has refused or left.
+    """
+    with operation.waiting(process_set, operation.described("broadcast_object", name)) as turn:
+        root = process_set.position_of(root_rank)
+        is_root = turn.core.rank() == root
+        pickled = _pickled(obj) if is_root else b""
+        sizes = turn.meet(f"{turn.call} from rank {root_rank}", [len(pickled)])[:, 0]
+    received = _Broadcast(process_set, name, root, pickled, int(sizes[root])).wait()
+    return obj if is_root else pickle.loads(received)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list:
+    """Give all ranks the objects of all ranks. Waits until all ranks call it.
+
+    Parameters
+    ----------
+    obj : object
+        As for `broadcast_object`; this rank's part.
+    name, process_set
+        As for `broadcast_object`.
+
+    Returns
+    -------
+    list of object
+        In the order of ranks. At this rank's place there is a copy of `obj`.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, MXNetError
+        As for `broadcast_object`.
+    Exception
+        What pickle raises; the other ranks' call raises an MXNetError with its text.
+    """
+    with operation.waiting(process_set, operation.described("allgather_object", name)) as turn:
+        pickled = _pickled(obj)
+        sizes = turn.meet(turn.call, [len(pickled)])[:, 0].tolist()
+    under_way = [_Broadcast(process_set, name, root, pickled, size) for root, size in enumerate(sizes)]
+    return [pickle.loads(one.wait()) for one in under_way]
+
+
+class _Broadcast:
+    """Bytes under way from `root`, a rank of the process set, whose own are `mine`."""
+
+    def __init__(self, process_set: ProcessSet, name: Any, root: int, mine: bytes, size: int) -> None:
+        self._work = None
+        with operation.gathering(process_set, name, "object") as turn:
+            is_root = turn.core.rank() == root
+            self._bytes = np.frombuffer(mine, dtype=np.uint8) if is_root else np.empty(size, dtype=np.uint8)
+            if turn.core.size() > 1:
+                self._work = turn.submit(
+                    turn.core.submit_broadcast,
+                    self._bytes if is_root else None,
+                    [] if is_root else [self._bytes],
+                    root,
+                )
+
+    def wait(self) -> memoryview:
+        if self._work is not None:
+            operation.wait(self._work)
+        return memoryview(self._bytes)
+
+
+def _pickled(obj: Any) -> bytes:
+    try:
+        return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+    except Exception:
+        try:
+            import cloudpickle
+        except ImportError:
+            pass
+        else:
+            return cloudpickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
+        raise

@@ -1,0 +1,397 @@
+"""Operations that return at once: their results are arrays that MXNet's engine fills when all ranks have taken part.
+
+Ranks are matched by name, so that they may start operations in any order. See turns.py for what happens when the
+arguments of one rank are wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.mxnet import NDArray
+from ..coordination import operation
+from ..coordination.operation import Turn
+from ..world.process_set import ProcessSet, global_process_set
+from . import adasum, reduce_ops
+from .reduce_ops import Adasum, Average, ReduceOp
+
+
+def allreduce(
+    tensor: NDArray,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> NDArray:
+    """Reduce an array over all ranks; by default, average it.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Any shape, the same on all ranks, and any dtype that the release has; of mx.nd or mx.np, dense, on the CPU or a
+        GPU. It is not changed, and may be changed or deleted at once; MXNet's engine lets what else uses it wait for
+        the operation, so that several operations on one array need the same order on all ranks.
+    average : bool, optional
+        True means ``op=Average``, False ``op=Sum``. Older than `op`, of which it takes the place.
+    name : str, optional
+        What the ranks are matched by. Operations without a name are matched by their order in the process set, and
+        operations of the same name by theirs.
+    priority : int, optional
+        Operations with a higher one run first.
+    prescale_factor, postscale_factor : float, optional
+        Factors of the inputs and of the result. For `Average` and `Sum` of floating-point numbers they are one factor
+        of the result; integers are rounded toward zero on each rank before they are added up, and after that.
+    process_set : ProcessSet, optional
+        The ranks that take part.
+    op : ReduceOp, optional
+        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`.
+
+    Returns
+    -------
+    NDArray
+        New, with the type, shape and dtype of `tensor`; the same bits on all ranks. It may be used before it is ready.
+        float16 and bfloat16 are reduced in float32. Integers wrap around, and are rounded toward zero where they are
+        averaged or scaled; that is exact to 2**51. For bool, `Sum` and `Max` are "or", `Product` and `Min` "and".
+
+    Raises
+    ------
+    TypeError, ValueError
+        What this rank can see alone: `op` and `average` given both, bool with `Average` or with a factor, integers
+        with `Adasum`, sparse arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that
+        this rank is not in. The other ranks get an MXNetError at their result, which names this one.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    MXNetError
+        At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, one has refused or
+        left, or its array carries an error.
+
+    References
+    ----------
+    Adasum: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.
+    """
+    with operation.named(process_set, name, "allreduce") as turn:
+        tensors = [arrays.one(tensor, "tensor of allreduce")]
+        outputs = [arrays.empty(tensor.shape, tensor)]
+        _reduce(turn, tensors, outputs, average, op, priority, prescale_factor, postscale_factor, grouped=False)
+    return outputs[0]
+
+
+def allreduce_(
+    tensor: NDArray,
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> NDArray:
+    """Reduce an array over all ranks in place; otherwise as `allreduce`.
+
+    Returns
+    -------
+    NDArray
+        `tensor`.
+    """
+    with operation.named(process_set, name, "allreduce_") as turn:
+        tensors = [arrays.one(tensor, "tensor of allreduce_")]
+        _reduce(turn, tensors, tensors, average, op, priority, prescale_factor, postscale_factor, grouped=False)
+    return tensor
+
+
+def grouped_allreduce(
+    tensors: Sequence[NDArray],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> list[NDArray]:
+    """Reduce several arrays over all ranks in one operation, with one transfer for each dtype among them.
+
+    Parameters
+    ----------
+    tensors : sequence of NDArray
+        Of any shapes and dtypes; the same number, shapes and dtypes in the same order on all ranks. Where it is empty,
+        nothing happens.
+    average, name, priority, prescale_factor, postscale_factor, process_set, op
+        As for `allreduce`.
+
+    Returns
+    -------
+    list of NDArray
+        The results, in the order of `tensors`.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, MXNetError
+        As for `allreduce`; also, ranks differ in the number of arrays.
+    """
+    with operation.named(process_set, name, "grouped_allreduce") as turn:
+        inputs = _group(tensors)
+        if not inputs:
+            return turn.leave_out("its group is empty", tensors)
+        outputs = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
+        _reduce(turn, inputs, outputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
+    return outputs
+
+
+def grouped_allreduce_(
+    tensors: Sequence[NDArray],
+    average: bool | None = None,
+    name: str | None = None,
+    priority: int = 0,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    op: ReduceOp | None = None,
+) -> Sequence[NDArray]:
+    """Reduce several arrays over all ranks in place, in one operation; otherwise as `grouped_allreduce`.
+
+    Returns
+    -------
+    sequence of NDArray
+        `tensors`.
+
+    Raises
+    ------
+    ValueError
+        An array is there twice.
+    """
+    with operation.named(process_set, name, "grouped_allreduce_") as turn:
+        inputs = _group(tensors)
+        if not inputs:
+            return turn.leave_out("its group is empty", tensors)
+        if len({id(tensor) for tensor in inputs}) < len(inputs):
+            raise ArgumentValueError("The tensors of grouped_allreduce_ must not hold an array twice.")
+        _reduce(turn, inputs, inputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
+    return tensors
+
+
+def broadcast(
+    tensor: NDArray,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """Give all ranks the values that one of them has.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Of any shape and dtype, the same on all ranks. Its values count on the root only; nowhere are they changed.
+    root_rank : int
+        The global rank whose values count; it is in the process set.
+    name, priority, process_set
+        As for `allreduce`.
+
+    Returns
+    -------
+    NDArray
+        New, like `tensor`, with the bits of the root's; it may be used before it is ready.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `allreduce`; also, `root_rank` is no rank or not in the process set.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    MXNetError
+        As for `allreduce`; also, ranks differ in the root.
+    """
+    with operation.named(process_set, name, "broadcast") as turn:
+        arrays.one(tensor, "tensor of broadcast")
+        output = arrays.empty(tensor.shape, tensor)
+        _broadcast(turn, tensor, output, root_rank, priority, process_set)
+    return output
+
+
+def broadcast_(
+    tensor: NDArray,
+    root_rank: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """Give all ranks the values that one of them has, in place; otherwise as `broadcast`.
+
+    Returns
+    -------
+    NDArray
+        `tensor`.
+    """
+    with operation.named(process_set, name, "broadcast_") as turn:
+        arrays.one(tensor, "tensor of broadcast_")
+        _broadcast(turn, tensor, tensor, root_rank, priority, process_set)
+    return tensor
+
+
+def reducescatter(
+    tensor: NDArray,
+    op: ReduceOp = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> NDArray:
+    """Reduce an array over all ranks and give each rank some rows of the result.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Of shape (n, ...) and any dtype, the same on all ranks.
+    op : ReduceOp, optional
+        `Average`, `Sum`, `Min`, `Max` or `Product`.
+    name, priority, process_set, prescale_factor, postscale_factor
+        As for `allreduce`.
+
+    Returns
+    -------
+    NDArray
+        New, of shape (n // size, ...), on the lower n % size ranks one row more: the ranks' rows one after the other
+        are what `allreduce` gives. It may be used before it is ready.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `allreduce`; also, `tensor` is a scalar, or `op` is `Adasum`.
+    RuntimeError, MXNetError
+        As for `allreduce`.
+    """
+    with operation.named(process_set, name, "reducescatter") as turn:
+        arrays.one(tensor, "tensor of reducescatter")
+        first, last = _own_rows(turn, tensor)
+        output = arrays.empty((last - first, *tensor.shape[1:]), tensor)
+        plan = _scatter_plan(turn, [tensor], op, prescale_factor, postscale_factor)
+        source = reduce_ops.scaled(tensor, plan.first)
+        turn.push(
+            turn.core.push_reducescatter,
+            source.handle.value,
+            output.handle.value,
+            plan.op,
+            plan.scale,
+            operation.checked_priority(priority),
+            label=plan.label and f"reducescatter {plan.label}",
+        )
+    return output
+
+
+def grouped_reducescatter(
+    tensors: Sequence[NDArray],
+    op: ReduceOp = Average,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[NDArray]:
+    """Reduce several arrays over all ranks in one operation and give each rank some rows of each result.
+
+    Parameters
+    ----------
+    tensors : sequence of NDArray
+        As for `grouped_allreduce`, each as for `reducescatter`.
+    op, name, priority, process_set, prescale_factor, postscale_factor
+        As for `reducescatter`.
+
+    Returns
+    -------
+    list of NDArray
+        The rows of this rank, in the order of `tensors`.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, MXNetError
+        As for `reducescatter`; also, ranks differ in the number of arrays.
+    """
+    with operation.named(process_set, name, "grouped_reducescatter") as turn:
+        inputs = _group(tensors)
+        if not inputs:
+            return turn.leave_out("its group is empty", tensors)
+        rows = [_own_rows(turn, tensor) for tensor in inputs]
+        # All rows travel, since several operations under one name could not notice that ranks have fewer or more.
+        reduced = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
+        plan = _scatter_plan(turn, inputs, op, prescale_factor, postscale_factor)
+        _push(turn, inputs, reduced, plan, f"grouped_reducescatter {plan.label}", priority, grouped=True)
+    return [arrays.rows(whole, first, last) for whole, (first, last) in zip(reduced, rows)]
+
+
+def _reduce(
+    turn: Turn,
+    inputs: Sequence[NDArray],
+    outputs: Sequence[NDArray],
+    average: Any,
+    op: Any,
+    priority: Any,
+    prescale_factor: Any,
+    postscale_factor: Any,
+    grouped: bool,
+) -> None:
+    chosen = reduce_ops.chosen(op, average)
+    plan = reduce_ops.plan(chosen, inputs, prescale_factor, postscale_factor, turn.core.size())
+    if chosen is Adasum:
+        adasum.check(inputs, turn.core.size())
+        gathered = [adasum.gathered(reduce_ops.scaled(one, plan.first), turn) for one in inputs]
+        _push(turn, gathered, gathered, plan._replace(op="sum", first=1.0, scale=1.0), plan.label, priority, grouped)
+        for every, output in zip(gathered, outputs):
+            adasum.combine(every, output, plan.scale)
+    else:
+        _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
+
+
+def _push(
+    turn: Turn,
+    inputs: Sequence[NDArray],
+    outputs: Sequence[NDArray],
+    plan: reduce_ops.Plan,
+    label: str,
+    priority: Any,
+    grouped: bool,
+) -> None:
+    sources = inputs if plan.first == 1 else [reduce_ops.scaled(tensor, plan.first) for tensor in inputs]
+    turn.push(
+        turn.core.push_group if grouped else turn.core.push_allreduce,
+        arrays.handles(sources),
+        arrays.handles(outputs),
+        plan.op,
+        plan.scale,
+        operation.checked_priority(priority),
+        label=label,
+    )
+
+
+def _broadcast(turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: Any, process_set: ProcessSet) -> None:
+    root = process_set.position_of(root_rank)
+    priority = operation.checked_priority(priority)
+    turn.push(turn.core.push_broadcast, tensor.handle.value, [output.handle.value], root, priority)
+
+
+def _group(tensors: Any) -> list[NDArray]:
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
+    return list(arrays.as_list(tensors, "group of tensors")) if tensors else []
+
+
+def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
+    """First row of this rank, and the one after its last."""
+    arrays.check_rows(tensor, turn.call)
+    each, more = divmod(tensor.shape[0], turn.core.size())
+    rank = turn.core.rank()
+    first = each * rank + min(rank, more)
+    return first, first + each + (rank < more)
+
+
+def _scatter_plan(turn: Turn, tensors: Sequence[NDArray], op: Any, prescale: Any, postscale: Any) -> reduce_ops.Plan:
+    chosen = reduce_ops.chosen(op, None)
+    if chosen is Adasum:
+        raise ArgumentValueError(f"There is no {turn.call} with op=Adasum, which goes by whole arrays: use allreduce.")
+    return reduce_ops.plan(chosen, tensors, prescale, postscale, turn.core.size())

@@ -1,0 +1,131 @@
+"""The operators of reductions: how they are asked for, and what the core is to compute for them."""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.mxnet import NDArray
+
+
+class ReduceOp(enum.Enum):
+    """How the values of the ranks become one, element by element; `Adasum` goes by whole arrays."""
+
+    Average = "average"
+    Sum = "sum"
+    Min = "min"
+    Max = "max"
+    Product = "product"
+    Adasum = "adasum"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    __str__ = __repr__
+
+
+Average = ReduceOp.Average
+"""The mean over the ranks."""
+Sum = ReduceOp.Sum
+"""The sum; for bool, whether any rank has True."""
+Min = ReduceOp.Min
+"""The smallest; for bool, whether all ranks have True."""
+Max = ReduceOp.Max
+"""The largest; for bool, whether any rank has True."""
+Product = ReduceOp.Product
+"""The product; for bool, whether all ranks have True."""
+Adasum = ReduceOp.Adasum
+"""A sum of whole arrays in which what they have in common counts once (Maleki et al., 2020)."""
+
+
+class Plan(NamedTuple):
+    """What the core is asked for."""
+
+    op: str  # 'sum', 'min', 'max' or 'product'
+    first: float  # what the inputs are multiplied by before the reduction
+    scale: float  # what the result is multiplied by
+    label: str  # what the ranks must agree on besides
+
+
+def chosen(op: Any, average: Any) -> ReduceOp:
+    """The operator that the arguments `op` and `average` ask for.
+
+    Raises
+    ------
+    ValueError
+        Both are given.
+    TypeError
+        One of them is something else.
+    """
+    if op is None and average is None:
+        return Average
+    if average is None:
+        if not isinstance(op, ReduceOp):
+            raise ArgumentTypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}.")
+        return op
+    if op is not None:
+        raise ArgumentValueError(f"Only one of op and average may be given, but op is {op} and average is {average!r}.")
+    if not isinstance(average, (bool, np.bool_, int)):
+        raise ArgumentTypeError(f"average must be True or False, not {average!r}.")
+    return Average if average else Sum
+
+
+def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any, size: int) -> Plan:
+    """What the core is to do for `op` with these arrays on `size` ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A factor is no finite number, or the arrays have a dtype that the operator or a factor does not make sense for.
+    """
+    before = _factor("prescale_factor", prescale_factor)
+    after = _factor("postscale_factor", postscale_factor)
+    kinds = {arrays.kind(tensor) for tensor in tensors}
+    if "bool" in kinds and (op is Average or before != 1 or after != 1):
+        raise ArgumentValueError(
+            "Arrays of bool have no average and cannot be scaled: use op=Sum (any) or op=Min (all)."
+        )
+    label = str(op)
+    if before != 1:
+        label += f", prescale_factor {before:.17g}"
+    if after != 1:
+        label += f", postscale_factor {after:.17g}"
+    scale = after
+    if op in (Average, Sum) and "integer" not in kinds:
+        # One factor of the sum saves a pass over the inputs. Integers are truncated wherever they are scaled.
+        before, scale = 1.0, before * after
+    if op is Average:
+        scale /= size
+        if "integer" in kinds and size & (size - 1):
+            # 1/size is rounded, maybe down, and what is a bit less than a whole number would lose 1 when truncated.
+            scale = float(np.nextafter(scale, np.copysign(np.inf, scale)))
+        return Plan("sum", before, scale, label)
+    if op is Sum:
+        return Plan("sum", before, scale, "" if label == str(Sum) else label)
+    return Plan(op.value, before, scale, label)
+
+
+def scaled(tensor: Any, factor: float) -> Any:
+    """`tensor` times `factor`, in the tensor's dtype; integers are rounded toward zero. The tensor itself for 1."""
+    if factor == 1:
+        return tensor
+    with arrays.not_recorded():
+        if arrays.kind(tensor) != "integer":
+            return tensor * factor
+        return (tensor.astype("float64") * factor).astype(tensor.dtype)
+
+
+def _factor(what: str, value: Any) -> float:
+    if isinstance(value, (np.ndarray, NDArray)) and value.size == 1:
+        value = (value.asnumpy() if isinstance(value, NDArray) else value).item()
+    if not isinstance(value, (numbers.Real, np.number)):
+        raise ArgumentTypeError(f"{what} must be a number, not {value!r}.")
+    if not math.isfinite(value):
+        raise ArgumentValueError(f"{what} must be finite, not {value!r}.")
+    return float(value)

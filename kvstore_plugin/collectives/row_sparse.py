@@ -1,0 +1,327 @@
+"""Sums of row_sparse arrays over devices and workers: only rows travel that one of them holds.
+
+The workers first tell each other which rows they hold. Each then lays its own out among the rows that any of them
+holds, with zeros for those that it lacks, and the core sums these as it sums any arrays: so the result has the same
+bits on all workers, and, unless it is compressed between hosts, those that the sum of dense arrays has. Compared with a
+gather of every worker's rows, which each of them then adds up, this moves less wherever workers share rows, as those
+that train on words do, the work of adding is divided among them, and at most twice as much travels where they share
+none.
+
+How many rows there are is known when the arrays are, so all of this waits for them, and for the other workers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.mxnet import NDArray, SparseNDArray, mx
+from ..coordination import operation
+from ..world.process_set import ProcessSet
+
+# The types of which both numpy and the core know how to sum.
+_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+
+class Rows(NamedTuple):
+    """Some rows of a matrix: that with number indices[i] is values[i]. A matrix here is an array of any dimensions."""
+
+    indices: np.ndarray  # int64, shape (n,)
+    values: np.ndarray  # shape (n, elements of a row)
+
+
+class Workspace:
+    """Shared memory of one process set in which sums are formed, kept from one sum to the next."""
+
+    def __init__(self, process_set: ProcessSet) -> None:
+        self._process_set = process_set
+        self._buffers: dict[str, Any] = {}  # by the name of the dtype
+
+    def buffer(self, dtype: np.dtype, count: int) -> Any:
+        """Memory for so many elements, with any values in it.
+
+        Raises
+        ------
+        RuntimeError
+            There is none left.
+        """
+        nbytes = count * dtype.itemsize
+        held = self._buffers.get(dtype.name)
+        if held is None or not held.attached or held.nbytes < nbytes:
+            self._buffers.pop(dtype.name, None)
+            held = None  # before there is another
+            held = self._buffers[dtype.name] = self._process_set.core.allocate(nbytes + nbytes // 4)
+        return held
+
+    def __reduce__(self) -> tuple:
+        return Workspace, (self._process_set,)
+
+
+class Contribution(NamedTuple):
+    """What one worker adds to a sum."""
+
+    shape: tuple[int, ...]  # of the whole array
+    dtype: np.dtype
+    indices: np.ndarray  # rows that any device holds: int64, ascending, each once
+    devices: Sequence[Rows]
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return int(np.prod(self.shape[1:]))
+
+    def __str__(self) -> str:
+        return f"row_sparse {self.dtype.name} {self.shape}"
+
+
+def is_row_sparse(value: Any) -> bool:
+    """Whether `value` is a row_sparse array, or a list that begins with one."""
+    if isinstance(value, (list, tuple)):
+        value = value[0] if value else None
+    return isinstance(value, SparseNDArray) and value.stype == "row_sparse"
+
+
+def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool] = ()) -> Contribution:
+    """The rows of an array on one or several devices. Waits until they are written.
+
+    Parameters
+    ----------
+    replicas : sequence of row_sparse NDArray
+        One for each device. Their memory is used, not copied: they must not change until they were summed.
+    what : str
+        What to call them in an error, for example ``'gradient of embedding.weight'``.
+    left_out : sequence of bool, optional
+        For each device, whether it contributes no rows.
+
+    Raises
+    ------
+    ValueError
+        One is not row_sparse, or lies on a GPU; they differ in shape or dtype; the dtype cannot be summed; a row is
+        there twice, or is none of the array.
+    MXNetError
+        One carries an error.
+    """
+    for array in replicas:
+        _check(array, what)
+    arrays.check_alike(replicas, f"devices of the {what}")
+    dtype = np.dtype(replicas[0].dtype)
+    if dtype.name not in _DTYPES:
+        raise ArgumentValueError(
+            f"The {what} is a row_sparse array of {arrays.dtype_name(dtype)}, which cannot be summed."
+        )
+    skipped = left_out or [False] * len(replicas)
+    devices = [_rows_of(array, what, skip) for array, skip in zip(replicas, skipped)]
+    indices = devices[0].indices
+    if len(devices) > 1 or not _ascends(indices):
+        indices = _union([rows.indices for rows in devices], replicas[0].shape[0])
+    return Contribution(tuple(replicas[0].shape), dtype, indices, devices)
+
+
+def allreduce(
+    process_set: ProcessSet,
+    name: str,
+    contributions: Sequence[Contribution],
+    counts: np.ndarray,
+    scale: float = 1.0,
+    priority: int = 0,
+    wire: str = "",
+    workspace: Workspace | None = None,
+) -> list[Rows]:
+    """Sum rows over the workers of a process set. Collective; waits.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The workers that take part.
+    name : str
+        What the ranks are matched by.
+    contributions : sequence of Contribution
+        As many on all workers, of the same shapes and dtypes.
+    counts : ndarray of int64, shape (size, len(contributions))
+        How many rows each worker contributes, as they have told each other.
+    scale : float, optional
+        What the sums are multiplied by.
+    priority : int, optional
+        Operations with a higher one run first.
+    wire : str, optional
+        Type in which float32 and float64 travel between hosts; empty for their own.
+    workspace : Workspace, optional
+        Where the sums are formed, which saves copies. Either all workers pass one, each with arrays on one device, or
+        none does.
+
+    Returns
+    -------
+    list of Rows
+        The same bits on all workers, in the order of `contributions`; rows ascend. Those in a workspace are there
+        until its next use.
+
+    Raises
+    ------
+    MXNetError
+        A rank has left.
+    """
+    unions = _unions(process_set, name, contributions, counts, priority)
+    sums: list[Any] = [None] * len(contributions)
+    for dtype in dict.fromkeys(one.dtype for one in contributions):
+        members = [number for number, one in enumerate(contributions) if one.dtype == dtype]
+        options = {"scale": scale, "priority": priority, "wire": wire if dtype.name in ("float32", "float64") else ""}
+        parts = [contributions[i] for i in members], [unions[i] for i in members]
+        count = sum(rows.size * one.width for one, rows in zip(*parts))
+        if not count:
+            places = _laid_out(*parts)[1]
+        else:
+            with operation.Turn(process_set, f"{name}/rows of {dtype.name}", "a sum of sparse rows") as turn:
+                if workspace is None:
+                    inputs, places = _laid_out(*parts)
+                    work = turn.submit(turn.core.submit_allreduce, inputs, [inputs[0]], **options)
+                else:
+                    buffer = workspace.buffer(dtype, count)
+                    places = _laid_out(*parts, np.frombuffer(buffer, dtype, count))[1]
+                    work = turn.submit(turn.core.submit_bucket, buffer, 0, count, dtype.name, "of rows", **options)
+            operation.wait(work)
+        for number, place in zip(members, places):
+            sums[number] = Rows(unions[number], place)
+    return sums
+
+
+def sum_over_devices(replicas: Sequence[NDArray], what: str) -> None:
+    """Overwrite row_sparse arrays, one for each device, with their sum. Waits for them.
+
+    Parameters
+    ----------
+    replicas : sequence of row_sparse NDArray
+        Of one shape and dtype.
+    what : str
+        As for `contribution`.
+
+    Raises
+    ------
+    ValueError, MXNetError
+        As for `contribution`.
+    """
+    one = contribution(replicas, what)
+    (total, *others), (place,) = _laid_out([one], [one.indices])
+    for values in others:
+        total += values
+    for array in replicas:
+        assign(array, Rows(one.indices, place))
+
+
+def assign(array: NDArray, rows: Rows) -> None:
+    """Let a row_sparse array hold these rows and no others.
+
+    Parameters
+    ----------
+    array : row_sparse NDArray
+        The array itself is written, so that what knows it (autograd, a Parameter) finds them there.
+    rows : Rows
+        Ascending. May be changed afterwards.
+    """
+    made = mx.nd.sparse.zeros("row_sparse", array.shape, ctx=array.context, dtype=array.dtype)
+    if rows.indices.size:
+        values = np.ascontiguousarray(rows.values).reshape(-1, *array.shape[1:])
+        data = [mx.nd.from_numpy(one, zero_copy=True) for one in (values, rows.indices)]
+        made = mx.nd.sparse.row_sparse_array(tuple(data), array.shape, ctx=array.context, dtype=array.dtype)
+    with arrays.not_recorded():
+        made.copyto(array)
+
+
+def _check(array: NDArray, what: str) -> None:
+    if not isinstance(array, NDArray):
+        raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
+    if not isinstance(array, SparseNDArray) or array.stype != "row_sparse":
+        raise ArgumentValueError(
+            f"The {what} must be row_sparse on all devices, but it is {array.stype} on {array.context}."
+        )
+    if not array.context.device_type.startswith("cpu"):
+        raise ArgumentValueError(f"The {what} lies on {array.context}, and arrays on GPUs are not supported yet.")
+
+
+def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
+    width = int(np.prod(array.shape[1:]))
+    dtype = np.dtype(array.dtype)
+    array.wait_to_read()
+    indices = array.indices.asnumpy()
+    if left_out or not indices.size:
+        return Rows(np.empty(0, np.int64), np.empty((0, width), dtype))
+    if indices.min() < 0 or indices.max() >= array.shape[0]:
+        raise ArgumentValueError(
+            f"The {what} has {array.shape[0]} rows, but holds those from {indices.min()} to {indices.max()}."
+        )
+    if not _ascends(indices) and np.unique(indices).size < indices.size:
+        raise ArgumentValueError(f"The {what} is a row_sparse array that holds a row twice.")
+    return Rows(indices, _memory(array, indices.size, width, dtype))
+
+
+def _memory(array: NDArray, count: int, width: int, dtype: np.dtype) -> np.ndarray:
+    """The rows that an array holds, in its own memory; its `data` would be a copy."""
+    address = ctypes.c_void_p()
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    memory = (ctypes.c_uint8 * (count * width * dtype.itemsize)).from_address(address.value)
+    return np.frombuffer(memory, dtype=dtype).reshape(count, width)
+
+
+def _ascends(indices: np.ndarray) -> bool:
+    return bool((indices[1:] > indices[:-1]).all())
+
+
+def _union(lists: Sequence[np.ndarray], row_count: int) -> np.ndarray:
+    """The numbers that are in any of some lists, ascending, each once."""
+    if row_count > 32 * sum(map(len, lists)):  # from there on sorting them is faster than looking at a byte for each
+        return np.unique(np.concatenate(lists))
+    held = np.zeros(row_count, dtype=bool)
+    for indices in lists:
+        held[indices] = True
+    return np.flatnonzero(held)
+
+
+def _unions(
+    process_set: ProcessSet, name: str, contributions: Sequence[Contribution], counts: np.ndarray, priority: int
+) -> list[np.ndarray]:
+    """For each contribution, the rows that any worker holds."""
+    if len(counts) == 1 or not counts.any():
+        return [one.indices for one in contributions]
+    own = np.concatenate([one.indices for one in contributions])
+    ends = np.cumsum(counts.sum(axis=1))
+    gathered = np.empty(ends[-1], dtype=np.int64)
+    parts = np.split(gathered, ends[:-1])
+    me = process_set.rank()
+    works = []
+    for rank, part in enumerate(parts):
+        if part.size:
+            with operation.Turn(process_set, f"{name}/indices of {rank}", "an exchange of row numbers") as turn:
+                sent = own if rank == me else None
+                works.append(turn.submit(turn.core.submit_broadcast, sent, [part], root=rank, priority=priority))
+    for work in works:
+        operation.wait(work)
+    of_ranks = [np.split(part, np.cumsum(row[:-1])) for part, row in zip(parts, counts)]
+    return [_union(lists, one.shape[0]) for one, lists in zip(contributions, zip(*of_ranks))]
+
+
+def _laid_out(
+    contributions: Sequence[Contribution], unions: Sequence[np.ndarray], memory: np.ndarray | None = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """One array for each device, with the rows of all contributions one after another, and views for the sums.
+
+    The first array is `memory`, if that is given.
+    """
+    ends = np.cumsum([union.size * one.width for one, union in zip(contributions, unions)])
+    inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]
+    if memory is not None:
+        memory.fill(0)
+    for _ in range(1, max(len(one.devices) for one in contributions)):
+        inputs.append(np.zeros(ends[-1], contributions[0].dtype))
+    places = []
+    for number, values in enumerate(inputs):
+        for one, union, part in zip(contributions, unions, np.split(values, ends[:-1])):
+            place = part.reshape(union.size, one.width)
+            if number == 0:
+                places.append(place)
+            if number < len(one.devices) and one.devices[number].indices.size:
+                rows = one.devices[number]
+                place[np.searchsorted(union, rows.indices)] = rows.values
+    return inputs, places

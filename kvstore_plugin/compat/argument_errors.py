@@ -1,0 +1,24 @@
+"""What operations raise about their arguments: Python's usual errors, which are MXNet's too.
+
+Scripts for Horovod and for MXNet's own stores catch MXNetError, or RuntimeError, around operations.
+"""
+
+from __future__ import annotations
+
+from ..world import process_set
+from .mxnet import MXNetError
+
+
+class ArgumentTypeError(MXNetError, TypeError):
+    """An argument of an operation has a wrong type."""
+
+
+class ArgumentValueError(MXNetError, ValueError):
+    """An argument of an operation has a wrong value, shape or dtype."""
+
+
+class ArgumentIndexError(MXNetError, IndexError):
+    """An argument of an operation holds the number of a row that an array does not have."""
+
+
+process_set.error_types = process_set.ErrorTypes(ArgumentTypeError, ArgumentValueError)

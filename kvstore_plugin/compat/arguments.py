@@ -1,0 +1,63 @@
+"""Checks of the arguments that the trainer and the optimizer share."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import operator
+from typing import Any
+
+from ..world import process_set as process_sets
+from ..world.process_set import ProcessSet
+
+
+def check_is_added(process_set: Any) -> None:
+    """Raise what is wrong with a value of the argument `process_set`, of which this process need not be a member.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no ProcessSet, or not added.
+    """
+    if not isinstance(process_set, ProcessSet) or process_set.included() is None:
+        process_sets.check(process_set)
+
+
+def check_predivide_factor(value: Any) -> None:
+    """Raise what is wrong with a value of the argument `gradient_predivide_factor`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no number, or not finite and above 0.
+    """
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"gradient_predivide_factor must be a number, not {type(value).__name__}.")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"gradient_predivide_factor must be finite and above 0, not {value}.")
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """The value of an argument as an int.
+
+    Parameters
+    ----------
+    name : str
+        The argument.
+    value : int
+        Its value, of whatever type of whole numbers.
+    least : int
+        The smallest that is right.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no whole number, or smaller.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}.") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}.")
+    return number

@@ -1,0 +1,289 @@
+"""What this package takes as arrays: dense ones, one or a list with one per device.
+
+The common case, one dense array, must cost well under a microsecond: a Trainer comes by here for every parameter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, Sequence
+
+import numpy as np
+
+from ..world import gpu_libraries
+from .argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
+from .mxnet import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
+
+# Exact types that need no second look; subclasses of a user take the longer way.
+_DENSE = {NDArray, mx.np.ndarray}
+
+
+def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
+    """The arrays in `value`, an NDArray or a list or tuple of them.
+
+    Parameters
+    ----------
+    value : NDArray or sequence of NDArray
+        What the user passed.
+    what : str
+        What to call it in an error, for example ``'value of key 3'``.
+    dense : bool, optional
+        Whether sparse arrays are refused.
+
+    Raises
+    ------
+    TypeError
+        Something in it is no NDArray.
+    ValueError
+        The list is empty, or an array is sparse, or lies on a GPU and there is no CUDA runtime that the core can use.
+    """
+    if type(value) in _DENSE:
+        value = (value,)
+    elif isinstance(value, (list, tuple)):
+        if not value:
+            raise ArgumentValueError(f"The {what} is an empty list: it must hold at least one NDArray.")
+    elif isinstance(value, NDArray):
+        value = (value,)
+    else:
+        raise ArgumentTypeError(f"The {what} must be an NDArray or a list of NDArrays, not {type(value).__name__}.")
+    for array in value:
+        if type(array) not in _DENSE or HAS_GPUS:
+            _check(array, what, dense)
+    return value
+
+
+def _check(array: Any, what: str, dense: bool = True) -> None:
+    if not isinstance(array, NDArray):
+        raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
+    if dense and isinstance(array, SparseNDArray):
+        raise ArgumentValueError(
+            f"The {what} is a sparse array ({array.stype}), and only dense ones can be reduced: use tostype('default')."
+        )
+    if on_gpu(array) and gpu_libraries.find()["cuda"]["problem"]:
+        raise ArgumentValueError(
+            f"The {what} lies on {array.context}, but {gpu_libraries.find()['cuda']['problem']}: name the library that "
+            "MXNet uses in MYKV_CUDA_LIBRARY, or use as_in_context(cpu())."
+        )
+
+
+def on_gpu(array: NDArray) -> bool:
+    """Whether it lies in the memory of a GPU."""
+    return HAS_GPUS and not array.context.device_type.startswith("cpu")
+
+
+def one(value: Any, what: str) -> NDArray:
+    """`value`, if it is one dense array.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As for `as_list`, and where it is a list.
+    """
+    if isinstance(value, (list, tuple)):
+        raise ArgumentTypeError(f"The {what} must be an NDArray, not a {type(value).__name__}.")
+    return as_list(value, what)[0]
+
+
+def kind(array: NDArray) -> str:
+    """What the elements of an array are: ``'float'``, ``'integer'`` or ``'bool'``."""
+    name = np.dtype(array.dtype).kind
+    return "bool" if name == "b" else "integer" if name in "iu" else "float"  # bfloat16 is 'V'
+
+
+def empty(shape: Sequence[int], like: NDArray) -> NDArray:
+    """A new array without values, with the type, dtype and device of another; any number of dimensions and elements."""
+    dtype = like.as_nd_ndarray().dtype  # mx.np has no name for bfloat16
+    with mx.util.np_shape(True):  # where 0 is a length and () a shape
+        made = mx.nd.empty(tuple(shape), ctx=like.context, dtype=dtype)
+    return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
+
+
+def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
+    """A new array with these values and their dtype, with the type and device of another."""
+    made = mx.nd.array(values, ctx=like.context, dtype=values.dtype)
+    return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
+
+
+def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
+    """The array, or a copy of it in the dtype of another; not recorded."""
+    if array.dtype == like.dtype:
+        return array
+    with not_recorded():
+        return array.astype(like.as_nd_ndarray().dtype)
+
+
+def copy(source: NDArray, target: NDArray) -> None:
+    """Copy an array of any kind and shape into another, dense or sparse, of its shape; not recorded."""
+    if target is source:
+        return
+    with not_recorded(), mx.util.np_shape(True):
+        source = with_dtype_of(target, source)
+        if isinstance(target, SparseNDArray):
+            source = source.as_nd_ndarray().tostype(target.stype)
+        else:
+            source, target = source.as_nd_ndarray(), target.as_nd_ndarray()
+        source.copyto(target)
+
+
+def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> None:
+    """Let a row_sparse array hold some rows of another array, of its shape and dtype. Waits for both arguments.
+
+    Parameters
+    ----------
+    source : NDArray
+        Shape (n, ...).
+    numbers : NDArray
+        The numbers of the rows, of any shape and order; one that is there twice counts once.
+    target : row_sparse NDArray
+    what : str
+        What to call the target in an error.
+
+    Raises
+    ------
+    ValueError
+        The target is not row_sparse.
+    IndexError
+        A number is that of no row.
+    """
+    if not isinstance(target, SparseNDArray) or target.stype != "row_sparse":
+        raise ArgumentValueError(f"The {what} must be a row_sparse array, not a {target.stype} one.")
+    wanted = np.unique(numbers.asnumpy()).astype(np.int64)
+    if wanted.size and not 0 <= wanted[0] <= wanted[-1] < source.shape[0]:
+        raise ArgumentIndexError(
+            f"The row_ids must be from 0 to {source.shape[0] - 1}, but there are some from {wanted[0]} to {wanted[-1]}."
+        )
+    place = {"ctx": target.context, "dtype": target.dtype}
+    with not_recorded():
+        held = mx.nd.sparse.zeros("row_sparse", target.shape, **place)
+        indices = mx.nd.array(wanted, dtype=np.int64, ctx=source.context)
+        if wanted.size and isinstance(source, SparseNDArray):
+            held = mx.nd.sparse.retain(source, indices)
+        elif wanted.size:
+            values = mx.nd.take(source.as_nd_ndarray(), indices)
+            held = mx.nd.sparse.row_sparse_array((values, indices), target.shape, **place)
+        held.copyto(target)
+
+
+def duplicate(array: NDArray) -> NDArray:
+    """A copy of an array of any kind and shape; not recorded."""
+    with not_recorded(), mx.util.np_shape(True):
+        return array.copy()
+
+
+def total(replicas: Sequence[NDArray]) -> NDArray:
+    """The sum of arrays on several devices, on the first one's; a single array itself."""
+    if len(replicas) == 1:
+        return replicas[0]
+    with not_recorded(), mx.util.np_shape(True):
+        result = replicas[0].copy()
+        for array in replicas[1:]:
+            result += array.as_in_context(result.context)
+    return result
+
+
+def elements(array: NDArray, begin: int, count: int) -> NDArray:
+    """A view of elements [begin, begin + count) of a dense array: flat, or the array itself if they are all of it."""
+    if count == array.size:
+        return array
+    with not_recorded():
+        view = array.as_nd_ndarray().reshape((-1,))[begin : begin + count]
+    return view.as_np_ndarray() if isinstance(array, mx.np.ndarray) else view
+
+
+def item_size(array: NDArray) -> int:
+    """Bytes of an element."""
+    return 2 if dtype_name(array.dtype) == "bfloat16" else np.dtype(array.dtype).itemsize
+
+
+def rows(array: NDArray, first: int, last: int) -> NDArray:
+    """A copy of some rows of an array."""
+    with not_recorded(), mx.util.np_shape(True):
+        return array[first:last].copy()
+
+
+def check_rows(array: NDArray, call: str) -> None:
+    """Refuse a scalar.
+
+    Raises
+    ------
+    ValueError
+        The array has no dimensions.
+    """
+    if not array.shape:
+        raise ArgumentValueError(f"The tensor of {call} is a scalar, which has no rows: use reshape(1).")
+
+
+def not_recorded() -> Any:
+    """A context in which what is computed is not recorded for a backward pass."""
+    return autograd.pause(train_mode=autograd.is_training())
+
+
+def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = False) -> None:
+    """Refuse arrays that differ in shape or dtype from the first; with `floats_convert`, floats may differ in dtype.
+
+    Raises
+    ------
+    ValueError
+        Names both sides.
+    """
+    first = arrays[0]
+    shape, dtype = first.shape, first.dtype
+    for array in arrays:
+        if array is first or (array.shape == shape and array.dtype == dtype):
+            continue
+        if array.shape != shape or not (floats_convert and kind(first) == kind(array) == "float"):
+            raise ArgumentValueError(
+                f"The {what} must have one shape and dtype, but there are {shape} {dtype_name(dtype)} and "
+                f"{array.shape} {dtype_name(array.dtype)}."
+            )
+
+
+def dtype_name(dtype: Any) -> str:
+    """Name of an array's dtype as the core has it, for example ``'float32'``."""
+    return getattr(dtype, "__name__", None) or ("bfloat16" if "bfloat16" in str(dtype) else str(dtype))
+
+
+def memory(array: NDArray) -> np.ndarray:
+    """The bytes of a dense array, as uint8, once it is written.
+
+    On the CPU they are the array itself, which may be written; asnumpy() would copy them. Of an array on a GPU they are
+    a copy on the host, which is read-only, since nothing that is written to it would reach the array.
+
+    Raises
+    ------
+    MXNetError
+        The array carries an error.
+    """
+    array = array.as_nd_ndarray()
+    array.wait_to_read()
+    nbytes = array.size * np.dtype(array.dtype).itemsize
+    if nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    if on_gpu(array):
+        copied = array.asnumpy().reshape(-1).view(np.uint8)
+        copied.flags.writeable = False
+        return copied
+    address = ctypes.c_void_p()
+    # Here MXNet brings values that an operator keeps in a layout of its own back into the usual one.
+    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)
+
+
+def memory_of_weight(array: NDArray) -> np.ndarray:
+    """As `memory`, of an array that an inference pass which still runs may read, and bring into another layout.
+
+    Not for operators: it waits for all that reads the array, and so an operator would wait for itself.
+
+    Raises
+    ------
+    MXNetError
+        The array carries an error.
+    """
+    # A pass pushes the change of the layout while it runs. This wait is for the pass; memory() waits for the change.
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    return memory(array)
+
+
+def handles(arrays: Sequence[NDArray]) -> list[int]:
+    """Addresses of the arrays in MXNet's library, as the core takes them; the arrays must live until it was called."""
+    return [array.handle.value for array in arrays]

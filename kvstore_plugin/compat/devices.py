@@ -1,0 +1,28 @@
+"""Which devices a worker should use."""
+
+from __future__ import annotations
+
+from ..world import process
+from ..world.own_gpus import own_gpus
+from .mxnet import HAS_GPUS, mx
+
+
+def default_devices() -> list:
+    """Devices of this worker, for `ctx` or `device` of Gluon's methods.
+
+    Its share of the host's GPUs, where MXNet is built for them and finds some: worker after worker in the order of
+    their local ranks, for example ``[mx.gpu(2), mx.gpu(3)]`` for the second of two workers that see four. Where there
+    are more workers than GPUs, several have the same one, and the log says so. Without GPUs: ``[mx.cpu()]``.
+
+    Returns
+    -------
+    list of mx.Context
+
+    Raises
+    ------
+    RuntimeError
+        kvstore_plugin is not initialized, and init() fails.
+    """
+    process.require()
+    own = own_gpus() if HAS_GPUS and mx.context.num_gpus() else []
+    return [mx.gpu(number) for number in own] or [mx.cpu()]

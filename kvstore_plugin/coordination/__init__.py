@@ -1,0 +1,1 @@
+"""How ranks agree: one operation of a set of ranks, labels, names, deadlocks, process sets."""

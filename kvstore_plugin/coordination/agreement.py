@@ -1,0 +1,171 @@
+"""Small exchanges by which the ranks of a process set find out whether they are about to do the same.
+
+Operations are matched by name, so ranks with other sets of names would wait for each other for ever. These exchanges
+block until all ranks have come to them (turns.py); none happens in a step of ordinary training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Sequence
+
+import numpy as np
+
+from ..world import process
+from ..world.process_set import ProcessSet
+from . import operation
+
+
+def extremes(
+    process_set: ProcessSet, name: str, numbers: Sequence[int], label: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """For each number the smallest and the largest that a rank has passed.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    name : str
+        What the ranks are matched by.
+    numbers : sequence of int
+        Equally many on all ranks, of 64 bits.
+    label : str, optional
+        A text that must be the same on all ranks; where it is not, the error shows what two of them have.
+
+    Returns
+    -------
+    two ndarrays of int64, shape (len(numbers),)
+
+    Raises
+    ------
+    MXNetError
+        A rank refused, has left, waits in another call, or does something else under this name.
+    """
+    rows = operation.exchange(process_set, name, label or name, label, numbers)
+    return rows.min(axis=0), rows.max(axis=0)
+
+
+def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], what: str, label: str = "") -> None:
+    """Raise an error on every rank unless all ranks pass the same names in the same order.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    names : sequence of str
+        The names to compare.
+    what : str
+        What the names are, for the error, for example ``'parameters of trainer0'``.
+    label : str, optional
+        As for `extremes`.
+
+    Raises
+    ------
+    RuntimeError
+        They differ; the sentence says how many there are here and elsewhere.
+    MXNetError
+        As for `extremes`.
+    """
+    (lowest, few), (highest, many) = extremes(process_set, carrier, [digest(names), len(names)], label)
+    if lowest != highest:
+        elsewhere = f"between {few} and {many}" if few != many else f"{many} too, but others,"
+        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        raise RuntimeError(
+            f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)} ({shown}), "
+            f"and the ranks have {elsewhere} of them."
+        )
+
+
+def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str], what: str) -> None:
+    """Raise an error on every rank, which shows those that differ, unless all ranks pass the same options.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    options : sequence of str
+        Such as ``"num_groups=0"``.
+    what : str
+        What the options are of, for the error, for example ``'trainer0'``.
+
+    Raises
+    ------
+    RuntimeError
+        They differ.
+    MXNetError
+        As for `extremes`.
+    """
+    _, (most,) = extremes(process_set, carrier, [len(options)])
+    digests = [digest([option]) for option in options] + [0] * (int(most) - len(options))
+    met = operation.exchange(process_set, carrier, carrier, numbers=digests)
+    differ = np.flatnonzero((met != met[0]).any(axis=1))
+    if not differ.size:
+        return
+    first, other = 0, int(differ[0])
+    common = set(met[first]) & set(met[other])
+    mine = ", ".join(option for option in options if digest([option]) not in common) or "nothing of it"
+    texts = [_of_rank(process_set, carrier, mine, rank) for rank in (first, other)]
+    ranks = process_set.ranks
+    raise RuntimeError(
+        f"The workers must make {what} alike, but rank {ranks[first]} has {texts[0]}, and rank {ranks[other]} has "
+        f"{texts[1]}."
+    )
+
+
+def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool:
+    """Whether all ranks pass the same texts.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    texts : sequence of str
+        What to compare.
+
+    Raises
+    ------
+    MXNetError
+        As for `extremes`.
+    """
+    (lowest,), (highest,) = extremes(process_set, carrier, [digest(texts)])
+    return bool(lowest == highest)
+
+
+def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
+    """The text that the set's rank 0 passes, on all of them.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    text : str
+        Not empty. Those of the other ranks do not count.
+
+    Raises
+    ------
+    MXNetError
+        As for `extremes`.
+    """
+    return _of_rank(process_set, carrier, text, 0)
+
+
+def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str:
+    mine = np.frombuffer(text.encode(), dtype=np.uint8)
+    is_root = process_set.rank() == root
+    _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
+    result = np.empty(length, dtype=np.uint8)
+    operation.wait(process_set.core.submit_broadcast(carrier, mine if is_root else None, [result], root))
+    return result.tobytes().decode()
+
+
+def digest(texts: Sequence[str]) -> int:
+    """A number, above 0 and below 2**57, that is the same where the texts are."""
+    return 1 + int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")

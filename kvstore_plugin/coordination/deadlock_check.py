@@ -1,0 +1,141 @@
+"""Steps of trainers and calls that wait for other ranks come in the same order on all ranks; where not, an error.
+
+A worker that has less data than the others leaves its training loop and goes on to the evaluation. There it waits for
+the others, and these for its part in their step: nobody would ever go on. So a rank that waits for long looks whether
+others have begun a step of a trainer that it has not called for. Where the order is the same on all ranks, that cannot
+be: who is in a call that waits has called for all steps before it, and nobody has called for those behind it.
+
+All of them get an error then: in the call that waits, and in the gradients of the step. The next call that waits of a
+rank that had not come to this one fails for the same reason. In the same way a rank that waits finds those that save
+the states of an optimizer without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from typing import Any, Callable, Sequence
+
+from ..world import process
+
+# Trainers, with the threads that have taken their last steps; None before the first.
+_threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
+# How to find the ranks that wait for a step of theirs, and how to take no part in it.
+_calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
+
+_SAVING = (
+    "saving or loading optimizer states, which are divided over the workers: call save_states() and load_states() on "
+    "all of them, not under `if rank == 0:`"
+)
+
+# Names under which workers save and load optimizer states, and their process sets.
+_checkpoints: dict[str, Any] = {}
+
+
+def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
+    """Note that there is a trainer.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    awaited_by : callable
+        Given the trainer, returns the ranks that have begun a step that this one has not called for.
+    refuse : callable
+        Given the trainer and a reason, lets that step fail on the other ranks.
+    """
+    _threads[trainer] = None
+    _calls[trainer] = (awaited_by, refuse)
+
+
+def stepped(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
+    """Note that this thread takes a step of a trainer, which may be a copy that nobody has made; as `made`."""
+    _threads[trainer] = threading.get_ident()
+    _calls[trainer] = (awaited_by, refuse)
+
+
+def failed(reason: str) -> None:
+    """After a call that waits has failed: where another rank gave it up for those that save states, tell these."""
+    if _SAVING not in reason:
+        return
+    with contextlib.suppress(RuntimeError):
+        for checkpoint, process_set in list(_checkpoints.items()):
+            if _who_saves(checkpoint, process_set):
+                process_set.core.refuse(checkpoint, reason)
+
+
+def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
+    """The ranks that have come to a checkpoint for which this one was not called."""
+    try:
+        return process_set.core.waiting_for_this([checkpoint])[0]
+    except ValueError:  # the set was removed
+        return []
+
+
+def meeting_name(scope: str) -> str:
+    """What the workers of a store or trainer are matched by when they save or load optimizer states."""
+    return f"{scope}/checkpoint"
+
+
+def saves_states(scope: str, process_set: Any) -> None:
+    """Note that the workers of a process set save and load the optimizer states of a store or trainer together."""
+    _checkpoints[meeting_name(scope)] = process_set
+
+
+def forget_states(scope: str) -> None:
+    """Forget a store or trainer that is gone."""
+    _checkpoints.pop(meeting_name(scope), None)
+
+
+def look(core: Any, name: str, call: str) -> None:
+    """Give a call that waits up, on all ranks, if others have begun a step, or to save, without this thread.
+
+    Parameters
+    ----------
+    core : Group
+        Of the process set in which this rank waits.
+    name : str
+        What the ranks are matched by in it.
+    call : str
+        What the ranks are told about it.
+    """
+    try:
+        for trainer, thread in list(_threads.items()):
+            if thread != threading.get_ident() and not (thread is None and _is_alone()):
+                continue  # another thread may still take the step
+            awaited_by, refuse = _calls[trainer]
+            try:
+                others = awaited_by(trainer)
+            except ValueError:  # its process set was removed
+                continue
+            if others:
+                reason = _reason(call, others)
+                core.give_up(name, reason)  # first, since those who get an error may go on to this call
+                refuse(trainer, reason)
+                return
+        for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
+            others = _who_saves(checkpoint, process_set)
+            if others:
+                reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
+                core.give_up(name, reason)  # first, since those who save go on to this call
+                process_set.core.refuse(checkpoint, reason)
+                return
+    except RuntimeError:  # of the core, which was shut down, or whose table a rank keeps locked
+        return
+
+
+def _is_alone() -> bool:
+    """Whether no other thread can be meant to take a step."""
+    return all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
+
+
+def _reason(call: str, others: Sequence[int]) -> str:
+    return (
+        f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that it has not taken: the "
+        "workers take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put "
+        "`with join(trainer):` around the training loop."
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"

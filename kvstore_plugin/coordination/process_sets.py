@@ -1,0 +1,248 @@
+"""Adds and removes process sets: all ranks together, so that all of them know all sets by the same numbers."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from ..compat.mxnet import MXNetError
+from ..world import gpu_libraries, process, settings
+from ..world.process_set import ProcessSet, global_process_set, shown
+from . import operation
+
+# What a rank proposes in place of its set's number where there is none.
+_NOT_ADDED = -1
+# Why a set cannot be used any more.
+_SHUT_DOWN = "ended with shutdown(): add it again after init()"
+_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
+
+
+class _Known(NamedTuple):
+    """A set that is there, as every rank knows it."""
+
+    ranks: tuple[int, ...]
+    process_set: ProcessSet | None  # None where another rank's call has added it
+
+
+_known: dict[int, _Known] = {}
+_next_id = 1
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Add a process set. Collective over all ranks, also those that are not members; returns when it is there.
+
+    All ranks add their sets in the same order. In one call they may add different ones, as those of a ``comm.Split``,
+    provided that all members of a set add that one.
+
+    Parameters
+    ----------
+    process_set : ProcessSet, sequence of int, or mpi4py.MPI.Intracomm
+        The set, or what to make it of.
+
+    Returns
+    -------
+    ProcessSet
+        `process_set` itself if it is one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no set, a rank is there twice or is out of range, the communicator has other processes than ours, or the
+        same ranks are in a set already. The other ranks' call raises too.
+    MXNetError
+        The ranks do not add the same set, or another rank's call has failed.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    with operation.waiting(global_process_set, "add_process_set") as turn:
+        if not isinstance(process_set, ProcessSet):
+            process_set = ProcessSet(process_set)
+        mine = _proposal(process_set)
+        places = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
+        places[list(mine)] = range(1, len(mine) + 1)
+        proposals = _agreed(turn.meet("add_process_set", places))
+    _make(process_set, proposals)
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Remove a process set. Collective over all ranks, also those that are not members.
+
+    What this rank has asked for in the set is given time to finish, as in shutdown().
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        A set that was added. Afterwards it may be added again.
+
+    Returns
+    -------
+    bool
+        Whether it is gone: False for `global_process_set`, and for a set that is not added.
+
+    Raises
+    ------
+    TypeError
+        It is no ProcessSet.
+    MXNetError
+        The ranks do not remove the same set, or another rank's call has failed.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    with operation.waiting(global_process_set, "remove_process_set") as turn:
+        if not isinstance(process_set, ProcessSet):
+            raise TypeError(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
+        number = _NOT_ADDED if process_set.process_set_id is None else process_set.process_set_id
+        proposed = turn.meet("remove_process_set", [number])[:, 0].tolist()
+    for proposer, one in enumerate(proposed):
+        # Others than members may remove another set at the same time, one of their own.
+        for member in _known[one].ranks if one in _known else range(process.size()):
+            if proposed[member] != one:
+                raise MXNetError(
+                    f"The ranks do not remove the same process set: rank {proposer} has {_known_as(one)}, and rank "
+                    f"{member} has {_known_as(proposed[member])}."
+                )
+    gone = [_known.pop(one) for one in set(proposed) if one in _known]
+    for one in gone:
+        if one.process_set is not None:
+            _end(one.process_set)
+    return bool(gone)
+
+
+class _SetsOfInit(process.Follower):
+    def check_sets(self, process_sets: Any) -> None:
+        for one in _checked(process_sets):
+            if one.process_set_id is None:
+                raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
+
+    def add_sets(self, process_sets: Any) -> None:
+        """Add the process sets of init(), which are equally many on all ranks, as is checked."""
+        given = _checked(process_sets)
+        # Without turns.exchange(): nothing has begun that other ranks could wait for.
+        counts = np.array([len(given), -len(given)], dtype=np.int64)
+        most = np.empty_like(counts)
+        process.wait(process.core.submit_allreduce("process sets of init()", [counts], [most], "max"))
+        if most[0] != -most[1]:
+            raise RuntimeError(
+                f"init() must be given the same process sets on all ranks, but there are {-most[1]} on one, {most[0]} "
+                f"on another and {len(given)} on rank {process.rank()}."
+            )
+        for one in given:
+            add_process_set(one)
+
+    def left(self, lost: bool) -> None:
+        """Forget all sets but that of all ranks: the core has ended their runtimes."""
+        global _next_id
+        for _, process_set in _known.values():
+            if process_set is not None:
+                process_set.end(_LOST if lost else _SHUT_DOWN)
+        _known.clear()
+        _next_id = 1
+
+
+process.follow(_SetsOfInit())
+
+
+def _checked(process_sets: Any) -> list[ProcessSet]:
+    if process_sets is None or process_sets == "dynamic":
+        return []
+    if not isinstance(process_sets, (list, tuple)):
+        raise TypeError(f"process_sets must be a list of ProcessSets, not {process_sets!r}.")
+    return [one if isinstance(one, ProcessSet) else ProcessSet(one) for one in process_sets]
+
+
+def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
+    """Global ranks of a set that is to be added, in its own order; none for MPI.COMM_NULL."""
+    if process_set.is_added():
+        raise ValueError(f"{process_set!r} was added already.")
+    size = process.size()
+    if process_set.mpi_comm is not None:
+        return tuple(process.ranks_in(process_set.mpi_comm))
+    if process_set.ranks[-1] >= size:
+        raise ValueError(f"{process_set!r} has the rank {process_set.ranks[-1]}, but ranks go from 0 to {size - 1}.")
+    return tuple(process_set.ranks)
+
+
+def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
+    """The sets that the ranks add together, once each.
+
+    Parameters
+    ----------
+    places : ndarray of int64, shape (size, size)
+        Row r is rank r's proposal: 1 + the rank in the set of each member.
+    """
+    proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in places]
+    known = {frozenset(one.ranks): one.ranks for one in _known.values()}
+    known[frozenset(range(process.size()))] = tuple(range(process.size()))
+    for proposer, proposal in enumerate(proposals):
+        for member in proposal:
+            if proposals[member] != proposal:
+                raise MXNetError(
+                    f"The ranks do not add the same process set: rank {proposer} has {_named(proposal)}, and rank "
+                    f"{member}, which is a member, has {_named(proposals[member])}."
+                )
+        if frozenset(proposal) in known:
+            what = "all ranks are in global_process_set" if len(proposal) == process.size() else "it was added already"
+            raise ValueError(f"{_named(proposal)} cannot be added twice: {what}.")
+    return sorted({proposal for proposal in proposals if proposal}, key=min)
+
+
+def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
+    """Make the groups of sets that all ranks have agreed on; `process_set` is the one of this rank."""
+    global _next_id
+    mine = _own(process_set, proposals)
+    group = None
+    try:
+        with operation.waiting(global_process_set, "add_process_set") as turn:
+            if mine is not None and process.rank() in mine:
+                group = _group_of(mine)
+            turn.meet("add_process_set, which has made the sets")
+    except BaseException:
+        if group is not None:
+            group.shutdown()
+        raise
+    for proposal in proposals:
+        if proposal == mine:
+            process_set.begin(_next_id, proposal, group)
+        _known[_next_id] = _Known(proposal, process_set if proposal == mine else None)
+        _next_id += 1
+
+
+def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The one of `proposals` that `process_set` is to become."""
+    if process_set.mpi_comm is None:
+        return tuple(process_set.ranks)
+    for proposal in proposals:
+        if process.rank() in proposal:
+            return proposal
+    return proposals[0] if proposals else None  # MPI.COMM_NULL
+
+
+def _group_of(ranks: tuple[int, ...]) -> Any:
+    comm = process.communicator_of(ranks)
+    try:
+        group = process.core.make_group(comm.py2f(), list(ranks), settings.core_options())
+    finally:
+        comm.Free()
+    process.warn_of_strangers(group, f"the ranks of {_named(ranks)}")
+    gpu_libraries.log_road_of_set(process.core, group, _named(ranks))
+    return group
+
+
+def _end(process_set: ProcessSet) -> None:
+    group = process_set.end("was removed")
+    if group is not None:
+        process.drain(settings.exit_wait_seconds())
+        group.abandon(f"it has removed {process_set!r}")
+        group.shutdown()
+
+
+def _known_as(number: int) -> str:
+    if number in _known:
+        return _named(_known[number].ranks)
+    return "global_process_set" if number == 0 else "one that is not added"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"ProcessSet({shown(ranks)})"

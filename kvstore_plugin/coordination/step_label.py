@@ -1,0 +1,84 @@
+"""What all workers of a trainer multiply gradients by: the same number, or their weights would drift apart.
+
+Each worker divides by the size of its own batch, and gradients are averaged over the workers. All batches must have one
+size, so that this is the mean over all samples, also where workers have unequal numbers of devices.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..compat.mxnet import NDArray
+
+# Ends an option of a label; errors show only those that differ.
+BETWEEN = "\x1e"
+
+
+def label(factor: float, scale: float, learning_rate: float | None, what: str = "a step") -> str:
+    """What all operations of a step carry, so that those of steps that do not fit fail, on all workers.
+
+    So nobody waits to compare, and after the error all workers have done the same: no update has taken place, and all
+    have counted one.
+
+    Parameters
+    ----------
+    factor : float
+        What all workers multiply gradients by.
+    scale : float
+        What that would be for a batch of one, the same on all workers; otherwise 0.
+    learning_rate : float or None
+        None where it follows a schedule.
+    what : str, optional
+        What the workers do alike.
+    """
+    text = f"{what} with {shown(factor, scale)}"
+    return text if learning_rate is None else f"{text}{BETWEEN}learning rate {learning_rate!r}"
+
+
+def of_batch(scale: float, batch_size: Any) -> float:
+    """What MXNet's Trainer multiplies gradients by for a batch of this size.
+
+    Parameters
+    ----------
+    scale : float
+        The factor for a batch of one.
+    batch_size : number, or NDArray of one element
+        An NDArray is waited for, since the workers compare the number before they update.
+
+    Raises
+    ------
+    ValueError, MXNetError
+        An NDArray has several elements, or carries an error.
+    """
+    return value_of(scale / batch_size)
+
+
+def value_of(factor: float | NDArray) -> float:
+    """A factor, or a learning rate, as a number. Waits for an NDArray.
+
+    Raises
+    ------
+    ValueError, MXNetError
+        An NDArray has several elements, or carries an error.
+    """
+    return float(factor.asnumpy().item() if isinstance(factor, NDArray) else factor)
+
+
+def learning_rate_of(optimizer: Any) -> float | None:
+    """The learning rate of an optimizer; None where it follows a schedule. Waits for one in an NDArray."""
+    return value_of(optimizer.lr) if optimizer.lr_scheduler is None else None
+
+
+def scale_of(trainer: Any) -> float:
+    """What a Trainer multiplies gradients by for a batch of one; 0 with AMP, which changes it as it scales losses."""
+    return 0.0 if getattr(trainer, "_amp_loss_scaler", None) is not None else value_of(trainer._scale)
+
+
+def shown(factor: float, scale: float) -> str:
+    """A factor as errors show it, with the size of the batch where that can be told."""
+    factor = float(factor)
+    size = scale / factor if factor and math.isfinite(factor) else 0.0
+    whole = round(size)
+    text = f"gradients times {factor!r}"
+    return f"batch size {whole} ({text})" if whole >= 1 and abs(size - whole) <= 1e-9 * whole else text

@@ -1,0 +1,159 @@
+"""Shares of the optimizer's states as bytes: kept by another worker too, and divided anew when a worker was lost.
+
+A share is what one worker has of the states, those of its shards. With the optimizer on the store nobody else has them,
+so in each commit every worker gives a copy of its share to another one, its keeper: to the next one in the order of
+ranks on a single host, and where there are several to one of another host, so that a whole host may die.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any, Hashable, Mapping, Sequence
+
+import numpy as np
+
+from ..collectives.gather import alltoall
+from ..compat import arrays
+from ..compat.mxnet import NDArray, mx
+from ..coordination import operation
+from ..sharded_optimizer.checkpoint import Leaf, described_array, leaves, made_array, mapped, width_of
+from ..sharded_optimizer.optimizer import StoreOptimizer
+from ..sharded_optimizer.partition import Shard
+from ..world.process_set import global_process_set
+
+# MXNet 1.9 counts the elements of an array with 32 bits.
+_LARGEST_PIECE = 1 << 30
+
+
+def pack(states: Mapping[Hashable, Any]) -> np.ndarray:
+    """A share as bytes: the description's length in 8 of them, the description, and the arrays one after another."""
+    described = pickle.dumps({key: mapped(state, described_array) for key, state in states.items()})
+    parts = [np.array([len(described)], dtype=np.int64).view(np.uint8), np.frombuffer(described, dtype=np.uint8)]
+    parts += [arrays.memory(array) for state in states.values() for array in leaves(state, NDArray)]
+    return np.concatenate(parts)
+
+
+def keepers(hosts: Sequence[Sequence[int]]) -> list[int]:
+    """Who keeps a copy of each worker's share, each of one.
+
+    Workers are taken host by host, and each one's keeper is as many places behind it as the largest host has workers:
+    beyond its own host, unless that has more than half of all.
+
+    Parameters
+    ----------
+    hosts : sequence of sequence of int
+        The ranks of each.
+    """
+    order = [rank for ranks in hosts for rank in ranks]
+    largest = max(len(ranks) for ranks in hosts)
+    distance = largest if largest < len(order) else 1
+    kept_by = [0] * len(order)
+    for place, rank in enumerate(order):
+        kept_by[rank] = order[(place + distance) % len(order)]
+    return kept_by
+
+
+def pass_on(share: np.ndarray, sizes: Sequence[int], keeper: int) -> np.ndarray:
+    """Give this worker's share to its keeper, and get the one that it keeps itself. Collective.
+
+    Parameters
+    ----------
+    share : ndarray of uint8
+    sizes : sequence of int
+        Bytes of each worker's.
+    keeper : int
+    """
+    received = []
+    for begin in range(0, max(sizes), _LARGEST_PIECE):
+        piece = share[begin : begin + _LARGEST_PIECE]
+        splits = [0] * len(sizes)
+        splits[keeper] = len(piece)
+        with mx.util.np_shape(True):
+            got, _ = alltoall(mx.nd.from_numpy(np.ascontiguousarray(piece)), splits)
+            received.append(got.asnumpy())
+    return received[0] if len(received) == 1 else np.concatenate(received)
+
+
+def divide_anew(
+    store_optimizer: StoreOptimizer,
+    shards: Mapping[Hashable, Sequence[Shard]],
+    providers: Sequence[int],
+    held: Mapping[int, np.ndarray],
+) -> None:
+    """Give each worker the states of its shards as they are now, from the shares of a division before. Collective.
+
+    Parameters
+    ----------
+    store_optimizer : StoreOptimizer
+        Its keys have owners among the workers as they are now.
+    shards : mapping of key to sequence of Shard
+        The division before.
+    providers : sequence of int
+        For each worker of that division: who has its share now.
+    held : mapping of int to ndarray of uint8
+        Shares that this worker has, by the worker of that division.
+    """
+    states: dict[Hashable, Any] = {}
+    for old, provider in enumerate(providers):
+        for key, (state, pieces) in _unpack(_broadcast(provider, held.get(old))).items():
+            mine = store_optimizer.own_shard(key)
+            part = next((shard for shard in shards[key] if shard.owner == old), None)
+            if mine is None or part is None:
+                continue
+            if key not in states:
+                states[key] = mapped(state, lambda leaf, key=key: _made(store_optimizer, key, leaf, shards[key]), Leaf)
+            for leaf, piece, array in zip(leaves(state, Leaf), pieces, leaves(states[key], NDArray)):
+                _fill(array, piece, width_of(leaf), part, mine, len(shards[key]) == 1 and leaf.size != part.count)
+    store_optimizer.replace(states, None)
+
+
+def _made(store_optimizer: StoreOptimizer, key: Hashable, leaf: Leaf, before: Sequence[Shard]) -> NDArray:
+    """An array for this worker's shard, where `leaf` describes that of a shard before."""
+    mine, whole = store_optimizer.own_shard(key), sum(shard.count for shard in before)
+    if len(before) == 1 and (leaf.size != whole or mine.count == whole):
+        return made_array(leaf)
+    return made_array(leaf._replace(shape=store_optimizer.shape_of(key) if mine.count == whole else (mine.count,)))
+
+
+def _fill(array: NDArray, piece: np.ndarray, width: int, part: Shard, mine: Shard, as_it_is: bool) -> None:
+    """Take what `piece`, the bytes of the elements of `part`, has of the elements of `mine`."""
+    target = arrays.memory(array)
+    if as_it_is:  # one number for the whole weight, or for each row
+        target[:] = piece
+        return
+    begin, end = max(part.begin, mine.begin), min(part.begin + part.count, mine.begin + mine.count)
+    if begin < end:
+        target[(begin - mine.begin) * width : (end - mine.begin) * width] = piece[
+            (begin - part.begin) * width : (end - part.begin) * width
+        ]
+
+
+def _unpack(share: np.ndarray) -> dict[Hashable, tuple[Any, list[np.ndarray]]]:
+    length = int(share[:8].view(np.int64)[0])
+    described = pickle.loads(share[8 : 8 + length].tobytes())
+    begin = 8 + length
+    unpacked = {}
+    for key, state in described.items():
+        pieces = []
+        for leaf in leaves(state, Leaf):
+            nbytes = leaf.size * width_of(leaf)
+            pieces.append(share[begin : begin + nbytes])
+            begin += nbytes
+        unpacked[key] = (state, pieces)
+    return unpacked
+
+
+def _broadcast(root: int, share: np.ndarray | None) -> np.ndarray:
+    core = global_process_set.core
+    is_root = core.rank() == root
+    with operation.waiting(global_process_set, "recovery") as turn:
+        nbytes = int(turn.meet("recovery of states", [len(share) if is_root else 0])[root, 0])
+    if core.size() == 1:
+        return share
+    received = share if is_root else np.empty(nbytes, dtype=np.uint8)
+    with operation.Turn(global_process_set, "world/recovery/share", "recovery of states") as turn:
+        work = turn.submit(
+            turn.core.submit_broadcast, received if is_root else None, [] if is_root else [received], root
+        )
+    operation.wait(work)
+    return received

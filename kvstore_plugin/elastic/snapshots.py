@@ -1,0 +1,128 @@
+"""What training goes back to: copies of parameters, and of what a trainer keeps, as they were at one moment.
+
+Arrays are copied by MXNet's engine into arrays that are kept and used again, so a copy costs the memory traffic and no
+allocation. Whoever takes one waits for it, since an error that an array carries must show before the copy counts.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Hashable, Iterable
+
+from ..compat import arrays
+from ..compat.mxnet import NDArray, Parameter
+from ..sharded_optimizer.checkpoint import leaves, mapped
+
+# Attributes of an optimizer that say what this worker calls its parameters, which never change.
+_OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "_kept_by_mykv"}
+
+# What a DistributedTrainer counts beside its optimizer; AMP changes the scale.
+_OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_until_aux_sync", "_ignores_stale")
+
+
+class Parameters:
+    """A copy of the values of some Parameters; of those that have none yet, that they have none."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Parameter, NDArray] = {}
+        self._deferred: dict[Parameter, tuple] = {}
+
+    def take(self, parameters: Iterable[Parameter]) -> list[NDArray]:
+        """Copy them; returns what to wait for."""
+        before, self._kept, self._deferred = self._kept, {}, {}
+        for parameter in parameters:
+            if parameter._data is None:
+                self._deferred[parameter] = (parameter._deferred_init, parameter._shape)
+            else:
+                self._kept[parameter] = _copied(parameter._data[0], before.get(parameter))
+        return list(self._kept.values())
+
+    def restore(self) -> None:
+        """Give the Parameters their values again; those that had none get theirs in the next forward pass anew."""
+        for parameter, kept in self._kept.items():
+            for value in parameter._data:
+                arrays.copy(kept, value)
+        for parameter, (deferred, shape) in self._deferred.items():
+            parameter._data = parameter._grad = None
+            parameter._deferred_init, parameter._shape = deferred, shape
+
+
+class Training:
+    """A copy of what one DistributedTrainer keeps: states, counters and settings of its optimizer, and its own."""
+
+    def __init__(self) -> None:
+        self._states: list[dict[Hashable, Any]] = []  # for each updater
+        self._optimizer: dict[str, Any] = {}
+        self._scheduler: tuple[Any, dict | None] = (None, None)
+        self._trainer: dict[str, Any] = {}
+        self._scaler: dict[str, Any] | None = None
+        self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: who had what
+
+    def take(self, trainer: Any) -> list[NDArray]:
+        """Copy it; returns what to wait for."""
+        updaters = _updaters(trainer)
+        before = self._states if len(self._states) == len(updaters) else [{} for _ in updaters]
+        self._states = [
+            {key: _copied_state(state, old.get(key)) for key, state in updater.states.items()}
+            for updater, old in zip(updaters, before)
+        ]
+        optimizer = updaters[0].optimizer
+        self._optimizer = copy.deepcopy(
+            {name: value for name, value in vars(optimizer).items() if name not in _OF_THE_WORKER}
+        )
+        scheduler = optimizer.lr_scheduler
+        self._scheduler = scheduler, _variables(scheduler)
+        self._trainer = {name: vars(trainer)[name] for name in _OF_THE_TRAINER if name in vars(trainer)}
+        self._scaler = _variables(getattr(trainer, "_amp_loss_scaler", None))
+        store_optimizer = trainer._store_optimizer
+        if store_optimizer is not None:
+            self.shards = {key: store_optimizer.shards_of(key) for key in store_optimizer.keys}
+        return [array for states in self._states for state in states.values() for array in leaves(state, NDArray)]
+
+    @property
+    def states(self) -> dict[Hashable, Any]:
+        """The states of the first device; with the optimizer on the store those of this worker's shards."""
+        return self._states[0]
+
+    def restore(self, trainer: Any) -> None:
+        """Let the trainer go on from there. States of the optimizer on the store are not among it."""
+        updaters = _updaters(trainer)
+        if trainer._store_optimizer is None:
+            for updater, states in zip(updaters, self._states):
+                updater.states = {key: mapped(state, lambda array: array.copy()) for key, state in states.items()}
+                updater.states_synced = dict.fromkeys(updater.states, True)
+        optimizer = updaters[0].optimizer
+        for name in [name for name in vars(optimizer) if name not in _OF_THE_WORKER]:
+            del vars(optimizer)[name]
+        vars(optimizer).update(copy.deepcopy(self._optimizer))
+        optimizer.lr_scheduler = _with_variables(*self._scheduler)
+        vars(trainer).update(self._trainer)
+        _with_variables(getattr(trainer, "_amp_loss_scaler", None), self._scaler)
+
+
+def _updaters(trainer: Any) -> list[Any]:
+    return trainer._updaters if trainer._store_optimizer is None else [trainer._store_optimizer.updater]
+
+
+def _copied(source: NDArray, target: NDArray | None) -> NDArray:
+    fits = type(target) is type(source) and target.shape == source.shape and target.dtype == source.dtype
+    if not fits or target.context != source.context:
+        return source.copy()
+    arrays.copy(source, target)
+    return target
+
+
+def _copied_state(state: Any, before: Any) -> Any:
+    old = iter(leaves(before, NDArray))
+    return mapped(state, lambda array: _copied(array, next(old, None)))
+
+
+def _variables(owner: Any) -> dict | None:
+    return None if owner is None else copy.deepcopy(vars(owner))
+
+
+def _with_variables(owner: Any, variables: dict | None) -> Any:
+    if owner is not None and variables is not None:
+        vars(owner).clear()
+        vars(owner).update(copy.deepcopy(variables))
+    return owner

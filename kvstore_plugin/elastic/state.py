@@ -1,0 +1,248 @@
+"""ElasticState: what training goes on from when a worker has died.
+
+commit() is collective and has three steps. The workers wait for each other; so whoever begins to overwrite a copy knows
+that all have completed the commit before. Each copies, and passes its share of the optimizer's states on. Then, without
+talking, it calls the new copy its last one. There are two copies, and one is overwritten while the other is whole: so
+at any moment all living workers have the last commit but one of the fastest, and go back to the last that all have.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Callable, Iterable, Sequence
+
+import numpy as np
+
+from ..collectives.objects import allgather_object
+from ..compat import errors
+from ..compat.errors import WorkersLost
+from ..compat.mxnet import MXNetError, Parameter, forget_recorded, gluon, wait_for_all
+from ..coordination import operation
+from ..parameters.broadcast import named_parameters
+from ..training.trainer import DistributedTrainer
+from ..world.process_set import global_process_set
+from . import shard_replicas, snapshots
+
+_NEVER = -1
+_REFUSED = (
+    "An ElasticState cannot keep a value as {name!r}, since names that begin with '_' and those of its methods are its "
+    "own: give it another name."
+)
+
+
+class ElasticState:
+    """What `run_elastic` brings back when a worker has died: networks, trainers and values of your own.
+
+    Parameters
+    ----------
+    checkpoint : str, optional
+        With update_on_kvstore=True, a file of ``trainer.save_states`` from which states are loaded when a worker and
+        the one that keeps the copy of its share have died together. It is of an earlier step than the weights. Without
+        it such a loss ends the job.
+    **members
+        By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer with
+        elastic=True), at least one; and whatever else `commit` shall keep, such as the number of the epoch and of the
+        batch, which must be values that copy.deepcopy takes. All are attributes of the state under their names, to be
+        read and assigned; names that are assigned later are kept too. Names that begin with ``_``, and those of
+        the methods, such as ``commit``, belong to the state itself.
+
+    Raises
+    ------
+    TypeError, ValueError
+        There is no trainer, one is not elastic, or has parameters that no network has; or a name belongs to the state
+        itself. Assigning such a name later is an AttributeError.
+
+    Examples
+    --------
+    >>> state = kvstore_plugin.ElasticState(net=net, trainer=trainer, epoch=0)
+    >>> def train(state):
+    ...     while state.epoch < 10:
+    ...         for images, labels in batches_of_this_worker(state.epoch):
+    ...             ...
+    ...             state.trainer.step(len(images))
+    ...         state.epoch += 1
+    ...         state.commit()
+    >>> kvstore_plugin.run_elastic(train, state)
+    """
+
+    def __init__(self, *, checkpoint: str | None = None, **members: Any) -> None:
+        for name in members:
+            if name.startswith("_") or hasattr(ElasticState, name):
+                raise ValueError(_REFUSED.format(name=name))
+        self._callbacks: list[Callable[[], Any]] = []
+        self._checkpoint = checkpoint
+        self._nets = [one for one in members.values() if isinstance(one, gluon.Block)]
+        self._trainers = [one for one in members.values() if isinstance(one, gluon.Trainer)]
+        self._number = _NEVER  # of the last commit
+        vars(self).update(members)
+        self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}
+        self._own |= {name for name, one in members.items() if isinstance(one, (gluon.Block, gluon.Trainer))}
+        if not self._trainers:
+            raise ValueError("An ElasticState needs a DistributedTrainer: ElasticState(net=net, trainer=trainer, ...).")
+        known = {id(parameter) for parameter in self._parameters()}
+        for trainer in self._trainers:
+            if not isinstance(trainer, DistributedTrainer) or not trainer._is_elastic:
+                raise TypeError(
+                    f"An ElasticState needs trainers made as DistributedTrainer(..., elastic=True), not {trainer!r}."
+                )
+            for parameter in trainer._params:
+                if id(parameter) not in known:
+                    raise ValueError(
+                        f"The trainer has the parameter {parameter.name}, which no network of the ElasticState has: "
+                        "pass the network too, ElasticState(net=net, trainer=trainer, ...)."
+                    )
+        self._copies = [_Copy(len(self._trainers)) for _ in range(2)]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self).get("_own")
+        if own is not None and (hasattr(ElasticState, name) or (name.startswith("_") and name not in own)):
+            raise AttributeError(_REFUSED.format(name=name))
+        super().__setattr__(name, value)
+
+    def commit(self) -> None:
+        """Let training go on from here when a worker dies later. Collective: at the same step on all workers; waits.
+
+        Raises
+        ------
+        WorkersLost
+            A worker has died; `run_elastic` sees to it.
+        MXNetError
+            A step before this has failed, or the workers do not commit the same.
+        """
+        errors.check()
+        try:
+            self._commit()
+        except WorkersLost:
+            raise
+        except RuntimeError as error:
+            raise errors.any_failure(error) from None
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Call functions, without arguments, whenever workers were lost: after the state is what it was at the last
+        commit and `rank` and `size` are new, before training goes on. There they divide the data anew, for example, or
+        change the learning rate.
+        """
+        self._callbacks.extend(callbacks)
+
+    def _parameters(self) -> list[Parameter]:
+        """Those of all networks, each once, in an order that is the same on all workers."""
+        unique = {}
+        for net in self._nets:
+            for one in named_parameters(net.collect_params()):
+                unique.setdefault(id(one.value), one.value)
+        return list(unique.values())
+
+    def _commit(self) -> None:
+        parameters = self._parameters()
+        for parameter in parameters:
+            for value in parameter._data or ():
+                value.wait_to_read()
+        with operation.waiting(global_process_set, "commit") as turn:
+            met = turn.meet("commit", [self._number])[:, 0]
+        if (met != met[0]).any():
+            raise MXNetError(f"The workers do not make the same commits: {met.tolist()} so far, in the order of ranks.")
+        current = self._last()
+        spare = self._copies[current is self._copies[0]]
+        spare.take(parameters, self._trainers, self._values())
+        spare.number = self._number = self._number + 1
+
+    def _last(self) -> _Copy:
+        return max(self._copies, key=lambda one: one.number)
+
+    def _values(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._own}
+
+    def _restore(self) -> None:
+        """Go back to the last commit that all workers have, among those that are left, and commit it. Collective."""
+        counts = global_process_set.numbers()
+        places = [(one.number, one.rank, one.keepers) for one in self._copies]
+        everyone = allgather_object((self._number, places, counts))
+        for _, _, others in everyone:
+            global_process_set.skip_to(others)
+        agreed = min(number for number, _, _ in everyone)
+        places_then = [next((place for place in places if place[0] == agreed), None) for _, places, _ in everyone]
+        if agreed == _NEVER or None in places_then:
+            raise RuntimeError("A worker was lost before all workers had completed the first commit of run_elastic.")
+        for one in self._copies:
+            if one.number != agreed:
+                one.number = _NEVER
+        last = self._last()
+        self._number = agreed
+        for name in self._values():
+            delattr(self, name)
+        vars(self).update(copy.deepcopy(last.values))
+        last.parameters.restore()
+        for net in self._nets:
+            net.apply(forget_recorded)
+        for trainer, training in zip(self._trainers, last.training):
+            training.restore(trainer)
+            trainer._meet_again()
+            training.restore(trainer)  # what meeting has counted
+        for number, trainer in enumerate(self._trainers):
+            if trainer._store_optimizer is not None:
+                self._restore_shares(number, trainer, last, [rank for _, rank, _ in places_then])
+        wait_for_all([])
+        self._commit()
+
+    def _restore_shares(self, number: int, trainer: Any, last: _Copy, ranks_then: Sequence[int]) -> None:
+        keepers = last.keepers
+        new_rank_of = {old: new for new, old in enumerate(ranks_then)}
+        providers = [new_rank_of.get(old, new_rank_of.get(keeper)) for old, keeper in enumerate(keepers)]
+        if None in providers:
+            if self._checkpoint is None:
+                old = providers.index(None)
+                raise RuntimeError(
+                    f"The states of the optimizer on rank {old} of {len(keepers)} are lost, since rank {keepers[old]}, "
+                    "which kept their copy, has died too: begin again from a checkpoint, or name one in "
+                    "ElasticState(checkpoint=...)."
+                )
+            trainer.load_states(self._checkpoint)
+            last.training[number].restore(trainer)  # counters and settings, which the file has of an earlier step
+            return
+        held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
+        shard_replicas.divide_anew(trainer._store_optimizer, last.training[number].shards, providers, held)
+
+
+class _Copy:
+    """One of the two copies.
+
+    Attributes
+    ----------
+    number : int
+        Of the commit; _NEVER while it is incomplete.
+    rank : int
+        Of this worker when it was made.
+    keepers : list of int
+        Who had the copy of each worker's share then.
+    own, kept : dict of ndarray
+        With the optimizer on the store, for each trainer that has it there: this worker's share of the states and that
+        of the worker whose keeper it is, as bytes.
+    """
+
+    def __init__(self, trainers: int) -> None:
+        self.number = _NEVER
+        self.rank = 0
+        self.keepers: list[int] = []
+        self.values: dict[str, Any] = {}
+        self.parameters = snapshots.Parameters()
+        self.training = [snapshots.Training() for _ in range(trainers)]
+        self.own: dict[int, np.ndarray] = {}
+        self.kept: dict[int, np.ndarray] = {}
+
+    def take(self, parameters: Sequence[Parameter], trainers: Sequence[Any], values: dict[str, Any]) -> None:
+        self.number = _NEVER
+        core = global_process_set.core
+        self.rank, self.keepers = core.rank(), shard_replicas.keepers(core.host_ranks())
+        self.values = copy.deepcopy(values)
+        arriving = self.parameters.take(parameters)
+        for training, trainer in zip(self.training, trainers):
+            arriving += training.take(trainer)
+        for array in arriving:
+            array.wait_to_read()
+        for number, (training, trainer) in enumerate(zip(self.training, trainers)):
+            if trainer._store_optimizer is None:
+                continue
+            self.own[number] = shard_replicas.pack(training.states)
+            with operation.waiting(global_process_set, "commit") as turn:
+                sizes = turn.meet("commit of states", [len(self.own[number])])[:, 0].tolist()
+            self.kept[number] = shard_replicas.pass_on(self.own[number], sizes, self.keepers[self.rank])

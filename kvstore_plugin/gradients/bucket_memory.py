@@ -1,0 +1,315 @@
+"""Gradients in memory that the ranks can reduce where backward writes them: the host's shared memory, or a GPU's own.
+
+A trainer gives its parameters gradient arrays that are views of buckets in such memory. That must happen before the
+first backward that writes them: a network hybridized with static_alloc goes on writing to the arrays of its first
+backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few methods (first
+initialization, a new grad_req, reset_ctx, cast), which are followed here, once and on the class, by the adoption of
+the new arrays. Gradients that were there when the trainer was made are adopted only if no backward has run since
+they were; the others are reduced by copying.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from typing import Any, Iterable, Sequence
+
+import numpy as np
+
+from ..compat.mxnet import NDArray, Parameter, autograd, mx, view_of_device_memory, view_of_memory
+from ..world import process
+from ..world.process_set import ProcessSet
+
+# DLPack's number for the type of a GPU.
+_DLPACK_GPU = 2
+
+# Slots start on a cache line, which no two gradients share, and on a boundary that suits the widest vectors.
+_ALIGNMENT = 64
+
+# Types of elements that numpy, through which the views are made, and the core both know.
+_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+_backwards = 0  # how often backward has run in this process
+_born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _backwards when it got its gradient arrays
+_owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
+
+
+class Bucket:
+    """Gradients of one dtype on one device, one after another, reduced by one operation.
+
+    Subclasses know the memory.
+    """
+
+    def __init__(self, dtype: np.dtype, capacity: int) -> None:
+        self.dtype = dtype
+        self.capacity = capacity  # bytes
+        self.used = 0  # bytes
+        self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its place in bytes and its view
+
+    def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
+        """A view for the gradient, with its shape, dtype and values."""
+        begin = self.used
+        self.used += _aligned(gradient.size * self.dtype.itemsize)
+        view = self._view(begin, gradient)
+        view[:] = gradient
+        self.members.append((parameter, begin, view))
+        return view
+
+    def live(self) -> list[tuple[Parameter, int, NDArray]]:
+        """Members whose Parameter still has this very gradient array; the places of the others lie idle."""
+        return [member for member in self.members if member[0]._grad is not None and member[0]._grad[0] is member[2]]
+
+    @property
+    def attached(self) -> bool:
+        """Whether it is of the core as it runs now, and not of one that was shut down."""
+        raise NotImplementedError
+
+    def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
+        """The operation that reduces the first `count` elements, as the core's PreparedBucket."""
+        raise NotImplementedError
+
+    def _view(self, begin: int, gradient: NDArray) -> NDArray:
+        """An array like the gradient at a place in bytes."""
+        raise NotImplementedError
+
+
+class SharedBucket(Bucket):
+    """In the shared memory of a process set."""
+
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
+        super().__init__(dtype, capacity)
+        self._buffer = process_set.core.reserve(capacity)
+
+    @property
+    def attached(self) -> bool:
+        return self._buffer.attached
+
+    def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
+        kind = process.core.PreparedBucket
+        return kind(name, self._buffer, 0, count, self.dtype.name, layout, handles, *how, **options)
+
+    def _view(self, begin: int, gradient: NDArray) -> NDArray:
+        self._buffer.commit(self.used)
+        memory = np.frombuffer(self._buffer, dtype=self.dtype, count=gradient.size, offset=begin)
+        return view_of_memory(memory.reshape(gradient.shape), gradient)
+
+
+class DeviceBucket(Bucket):
+    """In the memory of a GPU."""
+
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int, device: int) -> None:
+        super().__init__(dtype, capacity)
+        self._process_set = process_set
+        self._generation = process.generation
+        self._group = process_set.core if process_set.core is not process.core else process.core.world()
+        self._memory = process.core.GpuMemory(device, capacity)
+
+    @property
+    def attached(self) -> bool:
+        return self._generation == process.generation
+
+    def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
+        kind = process.core.PreparedBucket
+        return kind(name, self._group, self._memory, 0, count, self.dtype.name, layout, handles, *how, **options)
+
+    def _view(self, begin: int, gradient: NDArray) -> NDArray:
+        memory = self._memory
+        place = (_DLPACK_GPU, memory.device)
+        return view_of_device_memory(memory, memory.address + begin, gradient.shape, self.dtype, place, gradient)
+
+
+def renew(parameters: Iterable[Parameter]) -> None:
+    """Let the gradients of Parameters be adopted anew: nothing that was recorded before will write to them again."""
+    for parameter in parameters:
+        if parameter._grad is not None:
+            _born[parameter] = _backwards
+
+
+class GradientMemory:
+    """The memory for the gradients that one trainer reduces over one process set.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that share it.
+    bucket_bytes : int
+        Gradients share a bucket up to this size, in bytes; a larger one has a bucket of its own. 0: none is adopted.
+        Those of a group share a bucket for each dtype and device whatever its size.
+    """
+
+    def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
+        self._process_set = process_set
+        self._bucket_bytes = bucket_bytes
+        self._group_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: number of its group
+        self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
+        self.buckets: list[Bucket] = []
+        self._places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
+        self.late: list[Parameter] = []  # had gradients before a backward that may have written them
+
+    def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
+        """Adopt the gradients of Parameters, of those that have one now, and whenever one gets a new one.
+
+        Parameters
+        ----------
+        parameters : sequence of (Parameter, int or None)
+            In the order in which they shall lie; each with the number of its group, or None where there are no groups.
+        """
+        if not self._bucket_bytes:
+            return
+        free = [(parameter, group) for parameter, group in parameters if _owner(parameter) is None]
+        self._group_of.update((parameter, group) for parameter, group in free if group is not None)
+        for parameter, _ in free:
+            self._own(parameter)
+
+    def _own(self, parameter: Parameter) -> None:
+        _owners[parameter] = weakref.ref(self)
+        if parameter._grad is None:
+            return
+        if _born.get(parameter) == _backwards:
+            self.adopt(parameter)
+        elif self._adoptable(parameter):
+            self.late.append(parameter)
+
+    def adopt(self, parameter: Parameter) -> None:
+        """Give the Parameter a gradient array in a bucket, with the values of the one that it has."""
+        if not self._adoptable(parameter):
+            return
+        gradient = parameter._grad[0]
+        dtype = np.dtype(gradient.dtype)
+        view = self._earlier_view(parameter, gradient)
+        if view is None:
+            nbytes = _aligned(gradient.size * dtype.itemsize)
+            bucket = self._bucket_for(self._group_of.get(parameter), dtype, _gpu_of(gradient), nbytes)
+            view = bucket.add(parameter, gradient)
+            self._places.setdefault(parameter, []).append(view)
+        parameter._grad = [view]
+        autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
+
+    def release(self) -> None:
+        """Own no Parameter any more. Those that have gradients here keep them until others adopt them."""
+        for parameter in [one for one, owner in _owners.items() if owner() is self]:
+            del _owners[parameter]
+
+    def attached(self) -> bool:
+        """Whether the buckets are of the core as it runs now, and not of one that was shut down."""
+        if not process.is_initialized() or not self._process_set.included():
+            return False
+        return all(bucket.attached for bucket in self.buckets)
+
+    def _earlier_view(self, parameter: Parameter, gradient: NDArray) -> NDArray | None:
+        """The view that the Parameter had before, where that fits, with the new values.
+
+        So what still writes to the old array (a network hybridized with static_alloc) writes to the right one.
+        """
+        for view in self._places.get(parameter, ()):
+            alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
+            if alike and _gpu_of(view) == _gpu_of(gradient):
+                view[:] = gradient
+                return view
+        return None
+
+    def _bucket_for(self, group: int | None, dtype: np.dtype, gpu: int | None, nbytes: int) -> Bucket:
+        bucket = self._filling.get((group, dtype, gpu))
+        if bucket is None or bucket.used + nbytes > bucket.capacity:
+            capacity = max(self._bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
+            if gpu is None:
+                bucket = SharedBucket(self._process_set, dtype, capacity)
+            else:
+                bucket = DeviceBucket(self._process_set, dtype, capacity, gpu)
+            self._filling[group, dtype, gpu] = bucket
+            self.buckets.append(bucket)
+        return bucket
+
+    def _group_bytes(self, group: int, dtype: np.dtype) -> int:
+        """What the gradients of a group need that have no place yet; a guess where not all shapes are known."""
+        members = [parameter for parameter, number in self._group_of.items() if number == group]
+        shapes = [
+            parameter.shape
+            for parameter in members
+            if _dtype_name(parameter.dtype) == dtype.name and parameter not in self._places
+        ]
+        known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
+        needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)
+        return needed if len(known) == len(shapes) else needed + self._bucket_bytes
+
+    @staticmethod
+    def _adoptable(parameter: Parameter) -> bool:
+        # Replicas on several devices are summed first, which a copying reduction does on the way.
+        if len(parameter._grad) != 1:
+            return False
+        gradient = parameter._grad[0]
+        dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
+        # Every cpu(n) is the same memory, and MXNet computes with arrays of several. A view is one of cpu(0).
+        on_device = gradient.context.device_type in ("cpu", "gpu")  # and not cpu_pinned or cpu_shared
+        return dense and on_device and np.dtype(gradient.dtype).name in _DTYPES
+
+    def __reduce__(self) -> tuple:
+        # A copy has other parameters, which own no memory yet.
+        return GradientMemory, (self._process_set, self._bucket_bytes)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _gpu_of(array: NDArray) -> int | None:
+    """Number of the GPU that an array lies on, or None."""
+    return array.context.device_id if array.context.device_type == "gpu" else None
+
+
+def _dtype_name(dtype: Any) -> str:
+    """Name of a Parameter's dtype; that of bfloat16, which numpy does not know, is as good as any other."""
+    try:
+        return np.dtype(dtype).name
+    except TypeError:
+        return str(dtype)
+
+
+def _owner(parameter: Parameter) -> GradientMemory | None:
+    reference = _owners.get(parameter)
+    return reference() if reference is not None else None
+
+
+def _adopting(original: Any) -> Any:
+    """A method of Parameter that makes gradient arrays, followed by their adoption."""
+
+    @functools.wraps(original)
+    def method(self: Parameter, *args: Any, **kwargs: Any) -> Any:
+        before = self._grad
+        result = original(self, *args, **kwargs)
+        if self._grad is not None and self._grad is not before:
+            _born[self] = _backwards
+            owner = _owner(self)
+            if owner is not None and owner.attached():
+                owner.adopt(self)
+        return result
+
+    method.adopts = True
+    return method
+
+
+def _counting(original: Any) -> Any:
+    """The function of MXNet's library that runs backward, counted where it writes the gradients of Parameters."""
+
+    def function(count: Any, outputs: Any, gradients: Any, variables: Any, *others: Any) -> int:
+        global _backwards
+        _backwards += not _number_of(variables)  # autograd.grad() names variables, and writes to new arrays
+        return original(count, outputs, gradients, variables, *others)
+
+    function.counts = True
+    return function
+
+
+def _number_of(value: Any) -> int:
+    return getattr(value, "value", value)
+
+
+for _owner_class, _name in ((Parameter, "_init_grad"), (Parameter, "cast")):
+    if not getattr(getattr(_owner_class, _name), "adopts", False):
+        setattr(_owner_class, _name, _adopting(getattr(_owner_class, _name)))
+# All of MXNet's Python runs backward by this attribute of the library. So does autograd.backward where a program has
+# imported it before this package.
+_library = mx.base._LIB
+if not getattr(_library.MXAutogradBackwardEx, "counts", False):
+    _library.MXAutogradBackwardEx = _counting(_library.MXAutogradBackwardEx)

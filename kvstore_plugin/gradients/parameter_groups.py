@@ -1,0 +1,151 @@
+"""Whom the parameters of a trainer are trained with: its process set, sets of their own, or nobody."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
+
+from ..compat.arguments import check_is_added
+from ..compat.mxnet import Parameter
+from ..coordination import agreement, operation, operation_names
+from ..parameters.broadcast import Named
+from ..world.process_set import ProcessSet, global_process_set
+
+_CALL = "DistributedTrainer()"
+
+
+class Share(NamedTuple):
+    """The parameters that are trained together by one process set, and how its members know them."""
+
+    process_set: ProcessSet
+    scope: str
+    named: Sequence[Named]
+    root: int  # within the set
+    names: Any  # the KeptNames of the scope
+
+
+class Company:
+    """All workers of a trainer: those that skip a step together, or go on together when one has no more data.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        That of the trainer.
+    shares : sequence of Share
+        The trainer's.
+    stays_local : bool
+        Whether it has parameters that are trained on this worker alone.
+
+    Attributes
+    ----------
+    process_set : ProcessSet
+    scope : str
+        Begins the names of what the workers do together; empty where this worker is not among them.
+    is_apart : bool
+        Whether some worker has parameters that are not reduced over all of them, so that they may see other gradients.
+    is_divided : bool
+        Whether some worker shares parameters with a part of them.
+    reaches_out : bool
+        Whether some worker shares parameters with workers that are not among them.
+    """
+
+    def __init__(self, process_set: ProcessSet, shares: Sequence[Share], stays_local: bool) -> None:
+        self.process_set = process_set
+        self.scope = next((share.scope for share in shares if share.process_set is process_set), "")
+        others = [share.process_set for share in shares if share.process_set is not process_set and share.named]
+        inside = set(process_set.ranks) if self.scope else set()
+        self.is_apart = bool(self.scope) and bool(others or stays_local)
+        self.is_divided = bool(others)
+        self.reaches_out = any(not inside.issuperset(one.ranks) for one in others)
+
+    def meet(self) -> None:
+        """Let all workers know what is so on some of them. Collective over the process set."""
+        mine = [self.is_apart, self.is_divided, self.reaches_out]
+        _, some = agreement.extremes(self.process_set, f"{self.scope}/parameters", mine)
+        self.is_apart, self.is_divided, self.reaches_out = map(bool, some)
+
+    def check_undivided(self, what: str) -> None:
+        """Raise a ValueError if some parameters are trained by a part of the workers."""
+        if self.is_divided:
+            raise ValueError(
+                f"{what} needs each parameter of a trainer in its process set, or local: here parameter_process_sets "
+                "has process sets of its own."
+            )
+
+    def check(self, what: str) -> None:
+        """Raise a ValueError if what all workers must do alike would concern workers that are not among them."""
+        if self.reaches_out:
+            raise ValueError(
+                f"{what} needs all workers that share parameters of a trainer in its process set: here "
+                "parameter_process_sets has ranks that process_set has not."
+            )
+
+
+def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
+    """The process sets of a trainer's parameters, of those that this rank is in.
+
+    The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
+    """
+    given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
+    if isinstance(of_parameters, Mapping):
+        given += [one for one in of_parameters.values() if isinstance(one, ProcessSet)]
+    sets = {one.process_set_id: one for one in given if one.included()}
+    return [one for _, one in sorted(sets.items())]
+
+
+def scopes_of(sets: Sequence[ProcessSet]) -> dict[ProcessSet, str]:
+    """What begins the names of a trainer's operations in each process set. Meets the other members of each."""
+    scopes = {}
+    for number, one in enumerate(sets):
+        try:
+            with operation.waiting(one, _CALL) as turn:
+                scopes[one] = operation_names.numbered_alike(turn, one, "trainer", _CALL)
+        except Exception as error:
+            refuse(sets[number + 1 :], error)
+            raise
+    return scopes
+
+
+def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
+    """Tell the other members of process sets, which meet there first, why this rank makes no trainer."""
+    for one in sets:
+        operation.waiting(one, _CALL).leave_out(str(error), None)
+
+
+def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
+    """Rank within a process set of the worker whose values count there."""
+    if process_set is of_trainer and root_rank != 0:
+        return process_set.position_of(root_rank)
+    return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
+
+
+def divide(
+    params: Any, named: Sequence[Named], process_set: ProcessSet, of_parameters: Any
+) -> dict[ProcessSet | None, list[Named]]:
+    """The parameters of each process set that this rank is in, and under None those that stay local."""
+    if of_parameters is not None and not isinstance(of_parameters, Mapping):
+        raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
+    known = {id(one.value) for one in named}
+    chosen: dict[int, ProcessSet | None] = {}
+    for key, one in (of_parameters or {}).items():
+        parameter = key if isinstance(key, Parameter) else _with_key(params, key)
+        if id(parameter) not in known:
+            raise ValueError(f"parameter_process_sets holds {key!r}, which params does not hold.")
+        if one is not None and not isinstance(one, ProcessSet):
+            raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
+        if one is not None:
+            check_is_added(one)
+        chosen[id(parameter)] = one
+    divided: dict[ProcessSet | None, list[Named]] = {}
+    for one in named:
+        of_parameter = chosen.get(id(one.value), process_set)
+        is_shared = of_parameter is not None and of_parameter.included()
+        divided.setdefault(of_parameter if is_shared else None, []).append(one)
+    return divided
+
+
+def _with_key(params: Any, key: Any) -> Any:
+    """The parameter with a key, or at a position; None where there is none."""
+    try:
+        return params[key]
+    except (KeyError, IndexError, TypeError):
+        return None

@@ -1,0 +1,1 @@
+"""MXNet's own trainers and modules, AMP, and scripts for Horovod."""

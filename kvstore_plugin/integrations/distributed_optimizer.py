@@ -1,0 +1,284 @@
+"""DistributedOptimizer: an optimizer of MXNet that averages gradients over all workers before it uses them.
+
+It stands where the wrapped optimizer would: whatever is read from it or written to it is the wrapped one's, but for the
+two methods by which MXNet asks for an update.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from typing import Any, NamedTuple, Sequence
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
+from ..compat.mxnet import MXNetError, NDArray, gluon, mx
+from ..coordination import operation_names
+from ..store.kvstore import MyKV
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
+
+# All other attributes are the wrapped optimizer's.
+_OWN = frozenset(["update", "update_multi_precision", "_optimizer", "_mean"])
+
+
+class DistributedOptimizer(mx.optimizer.Optimizer):
+    """Wraps an optimizer so that it updates from gradients averaged over all workers.
+
+    For ``Module.fit(optimizer=..., kvstore=None)``, for ``gluon.Trainer(params, optimizer, kvstore=None)``, and
+    wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is the faster way. Give all workers the
+    same parameters first (`broadcast_parameters`). Gradients are averaged in place, over the workers and not over the
+    devices of one, and the calls return at once. All workers must create their optimizers in the same order, and update
+    each index equally often, in whatever order.
+
+    Attributes are those of the wrapped optimizer, also where they are written. So `rescale_grad` is that of one worker:
+    one divided by its own batch size.
+
+    Parameters
+    ----------
+    optimizer : mx.optimizer.Optimizer
+        The one to wrap.
+    gradient_predivide_factor : float, optional
+        Finite and above 0. As for `DistributedTrainer`, the result is the mean whatever it is.
+    num_groups : int, optional
+        The gradients that one call of update() is given are reduced in so many groups, as many gradients in each, in
+        the order of their indices: those of a group by one operation. 0, and where an index is given alone: each by
+        itself. With groups, all workers must give update() the same lists of indices, in whatever order.
+    process_set : ProcessSet, optional
+        The workers that train together. A worker outside of it updates from its own gradients.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong, or `optimizer` is a DistributedOptimizer itself.
+    """
+
+    averages_gradients = True  # for what does so itself
+
+    def __init__(
+        self,
+        optimizer: Any,
+        gradient_predivide_factor: float = 1.0,
+        num_groups: int = 0,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        process.require()
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ValueError("The optimizer is a DistributedOptimizer already, and would average gradients twice.")
+        if not isinstance(optimizer, mx.optimizer.Optimizer):
+            raise TypeError(f"The optimizer must be an mx.optimizer.Optimizer, not {type(optimizer).__name__}.")
+        check_predivide_factor(gradient_predivide_factor)
+        num_groups = whole_number("num_groups", num_groups, 0)
+        check_is_added(process_set)
+        self._optimizer = optimizer
+        self._mean = _Mean(process_set, num_groups, operation_names.numbered(process_set, "optimizer"))
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Average gradients over the workers, in place, and update the weights from them. Returns at once.
+
+        Parameters
+        ----------
+        index : int or str, or a list of them
+            What MXNet knows the weights by, and what the workers are matched by.
+        weight, grad : NDArray, or a list of them
+            Weights and gradients; dense ones.
+        state : object, or a list of them
+            States of the wrapped optimizer, from its create_state().
+
+        Raises
+        ------
+        TypeError, ValueError
+            A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
+            removed. The other workers get an MXNetError in the gradient.
+        """
+        self._mean.replace(index, grad)
+        self._optimizer.update(index, weight, grad, state)
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """As update(), with the master copies in float32 that create_state_multi_precision() has made."""
+        self._mean.replace(index, grad)
+        self._optimizer.update_multi_precision(index, weight, grad, state)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _OWN or name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return getattr(object.__getattribute__(self, "_optimizer"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN or name.startswith("__"):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._optimizer, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._optimizer, name)
+
+    def __dir__(self) -> list[str]:
+        return dir(self._optimizer)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self._optimizer!r})"
+
+    def __reduce__(self) -> tuple:
+        return _rebuilt, (self._optimizer, self._mean)
+
+    def __deepcopy__(self, memo: dict) -> DistributedOptimizer:
+        mean = _Mean(self._mean.process_set, self._mean.num_groups, None)
+        return _rebuilt(copy.deepcopy(self._optimizer, memo), mean)
+
+
+class _Mean:
+    """Replaces gradients by their mean over a process set.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The workers.
+    num_groups : int
+        As for `DistributedOptimizer`.
+    scope : str or None
+        Begins the names of all operations. None in a copy, which counts among the optimizers of the set once it is
+        used: workers may make copies that they never use.
+    """
+
+    def __init__(self, process_set: ProcessSet, num_groups: int, scope: str | None) -> None:
+        self.process_set = process_set
+        self.num_groups = num_groups
+        self._scope = scope
+
+    def rename(self, scope: str) -> None:
+        """Begin the names of all operations anew with another scope, the same on all workers."""
+        self._scope = scope
+
+    def replace(self, index: Any, gradient: Any) -> None:
+        """Replace the gradient of an index, or those of a list of them."""
+        if not self.process_set.included():
+            process.rank()  # raises after shutdown()
+            check_is_added(self.process_set)  # it may have been removed
+            return
+        if self._scope is None:
+            self._scope = operation_names.numbered(self.process_set, "optimizer")
+        if not isinstance(index, (list, tuple)):
+            index, gradient = [index], [gradient]
+        groups = self._groups([_plain(one) for one in index])
+        try:
+            gradients = _checked(index, gradient)
+        except (TypeError, ValueError) as error:
+            self._refuse(groups, str(error))
+            raise
+        self._push(groups, gradients)
+
+    def _groups(self, indices: list) -> list[_Group]:
+        """The indices, divided into those that one operation reduces."""
+        if not self.num_groups:
+            return [_Group([one], [place]) for place, one in enumerate(indices)]
+        places = sorted(range(len(indices)), key=lambda place: (isinstance(indices[place], str), indices[place]))
+        groups = [_Group([], []) for _ in range(self.num_groups)]
+        for number, place in enumerate(places):
+            group = groups[number * self.num_groups // len(places)]
+            group.indices.append(indices[place])
+            group.places.append(place)
+        return [group for group in groups if group.places]
+
+    def _push(self, groups: list[_Group], gradients: Sequence[NDArray]) -> None:
+        core = self.process_set.core
+        scale = 1.0 / self.process_set.size()
+        for number, group in enumerate(groups):
+            name, priority = self._name(group), _priority(group.indices[0])
+            handles = arrays.handles([gradients[place] for place in group.places])
+            try:
+                if self.num_groups:
+                    label = f"of indices {', '.join(str(one) for one in group.indices)}"
+                    core.push_group(name, handles, handles, "sum", scale, priority, label=label)
+                else:
+                    core.push_allreduce(name, handles, handles, "sum", scale, priority)
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
+            except (RuntimeError, ValueError) as error:
+                sentence = f"The gradient of index {group.indices[0]!r} cannot be reduced: {error}."
+                self._refuse(groups[number:], sentence)
+                raise ArgumentValueError(sentence) from error
+
+    def _refuse(self, groups: list[_Group], reason: str) -> None:
+        for group in groups:
+            self.process_set.core.refuse(self._name(group), reason)
+
+    def _name(self, group: _Group) -> str:
+        return f"{self._scope}/{group.indices[0]!r}"
+
+
+class _Group(NamedTuple):
+    """Indices whose gradients one operation reduces, and their places in the lists that update() was given."""
+
+    indices: list
+    places: list
+
+
+def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
+    """The gradients of a list of indices.
+
+    Raises
+    ------
+    TypeError, ValueError
+        There are more or fewer, one is no dense array, or lies on a GPU without a CUDA runtime that the core can use.
+    """
+    if not isinstance(gradients, (list, tuple)):
+        raise ArgumentTypeError(f"A list of indices needs a list of gradients, not {type(gradients).__name__}.")
+    if len(index) != len(gradients):
+        raise ArgumentValueError(f"There are {len(index)} indices but {len(gradients)} gradients.")
+    for one, gradient in zip(index, gradients):
+        if not isinstance(gradient, NDArray):
+            raise ArgumentTypeError(f"The gradient of index {one!r} must be an NDArray, not {type(gradient).__name__}.")
+        arrays.as_list(gradient, f"gradient of index {one!r}")
+    return gradients
+
+
+def _plain(index: Any) -> int | str:
+    """The index as a plain int or str, so that workers that use other types of them agree."""
+    if type(index) is int or type(index) is str:
+        return index
+    if isinstance(index, bytes):
+        return index.decode()
+    return str(index) if isinstance(index, str) else operator.index(index)
+
+
+def _priority(index: int | str) -> int:
+    """Lower indices first: in a network they are nearer to its input, where the next forward pass begins."""
+    return -index if isinstance(index, int) and 0 <= index < 2**31 else 0
+
+
+def _rebuilt(optimizer: Any, mean: _Mean) -> DistributedOptimizer:
+    rebuilt = DistributedOptimizer.__new__(DistributedOptimizer)
+    rebuilt._optimizer, rebuilt._mean = optimizer, mean
+    return rebuilt
+
+
+def _refusing(original: Any) -> Any:
+    """gluon.Trainer.__init__, which refuses what would reduce gradients twice."""
+
+    @functools.wraps(original)
+    def __init__(
+        self: Any,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any = None,
+        kvstore: Any = "device",
+        *more: Any,
+        **named: Any,
+    ) -> None:
+        is_ours = isinstance(kvstore, MyKV) or (isinstance(kvstore, str) and kvstore.lower() == "mykv")
+        if is_ours and isinstance(optimizer, DistributedOptimizer):
+            raise ValueError(
+                "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' would sum them once "
+                "more: give gluon.Trainer kvstore=None, or the optimizer that is wrapped."
+            )
+        original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
+
+    __init__.refuses_distributed_optimizers = True
+    return __init__
+
+
+if not getattr(gluon.Trainer.__init__, "refuses_distributed_optimizers", False):
+    gluon.Trainer.__init__ = _refusing(gluon.Trainer.__init__)

@@ -1,0 +1,175 @@
+"""The store in MXNet's Module API, which only 1.x has: ``mx.mod.Module(...).fit(kvstore='mykv')``.
+
+Module was written for MXNet's own stores. It counts the workers in rescale_grad only where a store's type has 'dist'
+and '_sync' in it; where it does not update on the store, it never gives the workers equal starting weights; and it
+leaves it to the user that all workers have batches of one size. What it calls is replaced here for this store alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, mx
+from ..coordination import agreement, operation
+from ..coordination.step_label import value_of
+from ..store.kvstore import MyKV
+from ..world import process
+from .distributed_optimizer import DistributedOptimizer
+
+
+class ModuleStore(MyKV):
+    """A store under a type that Module takes for that of a synchronous store of several workers.
+
+    It is the store itself under another class, so that whatever happens to one happens to the other. gluon.Trainer must
+    not see this type: with such a store it would not let the learning rate or the parameters be changed.
+
+    Parameters
+    ----------
+    store : MyKV
+        The store that it is.
+    """
+
+    def __init__(self, store: MyKV) -> None:
+        self.__dict__ = store.__dict__
+
+    @property
+    def type(self) -> str:
+        """'dist_sync_mykv'."""
+        return "dist_sync_mykv"
+
+    def begin_training(
+        self, param_arrays: Any, arg_params: dict, param_names: list[str], update_on_kvstore: bool
+    ) -> None:
+        """Give all workers the weights of rank 0, in every executor and in the Module's own copy. Waits for all.
+
+        Parameters
+        ----------
+        param_arrays, arg_params, param_names, update_on_kvstore
+            As for MXNet's _initialize_kvstore.
+
+        Raises
+        ------
+        RuntimeError
+            The workers' Modules have other parameters, or not all update on the store. All workers get it.
+        """
+        where = "on the store" if update_on_kvstore else "on the workers"
+        agreement.check_names(
+            self._process_set,
+            operation.waiting_name(self._process_set),
+            param_names,
+            "parameters of a Module",
+            f"a Module that updates {where}",
+        )
+        for name, replicas in zip(param_names, param_arrays):
+            value = arg_params[name]
+            if value.stype == "default":
+                self.broadcast(name, value, out=replicas)
+                arrays.copy(replicas[0], value)
+            else:
+                self.init(name, value)
+
+    def agree_on_rescaling(self, module: Any, is_modules_own: bool) -> None:
+        """Let all workers multiply the sum of gradients by the same factor. Waits for all.
+
+        Parameters
+        ----------
+        module : Module
+            One that has its optimizer.
+        is_modules_own : bool
+            Whether Module has made rescale_grad, so that it may be made again for workers with unequal batches, as
+            those with unequal numbers of devices have: it is then one divided by the sum of all batches.
+
+        Raises
+        ------
+        MXNetError
+            The workers' factors differ and were given by the user. All workers get it.
+        """
+        optimizer = module._optimizer
+        factor = value_of(optimizer.rescale_grad)
+        call = "a Module's optimizer"
+        numbers = [int(is_modules_own), module._exec_group.batch_size, _bits(factor)]
+        met = operation.exchange(self._process_set, operation.waiting_name(self._process_set), call, call, numbers)
+        factors = met[:, 2]
+        if (factors == factors[0]).all():
+            return
+        other = int(np.flatnonzero(factors != factors[0])[0])
+        if not met[:, 0].all():
+            raise MXNetError(
+                f"The workers would multiply gradients by different factors: rescale_grad is {_number(factors[0])!r} "
+                f"on rank {self._process_set.ranks[0]}, {_number(factors[other])!r} on rank "
+                f"{self._process_set.ranks[other]} and {factor!r} on this rank, {process.rank()}. Give all the same, "
+                "or leave it to Module."
+            )
+        optimizer.rescale_grad = 1.0 / int(met[:, 1].sum())
+
+
+def _bits(number: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", number))[0]
+
+
+def _number(bits: int) -> float:
+    return struct.unpack("<d", struct.pack("<q", int(bits)))[0]
+
+
+def _creating(original: Any) -> Any:
+    @functools.wraps(original)
+    def _create_kvstore(*args: Any, **kwargs: Any) -> Any:
+        store, update_on_kvstore = original(*args, **kwargs)
+        return (ModuleStore(store) if isinstance(store, MyKV) else store), update_on_kvstore
+
+    return _create_kvstore
+
+
+def _initializing(original: Any) -> Any:
+    @functools.wraps(original)
+    def _initialize_kvstore(
+        kvstore: Any, param_arrays: Any, arg_params: dict, param_names: list[str], update_on_kvstore: bool
+    ) -> None:
+        if isinstance(kvstore, MyKV):
+            kvstore.begin_training(param_arrays, arg_params, param_names, update_on_kvstore)
+        else:
+            original(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
+
+    return _initialize_kvstore
+
+
+def _giving_optimizers(original: Any) -> Any:
+    @functools.wraps(original)
+    def init_optimizer(
+        self: Any,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
+    ) -> None:
+        is_ours = isinstance(kvstore, MyKV) or (isinstance(kvstore, str) and kvstore.lower() == "mykv")
+        if is_ours and isinstance(optimizer, DistributedOptimizer):
+            raise ValueError(
+                "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' sums them: give "
+                "Module kvstore=None, or the optimizer that is wrapped."
+            )
+        had_one = self.optimizer_initialized
+        original(self, kvstore, optimizer, optimizer_params, force_init)
+        if is_ours and (force_init or not had_one):
+            is_modules_own = isinstance(optimizer, str) and "rescale_grad" not in dict(optimizer_params)
+            self._kvstore.agree_on_rescaling(self, is_modules_own)
+
+    return init_optimizer
+
+
+def _install() -> None:
+    """Replace what Module and FeedForward call, each where it is found by name."""
+    for place in (mx.model, mx.mod.module):
+        place._create_kvstore = _creating(place._create_kvstore)
+        place._initialize_kvstore = _initializing(place._initialize_kvstore)
+    mx.mod.Module.init_optimizer = _giving_optimizers(mx.mod.Module.init_optimizer)
+    mx.mod.Module.knows_mykv = True
+
+
+if hasattr(mx, "mod") and not hasattr(mx.mod.Module, "knows_mykv"):
+    _install()

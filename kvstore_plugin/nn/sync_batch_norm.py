@@ -1,0 +1,472 @@
+"""SyncBatchNorm: batch normalization by the mean and variance of all workers' batches.
+
+The layer is one custom operator of MXNet, which can be hybridized. Its Python runs in threads that MXNet keeps for such
+operators, once the inputs are there. It adds up this worker's batch (moments.py), pushes one small exchange of the sums
+into the engine, and behind it a second custom operator, which finishes; so no thread waits for other workers. The
+backward pass does the same.
+
+A custom operator must not be given an array in oneDNN's blocked layout. MXNet hands over a plain copy there, and frees
+it before the operator has run; so it does with gradients. Therefore the operator stands between two copies (_plain).
+
+Workers are matched by the number of the layer and that of the call. Forward passes of a layer run in the order in which
+they are called, since each writes the running statistics. Those backward may run in any order, so each has the name of
+its forward pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.arguments import whole_number
+from ..compat.mxnet import BatchNorm, NDArray, autograd, contexts, mx
+from ..coordination import operation_names
+from ..world import process
+from ..world import process_set as process_sets
+from ..world.process_set import ProcessSet, global_process_set
+from . import batch_norm_math
+
+_LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forward", "mykv_sync_batch_norm_backward"
+
+# Backward passes of one layer that are under way at the same time have names of their own, if they are no more than
+# this; with more they have labels of their own, so that they can fail but not be summed crosswise.
+_NAMES = 256
+
+
+class _Calls:
+    """What the calls of one layer have in common."""
+
+    def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
+        self.process_set = process_set
+        self.scope = operation_names.numbered(process_set, "sync_batch_norm")
+        self.layer = weakref.ref(layer)
+        self.numbers = itertools.count()  # of forward passes in training
+        self.in_evaluation = self.in_training = 0  # those that were recorded since the last step of a trainer
+
+    def note(self) -> None:
+        """Count a recorded call, where it is made."""
+        if autograd.is_recording():
+            self.in_training += autograd.is_training()
+            self.in_evaluation += not autograd.is_training()
+
+    def end_step(self) -> None:
+        """Tell the other workers, which may wait for this one, if it has used the layer in evaluation mode only."""
+        missing = 0 if self.in_training else self.in_evaluation
+        self.in_evaluation = self.in_training = 0
+        layer = self.layer()
+        if not missing or layer is None or not self.process_set.included():
+            return
+        reason = f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))"
+        try:
+            layer.running_mean.list_data()[0].wait_to_read()  # calls in training before those must come first
+        finally:
+            for _ in range(missing):
+                next(self.numbers)
+                self.process_set.core.refuse(f"{self.scope}/forward", reason)
+
+
+_calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by scope
+
+
+def end_step() -> None:
+    """Let workers that wait for this one, because it has used a layer in evaluation mode, get an error.
+
+    Called in each step of a trainer on all workers. Where all of them have done so, nothing comes of it.
+
+    Raises
+    ------
+    MXNetError
+        The running statistics of a layer carry an error. All layers have been looked at then.
+    """
+    with contextlib.ExitStack() as stack:
+        for calls in list(_calls.values()):
+            stack.callback(calls.end_step)
+
+
+def begin_again() -> None:
+    """Count the calls of all layers from 0 on, as all other workers do now."""
+    for calls in list(_calls.values()):
+        calls.numbers = itertools.count()
+        calls.in_evaluation = calls.in_training = 0
+
+
+class SyncBatchNorm(BatchNorm):
+    """Batch normalization whose mean and variance, in training, are those of the batches of all workers.
+
+    As gluon.nn.BatchNorm in one process that has the batches of all workers, which may be of different sizes: the
+    output, the gradients of input, gamma and beta (those of gamma and beta once they were averaged or added up over the
+    workers, as a trainer does), and the running statistics, which are then the same on all workers. It has the
+    parameters of gluon.nn.BatchNorm under the same names, so files of one load into the other. In evaluation, with
+    `use_global_stats`, and on a single worker nothing is exchanged.
+
+    All workers must make their layers in the same order, and in training call each of them equally often, forward and
+    backward; creating one calls init() if nobody has. Where one calls it in evaluation mode, or not at all, the others
+    wait; in the next step of a trainer they get an MXNetError if it has done so under
+    ``autograd.record(train_mode=False)``, but not where the network is hybridized with ``static_shape``. The running
+    statistics change in the forward pass, those of MXNet's layer in the backward pass.
+
+    Inputs are dense arrays in float16, bfloat16, float32 or float64 on one CPU of each worker; with 16 bits, parameters
+    and statistics are float32.
+
+    Parameters
+    ----------
+    in_channels : int, optional
+        Number of channels; 0: it is that of the first input.
+    num_devices : int, optional
+        Of gluon.contrib.nn.SyncBatchNorm; must be None or 1, the number of devices of each worker.
+    momentum, epsilon, center, scale, use_global_stats : optional
+        As for gluon.nn.BatchNorm.
+    beta_initializer, gamma_initializer, running_mean_initializer, running_variance_initializer : optional
+        As for gluon.nn.BatchNorm.
+    axis : int, optional
+        That of the channels.
+    process_set : ProcessSet, optional
+        The workers whose batches count.
+    **kwargs
+        As for gluon.Block: in MXNet 1.9.1 `prefix` and `params`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong; the process set was not added, or this worker is not in it.
+
+    References
+    ----------
+    Ioffe and Szegedy, "Batch Normalization", 2015, arXiv:1502.03167; over several devices: Zhang et al., "Context
+    Encoding for Semantic Segmentation", 2018, arXiv:1803.08904.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 0,
+        num_devices: int | None = None,
+        momentum: float = 0.9,
+        epsilon: float = 1e-5,
+        center: bool = True,
+        scale: bool = True,
+        use_global_stats: bool = False,
+        beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros",
+        running_variance_initializer: Any = "ones",
+        *,
+        axis: int = 1,
+        process_set: ProcessSet = global_process_set,
+        **kwargs: Any,
+    ) -> None:
+        process.require()
+        process_sets.check(process_set)
+        if num_devices is not None and whole_number("num_devices", num_devices, 1) > 1:
+            raise ValueError(f"num_devices must be 1, not {num_devices}: each worker has its batch on one device.")
+        super().__init__(
+            axis=axis,
+            momentum=momentum,
+            epsilon=epsilon,
+            center=center,
+            scale=scale,
+            use_global_stats=use_global_stats,
+            beta_initializer=beta_initializer,
+            gamma_initializer=gamma_initializer,
+            running_mean_initializer=running_mean_initializer,
+            running_variance_initializer=running_variance_initializer,
+            in_channels=in_channels,
+            **kwargs,
+        )
+        self._process_set = process_set
+        self._begin()
+
+    def normalized(self, F: Any, *inputs: Any) -> Any:
+        """The operator of the layer, on arrays or symbols: the data, gamma, beta and the running statistics."""
+        process_sets.check(self._process_set)
+        devices = contexts(self.gamma)
+        if len(devices) > 1:
+            raise ValueError(
+                f"SyncBatchNorm {self._calls.scope} is on {len(devices)} devices of rank {process.rank()}, and only "
+                "one is supported: use one process for each device."
+            )
+        options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
+        data, *others = inputs
+        return _plain(F, F.Custom(_plain(F, data), *others, op_type=_LAYER, scope=self._calls.scope, **options))
+
+    def _begin(self) -> None:
+        self._calls = _Calls(self, self._process_set)
+        _calls[self._calls.scope] = self._calls
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_calls"}
+
+    def __setstate__(self, state: dict) -> None:
+        # A copy is another layer: its calls must not be matched with those of the first.
+        vars(self).update(state)
+        self._begin()
+
+
+def _plain(F: Any, data: Any) -> Any:
+    """A copy in the usual layout; the gradient that comes back through it is in the usual layout too.
+
+    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest of those that were tried. It
+    has no implementation for oneDNN's layouts, and its output never takes the memory of its input. With operators whose
+    output may do so, as a multiplication by 1, an array keeps its blocked layout when the network is hybridized.
+    """
+    return F.SwapAxis(data, dim1=0, dim2=0)
+
+
+class _Prop(mx.operator.CustomOpProp):
+    """What MXNet asks of a custom operator, with the arguments of the layer, which travel as text."""
+
+    def __init__(self, scope: str, axis: str, eps: str, momentum: str, fix_gamma: str, use_global_stats: str) -> None:
+        super().__init__(need_top_grad=True)
+        self.texts = {
+            "scope": scope,
+            "axis": axis,
+            "eps": eps,
+            "momentum": momentum,
+            "fix_gamma": fix_gamma,
+            "use_global_stats": use_global_stats,
+        }
+        self.calls = _calls.get(scope)  # None in a network that was exported to a file, which can evaluate only
+        self.axis = int(axis)
+        self.eps = float(eps)
+        self.momentum = float(momentum)
+        self.fix_gamma = fix_gamma == "True"
+        self.use_global_stats = use_global_stats == "True"
+
+    def seen(self, array: NDArray) -> np.ndarray:
+        """The memory of data, as an array of shape (outer, channels, inner)."""
+        axis = self.axis % len(array.shape)
+        outer, inner = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
+        return _values(array).reshape(outer, array.shape[axis], inner)
+
+    def scale(self, gamma: NDArray) -> np.ndarray:
+        """What normalized data are multiplied by, as float64."""
+        values = _values(gamma)
+        return np.ones(values.shape) if self.fix_gamma else values.astype(np.float64)
+
+    def _channels(self, shape: Any) -> tuple[int]:
+        return (shape[self.axis],)
+
+
+@mx.operator.register(_LAYER)
+class _LayerProp(_Prop):
+    """The operator of the layer."""
+
+    def list_arguments(self) -> list[str]:
+        return ["data", "gamma", "beta"]
+
+    def list_outputs(self) -> list[str]:
+        return ["output"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        return ["running_mean", "running_var"]
+
+    def infer_shape(self, in_shape: list) -> tuple:
+        channels = self._channels(in_shape[0])
+        return [in_shape[0], channels, channels], [in_shape[0]], [channels, channels]
+
+    def infer_type(self, in_type: list) -> tuple:
+        kind = _of_parameters(in_type[0])
+        return [in_type[0], kind, kind], [in_type[0]], [kind, kind]
+
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Layer:
+        if self.calls is not None and not self.use_global_stats:
+            self.calls.note()
+        return _Layer(self)
+
+
+@mx.operator.register(_FORWARD)
+class _ForwardProp(_Prop):
+    """What is left to do in the forward pass when the sums of all workers have arrived.
+
+    Its second output has the means, the inverse standard deviations and the number of elements of each channel.
+    """
+
+    def list_arguments(self) -> list[str]:
+        return ["data", "gamma", "beta", "total"]
+
+    def list_outputs(self) -> list[str]:
+        return ["output", "statistics"]
+
+    def list_auxiliary_states(self) -> list[str]:
+        return ["running_mean", "running_var"]
+
+    def infer_shape(self, in_shape: list) -> tuple:
+        channels = self._channels(in_shape[0])
+        return in_shape, [in_shape[0], in_shape[3]], [channels, channels]
+
+    def infer_type(self, in_type: list) -> tuple:
+        return in_type, [in_type[0], np.float64], [in_type[1], in_type[1]]
+
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Forward:
+        return _Forward(self)
+
+
+@mx.operator.register(_BACKWARD)
+class _BackwardProp(_Prop):
+    """What is left to do in the backward pass when the sums of all workers have arrived."""
+
+    def list_arguments(self) -> list[str]:
+        return ["data", "gradient", "gamma", "statistics", "total"]
+
+    def list_outputs(self) -> list[str]:
+        return ["output"]
+
+    def infer_shape(self, in_shape: list) -> tuple:
+        return in_shape, [in_shape[0]], []
+
+    def infer_type(self, in_type: list) -> tuple:
+        return in_type, [in_type[0]], []
+
+    def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> _Backward:
+        return _Backward(self)
+
+
+class _Layer(mx.operator.CustomOp):
+    """One call of the layer, forward and backward."""
+
+    def __init__(self, prop: _LayerProp) -> None:
+        super().__init__()
+        self._prop = prop
+        self._in_training = False
+        self._call = 0
+        self._statistics: Any = None
+
+    def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
+        data, gamma, beta, mean, variance = (_readable(one) for one in [*in_data, *aux])
+        prop = self._prop
+        self._in_training = bool(is_train) and not prop.use_global_stats
+        if not self._in_training:
+            inverse = 1 / np.sqrt(_values(variance).astype(np.float64) + prop.eps)
+            self._statistics = np.concatenate([_values(mean), inverse, [np.inf]])
+            result = mx.nd.BatchNorm(
+                *(data, gamma, beta, mean, variance),
+                use_global_stats=True,
+                fix_gamma=prop.fix_gamma,
+                eps=prop.eps,
+                axis=prop.axis,
+            )
+            return _assign(out_data[0], req[0], result)
+        self._call = next(prop.calls.numbers)
+        total = _added_up(prop.calls, "forward", batch_norm_math.sums(prop.seen(data)), data)
+        output = out_data[0].as_nd_ndarray()
+        target = _target(output, req[0])
+        self._statistics = mx.nd.empty(total.shape, total.context, np.float64)
+        inputs = (data, gamma, beta, total, mean, variance)
+        mx.nd.Custom(*inputs, op_type=_FORWARD, out=[target, self._statistics], **prop.texts)
+        return _assign(output, req[0], target)
+
+    def backward(self, req: list, out_grad: list, in_data: list, out_data: list, in_grad: list, aux: list) -> None:
+        data, gamma, gradient = (_readable(one) for one in [in_data[0], in_data[1], out_grad[0]])
+        prop = self._prop
+        statistics = _values(self._statistics) if self._in_training else self._statistics
+        mean, inverse, _ = _parted(statistics)
+        sums = batch_norm_math.gradient_sums(prop.seen(data), prop.seen(gradient), mean, inverse)
+        of_beta, of_gamma = np.split(sums, 2)
+        if self._in_training:
+            label = f"backward of call {self._call}"
+            total = _added_up(prop.calls, f"backward/{self._call % _NAMES}", sums, data, label)
+            statistics = self._statistics
+        else:
+            total, statistics = (
+                mx.nd.array(sums, data.context, np.float64),
+                mx.nd.array(statistics, data.context, np.float64),
+            )
+        if req[0] != "null":
+            inputs = (data, gradient, gamma, statistics, total)
+            output = in_grad[0].as_nd_ndarray()
+            target = _target(output, req[0])
+            mx.nd.Custom(*inputs, op_type=_BACKWARD, out=target, **prop.texts)
+            _assign(output, req[0], target)
+        for place, values in ((1, np.zeros_like(of_gamma) if prop.fix_gamma else of_gamma), (2, of_beta)):
+            if req[place] != "null":
+                _assign(in_grad[place], req[place], mx.nd.array(values, data.context, in_grad[place].dtype))
+
+
+class _Forward(mx.operator.CustomOp):
+    def __init__(self, prop: _ForwardProp) -> None:
+        super().__init__()
+        self._prop = prop
+
+    def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
+        data, gamma, beta, total = (one.as_nd_ndarray() for one in in_data)
+        prop = self._prop
+        batch = batch_norm_math.moments(_values(total))
+        inverse = 1 / np.sqrt(batch.variance + prop.eps)
+        seen = prop.seen
+        batch_norm_math.normalize(seen(data), batch.mean, prop.scale(gamma) * inverse, _values(beta), seen(out_data[0]))
+        _values(out_data[1])[:] = np.concatenate([batch.mean, inverse, [batch.count]])
+        for running, value in zip(aux, (batch.mean, batch.variance)):
+            running = _values(running)
+            running[:] = prop.momentum * running + (1 - prop.momentum) * value
+
+
+class _Backward(mx.operator.CustomOp):
+    def __init__(self, prop: _BackwardProp) -> None:
+        super().__init__()
+        self._prop = prop
+
+    def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
+        data, gradient, gamma, statistics, total = (one.as_nd_ndarray() for one in in_data)
+        seen = self._prop.seen
+        mean, inverse, count = _parted(_values(statistics))
+        means = _values(total).reshape(2, -1) / count
+        scale = self._prop.scale(gamma)
+        batch_norm_math.data_gradient(seen(data), seen(gradient), mean, inverse, scale, means, seen(out_data[0]))
+
+
+def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label: str = "") -> NDArray:
+    """The sums of all workers, which arrive later."""
+    total = mx.nd.array(values, like.context, np.float64)
+    handles = arrays.handles([total])
+    calls.process_set.core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
+    return total
+
+
+def _readable(array: NDArray) -> NDArray:
+    """An array whose dtype numpy has; bfloat16 becomes float32."""
+    array = array.as_nd_ndarray()
+    return array.astype("float32") if _is_bfloat16(array.dtype) else array
+
+
+def _is_bfloat16(dtype: Any) -> bool:
+    return arrays.dtype_name(dtype) == "bfloat16"
+
+
+def _target(output: NDArray, req: str) -> NDArray:
+    """Where an output can be computed: itself, if it is written and numpy has its dtype, or a temporary array."""
+    if req in ("write", "inplace") and not _is_bfloat16(output.dtype):
+        return output
+    return mx.nd.empty(output.shape, output.context, np.float32 if _is_bfloat16(output.dtype) else output.dtype)
+
+
+def _assign(target: NDArray, req: str, values: NDArray) -> None:
+    """Write values to an output of an operator, or add them to it, as MXNet requests."""
+    if values is target:
+        return
+    target = target.as_nd_ndarray()
+    if _is_bfloat16(target.dtype):
+        values = values.astype(target.dtype)
+    if req == "add":
+        target += values
+    elif req != "null":
+        values.copyto(target)
+
+
+def _parted(statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+    """Means, inverse standard deviations, and the number of elements for each channel."""
+    mean, inverse = np.split(statistics[:-1], 2)
+    return mean, inverse, statistics[-1]
+
+
+def _of_parameters(dtype: Any) -> Any:
+    """Type of the parameters' elements for data of this one."""
+    return np.float32 if dtype == np.float16 or _is_bfloat16(dtype) else dtype
+
+
+def _values(array: NDArray) -> np.ndarray:
+    return arrays.memory(array).view(array.dtype).reshape(array.shape)

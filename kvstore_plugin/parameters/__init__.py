@@ -1,0 +1,1 @@
+"""Parameters of networks: their names on all ranks, broadcasts, deferred shapes, loading, checks."""

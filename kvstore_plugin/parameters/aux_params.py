@@ -1,0 +1,198 @@
+"""The running means and variances of BatchNorm, made equal on all workers: sync_aux_params, and what trainers do.
+
+They come from the batches of each worker and device and not from gradients, so training lets them drift apart. That
+does not disturb training, which does not use them; it matters where they are: in evaluation and in what is saved.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon, mx
+from ..coordination import agreement, operation
+from ..coordination.operation import Turn
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
+from .broadcast import Named, named_parameters
+from .naming import described
+
+
+class _State(NamedTuple):
+    """One auxiliary value, with its arrays on the devices of this process."""
+
+    name: str
+    replicas: list[NDArray]
+
+
+def sync_aux_params(params: Any, root_rank: int | None = None, process_set: ProcessSet = global_process_set) -> None:
+    """Make the running means and variances of BatchNorm equal on all workers and devices. Collective; waits.
+
+    To be called before saving and, where workers evaluate shares of one data set, before evaluation.
+
+    Parameters
+    ----------
+    params : Block, ParameterDict, dict or list of Parameter or NDArray
+        Of Parameters, those that were made with ``differentiable=False`` are taken, which training changes without
+        gradients; frozen and other ones are left alone. NDArrays, such as those that ``Module.get_params()`` returns
+        for `aux_params`, are all taken. Matched between ranks as in `broadcast_parameters`.
+    root_rank : int, optional
+        The worker, as a global rank, whose values all get, those of its first device. By default all get the mean over
+        all devices of all workers; for a variance too that is the mean of the estimates.
+    process_set : ProcessSet, optional
+        The workers that take part.
+
+    Raises
+    ------
+    TypeError, ValueError
+        What this rank can see alone: a value has not been initialized (before the first forward pass), is sparse, or on
+        a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is not.
+        The other ranks get an MXNetError that names this one.
+    MXNetError
+        Ranks differ in the values, their shapes or dtypes, or in `root_rank`; one waits in another call, has left, or
+        its array carries an error.
+    """
+    process.require()
+    with operation.waiting(process_set, "sync_aux_params") as turn:
+        root = None if root_rank is None else process_set.position_of(root_rank)
+        states = auxiliary_states(params)
+        devices = _devices(states)
+        how = "mean" if root is None else f"values of rank {root_rank}"
+        met = turn.meet(f"sync_aux_params to the {how}", [agreement.digest(_signatures(states)), len(states), devices])
+    if (met != met[0])[:, :2].any():
+        raise MXNetError(_difference(met, process_set, states))
+    if not states:
+        return
+    with operation.gathering(process_set, None, "sync_aux_params") as turn:
+        if root is None:
+            _average(turn, states, int(met[:, 2].sum()))
+        else:
+            _broadcast(turn, states, root)
+    for state in states:
+        for array in state.replicas:
+            array.wait_to_read()
+
+
+class Averaging:
+    """The auxiliary values of a trainer, as often as they are averaged over the workers of a process set.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+    scope : str
+        Begins the name of the operation.
+    named : sequence of Named
+        The trainer's parameters, the same on all workers; some of them are auxiliary.
+    """
+
+    def __init__(self, process_set: ProcessSet, scope: str, named: Sequence[Named]) -> None:
+        self._process_set = process_set
+        self._name = f"{scope}/aux"
+        self._named = [one for one in named if is_auxiliary(one.value)]
+
+    def push(self) -> None:
+        """Average the values that are there, over all devices of all workers. Returns at once.
+
+        A value that has not been initialized is left out, so it must be so on all workers, or they get an MXNetError.
+        """
+        states = [_State(name, value._data) for name, value, _ in self._named if value._data is not None]
+        if not states:
+            return
+        with arrays.not_recorded():
+            totals = [_sum(state.replicas) for state in states]
+            # Workers may have other numbers of devices, so what is divided by is added up as well.
+            count = mx.nd.full((1,), len(states[0].replicas), dtype="float64")
+            firsts = [state.replicas[0] for state in states]
+            sources, targets = arrays.handles([*totals, count]), arrays.handles([*firsts, count])
+            label = f"{len(states)} auxiliary values"
+            self._process_set.core.push_group(self._name, sources, targets, "sum", 1.0, label=label)
+            for state in states:
+                first = state.replicas[0]
+                divisor = count.astype(first.dtype)
+                first /= divisor.as_np_ndarray() if isinstance(first, mx.np.ndarray) else divisor
+                for array in state.replicas[1:]:
+                    first.copyto(array)
+
+    def refuse(self, reason: str) -> None:
+        """Let the other workers' part fail with the reason."""
+        if self._named:
+            self._process_set.core.refuse(self._name, reason)
+
+
+def is_auxiliary(parameter: Any) -> bool:
+    """Whether a Parameter's values come from the data that pass through the network, and not from gradients."""
+    return isinstance(parameter, Parameter) and not parameter._differentiable
+
+
+def auxiliary_states(params: Any) -> list[_State]:
+    """The auxiliary values in what `sync_aux_params` takes, in an order that is the same on all ranks.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `params` is something else, or one of the values is missing or sparse, or on a GPU
+        without a CUDA runtime that the core can use.
+    """
+    if isinstance(params, gluon.Block):
+        params = params.collect_params()
+    states = []
+    for name, value, _ in named_parameters(params):
+        if isinstance(value, NDArray):
+            replicas = [value]
+        elif not isinstance(value, Parameter):
+            raise TypeError(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
+        elif not is_auxiliary(value):
+            continue
+        elif value._data is None:
+            raise ValueError(f"{described(name, value)} has no values yet: run a forward pass first.")
+        else:
+            replicas = value._data
+        states.append(_State(name, list(arrays.as_list(replicas, f"value of {name}"))))
+    return states
+
+
+def _devices(states: list[_State]) -> int:
+    """Number of devices that have each of the values, 1 where there are none."""
+    numbers = {len(state.replicas) for state in states}
+    if len(numbers) > 1:
+        raise ValueError(f"All auxiliary values must be on equally many devices, but they are on {sorted(numbers)}.")
+    return numbers.pop() if numbers else 1
+
+
+def _signatures(states: list[_State]) -> list[str]:
+    return [f"{one.name} {one.replicas[0].shape} {arrays.dtype_name(one.replicas[0].dtype)}" for one in states]
+
+
+def _difference(met: Any, process_set: ProcessSet, states: list[_State]) -> str:
+    other = next(position for position in range(len(met)) if (met[position] != met[0])[:2].any())
+    here = ", ".join(_signatures(states)[:3]) + (", ..." if len(states) > 3 else "")
+    return (
+        f"sync_aux_params was given different auxiliary values: {met[0, 1]} on rank {process_set.ranks[0]}, "
+        f"{met[other, 1]} on rank {process_set.ranks[other]}, with other names, shapes or dtypes; on this rank, "
+        f"{process.rank()}, they are: {here or 'none'}."
+    )
+
+
+def _average(turn: Turn, states: list[_State], devices: int) -> None:
+    """One operation reduces all values, those of one dtype together."""
+    firsts = [state.replicas[0] for state in states]
+    with arrays.not_recorded():
+        sums = [_sum(state.replicas) for state in states]
+        turn.push(turn.core.push_group, arrays.handles(sums), arrays.handles(firsts), "sum", 1 / devices)
+        for first, state in zip(firsts, states):
+            for array in state.replicas[1:]:
+                first.copyto(array)
+
+
+def _sum(replicas: list[NDArray]) -> NDArray:
+    if len(replicas) == 1:
+        return replicas[0]
+    total = replicas[0].copy()
+    for array in replicas[1:]:
+        total += array.as_in_context(total.context)
+    return total
+
+
+def _broadcast(turn: Turn, states: list[_State], root: int) -> None:
+    for state in states:
+        turn.push(turn.core.push_broadcast, state.replicas[0].handle.value, arrays.handles(state.replicas), root)

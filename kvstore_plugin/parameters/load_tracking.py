@@ -1,0 +1,141 @@
+"""Notices where some workers have loaded parameters or states and others have not.
+
+Such workers would go on training with other weights each, and nothing but a bad result would show it. So what a worker
+has loaded is noted here, until all workers are known to be equal. In the next step of a trainer with such parameters
+the worker meets the others under the name of the first operation of the step: where all have loaded, all come to this;
+where some have not, the core finds their gradients there, and all workers get an error with this worker's label.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
+from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon, trainer_of
+
+_LABEL = (
+    "a step after load_parameters(), load_states(), set_data() or an update that has failed; where that is so on some "
+    "workers only, all of them must call broadcast_states() afterwards"
+)
+
+_OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
+
+# With a copy of what the parameter held when all workers were last equal; None where states were loaded.
+_loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
+
+# How many updates of single arrays the trainer of a Parameter had counted when one failed, first.
+_failed: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
+
+
+def any_of(parameters: Iterable[Parameter]) -> bool:
+    """Whether this worker has loaded other values of one of them, or their trainer's states, since all were equal.
+
+    Waits for the values of those that were loaded.
+    """
+    if not _loaded:
+        return False
+    for parameter in [one for one in parameters if one in _loaded]:
+        if _differs(parameter, _loaded[parameter]):
+            return True
+        forget([parameter])  # as where other weights were loaded to evaluate them, and then these again
+    return False
+
+
+def label(parameters: Iterable[Parameter]) -> str:
+    """What must be the same on all workers in a step for which `any_of` is true.
+
+    Workers whose updates have failed at the same place have equal weights; those at different places have not.
+    """
+    places = sorted({_failed[one] for one in parameters if one in _failed})
+    return f"{_LABEL} (it failed after {places} updates of arrays)" if places else _LABEL
+
+
+def _differs(parameter: Parameter, before: NDArray | None) -> bool:
+    if before is None or parameter._data is None:
+        return True
+    try:
+        return not np.array_equal(arrays.memory_of_weight(parameter._data[0]), arrays.memory(before))
+    except MXNetError:
+        return True
+
+
+def was_loaded(parameter: Parameter) -> bool:
+    """Whether this worker has loaded other values of a Parameter since all were equal."""
+    return parameter in _loaded
+
+
+@contextlib.contextmanager
+def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
+    """Where an update of Parameters fails on this worker, but not on the others, note it as if values had been loaded.
+
+    An MXNetError is not noted, but for one about this worker's own arguments: it may be that of another worker, which
+    all of them get where the update waits for it.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, MXNetError) or isinstance(error, _OWN):
+            note_failure(list(parameters))
+        raise
+
+
+def note_failure(parameters: Sequence[Parameter]) -> None:
+    """An update of Parameters has failed on this worker, and perhaps not on the others."""
+    _loaded.update(dict.fromkeys(parameters))
+    trainer = trainer_of(parameters[0]) if parameters else None
+    if trainer is not None:
+        place = sum(trainer._optimizer._index_update_count.values())
+        for parameter in parameters:
+            _failed.setdefault(parameter, place)
+
+
+def forget(parameters: Iterable[Parameter]) -> None:
+    """Take note that all workers have the same values of these."""
+    if _loaded or _failed:
+        for parameter in list(parameters):
+            _loaded.pop(parameter, None)
+            _failed.pop(parameter, None)
+
+
+def _noting(original: Callable) -> Callable:
+    """Parameter._load_init, through which all values go that are loaded from files."""
+
+    @functools.wraps(original)
+    def _load_init(self: Parameter, *args: Any, **kwargs: Any) -> None:
+        # Where there were no values, their initialization is followed by a broadcast, if a DistributedTrainer wants it.
+        # Auxiliary values (of BatchNorm) are not the same on all workers anyway.
+        if self._data is None or trainer_of(self) is None or not self._differentiable:
+            original(self, *args, **kwargs)
+            return
+        if self not in _loaded:  # this must not wait for the values, which other workers may have to send first
+            value = self._data[0]
+            with arrays.not_recorded():
+                _loaded[self] = value.copy() if value.stype == "default" else None
+        original(self, *args, **kwargs)
+
+    _load_init.notes = True
+    return _load_init
+
+
+def _noting_states(original: Callable) -> Callable:
+    """Trainer.load_states."""
+
+    @functools.wraps(original)
+    def load_states(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not self._update_on_kvstore:  # the store's call is collective
+            _loaded.update(dict.fromkeys(self._params))
+
+    load_states.notes = True
+    return load_states
+
+
+for _class, _name, _wrapped in ((Parameter, "_load_init", _noting), (gluon.Trainer, "load_states", _noting_states)):
+    if not getattr(getattr(_class, _name), "notes", False):
+        setattr(_class, _name, _wrapped(getattr(_class, _name)))

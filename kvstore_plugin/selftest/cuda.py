@@ -1,0 +1,116 @@
+"""Memory and streams of GPUs for the self-test, by the CUDA runtime that the core has found."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+
+from ..world import gpu_libraries
+
+_HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
+
+
+@functools.lru_cache(maxsize=None)
+def _runtime() -> Any:
+    return ctypes.CDLL(gpu_libraries.find()["cuda"]["path"])
+
+
+def call(function: str, *arguments: Any) -> None:
+    """Call a function of the CUDA runtime.
+
+    Raises
+    ------
+    RuntimeError
+        It fails; CUDA's name of the failure is in the sentence.
+    """
+    runtime = _runtime()
+    code = getattr(runtime, function)(*arguments)
+    if code:
+        runtime.cudaGetErrorName.restype = ctypes.c_char_p
+        raise RuntimeError(f"{function} failed: {runtime.cudaGetErrorName(code).decode()}")
+
+
+class Stream:
+    """A stream of one GPU.
+
+    Parameters
+    ----------
+    device : int
+        Number of the GPU.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._handle = ctypes.c_void_p()
+        call("cudaSetDevice", device)
+        call("cudaStreamCreateWithFlags", ctypes.byref(self._handle), 1)  # not ordered behind the default stream
+
+    @property
+    def address(self) -> int:
+        """As the core takes it."""
+        return self._handle.value or 0
+
+    def wait(self) -> None:
+        """Wait until all is done that was put into it."""
+        call("cudaStreamSynchronize", self._handle)
+
+    def close(self) -> None:
+        """Give it back to CUDA."""
+        call("cudaStreamDestroy", self._handle)
+
+
+class DeviceArray:
+    """An array in a GPU's memory.
+
+    Parameters
+    ----------
+    values : numpy.ndarray
+        What it holds at first.
+    device : int
+        Number of the GPU.
+    """
+
+    def __init__(self, values: np.ndarray, device: int) -> None:
+        self.device, self.dtype, self.shape, self.nbytes = device, values.dtype, values.shape, values.nbytes
+        self._memory = ctypes.c_void_p()
+        call("cudaSetDevice", device)
+        call("cudaMalloc", ctypes.byref(self._memory), ctypes.c_size_t(max(self.nbytes, 1)))
+        self.fill(values)
+
+    @property
+    def address(self) -> int:
+        """Of the first element."""
+        return self._memory.value or 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Address and device, as the core takes them."""
+        return self.address, self.device
+
+    def fill(self, values: np.ndarray) -> None:
+        """Copy values into it, and wait for that."""
+        values = np.ascontiguousarray(values)
+        size = ctypes.c_size_t(self.nbytes)
+        call("cudaMemcpy", self._memory, values.ctypes.data_as(ctypes.c_void_p), size, _HOST_TO_DEVICE)
+
+    def numpy(self) -> np.ndarray:
+        """A copy of its values, after all that the GPU has to do in its default stream."""
+        values = np.empty(self.shape, self.dtype)
+        size = ctypes.c_size_t(self.nbytes)
+        call("cudaMemcpy", values.ctypes.data_as(ctypes.c_void_p), self._memory, size, _DEVICE_TO_HOST)
+        return values
+
+    def copy_from(self, other: DeviceArray, stream: Stream) -> None:
+        """Put a copy of another array of this GPU into a stream."""
+        size = ctypes.c_size_t(self.nbytes)
+        handle = ctypes.c_void_p(stream.address)
+        call("cudaSetDevice", self.device)
+        call("cudaMemcpyAsync", self._memory, ctypes.c_void_p(other.address), size, _DEVICE_TO_DEVICE, handle)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        call("cudaSetDevice", self.device)
+        call("cudaFree", self._memory)

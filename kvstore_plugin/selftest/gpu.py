@@ -1,0 +1,206 @@
+"""``python -m kvstore_plugin.selftest --gpu``: whether arrays on GPUs are reduced rightly, and how fast.
+
+It needs a GPU and the core, and neither MXNet nor another package for arrays on GPUs. Alone it takes one GPU; under
+mpirun each rank takes its own, or shares one with other ranks where there are fewer, which NCCL does not allow: then
+the arrays go through host memory, as they do with MYKV_GPU=host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+from ..world import gpu_libraries, process
+from ..world.own_gpus import own_gpus
+from .cuda import DeviceArray, Stream, call
+
+_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", "bool")
+_SIZES = (0, 1, 1000, (1 << 20) + 3)
+_OPS: dict[str, Callable] = {"sum": np.add, "min": np.minimum, "max": np.maximum, "product": np.multiply}
+_SPEED_BYTES = (4 << 10, 1 << 20, 64 << 20, 256 << 20)
+_TURNS = 10
+_ORDER_ELEMENTS = 4 << 20
+_NCCL_FLOAT32, _NCCL_SUM = 7, 0
+
+
+def look(findings: Any) -> bool:
+    """Note what was found of CUDA and NCCL, and which road arrays take; whether there is a GPU to test with."""
+    found = gpu_libraries.find()
+    facts = findings.facts
+    for name, what, shown in (("cuda", "CUDA runtime", _cuda_version), ("nccl", "NCCL", _nccl_version)):
+        one = found[name]
+        facts[what] = f"{shown(one['version'])} in {one['path']}" if one["version"] else one["problem"]
+    facts["CUDA of the driver"] = _cuda_version(found["driver"]) if found["driver"] else "there is no driver"
+    facts["GPUs"] = str(found["devices"])
+    if not found["devices"]:
+        findings.wrong.append("There is no GPU: without --gpu the self-test looks at everything else.")
+        return False
+    return True
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _nccl_version(number: int) -> str:
+    """Of 2.9 or later, which count in this way; mykv takes no older one."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def check(findings: Any) -> None:
+    """Test this rank's GPU together with the others': right results, order behind streams, speed."""
+    device = own_gpus()[0]
+    _, by_nccl, reason = process.core.gpu_road()
+    findings.facts["road of GPU arrays"] = "NCCL" if by_nccl else f"through host memory: {reason}"
+    for dtype in _DTYPES:
+        with findings.catching(f"operations on {dtype} on GPUs"):
+            count = sum(_check_sizes(dtype, op, device) for op in _OPS)
+            findings.facts[f"{dtype} on GPUs"] = f"{count} results are those of numpy"
+    with findings.catching("order of streams"):
+        _check_order(device)
+        findings.facts["order of streams"] = "an operation waits for what was put into a stream before it"
+    with findings.catching("speed of GPUs"):
+        _measure(findings.facts, device, by_nccl)
+
+
+def _values(dtype: str, count: int, rank: int) -> np.ndarray:
+    """Small ones, whose sums and products every type holds exactly."""
+    pattern = (np.arange(count) + rank) % 3
+    return (pattern % 2 == 1) if dtype == "bool" else pattern.astype(dtype)
+
+
+def _check_sizes(dtype: str, op: str, device: int) -> int:
+    rank, size, core = process.rank(), process.size(), process.core
+    checked = 0
+    for count in _SIZES:
+        every = [_values(dtype, count, other) for other in range(size)]
+        expected = every[0]
+        for other in every[1:]:
+            expected = _OPS[op](expected, other)
+        name = f"selftest/gpu/{dtype}/{op}/{count}"
+        array = DeviceArray(every[rank], device)
+        result = DeviceArray(np.zeros_like(every[rank]), device)
+        memory = {"inputs": [array.place], "outputs": [result.place]}
+        process.wait(core.submit_on_gpu(name, "allreduce", dtype, [count], memory, op))
+        _require(np.array_equal(result.numpy(), expected.astype(dtype)), f"the {op} of {count} {dtype}")
+        root = count % size
+        memory = {"outputs": [result.place], **({"inputs": [array.place]} if rank == root else {})}
+        process.wait(core.submit_on_gpu(f"{name}/broadcast", "broadcast", dtype, [count], memory, root=root))
+        _require(np.array_equal(result.numpy(), every[root]), f"the broadcast of {count} {dtype}")
+        array.close()
+        result.close()
+        checked += 2
+    return checked
+
+
+def _check_order(device: int) -> None:
+    """What a stream writes late, behind long copies, is what the others must get."""
+    count, rank, size = _ORDER_ELEMENTS, process.rank(), process.size()
+    source = DeviceArray(np.full(count, rank + 1, dtype="float32"), device)
+    array = DeviceArray(np.zeros(count, dtype="float32"), device)
+    stream = Stream(device)
+    for turn in range(_TURNS):
+        for _ in range(20):
+            array.copy_from(source, stream)
+        memory = {"inputs": [array.place], "outputs": [array.place], "streams": [(stream.address, device)]}
+        process.wait(process.core.submit_on_gpu(f"selftest/gpu/order/{turn}", "allreduce", "float32", [count], memory))
+        _require((array.numpy() == size * (size + 1) / 2).all(), "a sum of what a stream has written before it")
+    stream.close()
+    source.close()
+    array.close()
+
+
+def _require(right: bool, what: str) -> None:
+    if not right:
+        raise RuntimeError(f"{what} is wrong: report this, with the report above")
+
+
+def _measure(facts: dict[str, str], device: int, by_nccl: bool) -> None:
+    size = process.size()
+    stream = Stream(device)
+    direct = _DirectNccl(device) if by_nccl else None
+    for nbytes in _SPEED_BYTES:
+        count = nbytes // 4
+        array, other = (DeviceArray(np.zeros(count, dtype="float32"), device) for _ in range(2))
+        memory = {"inputs": [array.place], "outputs": [array.place]}
+        name = f"selftest/gpu/speed/{nbytes}"
+
+        def reduce(name: str = name, count: int = count, memory: dict = memory) -> Any:
+            return process.core.submit_on_gpu(name, "allreduce", "float32", [count], memory)
+
+        def copies(array: DeviceArray = array, other: DeviceArray = other) -> None:
+            for _ in range(4):
+                other.copy_from(array, stream)
+            stream.wait()
+
+        ours = _median(lambda reduce=reduce: process.wait(reduce()))
+        copying = _median(copies)
+
+        def both(reduce: Callable = reduce, copies: Callable = copies) -> None:
+            work = reduce()
+            copies()
+            process.wait(work)
+
+        text = f"{_speed(nbytes, ours)}; copied 4 times {_speed(4 * nbytes, copying)}; both at once "
+        text += f"{_median(both) / (ours + copying):.2f} of one after the other"
+        if direct is not None:
+            directly = _median(lambda array=array: direct.allreduce(array, stream))
+            text += f"; NCCL called directly {_speed(nbytes, directly)}"
+        facts[f"allreduce of {nbytes >> 10} KiB, {size} ranks"] = text
+        array.close()
+        other.close()
+    if direct is not None:
+        direct.close()
+    stream.close()
+
+
+def _speed(nbytes: int, seconds: float) -> str:
+    return f"{seconds * 1e3:.3f} ms ({nbytes / seconds / 1e9:.1f} GB/s)"
+
+
+def _median(function: Callable[[], Any]) -> float:
+    function()
+    times = []
+    for _ in range(_TURNS):
+        begin = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+class _UniqueId(ctypes.Structure):
+    _fields_ = (("internal", ctypes.c_char * 128),)
+
+
+class _DirectNccl:
+    """NCCL itself, for comparison: one communicator of all ranks."""
+
+    def __init__(self, device: int) -> None:
+        from mpi4py import MPI
+
+        self._library = ctypes.CDLL(gpu_libraries.find()["nccl"]["path"])
+        self._comm = ctypes.c_void_p()
+        unique = _UniqueId()
+        if process.rank() == 0:
+            self._call("ncclGetUniqueId", ctypes.byref(unique))
+        ctypes.memmove(ctypes.byref(unique), MPI.COMM_WORLD.bcast(bytes(unique)), ctypes.sizeof(unique))
+        call("cudaSetDevice", device)
+        self._call("ncclCommInitRank", ctypes.byref(self._comm), process.size(), unique, process.rank())
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        code = getattr(self._library, function)(*arguments)
+        if code:
+            raise RuntimeError(f"{function} called directly failed with NCCL's code {code}")
+
+    def allreduce(self, array: DeviceArray, stream: Stream) -> None:
+        place, count = ctypes.c_void_p(array.address), ctypes.c_size_t(array.nbytes // 4)
+        handle = ctypes.c_void_p(stream.address)
+        self._call("ncclAllReduce", place, place, count, _NCCL_FLOAT32, _NCCL_SUM, self._comm, handle)
+        stream.wait()
+
+    def close(self) -> None:
+        self._call("ncclCommDestroy", self._comm)

@@ -1,0 +1,356 @@
+"""Saving and loading the states of an optimizer on the store, of which each worker has those of its shards.
+
+The first worker writes and reads the file, whose format knows nothing of shards: it holds whole states, so that any
+number of workers can load it, and a Trainer without a store. States travel one array at a time, and only the first
+worker ever holds all of them.
+
+Nothing is changed before all workers know that nothing can fail any more.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from ..collectives.objects import allgather_object, broadcast_object
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, mx
+from ..coordination import agreement, deadlock_check, operation
+from ..world import settings
+from . import state_file, traits
+from .atomic_file import write as write_whole
+from .optimizer import StoreOptimizer
+from .partition import Shard
+
+_ROOT = 0  # the worker, in the process set, that has the file
+
+
+class Leaf(NamedTuple):
+    """Stands for an array in the description of a state."""
+
+    shape: tuple
+    dtype: Any
+    is_np: bool
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer: bool) -> None:
+    """Write the states of all shards to a file. Collective; the set's first worker writes.
+
+    Parameters
+    ----------
+    store_optimizer : StoreOptimizer
+    scope : str
+        Begins the names of the operations.
+    fname : str
+        Counts on the first worker.
+    dump_optimizer : bool
+        Whether the optimizer is written too, with its settings, scheduler and counts of updates.
+
+    Raises
+    ------
+    OSError
+        On the first worker: the file cannot be written, and is what it was before.
+    MXNetError
+        On the others then; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
+    """
+    exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({os.fspath(fname)!r})")
+    exchange.meet(f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}")
+    states = exchange.gather()
+    content = state_file.Content(states, store_optimizer.optimizer if dump_optimizer else None)
+    with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/written", exchange.call) as turn:
+        if exchange.is_root:
+            write_whole(fname, lambda file: state_file.write(file, content))
+        turn.meet("save_optimizer_states, which has written")
+
+
+def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
+    """Take the states, and the optimizer where there is one, from a file. Collective; the set's first worker reads.
+
+    Parameters
+    ----------
+    store_optimizer : StoreOptimizer
+        Its keys have owners.
+    scope, fname
+        As for `save`.
+
+    Raises
+    ------
+    OSError, ValueError
+        On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer.
+    MXNetError
+        On the others then; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
+        All states are what they were before.
+    """
+    exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({os.fspath(fname)!r})")
+    exchange.meet("load_optimizer_states")
+    content = None
+
+    def read() -> tuple[dict[Hashable, Any], Any]:
+        nonlocal content
+        content = state_file.read(fname)
+        described = {key: mapped(state, described_array) for key, state in content.states.items()}
+        _check(store_optimizer, described, content.optimizer, os.fspath(fname))
+        return described, content.optimizer
+
+    described, optimizer = exchange.from_root(read)
+    states = exchange.scatter(described, content.states if content is not None else {})
+    with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/loaded", exchange.call) as turn:
+        turn.meet("load_optimizer_states, which has read")
+    store_optimizer.replace(states, optimizer)
+
+
+class _Exchange:
+    """One call: who takes part, and the ways of arrays between shards and the first worker."""
+
+    def __init__(self, store_optimizer: StoreOptimizer, scope: str, call: str) -> None:
+        self._optimizer = store_optimizer
+        self._process_set = store_optimizer.process_set
+        self._scope = scope
+        self._rank = self._process_set.rank()
+        self.is_root = self._rank == _ROOT
+        self.call = call
+
+    def meet(self, label: str) -> None:
+        """Wait for the other workers, and find out that all divide the same parameters."""
+        texts = [
+            f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
+        ]
+        numbers = [agreement.digest(texts), len(texts)]
+        limit = operation.Limit(settings.checkpoint_wait_seconds(), "MYKV_CHECKPOINT_WAIT_S")
+        met = operation.exchange(
+            self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
+        )
+        differ = np.flatnonzero((met != met[0]).any(axis=1))
+        if differ.size:
+            ranks = self._process_set.ranks
+            raise MXNetError(
+                f"{self.call}: the parameters in the store are not the same on all workers: rank {ranks[0]} has "
+                f"{met[0, 1]}, rank {ranks[differ[0]]} has {met[differ[0], 1]}, of other names or shapes."
+            )
+
+    def from_root(self, make: Callable[[], Any]) -> Any:
+        """What the first worker makes, on all of them; or an error on all of them."""
+        sent: Any = None
+        failure: Exception | None = None
+        if self.is_root:
+            try:
+                sent = (make(), None)
+            except Exception as error:
+                failure = error
+                sent = (None, f"{type(error).__name__}: {error}")
+        root = self._process_set.ranks[_ROOT]
+        made, reason = broadcast_object(sent, root, None, self._process_set)
+        if failure is not None:
+            raise failure
+        if reason is not None:
+            raise MXNetError(f"{self.call} has failed on rank {root}: {reason}")
+        return made
+
+    def gather(self) -> dict[Hashable, Any]:
+        """On the first worker the whole states, by key; nothing on the others."""
+        try:
+            mine = {key: mapped(state, described_array) for key, state in self._optimizer.updater.states.items()}
+            for state in self._optimizer.updater.states.values():
+                for array in leaves(state, NDArray):
+                    array.wait_to_read()
+            sent = (mine, None)
+        except Exception as error:
+            sent = (None, f"{type(error).__name__}: {error}")
+        described = allgather_object(sent, None, self._process_set)
+        for rank, (_, reason) in zip(self._process_set.ranks, described):
+            if reason is not None:
+                raise MXNetError(f"{self.call} has failed on rank {rank}: {reason}")
+        whole = {}
+        # Nothing is sent before all workers have seen that all states can be put together.
+        for key in self._optimizer.keys:
+            shards = self._optimizer.shards_of(key)
+            parts = [described[shard.owner][0].get(key, _ABSENT) for shard in shards]
+            if parts and not all(part is _ABSENT for part in parts):
+                whole[key] = self._joined(key, shards, parts)
+        states = {}
+        for key, skeleton in whole.items():
+            own = iter(leaves(self._optimizer.updater.states.get(key), NDArray))
+            is_owner = self._optimizer.own_shard(key) is not None
+            made = []
+            for leaf in leaves(skeleton, Leaf):
+                mine = arrays.memory(next(own)) if is_owner else None
+                made.append(self._collect(key, leaf, mine))
+            if self.is_root:
+                left = iter(made)
+                states[key] = mapped(skeleton, lambda _, left=left: next(left), Leaf)
+        return states
+
+    def scatter(self, described: dict[Hashable, Any], whole: dict[Hashable, Any]) -> dict[Hashable, Any]:
+        """This worker's states, from the whole ones that the first worker has."""
+        states = {}
+        for key, skeleton in described.items():
+            own = self._optimizer.own_shard(key)
+            arrays_of = iter(leaves(whole.get(key), NDArray))
+            made = []
+            for leaf in leaves(skeleton, Leaf):
+                source = arrays.memory(next(arrays_of)) if self.is_root else None
+                made.append(self._distribute(key, leaf, source))
+            if own is not None:
+                left = iter(made)
+                states[key] = mapped(skeleton, lambda _, left=left: next(left), Leaf)
+        return states
+
+    def _joined(self, key: Hashable, shards: Sequence[Shard], parts: Sequence[Any]) -> Any:
+        """The description of a whole state from those of its shards."""
+        first = parts[0]
+        if len(parts) == 1:
+            return first
+        if all(isinstance(part, Leaf) for part in parts):
+            if all(part.size == shard.count for part, shard in zip(parts, shards)):
+                return first._replace(shape=self._optimizer.shape_of(key))
+        elif all(type(part) is type(first) is not Leaf for part in parts):
+            if not isinstance(first, (tuple, list)):
+                return first
+            if all(len(part) == len(first) for part in parts):
+                return type(first)(self._joined(key, shards, one) for one in zip(*parts))
+        raise MXNetError(
+            f"{self.call}: the states of key {key!r} differ in their kind between ranks "
+            f"{', '.join(str(self._process_set.ranks[shard.owner]) for shard in shards)}."
+        )
+
+    def _collect(self, key: Hashable, leaf: Leaf, mine: np.ndarray | None) -> NDArray | None:
+        """One whole array of a state, on the first worker; `mine` are the bytes of this worker's shard."""
+        made = made_array(leaf) if self.is_root else None
+        target = arrays.memory(made) if made is not None else None
+        for shard, begin, end in self._ranges(key, leaf):
+            if shard.owner == _ROOT:
+                if target is not None:
+                    target[begin:end] = mine
+            else:
+                received = target[begin:end] if target is not None else None
+                self._send(shard.owner, mine, received, end - begin)
+        return made
+
+    def _distribute(self, key: Hashable, leaf: Leaf, source: np.ndarray | None) -> NDArray | None:
+        """This worker's part of an array of a state, whose bytes the first worker has; None where it has no shard."""
+        made = None
+        for shard, begin, end in self._ranges(key, leaf):
+            target = None
+            if shard.owner == self._rank:
+                whole = end - begin == leaf.size * width_of(leaf)
+                made = made_array(leaf if whole else leaf._replace(shape=(shard.count,)))
+                target = arrays.memory(made)
+            if shard.owner == _ROOT:
+                if target is not None:
+                    target[:] = source[begin:end]
+            else:
+                self._send(_ROOT, None if source is None else source[begin:end], target, end - begin)
+        return made
+
+    def _ranges(self, key: Hashable, leaf: Leaf) -> Iterator[tuple[Shard, int, int]]:
+        """The shards of a key, and the bytes of the array that belong to each."""
+        shards, width = self._optimizer.shards_of(key), width_of(leaf)
+        for shard in shards:
+            if len(shards) == 1:
+                yield shard, 0, leaf.size * width  # it may have another shape than the weight
+            else:
+                yield shard, shard.begin * width, (shard.begin + shard.count) * width
+
+    def _send(self, sender: int, source: np.ndarray | None, target: np.ndarray | None, nbytes: int) -> None:
+        """Bytes from one worker to all; those that need none receive them nowhere that is kept."""
+        if nbytes == 0:
+            return
+        is_sender = self._rank == sender
+        if not is_sender and target is None:
+            target = np.empty(nbytes, dtype=np.uint8)
+        with operation.Turn(self._process_set, f"{self._scope}/checkpoint/states", self.call) as turn:
+            work = turn.submit(
+                turn.core.submit_broadcast,
+                np.ascontiguousarray(source) if is_sender else None,
+                [] if is_sender else [target],
+                sender,
+            )
+        operation.wait(work)
+
+
+class _Absent:
+    """Marks that a worker has no state."""
+
+
+_ABSENT = _Absent()
+
+
+def _check(store_optimizer: StoreOptimizer, described: dict[Hashable, Any], optimizer: Any, fname: str) -> None:
+    """Raise a ValueError unless these states fit the parameters in the store."""
+    current = store_optimizer.optimizer
+    if optimizer is not None and type(optimizer) is not type(current):
+        raise ValueError(
+            f"{fname!r} holds the states of {type(optimizer).__name__}, but the optimizer is {type(current).__name__}."
+        )
+    if optimizer is not None:
+        traits.check(optimizer)
+    known = set(store_optimizer.keys)
+    if not known and described:
+        raise ValueError(f"{fname!r} cannot be loaded: no parameter in the store has values yet.")
+    for key, skeleton in described.items():
+        if key not in known:
+            raise ValueError(
+                f"{fname!r} holds states of key {key!r}, which is no parameter in the store, or has no values yet; "
+                f"it has {len(known)}: the file is of another network."
+            )
+        shape = tuple(store_optimizer.shape_of(key))
+        for leaf in leaves(skeleton, Leaf):
+            if not _fits(leaf.shape, shape, len(store_optimizer.shards_of(key)) > 1):
+                raise ValueError(
+                    f"{fname!r} holds a state of shape {tuple(leaf.shape)} for key {key!r}, whose weight has the shape "
+                    f"{shape}: the file is of another network."
+                )
+    if known and not described:
+        counts = getattr(optimizer, "_index_update_count", {})
+        if optimizer is None or counts:
+            raise ValueError(
+                f"{fname!r} holds no states, but there are {len(known)} parameters: it is of another network."
+            )
+
+
+def _fits(state: Sequence[int], weight: Sequence[int], divided: bool) -> bool:
+    """Whether a state of a shape can belong to a weight; one number may stand for the elements of a row, or for all."""
+    if tuple(state) == tuple(weight):
+        return True
+    if divided:
+        return False
+    return tuple(state) == (1,) or (
+        len(state) == len(weight) and all(one in (1, other) for one, other in zip(state, weight))
+    )
+
+
+def described_array(array: NDArray) -> Leaf:
+    if isinstance(array, SparseNDArray):
+        raise ValueError("a state is a sparse array, and states on the store are dense")
+    return Leaf(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
+
+
+def mapped(state: Any, function: Callable[[Any], Any], kind: type = NDArray) -> Any:
+    """A state with each array, or what stands for it, replaced."""
+    if isinstance(state, kind):
+        return function(state)
+    if type(state) in (tuple, list):
+        return type(state)(mapped(one, function, kind) for one in state)
+    return state
+
+
+def leaves(state: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    mapped(state, found.append, kind)
+    return found
+
+
+def made_array(leaf: Leaf) -> NDArray:
+    with mx.util.np_shape(True):
+        made = mx.nd.empty(leaf.shape, ctx=mx.cpu(), dtype=leaf.dtype)  # its memory is written by the host
+    return made.as_np_ndarray() if leaf.is_np else made
+
+
+def width_of(leaf: Leaf) -> int:
+    return 2 if arrays.dtype_name(leaf.dtype) == "bfloat16" else np.dtype(leaf.dtype).itemsize

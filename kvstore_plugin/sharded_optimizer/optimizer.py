@@ -1,0 +1,329 @@
+"""StoreOptimizer: MXNet's own optimizer, run by each worker on its share of the parameters.
+
+An update is three operations of MXNet's engine that follow each other without Python: the sum of each gradient element
+goes to its owner, the owner's updater changes its slice of the weight, and all workers get all slices. The states that
+the updater makes are those of the slices, so that N workers hold 1/N of them each, and work 1/N each.
+(Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020, stage 1 and 2.)
+
+The weights are the same on all workers, whatever their optimizers say, since all bits of an element come from one.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
+
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, mx, set_current_device
+from ..coordination import step_label
+from ..world.process_set import ProcessSet
+from . import partition, traits
+from .partition import Shard, Size
+
+# Parameters that are cut into equal shares together; gradients come in buckets of about this size.
+_GROUP_BYTES = 16 << 20
+
+
+class Member(NamedTuple):
+    """One parameter in an update.
+
+    Attributes
+    ----------
+    key : int or str
+        What the optimizer calls it: multipliers, counters and states are found by it.
+    gradient : NDArray
+        This worker's own, of the shape and dtype of the weight.
+    weights : sequence of NDArray
+        The weight, which is read and written, and its copies on other devices, which are written.
+    """
+
+    key: Hashable
+    gradient: NDArray
+    weights: Sequence[NDArray]
+
+
+class StoreOptimizer:
+    """An optimizer whose work and states are divided over the workers of a process set.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+    optimizer : mxnet.optimizer.Optimizer
+        Kept by reference: what the caller changes in it (learning rate, rescale_grad) counts from the next update on.
+
+    Attributes
+    ----------
+    process_set : ProcessSet
+    updater : mxnet.optimizer.Updater
+        Its `states` are those of this worker's shards, by key, and its `optimizer` is the one in use.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no optimizer, or cannot be divided.
+    """
+
+    def __init__(self, process_set: ProcessSet, optimizer: Any) -> None:
+        traits.check(optimizer)
+        self.process_set = process_set
+        self.updater = mx.optimizer.get_updater(optimizer)
+        self._shards: dict[Hashable, tuple[Shard, ...]] = {}
+        self._shapes: dict[Hashable, tuple] = {}
+        self._settings: list[str] = []
+        self._labelled: tuple[Any, str] = (None, "")  # what label() was made of, and the label
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer in use, which loading states may replace."""
+        return self.updater.optimizer
+
+    @property
+    def factor(self) -> float:
+        """What the optimizer multiplies gradients by; some of 2.0's turn the number into an array."""
+        return step_label.value_of(self.optimizer.rescale_grad)
+
+    def label(self) -> str:
+        """What the updates of all workers must have in common: gradients' factor, learning rate, the optimizer itself.
+
+        The settings of the optimizer are those that it had at first, the others those that it has now.
+        """
+        optimizer = self.optimizer
+        state = (self.factor, step_label.learning_rate_of(optimizer), optimizer)
+        if state != self._labelled[0]:
+            text = step_label.label(state[0], 1.0, state[1], "an update")
+            if self._labelled[0] is None or self._labelled[0][2] is not optimizer:
+                self._settings = traits.settings(optimizer)
+            self._labelled = (state, step_label.BETWEEN.join([text, *self._settings]))
+        return self._labelled[1]
+
+    @property
+    def keys(self) -> Collection[Hashable]:
+        """The keys that have owners."""
+        return self._shards.keys()
+
+    def shards_of(self, key: Hashable) -> tuple[Shard, ...]:
+        """The shards of a key, in the order of their elements; the same on all workers."""
+        return self._shards[key]
+
+    def shape_of(self, key: Hashable) -> tuple:
+        """The shape of the whole weight of a key."""
+        return self._shapes[key]
+
+    def own_shard(self, key: Hashable) -> Shard | None:
+        """The one shard of a key that this worker updates, or None."""
+        rank = self.process_set.rank()
+        return next((shard for shard in self._shards[key] if shard.owner == rank), None)
+
+    def assign(self, weights: Iterable[tuple[Hashable, NDArray]]) -> list[Hashable]:
+        """Give owners to the keys that have none, and anew to those whose weight has got another shape.
+
+        Parameters
+        ----------
+        weights : iterable of (key, NDArray)
+            The same keys in the same order on all workers: so many at a time as are known, since a later call does not
+            change the owners of an earlier one.
+
+        Returns
+        -------
+        list
+            Those that have got owners, for `release` where another worker has not done the same.
+        """
+        new = []
+        for key, weight in weights:
+            if self._shapes.get(key) != weight.shape:
+                self._shapes[key] = weight.shape
+                self.updater.states.pop(key, None)
+                new.append((key, _size_of(weight)))
+        elementwise = traits.is_elementwise(self.optimizer)
+        divided = partition.divide([size for _, size in new], self.process_set.size(), elementwise, _GROUP_BYTES)
+        self._shards.update((key, shards) for (key, _), shards in zip(new, divided))
+        return [key for key, _ in new]
+
+    def release(self, keys: Iterable[Hashable]) -> None:
+        """Forget the owners of some keys."""
+        for key in keys:
+            del self._shards[key], self._shapes[key]
+
+    def is_trained(self, key: Hashable) -> bool:
+        """Whether a value is one that gradients may come for, as far as the optimizer knows its Parameter."""
+        return getattr(self.optimizer.param_dict.get(key), "grad_req", None) != "null"
+
+    def is_assigned(self, key: Hashable, weight: NDArray) -> bool:
+        """Whether a key has owners, for a weight of this shape."""
+        return self._shapes.get(key) == weight.shape
+
+    def replace(self, states: dict[Hashable, Any], optimizer: Any) -> None:
+        """Go on with other states of this worker's shards, and with another optimizer unless that is None."""
+        self.updater.states = states
+        self.updater.states_synced = dict.fromkeys(states, False)
+        if optimizer is None:
+            return
+        optimizer.param_dict = self.optimizer.param_dict
+        self.updater.optimizer = optimizer
+
+    def __reduce__(self) -> tuple:
+        raise TypeError("A StoreOptimizer holds a share of the optimizer's states: use save_optimizer_states().")
+
+
+class ShardedUpdate:
+    """The update of some parameters of one dtype, as often as it is pushed.
+
+    Parameters
+    ----------
+    store_optimizer : StoreOptimizer
+    name : str
+        What the workers match its operations by; `names` has all of them.
+    members : sequence of Member
+        The same on all workers, with owners. They keep their arrays from one step to the next.
+    priority : int
+        Operations with a higher one run first.
+    in_place : bool
+        Whether the caller's own operation brings each element's sum to its owner, into the gradient itself. Otherwise
+        reduce() does it, and leaves the gradients as they are.
+
+    Attributes
+    ----------
+    division : list of (int, int, int, int)
+        Number of the member, begin, count and owner of each shard.
+    weights : list of int
+        Handles of the arrays that are updated, for operations that must come before.
+    """
+
+    def __init__(
+        self,
+        store_optimizer: StoreOptimizer,
+        name: str,
+        members: Sequence[Member],
+        priority: int,
+        in_place: bool = False,
+    ) -> None:
+        self._store_optimizer = store_optimizer
+        self._process_set = store_optimizer.process_set
+        self._updater = store_optimizer.updater
+        self._name = name
+        self._priority = priority
+        # Not the members themselves: their gradients, which may be temporary, would live as long as this.
+        self._weights = [member.weights for member in members]
+        self._adopted = [member.gradient for member in members] if in_place else []
+        self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
+        rank = self._process_set.rank()
+        self.division: list[tuple[int, int, int, int]] = []
+        self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
+        self._others: list[Hashable] = []
+        for number, member in enumerate(members):
+            shards = store_optimizer.shards_of(member.key)
+            self.division += [(number, shard.begin, shard.count, shard.owner) for shard in shards]
+            own = next((shard for shard in shards if shard.owner == rank), None)
+            if own is None:
+                self._others.append(member.key)
+                continue
+            weight = arrays.elements(member.weights[0], own.begin, own.count)
+            gradient = (
+                arrays.elements(member.gradient, own.begin, own.count)
+                if in_place
+                else arrays.empty(weight.shape, member.gradient)
+            )
+            self._own.append((member.key, gradient, weight))
+        self._homes = [member.weights[0] for member in members]
+        self._copies = [(member.weights[0], copy) for member in members for copy in member.weights[1:]]
+        self.weights = arrays.handles(self._homes)
+        self._gradients = arrays.handles([gradient for _, gradient, _ in self._own])
+
+    @staticmethod
+    def names(name: str) -> tuple[str, str]:
+        """The names of the operations of an update with this name."""
+        return name, f"{name}/weights"
+
+    @staticmethod
+    def refuse(core: Any, name: str, reason: str) -> None:
+        """Take no part in an update with this name, and let it fail on the other workers, with the reason."""
+        core.refuse(name, reason)
+        core.refuse(f"{name}/weights", reason, turn_of=name)
+
+    def is_of(self, members: Sequence[Member]) -> bool:
+        """Whether these members have the weights, each in the same arrays, that it was made for."""
+        return len(members) == len(self._weights) and all(
+            len(new.weights) == len(old) and all(map(operator.is_, new.weights, old))
+            for new, old in zip(members, self._weights)
+        )
+
+    def reduce(self, gradients: Sequence[NDArray], scale: float = 1.0, wire: str = "", label: str = "") -> None:
+        """Bring the scaled sum of each element of the members' gradients to its owner. Returns at once.
+
+        With a label, that is what all workers must have in common besides, otherwise that of the optimizer.
+
+        Raises
+        ------
+        RuntimeError, ValueError
+            The core does not take the arrays, and nothing was pushed.
+        """
+        if self._reduced is not None:  # and Ctrl-C came before apply(): the others wait for this worker's weights
+            self.refuse_weights("the update was broken off there")
+        self._process_set.core.push_reduce_to_owners(
+            self._name,
+            arrays.handles(gradients),
+            self.division,
+            self._gradients,
+            self.weights,
+            scale=scale,
+            priority=self._priority,
+            label=label or self._store_optimizer.label(),
+            wire=wire,
+        )
+        self._reduced = gradients
+
+    def apply(self, used: Collection[Hashable] | None = None) -> None:
+        """Update this worker's shards, and give all workers all weights. Returns at once.
+
+        Whatever the optimizer raises here, the other workers get as an MXNetError in the weights.
+
+        Parameters
+        ----------
+        used : collection of keys, optional
+            The members that are updated, the same on all workers; all by default.
+        """
+        try:
+            self._run_updater(used)
+        except BaseException as error:  # also Ctrl-C, after which this worker may go on
+            self.refuse_weights(f"the update has failed there: {type(error).__name__}: {error}")
+            raise
+        if self._process_set.size() > 1:
+            name = self.names(self._name)[1]
+            # A gradient cannot be read before the updates have run: reading an error clears it for all arrays that
+            # share it, and an update that comes later would run with a gradient that was not summed.
+            fenced = arrays.handles(self._reduced or self._adopted)
+            try:
+                self._reduced = None
+                self._process_set.core.push_gather_from_owners(
+                    name, self.weights, self.division, self._priority, turn_of=self._name, fenced=fenced
+                )
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
+            except (RuntimeError, ValueError) as error:
+                self.refuse_weights(str(error))
+                raise
+        self._reduced = None
+        for weight, copy in self._copies:
+            arrays.copy(weight, copy)
+
+    def refuse_weights(self, reason: str) -> None:
+        """Take no part in the gathering of the weights, and let it fail on the other workers, with the reason."""
+        self._reduced = None
+        self._process_set.core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
+
+    def _run_updater(self, used: Collection[Hashable] | None) -> None:
+        own = [one for one in self._own if used is None or one[0] in used]
+        with arrays.not_recorded():
+            if own:
+                keys, gradients, weights = zip(*own)
+                self._updater(list(keys), list(gradients), list(weights))
+        # Schedules and bias corrections follow from these counters, and the states that are saved contain them.
+        set_current_device(self._updater.optimizer, self._homes[0].context.device_id)
+        for key in self._others:
+            if used is None or key in used:
+                self._updater.optimizer._update_count(key)
+
+
+def _size_of(weight: NDArray) -> Size:
+    rows = weight.shape[0] if weight.shape else 1
+    return Size(weight.size, arrays.item_size(weight), max(weight.size // max(rows, 1), 1))

@@ -1,0 +1,160 @@
+"""The optimizer on the store, where gradients are row_sparse: each worker updates the rows of its shard that occur.
+
+As in store_optimizer.py the states of a row are at its owner only. The summed rows of the gradient are on all workers
+already (sparse.py); each owner runs MXNet's own updater on those of its shard, and the new values of the rows that
+occur, or of all rows where the optimizer may change others too, go to all workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Hashable, Sequence
+
+import numpy as np
+
+from ..collectives import row_sparse
+from ..collectives.row_sparse import Rows
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, mx, set_current_device
+from . import traits
+from .optimizer import ShardedUpdate, StoreOptimizer
+
+
+class RowUpdate:
+    """The update of one parameter.
+
+    Parameters
+    ----------
+    store_optimizer : StoreOptimizer
+    name : str
+        Its operation goes under the second one of `ShardedUpdate.names`.
+    key : int or str
+        What the optimizer calls the parameter, which has owners.
+    weights : sequence of NDArray
+        The weight, which is dense, and its copies on other devices, of any kind.
+    priority : int
+        Operations with a higher one run first.
+    turn_of : str, optional
+        The name under which the gradients were summed right before, if these turns are to be the update's too.
+
+    Raises
+    ------
+    NotImplementedError
+        The weight's rows are so long that they are cut.
+    """
+
+    def __init__(
+        self,
+        store_optimizer: StoreOptimizer,
+        name: str,
+        key: Hashable,
+        weights: Sequence[NDArray],
+        priority: int,
+        turn_of: str = "",
+    ) -> None:
+        weight = weights[0]
+        self._store_optimizer = store_optimizer
+        self._name = ShardedUpdate.names(name)[1]
+        self._turn_of = turn_of
+        self._key = key
+        self._weight, self._copies = weight, weights[1:]
+        self._priority = priority
+        width = max(weight.size // max(weight.shape[0], 1), 1)
+        shards = store_optimizer.shards_of(key)
+        if any(shard.begin % width or shard.count % width for shard in shards):
+            raise NotImplementedError(
+                f"The rows of a {weight.shape} array are so long that the store divides them among the workers, and "
+                "that cannot be done with row_sparse gradients: use update_on_kvstore=False."
+            )
+        self._shards = [(shard.owner, shard.begin // width, (shard.begin + shard.count) // width) for shard in shards]
+        self._whole = [(0, shard.begin, shard.count, shard.owner) for shard in shards]
+        self._width = width
+        me = store_optimizer.process_set.rank()
+        self._own = next(((begin, end) for owner, begin, end in self._shards if owner == me), None)  # of rows
+
+    def apply(self, rows: Rows) -> None:
+        """Update the weight from a gradient that is the same on all workers. Returns at once.
+
+        Parameters
+        ----------
+        rows : Rows
+            Ascending; all others are zeros. They may be changed afterwards.
+        """
+        process_set = self._store_optimizer.process_set
+        only_these = traits.leaves_other_rows(self._store_optimizer.optimizer)
+        gathers = process_set.size() > 1 and bool(rows.indices.size or not only_these)
+        try:
+            self._run_updater(rows)
+            changed, division = self._changed(rows.indices) if gathers and only_these else (self._weight, self._whole)
+        except BaseException as error:
+            if gathers:
+                self.refuse(f"the update has failed there: {type(error).__name__}: {error}")
+            raise
+        if gathers:
+            try:
+                handles = arrays.handles([changed])
+                process_set.core.push_gather_from_owners(
+                    self._name, handles, division, self._priority, turn_of=self._turn_of
+                )
+            except MXNetError:
+                raise  # NaiveEngine has run the operation, and the other ranks get the same error
+            except (RuntimeError, ValueError) as error:
+                self.refuse(str(error))
+                raise
+        if changed is not self._weight:
+            with arrays.not_recorded():
+                weight = self._weight.as_nd_ndarray()
+                weight[mx.nd.array(rows.indices, dtype=np.int64, ctx=weight.context)] = changed
+        for copy in self._copies:
+            arrays.copy(self._weight, copy)
+
+    def refuse(self, reason: str) -> None:
+        """Take no part, and let the update fail on the other workers, with the reason."""
+        self._store_optimizer.process_set.core.refuse(self._name, reason, turn_of=self._turn_of)
+
+    def _run_updater(self, rows: Rows) -> None:
+        """Update the rows of the weight that are this worker's."""
+        if self._own is None:
+            # Schedules and bias corrections follow from these counters, and the states that are saved contain them.
+            optimizer = self._store_optimizer.optimizer
+            set_current_device(optimizer, self._weight.context.device_id)
+            optimizer._update_count(self._key)
+            return
+        begin, end = self._own
+        first, last = np.searchsorted(rows.indices, [begin, end])
+        shape = (end - begin, *self._weight.shape[1:])
+        with arrays.not_recorded():
+            gradient = mx.nd.sparse.zeros("row_sparse", shape, ctx=self._weight.context, dtype=self._weight.dtype)
+            row_sparse.assign(gradient, Rows(rows.indices[first:last] - begin, rows.values[first:last]))
+            updater = self._store_optimizer.updater
+            if self._key in updater.states:
+                updater.states[self._key] = _shaped(updater.states[self._key], shape)
+            updater(self._key, gradient, self._rows_of_weight(begin, end))
+
+    def _changed(self, indices: np.ndarray) -> tuple[NDArray, list[tuple[int, int, int, int]]]:
+        """An array for the rows with these numbers, which holds the new values of this worker's, and its division."""
+        weight = self._weight.as_nd_ndarray()
+        division = []
+        with arrays.not_recorded():
+            changed = arrays.empty((indices.size, *weight.shape[1:]), weight)
+            for owner, begin, end in self._shards:
+                first, last = (int(number) for number in np.searchsorted(indices, [begin, end]))
+                if first == last:
+                    continue
+                division.append((0, first * self._width, (last - first) * self._width, owner))
+                if (begin, end) == self._own:
+                    wanted = mx.nd.array(indices[first:last], dtype=np.int64, ctx=weight.context)
+                    mx.nd.take(weight, wanted, out=changed[first:last])
+        return changed, division
+
+    def _rows_of_weight(self, begin: int, end: int) -> NDArray:
+        weight = self._weight.as_nd_ndarray()
+        return weight if (begin, end) == (0, weight.shape[0]) else weight[begin:end]
+
+
+def _shaped(state: Any, shape: tuple[int, ...]) -> Any:
+    """An optimizer's state of a shard in the shape of the shard's rows; one that was loaded may be flat."""
+    if isinstance(state, (list, tuple)):
+        return type(state)(_shaped(one, shape) for one in state)
+    if isinstance(state, NDArray) and state.shape != shape and state.size == int(np.prod(shape)):
+        return state.reshape(shape)
+    return state

@@ -1,0 +1,259 @@
+"""Reads pickles of optimizer states, and nothing that a pickle could do beyond that.
+
+A pickle is a program: it names functions and calls them, sets attributes of any object that it can reach and items of
+any container. Python's own advice is never to load one that is not trusted. This reader takes only what such files
+hold: plain values, arrays, numpy's numbers and dtypes, and optimizers and schedulers of classes that this process has
+imported already. All else is an error before it happens. Arrays lie in the pickle as MXNet's own bytes, whose header is
+checked against their number before MXNet sees them.
+
+It is written in Python over the reader of the standard library, since that of C cannot be told what it may call, and
+takes gigabytes of memory for a pickle of a few bytes that says so.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+import struct
+import sys
+from collections import OrderedDict
+from typing import Any, Callable, ClassVar
+
+import numpy as np
+
+from ..compat.mxnet import NDArray, mx
+
+_ARRAYS = {
+    ("mxnet.ndarray.ndarray", "NDArray"),
+    ("mxnet.ndarray.sparse", "CSRNDArray"),
+    ("mxnet.ndarray.sparse", "RowSparseNDArray"),
+    ("mxnet.numpy.multiarray", "ndarray"),
+}
+_NUMBERS = {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)} | {"bool_"}
+_DTYPE = re.compile(r"[biufc]\d{1,2}")
+
+# Of an array in MXNet's own bytes (NDArray::Save): what they begin with, and bytes of an element by the number of the
+# type.
+_MAGIC = (0xF993FAC9, 0xF993FACA)
+_WIDTHS = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 8: 2, 9: 2, 10: 4, 11: 8, 12: 2}
+_DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
+_MOST_AXES = 32
+
+
+def load(data: bytes) -> Any:
+    """What the pickle holds.
+
+    Raises
+    ------
+    Exception
+        Of any type: it is damaged, or wants more than is taken here.
+    """
+    stream = io.BytesIO(data)
+    loaded = _Unpickler(stream).load()
+    if stream.read(1):
+        raise pickle.UnpicklingError("there are bytes behind them")
+    return loaded
+
+
+class _Marker:
+    """Stands in the pickle's calls for something that is only named there."""
+
+
+_NDARRAY, _OBJECT = _Marker(), _Marker()
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Bytes in pickles of old protocols."""
+    _require(isinstance(text, str) and encoding == "latin1", "encodes something else than bytes")
+    return text.encode("latin1")
+
+
+def _bytearray(data: bytes = b"") -> bytearray:
+    _require(isinstance(data, bytes), "makes bytes of something else than bytes")
+    return bytearray(data)
+
+
+def _type_of_none(one: None) -> type:
+    """By which a pickle names NoneType; type() itself would make classes."""
+    _require(one is None, "calls type()")
+    return type(None)
+
+
+def _new_object(kind: type, base: Any, state: None) -> Any:
+    """copyreg._reconstructor, by which old protocols make an object."""
+    _require(_trains(kind) and base is _OBJECT and state is None, "makes an object that is no optimizer or scheduler")
+    return kind.__new__(kind)
+
+
+def _dtype(text: str, align: bool = False, copy: bool = False) -> np.dtype:
+    _require(isinstance(text, str) and _DTYPE.fullmatch(text) is not None, "has a dtype that is none of numbers")
+    return np.dtype(text)
+
+
+def _new_numpy(kind: Any, shape: tuple, code: bytes) -> np.ndarray:
+    _require(kind is _NDARRAY and shape == (0,), "makes a numpy array of another kind")
+    return np.ndarray((0,), np.int8)
+
+
+def _from_buffer(data: bytes, dtype: np.dtype, shape: tuple, order: str) -> np.ndarray:
+    """Numpy's arrays since protocol 5."""
+    _require(isinstance(dtype, np.dtype) and isinstance(data, (bytes, bytearray)), "makes an array of no bytes")
+    return np.frombuffer(data, dtype).reshape(shape, order=order)
+
+
+def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
+    _require(isinstance(dtype, np.dtype) and isinstance(data, bytes), "makes a number of something else than bytes")
+    return np.frombuffer(data, dtype, 1)[0]
+
+
+# What a pickle may name, and what it gets for it.
+_NAMED: dict[tuple[str, str], Any] = {
+    ("_codecs", "encode"): _encode,
+    ("builtins", "bytearray"): _bytearray,
+    ("builtins", "complex"): complex,
+    ("builtins", "object"): _OBJECT,
+    ("builtins", "set"): set,
+    ("builtins", "type"): _type_of_none,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("copyreg", "_reconstructor"): _new_object,
+    ("numpy", "dtype"): _dtype,
+    ("numpy", "ndarray"): _NDARRAY,
+    ("numpy.core.multiarray", "_reconstruct"): _new_numpy,
+    ("numpy.core.multiarray", "scalar"): _scalar,
+    ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+}
+_NAMED_OF_OLD = {("__builtin__", name): one for (module, name), one in _NAMED.items() if module == "builtins"}
+_NAMED_OF_OLD["copy_reg", "_reconstructor"] = _new_object
+_CALLABLE = [one for one in _NAMED.values() if callable(one)]
+
+
+def _trains(found: Any) -> bool:
+    bases = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
+    return isinstance(found, type) and issubclass(found, bases)
+
+
+def _require(right: bool, otherwise: str) -> None:
+    if not right:
+        raise pickle.UnpicklingError(f"it {otherwise}")
+
+
+class _Unpickler(pickle._Unpickler):
+    dispatch: ClassVar[dict] = dict(pickle._Unpickler.dispatch)
+
+    def find_class(self, module: str, name: str) -> Any:
+        named = _NAMED.get((module, name)) or _NAMED_OF_OLD.get((module, name))
+        if named is not None:
+            return named
+        found: Any = sys.modules.get(module)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        number = module == "numpy" and name in _NUMBERS
+        if found is not None and (number or (module, name) in _ARRAYS or _trains(found)):
+            return found
+        raise pickle.UnpicklingError(
+            f"it names {module}.{name}, which is neither an array nor an optimizer or scheduler known to this process; "
+            "a class of your own must be imported before the file is loaded"
+        )
+
+    def load_reduce(self) -> None:
+        function, arguments = self.stack[-2:]
+        _require(type(arguments) is tuple, "calls something with no arguments that can be read")
+        if isinstance(function, type) and issubclass(function, NDArray):
+            _require(arguments == (None,), "makes an array by a pointer")
+        else:
+            known = any(function is one for one in _CALLABLE)
+            _require(
+                known or _trains(function), "calls something else than what makes arrays, optimizers or schedulers"
+            )
+        pickle._Unpickler.load_reduce(self)
+
+    def load_newobj(self) -> None:
+        _require(_trains(self.stack[-2]) and self.stack[-1] == (), "makes an object that is no optimizer or scheduler")
+        pickle._Unpickler.load_newobj(self)
+
+    def load_build(self) -> None:
+        made, state = self.stack[-2:]
+        if isinstance(made, NDArray):
+            _check_array(made, state)
+        elif isinstance(made, np.dtype):
+            # The bytes are those of this kind of machine, and there are no fields.
+            plain = type(state) is tuple and len(state) == 8 and state[1] in ("<", "|", "=")
+            _require(plain and state[2:5] == (None, None, None), "has a dtype that is none of numbers")
+            self.stack.pop()
+            return
+        elif isinstance(made, np.ndarray):
+            is_numbers = type(state) is tuple and len(state) == 5 and isinstance(state[2], np.dtype)
+            _require(is_numbers and isinstance(state[4], bytes), "has a numpy array of something else than numbers")
+        else:
+            _require(_trains(type(made)), "changes an object that is no array, optimizer or scheduler")
+        pickle._Unpickler.load_build(self)
+
+    def load_bytearray8(self) -> None:
+        (size,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(min(size, sys.maxsize))))
+
+    dispatch[pickle.REDUCE[0]] = load_reduce
+    dispatch[pickle.NEWOBJ[0]] = load_newobj
+    dispatch[pickle.BUILD[0]] = load_build
+    dispatch[b"\x96"[0]] = load_bytearray8  # BYTEARRAY8, which Python 3.7 has no name for
+    for _refused in (
+        pickle.INST,
+        pickle.OBJ,
+        pickle.NEWOBJ_EX,
+        pickle.EXT1,
+        pickle.EXT2,
+        pickle.EXT4,
+        pickle.PERSID,
+        pickle.BINPERSID,
+    ):
+        dispatch.pop(_refused[0])
+    del _refused
+
+
+def _fills(name: str, holders: tuple[type, ...], place: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """The standard method of this name, where what it fills is one of these and no other object with such a method."""
+    standard = getattr(pickle._Unpickler, name)
+
+    def method(self: Any) -> None:
+        _require(type(place(self)) in holders, "fills something else than a list, a dict or a set")
+        standard(self)
+
+    return method
+
+
+def _before_mark(self: Any) -> Any:
+    return self.metastack[-1][-1]
+
+
+for _opcode, _name, _holders, _place in (
+    (pickle.APPEND, "load_append", (list,), lambda self: self.stack[-2]),
+    (pickle.APPENDS, "load_appends", (list,), _before_mark),
+    (pickle.SETITEM, "load_setitem", (dict, OrderedDict), lambda self: self.stack[-3]),
+    (pickle.SETITEMS, "load_setitems", (dict, OrderedDict), _before_mark),
+    (pickle.ADDITEMS, "load_additems", (set,), _before_mark),
+):
+    _Unpickler.dispatch[_opcode[0]] = _fills(_name, _holders, _place)
+
+
+def _check_array(array: Any, state: Any) -> None:
+    """Raise unless the state of an array that is being made holds a whole one, dense or sparse, of a known type."""
+    data = state.get("handle") if type(state) is dict else None
+    _require(isinstance(data, (bytes, bytearray)), "has an array without content")
+    _require(getattr(array, "handle", None) is None, "fills an array twice")
+    if not isinstance(data, bytearray):  # MXNet writes to it
+        state["handle"] = bytearray(data)
+    magic, storage = struct.unpack_from("<Ii", data)
+    _require(magic in _MAGIC and storage in (_DENSE, _ROW_SPARSE, _CSR), "has an array in a form that is not known")
+    # A sparse array is refused where states are checked; MXNet must not even read it.
+    _require(storage == _DENSE, "has a sparse array, and states on the store are dense")
+    (axes,) = struct.unpack_from("<i", data, 8)
+    _require(0 <= axes <= _MOST_AXES and (axes > 0 or magic == _MAGIC[1]), "has an array without a shape")
+    shape = struct.unpack_from(f"<{axes}q", data, 12)
+    device, number, dtype = struct.unpack_from("<3i", data, 12 + 8 * axes)
+    _require(1 <= device <= 6 and 0 <= number < 1 << 12, "has an array of a device that is not known")
+    _require(all(extent >= 0 for extent in shape) and dtype in _WIDTHS, "has an array of a type that is not known")
+    nbytes = _WIDTHS[dtype]
+    for extent in shape:
+        nbytes *= extent
+    _require(len(data) == 24 + 8 * axes + nbytes, "has an array of more or fewer bytes than its shape says")

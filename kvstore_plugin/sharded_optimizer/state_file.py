@@ -1,0 +1,93 @@
+"""Files of optimizer states, in MXNet's own format: what Updater.get_states() returns.
+
+That is a pickle, of a dict {key: state} or of a tuple (this dict, optimizer); a state is None, an array, a number, or a
+tuple or list of states. What a pickle may do is another file's business (state_pickle.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+import os
+import pickle
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from ..compat.mxnet import NDArray, mx
+from . import safe_unpickler
+
+_DEEPEST = 16  # lists within lists; those of MXNet's optimizers have three levels
+
+
+class Content(NamedTuple):
+    """What a file holds; `optimizer` is None where only states were saved."""
+
+    states: dict
+    optimizer: Any
+
+
+def read(path: str | os.PathLike) -> Content:
+    """What a file of optimizer states holds.
+
+    Raises
+    ------
+    OSError
+        It cannot be read.
+    ValueError
+        It is damaged, or something else than optimizer states.
+    """
+    with open(path, "rb") as file:
+        data = file.read()
+    return parse(data, os.fspath(path))
+
+
+def parse(data: bytes, name: str) -> Content:
+    """The same from bytes; `name` is for the errors."""
+    try:
+        content = safe_unpickler.load(data)
+        states, optimizer = content if isinstance(content, tuple) and len(content) == 2 else (content, None)
+        if isinstance(states, dict):
+            _check_states(states, len(data))
+    except Exception as error:  # whatever bytes that are no pickle lead to
+        raise ValueError(
+            f"{name!r} holds no optimizer states that can be read: {error or type(error).__name__}"
+        ) from error
+    if not isinstance(states, dict) or not all(isinstance(key, (int, str)) for key in states):
+        raise ValueError(f"{name!r} holds a pickle, but no optimizer states by the keys of parameters")
+    if optimizer is not None and not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise ValueError(f"{name!r} holds a {type(optimizer).__name__} in the place of an optimizer")
+    return Content(states, optimizer)
+
+
+def _check_states(states: dict, most: int) -> None:
+    """Raise where something else than states stands in their place; an honest file has at least a byte for each."""
+    left = most
+
+    def check(state: Any, depth: int) -> None:
+        nonlocal left
+        left -= 1
+        if depth > _DEEPEST or left < 0:
+            raise ValueError("a state holds itself, or too many others")
+        if type(state) in (tuple, list):
+            for one in state:
+                check(one, depth + 1)
+        elif isinstance(state, NDArray):
+            if getattr(state, "handle", None) is None:
+                raise ValueError("it has an array without content")
+        elif not (state is None or isinstance(state, (numbers.Number, np.generic))):
+            raise ValueError(f"a state is a {type(state).__name__}")
+
+    for state in states.values():
+        check(state, 0)
+
+
+def write(file: BinaryIO, content: Content) -> None:
+    """Write what `read` reads, and Updater.set_states()."""
+    states, optimizer = content
+    if optimizer is not None:
+        # Without what this package keeps in it, which is of this process.
+        optimizer = copy.copy(optimizer)
+        for name in [name for name in vars(optimizer) if name.endswith("_by_mykv")]:
+            delattr(optimizer, name)
+    pickle.dump(states if optimizer is None else (states, optimizer), file)

@@ -1,0 +1,124 @@
+"""Which of MXNet's optimizers can update a share of the parameters on each worker, and how finely.
+
+Most work element by element, so that a parameter may be cut anywhere. Others need norms of a whole parameter or of a
+whole row. Some cannot be divided at all, since what they keep belongs to all parameters together.
+"""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any
+
+from ..compat.mxnet import mx
+
+# Names in MXNet's registry, of both releases; each release lacks some.
+_ELEMENTWISE = (
+    "sgd",
+    "ccsgd",
+    "nag",
+    "signum",
+    "ftml",
+    "dcasgd",
+    "adam",
+    "adamw",
+    "adabelief",
+    "adamax",
+    "adagrad",
+    "adadelta",
+    "rmsprop",
+    "ftrl",
+    "test",
+)
+_WHOLE = ("lars", "lamb", "lans", "groupadagrad", "lbsgd")
+_REFUSED = {
+    "nadam": "multiplies one momentum schedule by a factor for each parameter that it updates",
+    "sgld": "adds noise from the random generator of the worker that updates",
+}
+
+
+def _registered(names: Any) -> dict[type, str]:
+    registry = mx.optimizer.Optimizer.opt_registry
+    return {registry[name]: name for name in names if name in registry}
+
+
+# Those that change no row of a dense weight but the rows of a row_sparse gradient, unless their lazy_update is False.
+_LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
+
+# Those that read norms as numbers while they update, and so wait for the gradient, that is for the other workers.
+_READING = ("lars", "lbsgd")
+
+_elementwise = _registered(_ELEMENTWISE)
+_lazy = _registered(_LAZY)
+_reading = _registered(_READING)
+_refused = _registered(_REFUSED)
+
+
+def is_elementwise(optimizer: Any) -> bool:
+    """Whether the new value of an element depends on that element of weight, gradient and states alone.
+
+    False for what MXNet itself has not registered: a class of the user's, also one derived from an optimizer for which
+    it is so.
+    """
+    return type(optimizer) in _elementwise
+
+
+def leaves_other_rows(optimizer: Any) -> bool:
+    """Whether an update from a row_sparse gradient changes the rows of the gradient only; False where it is unknown."""
+    return type(optimizer) in _lazy and getattr(optimizer, "lazy_update", True)
+
+
+def reads_gradients(optimizer: Any) -> bool:
+    """Whether an update waits until the gradient is there; False for a class of the user's that does so by itself."""
+    return isinstance(optimizer, tuple(_reading))
+
+
+# Attributes that are no settings: counters, what the batch decides, what all workers are told anyway, and what changes
+# no result.
+_NO_SETTINGS = {"num_update", "begin_num_update", "num_steps", "rescale_grad", "lr", "sym_info"}
+_NO_SETTINGS |= {"aggregate_num", "allow_np_array"}
+# Those of any optimizer; a class of the user's may have others that are meant to differ between workers.
+_COMMON_SETTINGS = {"wd", "clip_gradient", "multi_precision"}
+
+
+def settings(optimizer: Any) -> list[str]:
+    """The kind of an optimizer and its settings, one by one, in a form that is the same where they are."""
+    is_mxnets = type(optimizer).__module__.startswith("mxnet.")
+    shown = [f"optimizer {type(optimizer).__name__}"]
+    for name, value in sorted(vars(optimizer).items()):
+        if name.startswith("_") or name in _NO_SETTINGS or not (is_mxnets or name in _COMMON_SETTINGS):
+            continue
+        if isinstance(value, numbers.Real) and not isinstance(value, bool):
+            shown.append(f"{name}={float(value)!r}")
+        elif value is None or isinstance(value, (bool, str)):
+            shown.append(f"{name}={value!r}")
+    if optimizer.lr_scheduler is not None:
+        shown.append(f"scheduler {type(optimizer.lr_scheduler).__name__}")
+    return shown
+
+
+def check(optimizer: Any) -> None:
+    """Refuse what does not train the same when each worker updates a share of the parameters.
+
+    Raises
+    ------
+    TypeError
+        It is no optimizer.
+    ValueError
+        It cannot be divided.
+    """
+    if not isinstance(optimizer, mx.optimizer.Optimizer):
+        raise TypeError(f"The optimizer must be an mxnet.optimizer.Optimizer, not {type(optimizer).__name__}.")
+    name = type(optimizer).__name__
+    if getattr(type(optimizer), "averages_gradients", False):
+        raise ValueError(f"A {name} averages gradients over the workers, and a store sums them: give it the optimizer.")
+    for kind in type(optimizer).__mro__:
+        if kind in _refused:
+            raise ValueError(
+                f"{name} {_REFUSED[_refused[kind]]}, so it cannot update a share of the parameters on each worker: use "
+                "update_on_kvstore=False."
+            )
+    if getattr(optimizer, "batch_scale", 1) != 1:
+        raise ValueError(
+            f"{name} with batch_scale={optimizer.batch_scale} adds up gradients outside of its states, so it cannot "
+            "update a share of the parameters on each worker: use update_on_kvstore=False."
+        )

@@ -1,0 +1,198 @@
+"""What a call of the store was given, checked and divided into one call for each key.
+
+A Trainer comes by here for every parameter in every step, so the common case, one key and one array, goes through few
+lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..collectives.row_sparse import is_row_sparse
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.mxnet import NDArray
+from ..coordination import operation
+
+# Methods that take one value for each key, not one for each device.
+_OF_ONE_VALUE = ("broadcast", "init")
+
+
+class Call(NamedTuple):
+    """A call for one key.
+
+    Attributes
+    ----------
+    key : int or str
+        As the user knows it.
+    name : str
+        What the ranks are matched by.
+    inputs : sequence of NDArray
+        What goes in, one array for each device; for pull, what comes out.
+    outputs : sequence of NDArray
+        What comes out, one array for each device; the inputs themselves where there is no `out`.
+    """
+
+    key: int | str
+    name: str
+    inputs: Sequence[NDArray]
+    outputs: Sequence[NDArray]
+
+    @property
+    def devices(self) -> list[Any]:
+        """Devices of the longer one of both lists."""
+        longer = self.outputs if len(self.outputs) > len(self.inputs) else self.inputs
+        return [array.context for array in longer]
+
+
+def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: Any) -> list[Call]:
+    """The calls for each of the keys.
+
+    Parameters
+    ----------
+    scope : str
+        Begins the names of all keys of the store.
+    method : str
+        The method of the store.
+    key, value, out, priority
+        As given to it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Something is wrong with any of them.
+    """
+    operation.checked_priority(priority)
+    if type(key) is int or type(key) is str:
+        return [_call(scope, method, key, value, out)]
+    return _several(scope, method, key, value, out)
+
+
+def names(scope: str, key: Any) -> list[str]:
+    """Names of the keys in `key`, each once; those that are no keys have none."""
+    keys = key if isinstance(key, (list, tuple)) else [key]
+    return list(dict.fromkeys(f"{scope}/{_plain(k)!r}" for k in keys if isinstance(k, (int, str))))
+
+
+def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call:
+    is_sparse = method == "pull" or is_row_sparse(value)
+    inputs = arrays.as_list(value, f"{'out' if method == 'pull' else 'value'} of key {key!r}", dense=not is_sparse)
+    if len(inputs) > 1 and method in _OF_ONE_VALUE:
+        raise ArgumentValueError(f"The value of key {key!r} must be one NDArray, but it is a list of {len(inputs)}.")
+    if out is None:
+        outputs = inputs
+        if len(inputs) > 1:
+            arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
+    else:
+        outputs = arrays.as_list(out, f"out of key {key!r}", dense=not is_sparse)
+        if len(inputs) > 1:
+            arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
+        what = f"value and out of key {key!r}"
+        arrays.check_alike([inputs[0], *outputs], what, floats_convert=method == "pushpull")
+        if len(inputs) > 1 and len(outputs) > 1:
+            check_devices(key, "value is", [a.context for a in inputs], "out is", [a.context for a in outputs])
+    return Call(key, f"{scope}/{key!r}", inputs, outputs)
+
+
+def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
+    """The rows that each array of some calls of row_sparse_pull() is to get, in their order.
+
+    Parameters
+    ----------
+    given : NDArray, list of NDArray or list of lists of NDArray
+        One array for all, one for each array, or a list for each key with one for each of its arrays.
+    calls : sequence of Call
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is something else.
+    """
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(one, (list, tuple)) for one in listed):
+        if len(listed) != len(calls):
+            raise ArgumentValueError(f"There are {len(calls)} keys but {len(listed)} lists of row_ids.")
+        nested = [row_ids(one, [call]) for one, call in zip(listed, calls)]
+        return [numbers for of_key in nested for numbers in of_key]
+    for one in listed:
+        if not isinstance(one, NDArray):
+            raise ArgumentTypeError(f"row_ids must be an NDArray or a list of them, not {type(one).__name__}.")
+    count = sum(len(call.inputs) for call in calls)
+    if len(listed) not in (1, count):
+        raise ArgumentValueError(f"There are {count} arrays in `out` but {len(listed)} row_ids.")
+    return listed * count if len(listed) == 1 else listed
+
+
+def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
+    """Calls of pushpull() whose inputs no earlier one of them overwrites: such inputs are copied here.
+
+    So an array may be there under several keys: all are pushed before the first is pulled, as in MXNet's own stores.
+    """
+    written: set[int] = set()
+    result = []
+    for call in listed:
+        if any(id(array) in written for array in call.inputs):
+            inputs = [arrays.duplicate(array) if id(array) in written else array for array in call.inputs]
+            call = call._replace(inputs=inputs)
+        written.update(map(id, call.outputs))
+        result.append(call)
+    return result
+
+
+def check_devices(key: int | str, what: str, devices: list[Any], other: str, others: list[Any]) -> None:
+    """Refuse lists of arrays of one key that lie on other devices, or on the same ones in another order.
+
+    Arrays are matched by their places in the lists: what is the second one of a value comes back in the second one of
+    `out`. One array in place of a list is no list.
+
+    Raises
+    ------
+    ValueError
+        Names both sides.
+    """
+    if devices != others:
+        raise ArgumentValueError(
+            f"The lists of arrays of key {key!r} must be on the same devices in the same order, but its {what} on "
+            f"{_shown(devices)} and {other} on {_shown(others)}."
+        )
+
+
+def _shown(devices: list[Any]) -> str:
+    return ", ".join(str(device) for device in devices)
+
+
+def _several(scope: str, method: str, key: Any, value: Any, out: Any) -> list[Call]:
+    if isinstance(key, (int, str)):  # True, an IntEnum and the like
+        return [_call(scope, method, _plain(key), value, out)]
+    if not isinstance(key, (list, tuple)):
+        raise ArgumentTypeError(f"A key must be an int, a str or a list of them, not {type(key).__name__}.")
+    for one in key:
+        if not isinstance(one, (int, str)):
+            raise ArgumentTypeError(f"A list of keys must hold ints or strs, not {type(one).__name__}.")
+    outs = [None] * len(key) if out is None else out
+    for what, given in (("outs" if method == "pull" else "values", value), ("outs", outs)):
+        if not isinstance(given, (list, tuple)):
+            raise ArgumentTypeError(f"A list of keys needs a list of {what}, not {type(given).__name__}.")
+        if len(given) != len(key):
+            raise ArgumentValueError(f"There are {len(key)} keys but {len(given)} {what}.")
+    calls = [_call(scope, method, _plain(k), v, o) for k, v, o in zip(key, value, outs)]
+    return calls if len({call.name for call in calls}) == len(calls) else _grouped(method, calls)
+
+
+def _grouped(method: str, calls: list[Call]) -> list[Call]:
+    """Calls in which a key occurs more than once: its values are devices of one value, as in MXNet's own stores."""
+    if method in _OF_ONE_VALUE:
+        raise ArgumentValueError(f"A list of keys for {method} must not hold a key twice.")
+    groups: dict[str, Call] = {}
+    for call in calls:
+        group = groups.setdefault(call.name, Call(call.key, call.name, [], []))
+        group.inputs.extend(call.inputs)
+        group.outputs.extend(call.outputs)
+    for group in groups.values():
+        arrays.check_alike([*group.inputs, *group.outputs], f"values of key {group.key!r}")
+    return list(groups.values())
+
+
+def _plain(key: int | str) -> int | str:
+    """The key as a plain int or str, so that ranks that use subclasses of these agree with ranks that do not."""
+    return int(key) if isinstance(key, int) else str(key)

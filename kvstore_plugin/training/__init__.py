@@ -1,0 +1,1 @@
+"""DistributedTrainer, and what goes with it in a training loop."""

@@ -1,0 +1,370 @@
+"""broadcast_states: what one worker trains on from, for all, as after it alone has loaded a checkpoint.
+
+The root sends a description, as a pickle: what there is, the optimizer with its scheduler, and the numbers that the
+trainer keeps. Arrays follow as operations of the core. What a worker has of all this is overwritten in place, so that
+whoever holds the optimizer, its scheduler or AMP's scaler holds the right one.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from ..collectives.objects import broadcast_object
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, gluon, mx, trainer_contexts
+from ..coordination import agreement, operation, operation_names
+from ..gradients import parameter_groups
+from ..integrations import gluon_trainer
+from ..integrations.distributed_optimizer import DistributedOptimizer
+from ..parameters import broadcast, load_tracking, naming
+from ..parameters.broadcast import Named
+from ..parameters.deferred_init import Broadcast
+from ..store.kvstore import MyKV
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
+from .trainer import DistributedTrainer
+
+# Attributes of an optimizer: those that count updates, and those that say what this worker calls its parameters.
+_COUNTERS = {"num_update", "begin_num_update", "_index_update_count", "_all_index_update_counts"}
+_OF_THE_WORKER = {"param_dict", "idx2name", "sym_info"}
+
+# What a Trainer keeps beside its optimizer; AMP changes and adds to it.
+_OF_THE_TRAINER = ("_scale", "_amp_original_scale")
+
+
+class _Share(NamedTuple):
+    """The parameters that one process set trains, of which the root gives all members the values."""
+
+    process_set: ProcessSet
+    named: Sequence[Named]
+    root: int  # within the set
+    with_optimizer: bool  # and not only the states of these parameters
+
+
+class _Array(NamedTuple):
+    """Stands for an array in a description."""
+
+    shape: tuple
+    dtype: Any
+    is_np: bool
+
+
+def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool = True) -> None:
+    """Give all workers what one of them has: parameters, optimizer states and all else that training goes on from.
+
+    For a worker that alone has loaded a checkpoint, with ``net.load_parameters`` and ``trainer.load_states``.
+    Collective; returns when everything has arrived. It brings the values of all the trainer's parameters, frozen and
+    auxiliary ones too, the optimizer's states, settings (such as the learning rate) and scheduler, the scale of AMP,
+    and the counts of updates. Parameters whose initialization is deferred are initialized where the root has values;
+    states that a worker has not made yet are made.
+
+    With the optimizer on the store nobody has all states: each worker has those of its share, and load_states, which
+    all workers call, gives each of them its own. So all else is brought, and they stay as they are.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer or DistributedTrainer
+        Made on all workers alike. A gluon.Trainer's workers are those of its store 'mykv' or its DistributedOptimizer,
+        all of them where it has neither. The process sets of a DistributedTrainer's parameters get their values from
+        the root as far as it is in them, and from their first worker otherwise; local parameters are left alone.
+    root_rank : int, optional
+        The worker, as a global rank. In a process set that does not hold rank 0, the default means its first one.
+    counters : bool, optional
+        Whether the counts of updates are brought, which learning rate schedules and Adam's correction of its bias
+        follow. Without them each worker keeps its own.
+
+    Raises
+    ------
+    TypeError, ValueError
+        What this rank can see alone: `trainer` is something else, `root_rank` is no worker of it, a parameter has
+        another shape or dtype than the root's. The other ranks get an MXNetError that names this one.
+    MXNetError
+        The workers' trainers differ in parameters, in AMP, or in where they update; a worker waits in another call or
+        has left; an array carries an error.
+    """
+    process.require()
+    try:
+        if not isinstance(trainer, gluon.Trainer):
+            raise TypeError(f"trainer must be a gluon.Trainer or DistributedTrainer, not {type(trainer).__name__}.")
+        divided = _shares_of(trainer, root_rank)
+    except (TypeError, ValueError) as error:
+        with operation.waiting(_process_set_of(trainer), "broadcast_states"):
+            raise error
+    for share in divided:
+        _Exchange(trainer, share, root_rank, bool(counters)).run()
+
+
+class _Exchange:
+    """What broadcast_states does for one process set."""
+
+    def __init__(self, trainer: gluon.Trainer, share: _Share, root_rank: int, counters: bool) -> None:
+        self._trainer = trainer
+        self._share = share
+        self._label = f"broadcast_states from rank {root_rank}, counters={counters}"
+        self._counters = counters
+        self._index_of = {id(parameter): index for index, parameter in enumerate(trainer._params)}
+        self._is_root = share.process_set.rank() == share.root
+        self._sent: list[NDArray] = []  # on the root, the arrays of the optimizer's states
+
+    def run(self) -> None:
+        attached = self._meet()
+        share = self._share
+        sent = self._described() if self._is_root else None
+        described = broadcast_object(sent, share.process_set.ranks[share.root], "broadcast_states", share.process_set)
+        with operation.waiting(share.process_set, "broadcast_states") as turn:
+            self._check(described)
+            turn.meet("broadcast_states of what was described")
+        for (_, parameter, _), like in zip(share.named, described["parameters"]):
+            if like is not None and parameter._data is None:
+                parameter.shape = like.shape
+                parameter._finish_deferred_init()
+        self._attach(attached)
+        arriving = self._push_values(described["parameters"])
+        received = self._push_states(described["arrays"])
+        for array in arriving + received:
+            array.wait_to_read()
+        self._keep_states(described["states"], received)
+        if share.with_optimizer:
+            self._keep_optimizer(described["optimizer"])
+            self._keep_names()
+            self._keep_numbers(described)
+        if self._counters:
+            self._keep_counters(described)
+        load_tracking.forget([one.value for one in share.named])
+
+    def _meet(self) -> np.ndarray:
+        """Compare the trainers; returns which workers have given their parameters to a store."""
+        share, trainer = self._share, self._trainer
+        names = [one.name for one in share.named]
+        with_scaler = getattr(trainer, "_amp_loss_scaler", None) is not None
+        with operation.waiting(share.process_set, "broadcast_states") as turn:
+            mine = [agreement.digest(names), len(names), with_scaler, gluon_trainer.was_attached(trainer)]
+            met = turn.meet(self._label, mine)
+        self._require_same(met[:, :2], f"parameters; on this rank, {process.rank()}, there are {len(names)}")
+        self._require_same(met[:, 2:3], "use of AMP; call init_trainer() on all workers first")
+        if met[share.root, 3] and not met[:, 3].all() and share.root != 0:
+            raise MXNetError(
+                f"The store of the trainer on rank {share.process_set.ranks[share.root]} was set up before those of "
+                f"other workers, which gives it the values of rank {share.process_set.ranks[0]}: load on that rank, or "
+                "on all, or after the first step."
+            )
+        return met[:, 3]
+
+    def _require_same(self, met: np.ndarray, what: str) -> None:
+        differ = np.flatnonzero((met != met[0]).any(axis=1))
+        if differ.size:
+            ranks = self._share.process_set.ranks
+            raise MXNetError(
+                "broadcast_states needs trainers that are made alike on all workers, but that of rank "
+                f"{ranks[differ[0]]} differs from that of rank {ranks[0]} in its {what}."
+            )
+
+    def _described(self) -> dict[str, Any]:
+        """All that the root sends, with arrays replaced by what is to be known of them."""
+        trainer = self._trainer
+        states = {}
+        for name, parameter, _ in self._share.named:
+            index = self._index_of[id(parameter)]
+            if index in trainer._updaters[0].states:
+                states[name] = _taken_apart(trainer._updaters[0].states[index], self._sent)
+        optimizer = _unwrapped(trainer._optimizer)
+        scaler = getattr(trainer, "_amp_loss_scaler", None)
+        return {
+            "parameters": [None if one.value._data is None else _like(one.value._data[0]) for one in self._share.named],
+            "states": states,
+            "arrays": [_like(array) for array in self._sent],
+            "optimizer": optimizer if self._share.with_optimizer else None,
+            "trainer": {name: vars(trainer)[name] for name in _OF_THE_TRAINER if name in vars(trainer)},
+            "scaler": None if scaler is None else vars(scaler),
+            "counts": {
+                name: optimizer._index_update_count[self._index_of[id(parameter)]]
+                for name, parameter, _ in self._share.named
+                if self._index_of[id(parameter)] in optimizer._index_update_count
+            },
+        }
+
+    def _check(self, described: dict[str, Any]) -> None:
+        """Raise what keeps this worker from taking what the root has."""
+        root = self._share.process_set.ranks[self._share.root]
+        for (name, parameter, _), like in zip(self._share.named, described["parameters"]):
+            if like is None:
+                if parameter._data is not None:
+                    raise ValueError(f"{naming.described(name, parameter)} has values here but none on rank {root}.")
+                continue
+            held = parameter if parameter._data is None else parameter._data[0]
+            fits = parameter.shape is None or (
+                len(parameter.shape) == len(like.shape)
+                and all(own in (other, 0, -1) for own, other in zip(parameter.shape, like.shape))
+            )
+            if not fits or arrays.dtype_name(held.dtype) != arrays.dtype_name(like.dtype):
+                raise ValueError(
+                    f"{naming.described(name, parameter)} is {parameter.shape} {arrays.dtype_name(held.dtype)} here, "
+                    f"but {like.shape} {arrays.dtype_name(like.dtype)} on rank {root}."
+                )
+        optimizer = _unwrapped(self._trainer._optimizer)
+        if self._share.with_optimizer and type(described["optimizer"]) is not type(optimizer):
+            raise ValueError(
+                f"The optimizer is {type(optimizer).__name__} here, but {type(described['optimizer']).__name__} on "
+                f"rank {root}."
+            )
+
+    def _attach(self, attached: np.ndarray) -> None:
+        """Bring stock Trainers to where all or none have given their parameters to the store.
+
+        Some may have set up their store in load_states(), before their first step, and those that update on the store
+        forget it in load_parameters().
+        """
+        trainer = self._trainer
+        if gluon_trainer.was_attached(trainer):
+            gluon_trainer.attach_again(trainer)
+        elif attached.any():
+            trainer._init_kvstore()
+            trainer._init_params()
+
+    def _push_values(self, described: Sequence[_Array | None]) -> list[NDArray]:
+        arriving = []
+        for (name, parameter, position), like in zip(self._share.named, described):
+            if like is not None:
+                name = f"{self._share.process_set.scope}/broadcast_states/values/{name}"
+                Broadcast(self._share.process_set, name, self._share.root, -position).push(parameter._data)
+                arriving += parameter._data
+        return arriving
+
+    def _push_states(self, described: Sequence[_Array]) -> list[NDArray]:
+        process_set = self._share.process_set
+        received = self._sent if self._is_root else [_made(like) for like in described]
+        for number, array in enumerate(received):
+            name = f"{process_set.scope}/broadcast_states/states/{number}"
+            process_set.core.push_broadcast(name, array.handle.value, arrays.handles([array]), self._share.root)
+        return received
+
+    def _keep_states(self, described: dict[str, Any], received: list[NDArray]) -> None:
+        """Give each device's updater states of its own, which move to the device when they are used."""
+        for number, updater in enumerate(self._trainer._updaters):
+            with arrays.not_recorded():
+                # The root's first updater has these very arrays.
+                own = received if number == 0 else [array.copy() for array in received]
+            left = iter(own)
+            states = {name: _put_together(skeleton, left) for name, skeleton in described.items()}
+            for name, parameter, _ in self._share.named:
+                index = self._index_of[id(parameter)]
+                updater.states.pop(index, None)
+                updater.states_synced.pop(index, None)
+                if name in states:
+                    updater.states[index], updater.states_synced[index] = states[name], False
+
+    def _keep_optimizer(self, received: Any) -> None:
+        for optimizer in self._optimizers():
+            if optimizer is received:
+                continue
+            for name, value in vars(copy.deepcopy(received)).items():
+                if name in _COUNTERS or name in _OF_THE_WORKER:
+                    continue
+                mine = getattr(optimizer, name, None)
+                if name == "lr_scheduler" and value is not None and type(mine) is type(value):
+                    vars(mine).clear()
+                    vars(mine).update(vars(value))
+                else:
+                    vars(optimizer)[name] = value
+            if self._counters:
+                optimizer.num_update, optimizer.begin_num_update = received.num_update, received.begin_num_update
+
+    def _keep_names(self) -> None:
+        """Let wrappers of the optimizer, of which loading states makes copies, have names that are the same."""
+        held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
+        wrappers = [one for one in held if isinstance(one, DistributedOptimizer)]
+        if wrappers:
+            scope = operation_names.numbered(self._share.process_set, "optimizer")
+            for wrapper in wrappers:
+                wrapper._mean.rename(scope)
+
+    def _keep_numbers(self, described: dict[str, Any]) -> None:
+        vars(self._trainer).update(described["trainer"])
+        if described["scaler"] is not None:
+            vars(self._trainer._amp_loss_scaler).update(described["scaler"])
+
+    def _keep_counters(self, described: dict[str, Any]) -> None:
+        devices = {0, *(device.device_id for device in trainer_contexts(self._trainer) or ())}
+        devices.update(broadcast.device_ids(self._trainer._params))
+        for optimizer in self._optimizers():
+            for number in devices:
+                counts = optimizer._all_index_update_counts.setdefault(number, {})
+                for name, parameter, _ in self._share.named:
+                    counts.pop(self._index_of[id(parameter)], None)
+                    if name in described["counts"]:
+                        counts[self._index_of[id(parameter)]] = described["counts"][name]
+
+    def _optimizers(self) -> list[Any]:
+        """Those that the trainer and its updaters hold: mostly one."""
+        held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
+        return list({id(one): one for one in map(_unwrapped, held)}.values())
+
+
+def _process_set_of(trainer: Any) -> ProcessSet:
+    """The process set in which a trainer's workers meet."""
+    if isinstance(trainer, DistributedTrainer):
+        return trainer._company.process_set
+    if not isinstance(trainer, gluon.Trainer):
+        return global_process_set
+    store = trainer._kvstore_params["kvstore"]
+    if isinstance(store, MyKV):
+        return store._process_set
+    if isinstance(trainer._optimizer, DistributedOptimizer):
+        return trainer._optimizer._mean.process_set
+    return global_process_set
+
+
+def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
+    global_process_set.position_of(root_rank)  # raises where it is no rank
+    main = _process_set_of(trainer)
+    if isinstance(trainer, DistributedTrainer):
+        return [
+            _Share(
+                one.process_set,
+                one.named,
+                parameter_groups.root_of(one.process_set, root_rank, main),
+                one.process_set is main,
+            )
+            for one in trainer._shares
+        ]
+    named = broadcast.named_parameters(trainer._params)
+    return [_Share(main, named, parameter_groups.root_of(main, root_rank, main), True)]
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    return optimizer._optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
+
+
+def _like(array: NDArray) -> _Array:
+    return _Array(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
+
+
+def _made(like: _Array) -> NDArray:
+    with mx.util.np_shape(True):
+        made = mx.nd.empty(like.shape, dtype=like.dtype)
+    return made.as_np_ndarray() if like.is_np else made
+
+
+def _taken_apart(state: Any, arrays_of: list[NDArray]) -> Any:
+    """A state with each dense array replaced by a number, under which it is added to a list."""
+    if isinstance(state, NDArray) and not isinstance(state, SparseNDArray):
+        arrays_of.append(state)
+        return _Place()
+    if type(state) in (tuple, list):
+        return type(state)(_taken_apart(one, arrays_of) for one in state)
+    return state
+
+
+class _Place(NamedTuple):
+    """Where an array stands in a state."""
+
+
+def _put_together(state: Any, left: Iterator[NDArray]) -> Any:
+    if isinstance(state, _Place):
+        return next(left)
+    if type(state) in (tuple, list):
+        return type(state)(_put_together(one, left) for one in state)
+    return state.copy() if isinstance(state, NDArray) else copy.copy(state)

@@ -1,0 +1,220 @@
+"""allreduce_metric: the value of an evaluation metric over the data of all workers.
+
+The mean of the workers' values is wrong where workers have seen different numbers of samples, and for metrics that
+are no means, such as F1. So the workers exchange what the value is computed from: sums and counts.
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from ..collectives.objects import allgather_object
+from ..compat.mxnet import NDArray
+from ..compat.mxnet import metric as mxnet_metrics
+from ..coordination import operation
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
+
+_TOTALS = ("sum_metric", "num_inst", "global_sum_metric", "global_num_inst")
+_COUNTS = tuple(
+    f"{scope}{count}"
+    for scope in ("", "global_")
+    for count in ("true_positives", "false_positives", "true_negatives", "false_negatives")
+)
+_MATRICES = ("lcm", "gcm")
+# Two sides of a correlation, and the sum of products of their deviations.
+_CORRELATION = ("_label_nums", "_mean_l", "_sse_l", "_pred_nums", "_mean_p", "_sse_p", "_conv", "num_inst")
+
+# Where MXNet has these counts, they begin anew after each batch if average='macro', which is a mean over batches.
+_OF_BATCHES: Any = getattr(mxnet_metrics, "_BinaryClassificationMetrics", ())
+
+State = Any
+
+
+class _Kind(NamedTuple):
+    """How metrics of a class are combined."""
+
+    matches: Callable[[Any], bool]
+    state: Callable[[Any], State]
+    combine: Callable[[Any, Sequence[State]], None]  # overwrites a metric with the states of all ranks
+
+
+def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) -> Any:
+    """Combine a metric over all workers, as if one had seen the data of all. Collective; waits.
+
+    Workers may have seen different numbers of samples, or none. Metrics that MXNet averages over batches are averaged
+    over the batches of all workers.
+
+    Parameters
+    ----------
+    metric : EvalMetric, or sequence of them
+        Any of MXNet's metrics (mx.metric, in 2.0 mx.gluon.metric), also composite ones, and metrics of your own that
+        only add to `sum_metric` and `num_inst`. It is not changed, so that it can go on counting. The same on all
+        ranks.
+    process_set : ProcessSet, optional
+        The workers that take part.
+
+    Returns
+    -------
+    EvalMetric, or list of them
+        A copy with what all workers have counted, for ``get()``. All ranks get the same numbers; sums are formed in
+        float64.
+
+    Raises
+    ------
+    TypeError
+        `metric` is something else, or it keeps a state of its own (its class, outside of MXNet, overrides ``reset()``),
+        which cannot be added up here. The other ranks' call raises an MXNetError that names this one.
+    ValueError
+        This rank is not in the process set.
+    MXNetError
+        Ranks pass different metrics; one waits in another call, has refused or left.
+
+    References
+    ----------
+    Correlations are combined as in Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances", 1979, eq. 2.1.
+    """
+    process.require()
+    with operation.waiting(process_set, "allreduce_metric") as turn:
+        given = list(metric) if isinstance(metric, (list, tuple)) else [metric]
+        leaves = [leaf for one in given for leaf in _leaves(one)]
+        states = [_kind(leaf).state(leaf) for leaf in leaves]
+        described = ", ".join(f"{type(leaf).__name__} {leaf.name!r}" for leaf in leaves)
+        turn.meet(f"allreduce_metric of {described}")
+    everyones = allgather_object(states, process_set=process_set)
+    # Copies of what the metrics count, but not of what they call, which may be a network.
+    called = [leaf._feval for leaf in leaves if isinstance(leaf, mxnet_metrics.CustomMetric)]
+    combined = copy.deepcopy(given, {id(function): function for function in called})
+    leaves = [leaf for one in combined for leaf in _leaves(one)]
+    for leaf, of_ranks in zip(leaves, zip(*everyones)):
+        _kind(leaf).combine(leaf, of_ranks)
+    return combined if isinstance(metric, (list, tuple)) else combined[0]
+
+
+def _leaves(metric: Any) -> list:
+    """The metrics that a composite one, also one in another, is made of."""
+    if isinstance(metric, mxnet_metrics.CompositeEvalMetric):
+        return [leaf for one in metric.metrics for leaf in _leaves(one)]
+    if not isinstance(metric, mxnet_metrics.EvalMetric):
+        raise TypeError(f"metric must be an EvalMetric or a list of them, not {type(metric).__name__}.")
+    return [metric]
+
+
+def _kind(metric: Any) -> _Kind:
+    if type(metric).reset.__module__ != mxnet_metrics.__name__:
+        raise TypeError(
+            f"The metric {metric.name!r} cannot be combined over workers: its class, {type(metric).__name__}, has a "
+            "reset() of its own and so counts more than sum_metric and num_inst. Combine its counts with allreduce()."
+        )
+    return next(kind for kind in _KINDS if kind.matches(metric))
+
+
+def _number(value: Any) -> Any:
+    """A sum or count as numbers of Python or numpy, which add up exactly as long as they are whole, to 2**53."""
+    if isinstance(value, NDArray):
+        value = value.asnumpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.item() if value.ndim == 0 else value.astype(np.float64)
+    if not isinstance(value, numbers.Number):
+        raise TypeError(f"A metric counts with a {type(value).__name__}, which cannot be combined over workers.")
+    return value
+
+
+def _attributes(holder: Any, names: Sequence[str]) -> dict[str, Any]:
+    present = [name for name in names if getattr(holder, name, None) is not None]
+    return {name: _number(getattr(holder, name)) for name in present}
+
+
+def _totals(metric: Any) -> State:
+    return _attributes(metric, _TOTALS)
+
+
+def _add_totals(metric: Any, states: Sequence[State]) -> None:
+    for name in states[0]:
+        setattr(metric, name, sum(state[name] for state in states))
+
+
+def _counts_of(metric: Any) -> Any:
+    """The positives and negatives that F1 and MCC count, where the value is computed from their sums."""
+    counts = getattr(metric, "metrics", None) or getattr(metric, "_metrics", None)
+    if isinstance(counts, _OF_BATCHES) and "macro" in (vars(metric).get("average"), vars(metric).get("_average")):
+        return None
+    return counts if hasattr(counts, "true_positives") else None
+
+
+def _counts(metric: Any) -> State:
+    return _attributes(_counts_of(metric), _COUNTS)
+
+
+def _add_counts(metric: Any, states: Sequence[State]) -> None:
+    states = [state for state in states if state]  # in 2.0 there are no counts before the first batch
+    if not states:
+        return
+    counts = _counts_of(metric)
+    for name in states[0]:
+        total = sum(state[name] for state in states)
+        if isinstance(total, np.ndarray):
+            total = mxnet_metrics.numpy.array(total, dtype="float64")
+            counts.num_classes = len(total)
+        setattr(counts, name, total)
+    metric.update([], [])  # computes the value from the counts
+
+
+def _matrices(metric: Any) -> State:
+    return {**_attributes(metric, _MATRICES), **_attributes(metric, ("num_inst", "global_num_inst"))}
+
+
+def _add_matrices(metric: Any, states: Sequence[State]) -> None:
+    metric.k = max(len(state["lcm"]) for state in states)
+    for name in states[0]:
+        if name not in _MATRICES:
+            setattr(metric, name, sum(state[name] for state in states))
+            continue
+        total = np.zeros((metric.k, metric.k))
+        for matrix in (state[name] for state in states):
+            total[: len(matrix), : len(matrix)] += matrix
+        setattr(metric, name, mxnet_metrics.numpy.array(total, dtype="float64"))
+
+
+def _correlation(metric: Any) -> State:
+    return _attributes(metric, _CORRELATION)
+
+
+def _add_correlations(metric: Any, states: Sequence[State]) -> None:
+    total = dict.fromkeys(_CORRELATION, 0)
+    for state in states:
+        before, added = total["_label_nums"], state["_label_nums"]
+        if added == 0:
+            continue
+        weight = before * added / (before + added)
+        label = state["_mean_l"] - total["_mean_l"]
+        pred = state["_mean_p"] - total["_mean_p"]
+        total["_sse_l"] += state["_sse_l"] + weight * label**2
+        total["_sse_p"] += state["_sse_p"] + weight * pred**2
+        total["_conv"] += state["_conv"] + weight * label * pred
+        total["_mean_l"] += label * added / (before + added)
+        total["_mean_p"] += pred * added / (before + added)
+        for name in ("_label_nums", "_pred_nums", "num_inst"):
+            total[name] += state[name]
+    for name, value in total.items():
+        setattr(metric, name, value)
+    if hasattr(metric, "global_num_inst"):
+        metric.global_num_inst = metric.num_inst
+
+
+def _is_correlation(metric: Any) -> bool:
+    over_batches = getattr(metric, "average", "micro") == "macro"
+    return isinstance(metric, mxnet_metrics.PearsonCorrelation) and not over_batches
+
+
+_KINDS = (
+    _Kind(lambda metric: isinstance(metric, mxnet_metrics.PCC), _matrices, _add_matrices),
+    _Kind(_is_correlation, _correlation, _add_correlations),
+    _Kind(lambda metric: _counts_of(metric) is not None, _counts, _add_counts),
+    _Kind(lambda metric: True, _totals, _add_totals),
+)

@@ -1,0 +1,127 @@
+"""DistributedSampler: which samples of a data set this worker takes in an epoch.
+
+The workers draw nothing from each other: all of them make the same order of all samples from the seed and the epoch,
+and the worker of rank r takes the r-th, the (r + size)-th and so on. So the n-th batches of all workers together are
+the n-th batch of one worker with a batch that is `size` times as large.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+import numpy as np
+
+from ..compat.arguments import whole_number
+from ..compat.mxnet import gluon
+from ..world import process
+from ..world import process_set as process_sets
+from ..world.process_set import ProcessSet, global_process_set
+
+
+class DistributedSampler(gluon.data.Sampler):
+    """Divides the samples of a data set among the workers: as the `sampler` of a gluon.data.DataLoader.
+
+    Workers that train must make equally many steps, so by default each gets equally many samples, where needed by
+    giving some of them twice. All workers must pass the same arguments, but for `rank`.
+
+    Parameters
+    ----------
+    length : int
+        Number of samples in the data set, ``len(dataset)``.
+    shuffle : bool, optional
+        Take the samples in a random order, another one in each epoch, see `set_epoch`; otherwise in their own.
+    seed : int, optional
+        Begins the random orders; at least 0.
+    drop_last : bool, optional
+        Leave out the last samples of the order that do not suffice for all workers, in place of repeating the first.
+    even : bool, optional
+        False: give each sample to exactly one worker, once, so that some workers get one more than others. For
+        evaluation, in which workers do not wait for each other; in training such workers come out of step.
+    rank, size : int, optional
+        This worker and the number of workers, given both, in place of those of `process_set`.
+    process_set : ProcessSet, optional
+        The workers that share the data. kvstore_plugin is initialized if nobody has done that.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is wrong, this worker is not in `process_set`, or `drop_last` would drop all samples.
+
+    Examples
+    --------
+    >>> sampler = kvstore_plugin.DistributedSampler(len(dataset), seed=1)
+    >>> loader = gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+    >>> for epoch in range(10):
+    ...     sampler.set_epoch(epoch)
+    ...     for data, label in loader:
+    ...         ...
+    """
+
+    def __init__(
+        self,
+        length: int,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        even: bool = True,
+        rank: int | None = None,
+        size: int | None = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        if hasattr(length, "__len__"):
+            raise TypeError(f"length must be an int, not {type(length).__name__}: pass len(dataset).")
+        self._length = whole_number("length", length, 0)
+        self._shuffle = bool(shuffle)
+        self._seed = whole_number("seed", seed, 0)
+        self._epoch = 0
+        self._rank, self._size = _place(rank, size, process_set)
+        self._drop_last, self._even = bool(drop_last), bool(even)
+        if self._drop_last and not self._even:
+            raise ValueError("drop_last=True and even=False exclude each other: one drops samples, the other none.")
+        if self._drop_last and 0 < self._length < self._size:
+            raise ValueError(f"drop_last=True drops all {length} samples, since there are {self._size} workers.")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take the order of this epoch from the next iteration on; to be called before each epoch on all workers.
+
+        Parameters
+        ----------
+        epoch : int
+            At least 0. Without a call it is 0, so that each epoch has the same order.
+        """
+        self._epoch = whole_number("epoch", epoch, 0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._order()[self._rank :: self._size].tolist())
+
+    def __len__(self) -> int:
+        if not self._even:
+            return len(range(self._rank, self._length, self._size))
+        return self._length // self._size if self._drop_last else -(-self._length // self._size)
+
+    def _order(self) -> np.ndarray:
+        """The samples in the order in which the workers take them by turns, with repetition or without the last."""
+        order = np.arange(self._length)
+        if self._shuffle:
+            # The numbers of a RandomState are the same in all releases of numpy, unlike those of a Generator.
+            bits = np.random.MT19937(np.random.SeedSequence([self._seed, self._epoch]))
+            np.random.RandomState(bits).shuffle(order)
+        # np.resize repeats from the beginning, as often as it takes, or cuts.
+        return np.resize(order, len(self) * self._size) if self._even else order
+
+
+def _place(rank: Any, size: Any, process_set: Any) -> tuple[int, int]:
+    if (rank is None) != (size is None):
+        raise ValueError("rank and size must be given both or not at all.")
+    if rank is None:
+        if process_set is global_process_set:
+            process.require()
+        process_sets.check(process_set)
+        return process_set.rank(), process_set.size()
+    if process_set is not global_process_set:
+        raise ValueError("rank and size must not be given together with a process_set, which has its own.")
+    size = whole_number("size", size, 1)
+    rank = whole_number("rank", rank, 0)
+    if rank >= size:
+        raise ValueError(f"rank must be below size, {size}, not {rank}.")
+    return rank, size

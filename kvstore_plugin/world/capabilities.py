@@ -1,0 +1,76 @@
+"""What this build can do and what is in use, under the names that scripts for Horovod ask by."""
+
+from __future__ import annotations
+
+from . import gpu_libraries, process
+
+
+def mpi_built() -> bool:
+    """True: the core is always built for an MPI."""
+    return True
+
+
+def mpi_enabled() -> bool:
+    """Whether MPI is in use, which is from init() to shutdown()."""
+    return process.is_initialized()
+
+
+def mpi_threads_supported() -> bool:
+    """True: init() refuses an MPI without MPI_THREAD_MULTIPLE, so mpi4py may be used beside this package.
+
+    Raises
+    ------
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    process.rank()
+    return True
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts have the same number of ranks.
+
+    Raises
+    ------
+    RuntimeError
+        kvstore_plugin is not initialized.
+    """
+    return len({len(ranks) for ranks in process.core.host_ranks()}) == 1
+
+
+def gloo_built() -> bool:
+    """False: there is no Gloo here."""
+    return False
+
+
+def gloo_enabled() -> bool:
+    """False: there is no Gloo here."""
+    return False
+
+
+def nccl_built() -> int:
+    """Version of the NCCL that was found (docs/gpu.md), as NCCL_VERSION_CODE has it; 0 for none.
+
+    The core is built without NCCL and loads it where it is there.
+    """
+    return int(gpu_libraries.find()["nccl"]["version"])
+
+
+def cuda_built() -> bool:
+    """Whether a CUDA runtime was found that the core can use (docs/gpu.md); there may still be no GPU."""
+    return bool(gpu_libraries.find()["cuda"]["version"])
+
+
+def rocm_built() -> bool:
+    """False: there is no ROCm here."""
+    return False
+
+
+def ddl_built() -> bool:
+    """False: there is no IBM DDL here."""
+    return False
+
+
+def ccl_built() -> bool:
+    """False: there is no oneCCL here."""
+    return False

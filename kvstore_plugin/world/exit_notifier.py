@@ -1,0 +1,147 @@
+"""Tells Open MPI of workers that have failed without a signal: its launcher tells nobody of these.
+
+With ULFM, Open MPI's launcher (PRRTE) tells the other processes when a signal has ended one. Of one that exits by
+itself with another status than 0, as with os._exit(1), it tells nobody, and MPI calls of the others wait for it for
+ever. So whoever sees such an end on its machine sends the event of PMIx by which Open MPI's own failure detector tells
+the launcher, which passes it on to all. On other machines closed connections tell.
+
+This goes on as long as MPI calls may wait for the dead: also while the others begin again without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Sequence
+
+from .process_watch import Followed, Identity
+
+_log = logging.getLogger("kvstore_plugin")
+
+_GRACE_S = 0.2  # for the launcher, which tells of signals itself
+_JOIN_S = 5.0
+
+# Of the PMIx standard, from its version 4 on.
+_SUCCESS, _OPERATION_SUCCEEDED = 0, -157
+_ERR_PROC_TERM_WO_SYNC = -200
+_EVENT_AFFECTED_PROC = b"pmix.evproc"
+_PROC = 22  # a type
+_RANGE_LOCAL = 2  # the launcher on this machine, and its processes
+
+_teller: _Teller | None = None
+
+
+def begin(processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
+    """Tell of the processes of a communicator, unless that is done already.
+
+    Parameters
+    ----------
+    processes : sequence of Identity
+        In the order of their ranks there.
+    world_ranks : sequence of int
+        Their ranks in MPI_COMM_WORLD; negative: it is of another one.
+    """
+    global _teller
+    if _teller is None:
+        _teller = _Teller(processes, world_ranks)
+
+
+def end() -> None:
+    """Tell no more, before anybody ends as he should."""
+    global _teller
+    ending, _teller = _teller, None
+    if ending is not None:
+        ending.end()
+
+
+class _Teller:
+    def __init__(self, processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
+        self._world_ranks = list(world_ranks)
+        self._followed = Followed(processes)
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvstore_plugin-failed-exits", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._followed.wake()
+        self._thread.join(_JOIN_S)
+        self._followed.close()
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            ended = self._followed.ended(None)
+            if not ended:
+                continue
+            self._ending.wait(_GRACE_S)
+            for rank in [*ended, *self._followed.ended(0)]:
+                if self._world_ranks[rank] >= 0:  # MPI.UNDEFINED is negative
+                    self._tell(self._world_ranks[rank])
+
+    def _tell(self, rank: int) -> None:
+        try:
+            tell_failed(rank)
+        except (OSError, AttributeError, KeyError, ValueError) as error:
+            _log.warning(
+                "mykv cannot tell Open MPI that rank %d of MPI_COMM_WORLD has ended (%s): unless a signal has ended "
+                "it, the others may wait for it for ever.",
+                rank,
+                error,
+            )
+
+
+class _Process(ctypes.Structure):
+    """pmix_proc_t."""
+
+    _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
+
+
+def tell_failed(rank: int) -> None:
+    """Tell Open MPI, on all workers, that the process of this rank in MPI_COMM_WORLD has failed.
+
+    Raises
+    ------
+    OSError
+        PMIx is not loaded, or refuses.
+    AttributeError
+        It is too old.
+    KeyError, ValueError
+        The launcher has not said which process this is, or it cannot be understood.
+    """
+    pmix = ctypes.CDLL(_loaded_pmix())
+    namespace = os.environ["PMIX_NAMESPACE"].encode()
+    source, failed = _Process(namespace, int(os.environ["PMIX_RANK"])), _Process(namespace, rank)
+    pmix.PMIx_Info_create.restype = ctypes.c_void_p
+    pmix.PMIx_Info_create.argtypes = [ctypes.c_size_t]
+    pmix.PMIx_Info_load.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint16]
+    pmix.PMIx_Info_free.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    pmix.PMIx_Notify_event.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_uint8,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+    ]
+    info = pmix.PMIx_Info_create(1)
+    try:
+        pmix.PMIx_Info_load(info, _EVENT_AFFECTED_PROC, ctypes.byref(failed), _PROC)
+        # Without a function to call at the end, it returns when PMIx has taken the event.
+        code = pmix.PMIx_Notify_event(_ERR_PROC_TERM_WO_SYNC, ctypes.byref(source), _RANGE_LOCAL, info, 1, None, None)
+    finally:
+        pmix.PMIx_Info_free(info, 1)
+    if code not in (_SUCCESS, _OPERATION_SUCCEEDED):
+        raise OSError(f"PMIx_Notify_event returned {code}")
+
+
+def _loaded_pmix() -> str:
+    """The library that Open MPI uses in this process."""
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        path = line.partition("/")
+        if path[2].rpartition("/")[2].startswith("libpmix.so"):
+            return path[1] + path[2]
+    raise OSError("Open MPI has no libpmix.so loaded")

@@ -1,0 +1,150 @@
+"""MPI, as mpi4py shows it: started the way the core needs it, and the communicators that ranks are taken from."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any, Sequence
+
+from . import launcher, mpi_settings
+
+# Of the messages by which the members of a process set make its communicator; large, so that users have another one.
+_TAG = 32001
+
+
+def start(core: ModuleType) -> ModuleType:
+    """Initialize MPI, if nobody has, and return the module mpi4py.MPI.
+
+    Raises
+    ------
+    ImportError
+        mpi4py is missing, or finds no MPI library.
+    RuntimeError
+        mpi4py and the core use two MPI libraries, MPI was finalized, or has no MPI_THREAD_MULTIPLE.
+    """
+    MPI = _load(core)
+    if MPI.Is_finalized():
+        raise RuntimeError("MPI was finalized already, kvstore_plugin cannot be initialized any more.")
+    if not MPI.Is_initialized():
+        core.finalize_mpi_at_exit()  # mpi4py does not: it finalizes what it has initialized when it was imported
+        mpi_settings.apply()
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        raise RuntimeError(
+            "MPI was initialized without MPI_THREAD_MULTIPLE: leave that to kvstore_plugin.init(), or ask for it "
+            "(mpi4py.rc.thread_level = 'multiple', an MPI built with it)."
+        )
+    return MPI
+
+
+def _load(core: ModuleType) -> ModuleType:
+    """The module mpi4py.MPI, checked to use the core's MPI library before anything of it is called."""
+    try:
+        import mpi4py
+
+        if "mpi4py.MPI" in sys.modules:
+            from mpi4py import MPI
+        else:
+            saved = mpi4py.rc.initialize, mpi4py.rc.finalize
+            mpi4py.rc.initialize = False  # not before the check below
+            mpi4py.rc.finalize = False  # it would also do so in a forked child that ends with sys.exit(), and wait
+            try:
+                from mpi4py import MPI
+            finally:
+                mpi4py.rc.initialize, mpi4py.rc.finalize = saved
+    except ImportError as error:
+        raise ImportError(
+            "mpi4py is missing or finds no MPI library, install it for the MPI that mykv was built against "
+            f"({' '.join(launcher.parse_version(core.build_info()['mpi'])).strip()}; pip install mpi4py): {error}",
+            name="mpi4py",
+        ) from error
+    launcher.check_same_library(core.mpi_library_version(), MPI.Get_library_version())
+    return MPI
+
+
+def communicator(comm: Any) -> Any:
+    """The communicator that the argument `comm` of init() means.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is none, or does not hold this process.
+    """
+    from mpi4py import MPI
+
+    if comm is None:
+        return MPI.COMM_WORLD
+    if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:
+        raise ValueError("comm is the null communicator: only the ranks of a communicator may call init() with it.")
+    if isinstance(comm, (list, tuple, range)):
+        ranks = _checked_ranks(comm)
+        return part_of(MPI.COMM_WORLD, MPI.COMM_WORLD.Get_group(), ranks) if ranks else MPI.COMM_WORLD
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an mpi4py.MPI.Intracomm, a list of ranks or None, not {type(comm).__name__}.")
+    return comm
+
+
+def _checked_ranks(ranks: Sequence[int]) -> list[int]:
+    from mpi4py import MPI
+
+    me, size = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+    for rank in ranks:
+        if not isinstance(rank, int):
+            raise TypeError(f"comm must hold ranks, not {type(rank).__name__}.")
+        if not 0 <= rank < size:
+            raise ValueError(f"comm has the rank {rank}, but ranks of MPI_COMM_WORLD go from 0 to {size - 1}.")
+    if len(set(ranks)) < len(ranks):
+        raise ValueError(f"comm has a rank twice: {list(ranks)}.")
+    if ranks and me not in ranks:
+        raise ValueError(f"comm has the ranks {list(ranks)}, and rank {me} of MPI_COMM_WORLD calls init() with it.")
+    return list(ranks)
+
+
+def has_processes(comm: Any, group: Any) -> bool:
+    """Whether `comm`, as given to init(), means the processes of `group` in their order."""
+    from mpi4py import MPI
+
+    if isinstance(comm, (list, tuple, range)):
+        world = MPI.COMM_WORLD.Get_group()
+        given = world.Incl(_checked_ranks(comm)) if comm else world
+    else:
+        given = communicator(comm).Get_group()
+    return MPI.Group.Compare(given, group) == MPI.IDENT
+
+
+def ranks_in(comm: Any, group: Any) -> list[int]:
+    """Numbers in `group` of the processes of a communicator, in its order; none for the null communicator.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no intracommunicator, or a process is not in the group.
+    """
+    from mpi4py import MPI
+
+    if comm == MPI.COMM_NULL:
+        return []
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"A process set needs an intracommunicator, not {type(comm).__name__}.")
+    of_comm = comm.Get_group()
+    ranks = MPI.Group.Translate_ranks(of_comm, list(range(of_comm.Get_size())), group)
+    if MPI.UNDEFINED in ranks:
+        raise ValueError("The communicator of a process set holds a process that kvstore_plugin.init() was not for.")
+    return list(ranks)
+
+
+def part_of(comm: Any, group: Any, ranks: Sequence[int], world_is_whole: bool = True) -> Any:
+    """A new communicator of some processes of `group`, which are in `comm`. Collective over these only.
+
+    MPI_COMM_WORLD is of no use any more, unless `world_is_whole`.
+    """
+    from mpi4py import MPI
+
+    part = group.Incl(list(ranks))
+    # Preferred, since nobody can free it; processes that were spawned have another one.
+    world = MPI.COMM_WORLD.Get_group()
+    everywhere = MPI.UNDEFINED not in MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world)
+    made = (MPI.COMM_WORLD if everywhere and world_is_whole else comm).Create_group(part, _TAG)
+    part.Free()
+    world.Free()
+    return made

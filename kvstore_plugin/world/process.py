@@ -1,0 +1,482 @@
+"""This process as one rank: joins the others, knows its place among them, and leaves so that none of them hangs.
+
+`core` is the module attribute through which all other files reach the compiled core. It is an object whose every use
+raises a RuntimeError while there is no core to talk to: before init(), after shutdown(), and for good in a forked
+child, whose copies of the runtime's threads and of MPI do not exist.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import math
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
+
+from . import core as core_loader
+from . import failure_detector, gpu_libraries, launcher, mpi, mpi_settings, settings, stall_watch
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_log = logging.getLogger("kvstore_plugin")
+
+# A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
+_ABORT_AFTER_S = 5.0
+_ABORT_APART_S = 0.5
+# A wait for other ranks looks this often whether Ctrl-C was pressed.
+_SIGNAL_CHECK_S = 0.2
+_LEAST_DRAIN_S = 1.0  # for the engine, when no operation of the core is under way any more
+# A wait that takes long looks why; with several hosts that is a question to the others.
+_FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
+
+
+class _NoCore:
+    """Stands in for the core where there is none, and says why."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(self._reason)
+
+
+core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
+generation = 0  # how often the core was started: what was made before must not touch what has its names now
+_comm: MPI.Comm | None = None
+_last_comm: MPI.Comm | None = None  # that of the last init()
+_group: MPI.Group | None = None  # of _comm, which the user may free
+_has_lost = False  # some process of MPI_COMM_WORLD has died
+_forked = False
+_failed = False
+_hooks_installed = False
+_interrupted: list[Any] = []  # work whose wait was broken off
+_interrupted_lock = threading.Lock()
+
+
+class Follower:
+    """What a part of the package that this file does not know does when this rank joins and leaves: nothing, here."""
+
+    def versions(self) -> dict[str, str]:
+        """What must be the same on all ranks, by its name in an error."""
+        return {}
+
+    def joined(self, core: Any) -> None:
+        """Called when the core has started."""
+
+    def check_sets(self, process_sets: Any) -> None:
+        """Called in init() where the core has started before, with the process sets that init() was given."""
+
+    def add_sets(self, process_sets: Any) -> None:
+        """Called at the end of each init() that starts the core, on all ranks; its error is that of init()."""
+
+    def drain(self, seconds: float) -> list[str]:
+        """Wait for what was pushed, at most so long, and return the errors that nothing has raised."""
+        return []
+
+    def left(self, lost: bool) -> None:
+        """Called when the core has ended; `lost`: because a worker was lost."""
+
+
+_followers: list[Follower] = []
+
+
+def follow(follower: Follower) -> None:
+    """Let a follower know from now on when this rank joins and leaves."""
+    _followers.append(follower)
+
+
+def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequence[Any] | str | None = None) -> None:
+    """Join the other ranks. Collective; a second call with the same or no communicator does nothing.
+
+    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before. If it is initialized here, it is
+    finalized when Python exits, whatever mpi4py.rc says.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm or sequence of int, optional
+        The ranks that take part: a communicator, which is duplicated, so that its own messages go on beside ours, or
+        ranks in MPI_COMM_WORLD, of which each calls init() with the same ones. All of MPI_COMM_WORLD by default.
+    process_sets : sequence of ProcessSet, optional
+        Sets that are added at once, as with `add_process_set`, in the same order on all ranks. ``'dynamic'``, which
+        Horovod needs for `add_process_set`, is taken and means nothing here.
+
+    Raises
+    ------
+    ImportError
+        The compiled core, an MPI library or mpi4py is missing.
+    RuntimeError
+        The launcher belongs to another MPI, MPI has no MPI_THREAD_MULTIPLE or was finalized, init() was called before
+        with another communicator or without one of `process_sets`, or this process is a forked child.
+    TypeError, ValueError
+        `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this one; or one of
+        `process_sets` is wrong. Where that is seen by all ranks, none of them is initialized afterwards. A setting (an
+        environment variable MYKV_...) has a wrong value on some rank: then all ranks raise the ValueError.
+    """
+    if _forked:
+        core.init  # noqa: B018 - raises
+    if is_initialized():
+        if comm is not None and not mpi.has_processes(comm, _group):
+            raise RuntimeError("kvstore_plugin is initialized with another communicator: call shutdown() first.")
+        for follower in _followers:
+            follower.check_sets(process_sets)
+        return
+    failure_detector.end()  # that of those who could not begin again
+    core_loader.load().begin_again()  # whoever was lost before is none of these
+    _join(comm, read_settings=True)
+    try:
+        if (
+            failure_detector.is_possible()
+        ):  # then nobody else ends who waits for the dead, whether this is elastic or not
+            core.end_failed_exits_by_signal(True)
+            failure_detector.begin(_comm)
+        for follower in _followers:
+            follower.add_sets(process_sets)
+    except BaseException as error:
+        _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
+        raise
+    if core.lonely():
+        _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
+    warn_of_strangers(core, "its ranks")
+    gpu_libraries.log_road(core)
+    if core.rank() == 0:
+        for variable, nearest in settings.misspelled():
+            _log.warning("There is no setting %s, and it has no effect. Is %s meant?", variable, nearest)
+    mpi_settings.warn_if_late(core)
+    launcher.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
+
+
+def warn_of_strangers(group: Any, who: str) -> None:
+    """Log how many others have called for the memory of a group that was just made; on one of its ranks per host."""
+    if group.strangers():
+        _log.warning(
+            "%d processes that are none of this job called for the memory that %s share, and were turned away.",
+            group.strangers(),
+            who,
+        )
+
+
+def shutdown() -> None:
+    """Leave the other ranks; without effect where init() was not called.
+
+    What this rank asked for is given time to finish. What others still ask of it fails there with an error. MPI stays
+    initialized; init() may be called again by all ranks together.
+    """
+    if is_initialized():
+        errors = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
+        lost = [one for one in errors if "it called shutdown()" in one or "has shut mykv down" in one]
+        if lost:
+            _log.warning(
+                "shutdown() has ended operations that other ranks had not asked for; what they were to write is not "
+                "there, and reading it raises no error any more. One of them: %s",
+                lost[0].strip().splitlines()[-1],
+            )
+
+
+def is_initialized() -> bool:
+    """Whether this process has joined the others and not left them; False in a forked child."""
+    return not isinstance(core, _NoCore)
+
+
+def require() -> Any:
+    """The compiled core, after init() if nobody called that yet."""
+    if not is_initialized():
+        init()
+    return core
+
+
+def rank() -> int:
+    """Number of this process among all, from 0."""
+    return core.rank()
+
+
+def size() -> int:
+    """Number of processes."""
+    return core.size()
+
+
+def local_rank() -> int:
+    """Number of this process among those of its host, from 0."""
+    return core.local_rank()
+
+
+def local_size() -> int:
+    """Number of processes on this host."""
+    return core.local_size()
+
+
+def cross_rank() -> int:
+    """Number of this host among those that have a process with this local_rank(), from 0."""
+    return core.cross_rank()
+
+
+def cross_size() -> int:
+    """Number of hosts that have a process with this local_rank()."""
+    return core.cross_size()
+
+
+def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
+    """A new communicator of some of the ranks, in this order. Collective over these."""
+    return mpi.part_of(_comm, _group, ranks, not _has_lost)
+
+
+def world_communicator() -> MPI.Intracomm:
+    """The communicator of all ranks, also after they were left: for agreements about who is left."""
+    return _last_comm
+
+
+def leave_lost() -> None:
+    """Leave the world of which a rank was lost. Afterwards this rank writes to none of its memory any more."""
+    if is_initialized():
+        core.lose(f"WorkersLost: {failure_detector.lost() or 'another rank has noticed that one has ended'}")
+        _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
+    failure_detector.end(orderly=False)  # which goes on where joining again has failed
+
+
+def join_again(comm: MPI.Intracomm) -> None:
+    """Be initialized again, on a communicator of the ranks that are left. Collective over it."""
+    global _has_lost
+    _has_lost = True
+    core_loader.load().begin_again()
+    failure_detector.begin(comm)
+    _join(comm)
+
+
+def ranks_in(comm: MPI.Intracomm) -> list[int]:
+    """Ranks of the processes of a communicator.
+
+    Raises
+    ------
+    ValueError
+        A process has none.
+    """
+    return mpi.ranks_in(comm, _group)
+
+
+def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = _FIRST_LOOK_S) -> None:
+    """Wait for a ``Work`` of the core, so that Ctrl-C is noticed meanwhile.
+
+    Parameters
+    ----------
+    work : Work
+    look : callable, optional
+        Called without arguments when the wait has taken `first_look` seconds, twice as long and so on, later at least
+        once in so many seconds or 30.
+    first_look : float, optional
+
+    Raises
+    ------
+    mykv_core.Error
+        The operation failed; the sentence says why.
+    """
+    if _interrupted:
+        _forget_finished()
+    began = time.monotonic()
+    next_look = first_look if look is not None else math.inf
+    try:
+        while not work.wait(_SIGNAL_CHECK_S):
+            if time.monotonic() - began >= next_look:
+                next_look += min(next_look, max(first_look, _LONGEST_PAUSE_S))
+                look()
+    except BaseException:
+        keep(work)  # Ctrl-C, or whatever a signal handler raises
+        raise
+
+
+def keep(work: Any) -> None:
+    """Keep unfinished work whose wait was broken off, with its arrays: dropping it would wait for its end.
+
+    It is dropped in the first call after its end that waits.
+    """
+    _forget_finished()
+    if not work.done():
+        with _interrupted_lock:
+            _interrupted.append(work)
+
+
+def _forget_finished() -> None:
+    with _interrupted_lock:
+        _interrupted[:] = [work for work in _interrupted if not work.done()]
+
+
+def _join(comm: Any, read_settings: bool = False) -> None:
+    global core, generation, _comm, _last_comm, _group
+    loaded = core_loader.load()
+    launcher.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
+    MPI = mpi.start(loaded)
+    launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    if failure_detector.is_possible():
+        loaded.end_failed_exits_by_signal(True)
+    comm = mpi.communicator(comm)
+    if read_settings:
+        _read_settings(loaded, comm)
+    stall_limits = settings.stall_limits()
+    gpu_libraries.find()
+    options = {**settings.core_options(), "stall_abort_ms": round(1000 * stall_limits.abort)}
+    loaded.init(comm.py2f(), {**options, "versions": _versions(loaded)})
+    _comm, _last_comm, _group = comm, comm, comm.Get_group()
+    core = loaded
+    generation += 1
+    for follower in _followers:
+        follower.joined(core)
+    _install_hooks()
+    stall_watch.begin(core, stall_limits)
+
+
+def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
+    """Read the settings; where a rank cannot, raise on all ranks, since the others would wait for it."""
+    problem = None
+    try:
+        settings.read()
+        _select_kernels(loaded, settings.kernels())
+    except ValueError as error:
+        problem = str(error)
+    problems = comm.allgather(problem)
+    wrong = [rank for rank, sentence in enumerate(problems) if sentence is not None]
+    if wrong:
+        ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"{len(wrong)} ranks, the first of which is {wrong[0]}"
+        where = "" if len(set(problems)) == 1 else f" on {ranks}"
+        raise ValueError(f"{problems[wrong[0]][:-1]}{where}.")
+
+
+def _select_kernels(loaded: Any, name: str) -> None:
+    if not loaded.select_kernel_path(name):
+        built = ", ".join(loaded.build_info()["kernels"])
+        raise ValueError(
+            f"MYKV_KERNELS is {name!r}, which this processor does not have, or mykv was built without it (it was built "
+            f"with {built}). Unset the variable."
+        )
+
+
+def _versions(loaded: Any) -> dict[str, str]:
+    """What must be the same on all ranks; ranks of one job may have been started in different environments."""
+    versions = {"mykv": loaded.build_info()["version"]}
+    for follower in _followers:
+        versions.update(follower.versions())
+    return versions
+
+
+def _install_hooks() -> None:
+    global _hooks_installed
+    if not _hooks_installed:
+        _hooks_installed = True
+        os.register_at_fork(after_in_child=_forget_in_child)
+        sys.excepthook = _remembering(sys.excepthook)
+        # Handlers run in the reverse order: this one before MXNet's own, which was registered with its import, and
+        # after those that the user registers from now on, which may still use the store.
+        atexit.register(_at_exit)
+
+
+def _forget_in_child() -> None:
+    global core, _forked
+    _forked = True
+    core = _NoCore(
+        "kvstore_plugin does not work in a forked child of a rank, since MPI does not survive a fork: "
+        "use it in the parent only, or start the child with the method 'spawn'."
+    )
+    sys.exit = _noting_status(sys.exit)
+
+
+def _noting_status(original: Any) -> Any:
+    """sys.exit of a forked child, which the core ends where a mpi4py of the user's would finalize MPI and hang."""
+
+    @functools.wraps(original)
+    def sys_exit(status: Any = None, /) -> NoReturn:
+        number = status if isinstance(status, int) else int(status is not None)
+        core_loader.load().set_fork_status(number & 0xFF)
+        original(status)
+
+    return sys_exit
+
+
+def _remembering(previous: Any) -> Any:
+    """An excepthook that notes that this rank fails, after `previous` has shown why."""
+
+    def excepthook(kind: Any, value: Any, traceback: Any) -> None:
+        global _failed
+        previous(kind, value, traceback)
+        if _forked:
+            core_loader.load().set_fork_status(1)
+        # In an interactive Python the user goes on after a traceback.
+        if is_initialized() and core.size() > 1 and not sys.flags.interactive and not hasattr(sys, "ps1"):
+            _failed = True
+            watch = threading.Timer(_ABORT_AFTER_S, _abort_if_ending)
+            watch.daemon = True
+            watch.start()
+
+    return excepthook
+
+
+def _abort_if_ending() -> None:
+    """End the job if the main thread is over; otherwise somebody called sys.excepthook and goes on."""
+    global _failed
+    if threading.main_thread().is_alive():
+        _failed = False
+    else:
+        _abort()
+
+
+def _abort() -> None:
+    from mpi4py import MPI
+
+    core_loader.load().end_failed_exits_by_signal(False)  # nobody goes on without this process
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
+            continue
+    if _has_lost or failure_detector.lost():
+        # The mpirun of Open MPI 5 locks itself up at times when two ranks of a job with --with-ft abort it at once. The
+        # first one that does ends the others.
+        time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _ABORT_AFTER_S))
+    MPI.COMM_WORLD.Abort(1)
+
+
+def _at_exit() -> None:
+    if is_initialized():
+        if _failed:
+            _abort()
+        _leave(
+            "its script has ended; do all workers make the same number of steps?",
+            "kvstore_plugin was shut down: Python is exiting.",
+        )
+    elif not _forked:
+        failure_detector.end()  # that of those who could not begin again
+
+
+def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
+    """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone.
+
+    Returns the errors of operations, which MXNet does not show to anybody any more.
+    """
+    global core, _comm, _group
+    seconds = settings.exit_wait_seconds()
+    errors: list[str] = []
+    drain(seconds, errors)
+    leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
+    stall_watch.end(leaving)
+    failure_detector.end(orderly=not lost)
+    leaving.abandon(reason)
+    leaving.shutdown()
+    # What did not finish has failed now, and MXNet would report that as an error of its exit. The draining thread
+    # should be through when the caller reads an array: the engine does not bear that two take one error out of it.
+    drain(max(seconds, _LEAST_DRAIN_S), errors)
+    for follower in _followers:
+        follower.left(lost)
+    return errors
+
+
+def drain(seconds: float, errors: list[str] | None = None) -> None:
+    """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds.
+
+    Errors that nobody has looked at are moved to a list, those that an earlier call has not waited for too.
+    """
+    if not _forked:
+        heard = [error for follower in _followers for error in follower.drain(seconds)]
+        if errors is not None:
+            errors.extend(heard)
