@@ -109,13 +109,17 @@ class Gradients:
         self._reduction = reduction
         self._comparison = bucket_plan.Comparison(self._process_set)
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
+        self._place_gradients()
+
+    def _place_gradients(self) -> None:
+        """Let the gradients lie in shared memory from now on, or from their initialization."""
         # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
-        if reduction.counts_elements:  # of each array, so that each has an operation of its own
+        if self._reduction.counts_elements:  # of each array, so that each has an operation of its own
             for number, slot in enumerate(in_order):
                 slot.group = number
         else:
-            _divide(in_order, reduction.num_groups)
+            _divide(in_order, self._reduction.num_groups)
         try:
             self._memory.own([(slot.parameter, slot.group) for slot in in_order])
         except Exception as error:
@@ -127,7 +131,7 @@ class Gradients:
                 "copying, which is slower: make the DistributedTrainer before the first backward.",
                 len(self._memory.late),
                 len(self._slots),
-                scope,
+                self._scope,
             )
 
     def release(self) -> None:

@@ -241,18 +241,18 @@ class join:
         trainer = self._trainers[plan.trainer]
         size = self._process_set.size()
         self.last_rank = self._process_set.ranks[active[-1]]
-        averages = trainer._reduce_method == "mean" and not self._divides_by_all
+        averages = trainer._options.reduce_method == "mean" and not self._divides_by_all
         ratio = size / len(active) if averages else 1.0
         if plan.kind == _STEP:
             trainer._step(plan.factor * ratio, plan.ignore_stale)
         elif plan.kind == _ALLREDUCE:
             trainer._allreduce(plan.ignore_stale)
-            if ratio != 1.0 and not trainer._shows_sums:
+            if ratio != 1.0 and not trainer._options.sums_of_means:
                 _scale(_shared(trainer), ratio)
         else:
             if len(active) < size:
                 self._broadcast_gradients(trainer, int(active[0]))
-            trainer._apply(plan.factor * (ratio if trainer._shows_sums else 1.0), plan.ignore_stale)
+            trainer._apply(plan.factor * (ratio if trainer._options.sums_of_means else 1.0), plan.ignore_stale)
         self.steps += plan.kind != _ALLREDUCE
 
     def _broadcast_gradients(self, trainer: DistributedTrainer, root: int) -> None:

@@ -9,15 +9,13 @@ import sys
 import warnings
 from typing import Any, Callable, Iterator, Mapping, Sequence
 
-from ..collectives import compression as compressions
 from ..collectives.compression import Compression
 from ..compat import arrays, errors, mxnet
-from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
 from ..compat.mxnet import Parameter, gluon
 from ..coordination import deadlock_check, step_label
 from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
-from ..gradients.bucket_plan import Reduction, default_bucket_bytes
+from ..gradients.bucket_plan import Reduction
 from ..gradients.local_reducer import LocalGradients
 from ..gradients.reducer import Gradients
 from ..gradients.sparse_reducer import SparseGradients
@@ -27,14 +25,12 @@ from ..nn import sync_batch_norm
 from ..parameters import broadcast, deferred_init, load_tracking
 from ..parameters.aux_params import Averaging
 from ..parameters.broadcast import Named
-from ..parameters.naming import described_within
-from ..sharded_optimizer import atomic_file, checkpoint, traits
+from ..sharded_optimizer import atomic_file, checkpoint
 from ..sharded_optimizer.optimizer import StoreOptimizer
-from ..world import failure_detector, process
+from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .sparse_weights import Listed
-
-_REDUCE_METHODS = ("mean", "sum")
+from .trainer_options import TrainerOptions
 
 
 def _without_store(original: Any) -> Any:
@@ -165,28 +161,26 @@ class DistributedTrainer(gluon.Trainer):
         process.require()
         sets = parameter_groups.sets_of(process_set, parameter_process_sets)
         try:
-            check_is_added(process_set)
-            compression = compressions.choose(compression, compression_params)
-            check_predivide_factor(gradient_predivide_factor)
-            num_groups = whole_number("num_groups", num_groups, 0)
-            if bucket_bytes is None:
-                core = process_set.core if process_set.included() else process.core  # who is outside trains alone
-                bucket_bytes = default_bucket_bytes(len(core.host_ranks()), core.size())
-            bucket_bytes = whole_number("bucket_bytes", bucket_bytes, 0)
-            broadcast_period = whole_number("broadcast_period", broadcast_period, -1)
-            aux_sync_period = whole_number("aux_sync_period", aux_sync_period, 0)
-            _check_choices(prefix, update_on_kvstore, reduce_method)
-            named = broadcast.named_parameters(params)
-            _check_parameters(named)
-            broadcast.check_devices((one.name, one.value) for one in named)
-            if update_on_kvstore:
-                _check_update_on_kvstore(named, process_set, parameter_process_sets)
-            _check_gradients_after_allreduce(
-                gradients_after_allreduce, reduce_method, update_on_kvstore, parameter_process_sets
+            options = TrainerOptions.checked(
+                process_set=process_set,
+                parameter_process_sets=parameter_process_sets,
+                root_rank=root_rank,
+                prefix=prefix,
+                compression=compression,
+                compression_params=compression_params,
+                num_groups=num_groups,
+                bucket_bytes=bucket_bytes,
+                update_on_kvstore=update_on_kvstore,
+                reduce_method=reduce_method,
+                gradients_after_allreduce=gradients_after_allreduce,
+                gradient_predivide_factor=gradient_predivide_factor,
+                broadcast_period=broadcast_period,
+                aux_sync_period=aux_sync_period,
+                elastic=elastic,
             )
-            if elastic:
-                _check_elastic(named, process_set, parameter_process_sets)
-                failure_detector.check_possible()
+            named = broadcast.named_parameters(params)
+            options.check_parameters(named)
+            broadcast.check_devices((one.name, one.value) for one in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
@@ -195,22 +189,32 @@ class DistributedTrainer(gluon.Trainer):
         except Exception as error:
             parameter_groups.refuse(sets, error)
             raise
-        scopes = parameter_groups.scopes_of(sets)
+        self._begin(options)
+        self._meet_members(options, parameter_groups.scopes_of(sets), roots, named_of)
+
+    def _begin(self, options: TrainerOptions) -> None:
+        self._options = options
         # Devices when gradients were last looked at: of each parameter, and the parameters of each.
-        self._held: list[Any] = [self] * len(self._params)  # what no parameter holds
+        self._held: list[Any] = [self] * len(self._params)  # sentinel: unequal to every `_data`
         self._where: list[Any] = [None] * len(self._params)
         self._places: list[set[Parameter]] = []
         self._ignores_stale = False
         self._freshness_is_shared = False
-        self._broadcast_period = broadcast_period
-        self._reduce_method = reduce_method
-        self._shows_sums = reduce_method == "mean" and gradients_after_allreduce == "sum"
-        self._predivide = float(gradient_predivide_factor) if self._shows_sums else 1.0
-        self._is_told_of_means = gradients_after_allreduce is not None or reduce_method == "sum"
+        self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
         self._steps = 0
+        self._until_aux_sync = options.aux_sync_period
         self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
-        suffix = f".{prefix}" if prefix else ""
+
+    def _meet_members(
+        self,
+        options: TrainerOptions,
+        scopes: dict[ProcessSet, str],
+        roots: dict[ProcessSet, int],
+        named_of: dict[ProcessSet | None, list[Named]],
+    ) -> None:
+        """Meet the other workers of all process sets, and keep the gradients of the parameters."""
+        suffix = f".{options.prefix}" if options.prefix else ""
         self._shares = [
             parameter_groups.Share(
                 one, name + suffix, named_of.get(one, []), roots[one], KeptNames(one, *{name, name + suffix})
@@ -218,43 +222,17 @@ class DistributedTrainer(gluon.Trainer):
             for one, name in scopes.items()
         ]
         local = [one.value for one in named_of.get(None, [])]
-        self._company = parameter_groups.Company(process_set, self._shares, bool(local))
-        options = [
-            f"prefix={prefix!r}",
-            f"root_rank={root_rank}",
-            f"compression={compression!r}",
-            f"num_groups={num_groups}",
-            f"bucket_bytes={bucket_bytes}",
-            f"gradient_predivide_factor={float(gradient_predivide_factor)}",
-            f"reduce_method={reduce_method!r}",
-            f"gradients_after_allreduce={gradients_after_allreduce or reduce_method!r}",
-            f"broadcast_period={broadcast_period}",
-            f"aux_sync_period={aux_sync_period}",
-            f"update_on_kvstore={bool(update_on_kvstore)}",
-            f"elastic={bool(elastic)}",
-            *traits.settings(self._optimizer),
-        ]
-        if self._optimizer.lr_scheduler is None:
-            options.append(f"learning rate {step_label.learning_rate_of(self._optimizer)!r}")
-        how = Reduction(
-            process_set,
-            reduce_method == "mean" and not self._shows_sums,
-            compression.wire,
-            bucket_bytes,
-            num_groups,
-            self._store_optimizer,
-            self._predivide,
-        )
-        self._meeting = (scopes, how, options) if elastic else None  # for _meet_again()
-        self._gradients = self._met(scopes, how, options)
-        self._aux_sync_period = aux_sync_period
-        self._until_aux_sync = aux_sync_period
+        self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
+        how = options.reduction(self._store_optimizer)
+        lines = options.lines(self._optimizer)
+        self._meeting = (scopes, how, lines) if options.elastic else None  # for _meet_again()
+        self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalGradients(local, self._follow_devices))
         deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
-            deadlock_check.saves_states(self._shares[0].scope, process_set)
+            deadlock_check.saves_states(self._shares[0].scope, options.process_set)
 
     @property
     def _is_elastic(self) -> bool:
@@ -304,7 +282,7 @@ class DistributedTrainer(gluon.Trainer):
                     made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()
-                if self._broadcast_period >= 0:
+                if self._options.broadcast_period >= 0:
                     known = broadcast.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal
                     )
@@ -471,12 +449,12 @@ class DistributedTrainer(gluon.Trainer):
 
     def _check_and_rescale_grad(self, scale: float) -> None:
         """Let updates multiply gradients by `scale`, and sums that stand for means also by what makes means of them."""
-        super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._shows_sums else scale)
+        super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._options.sums_of_means else scale)
 
     def _mean_of_sum(self) -> float:
         """What sums after allreduce_grads() are multiplied by to be means."""
         of_all = self._company.process_set
-        return self._predivide / of_all.size() if of_all.included() else 1.0
+        return self._options.predivide / of_all.size() if of_all.included() else 1.0
 
     def _refuse(self, reason: str) -> None:
         """Take no part in a step of the other workers."""
@@ -516,9 +494,9 @@ class DistributedTrainer(gluon.Trainer):
         self._freshness_is_shared = ignore_stale
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        if self._broadcast_period > 0:
+        if self._options.broadcast_period > 0:
             self._steps += 1
-            if self._steps % self._broadcast_period == 0:
+            if self._steps % self._options.broadcast_period == 0:
                 for share in self._shares:
                     broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
         for averaging in self._due_averagings():
@@ -534,7 +512,7 @@ class DistributedTrainer(gluon.Trainer):
         self._until_aux_sync -= 1
         if self._until_aux_sync != 0:
             return []
-        self._until_aux_sync = self._aux_sync_period
+        self._until_aux_sync = self._options.aux_sync_period
         return self._averagings
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
@@ -705,71 +683,6 @@ class _Elsewhere:
 _ELSEWHERE = _Elsewhere()
 
 
-def _check_choices(prefix: str | None, update_on_kvstore: bool | None, reduce_method: str) -> None:
-    if prefix is not None and not isinstance(prefix, str):
-        raise TypeError(f"prefix must be a str, not {type(prefix).__name__}.")
-    if not isinstance(reduce_method, str):
-        raise TypeError(f"reduce_method must be a str, not {type(reduce_method).__name__}.")
-    if reduce_method not in _REDUCE_METHODS:
-        raise ValueError(f"reduce_method must be 'mean' or 'sum', not {reduce_method!r}.")
-    if update_on_kvstore not in (None, False, True):
-        raise TypeError(f"update_on_kvstore must be True, False or None, not {update_on_kvstore!r}.")
-
-
-def _check_gradients_after_allreduce(
-    given: str | None, reduce_method: str, update_on_kvstore: bool | None, of_parameters: Any
-) -> None:
-    if given is not None and not isinstance(given, str):
-        raise TypeError(f"gradients_after_allreduce must be a str or None, not {type(given).__name__}.")
-    if given not in (None, *_REDUCE_METHODS):
-        raise ValueError(f"gradients_after_allreduce must be 'mean' or 'sum', not {given!r}.")
-    if given == "mean" and reduce_method == "sum":
-        raise ValueError(
-            "gradients_after_allreduce='mean' does not go with reduce_method='sum', where the sums are what the update "
-            "takes: leave one of the two out."
-        )
-    if given != "sum":
-        return
-    if update_on_kvstore:
-        raise ValueError(
-            "gradients_after_allreduce='sum' does not go with update_on_kvstore=True, where allreduce_grads() cannot "
-            "be called: leave one of the two out."
-        )
-    if of_parameters and reduce_method == "mean":
-        raise ValueError(
-            "gradients_after_allreduce='sum' does not go with parameter_process_sets, since an update divides all "
-            "gradients by one number: use 'mean'."
-        )
-
-
-def _check_elastic(named: Sequence[Named], process_set: ProcessSet, of_parameters: Any) -> None:
-    for label, parameter, _ in named:
-        if parameter._stype != "default" or parameter._grad_stype != "default":
-            raise NotImplementedError(
-                f"elastic=True needs dense values and gradients, but those of parameter {label} ({parameter.name}) are "
-                f"{parameter._stype} and {parameter._grad_stype}: use sparse_grad=False, or elastic=False."
-            )
-    if process_set is not global_process_set or of_parameters:
-        raise ValueError(
-            "elastic=True needs all parameters on all workers: process sets end when a worker is lost, so give neither "
-            "process_set nor parameter_process_sets."
-        )
-
-
-def _check_update_on_kvstore(named: Sequence[Named], process_set: ProcessSet, of_parameters: Any) -> None:
-    if of_parameters:
-        raise ValueError("update_on_kvstore=True needs all parameters in one process set: not parameter_process_sets.")
-    if not process_set.included():
-        raise ValueError(f"update_on_kvstore=True needs this worker, rank {process.rank()}, in the process set.")
-    for label, parameter, _ in named:
-        if parameter._stype != "default":
-            raise NotImplementedError(
-                f"The values of {described_within(label, parameter)} are {parameter._stype}, and with "
-                "update_on_kvstore=True only gradients may be sparse: use nn.Embedding(sparse_grad=True), or "
-                "update_on_kvstore=False."
-            )
-
-
 def _unwrapped(optimizer: Any) -> Any:
     if not isinstance(optimizer, DistributedOptimizer):
         return optimizer
@@ -786,20 +699,3 @@ def _in_mxnets_order(params: Any) -> list[Parameter]:
     """The parameters in the order in which gluon.Trainer numbers them, by which states are saved; each once."""
     ordered = params if isinstance(params, (list, tuple)) else [params[key] for key in sorted(params.keys())]
     return list({id(parameter): parameter for parameter in ordered}.values())
-
-
-def _check_parameters(named: Sequence[Named]) -> None:
-    for label, parameter, _ in named:
-        if not isinstance(parameter, Parameter):
-            raise TypeError(f"params must hold Parameters, but {label} is a {type(parameter).__name__}.")
-        for what, stype in (("values", parameter._stype), ("gradient", parameter._grad_stype)):
-            if stype != "default" and not mxnet.HAS_SPARSE_PARAMETERS:
-                raise NotImplementedError(
-                    f"The {what} of {described_within(label, parameter)} are {stype}, but only MXNet 1.9 trains sparse "
-                    "parameters: use sparse_grad=False, stype='default' and grad_stype='default'."
-                )
-            if stype not in ("default", "row_sparse"):
-                raise NotImplementedError(
-                    f"The {what} of {described_within(label, parameter)} are {stype}, and only dense and row_sparse "
-                    "arrays can be trained: use stype='default' and grad_stype='default'."
-                )

@@ -1,0 +1,201 @@
+"""The arguments of a DistributedTrainer: checked, and as the lines that must be the same on all workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Mapping, Sequence
+
+from ..collectives import compression as compressions
+from ..compat import mxnet
+from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
+from ..compat.mxnet import Parameter
+from ..coordination import step_label
+from ..gradients.bucket_plan import Reduction, default_bucket_bytes
+from ..parameters.broadcast import Named
+from ..parameters.naming import described_within
+from ..sharded_optimizer import traits
+from ..world import failure_detector, process
+from ..world.process_set import ProcessSet, global_process_set
+
+_REDUCE_METHODS = ("mean", "sum")
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainerOptions:
+    """Arguments of a DistributedTrainer, under their names there."""
+
+    process_set: ProcessSet
+    parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None
+    root_rank: int
+    prefix: str | None
+    compression: Any  # with a `wire`
+    num_groups: int
+    bucket_bytes: int
+    update_on_kvstore: bool | None
+    reduce_method: str
+    gradients_after_allreduce: str | None
+    gradient_predivide_factor: float
+    broadcast_period: int
+    aux_sync_period: int
+    elastic: bool
+
+    @classmethod
+    def checked(cls, *, compression_params: Mapping[str, Any] | None, **given: Any) -> TrainerOptions:
+        """The options of arguments as the user has given them.
+
+        Raises
+        ------
+        TypeError, ValueError, NotImplementedError
+            What is wrong with one of them.
+        """
+        process_set = given["process_set"]
+        check_is_added(process_set)
+        given["compression"] = compressions.choose(given["compression"], compression_params)
+        check_predivide_factor(given["gradient_predivide_factor"])
+        if given["bucket_bytes"] is None:
+            core = process_set.core if process_set.included() else process.core  # a worker outside trains alone
+            given["bucket_bytes"] = default_bucket_bytes(len(core.host_ranks()), core.size())
+        for name, least in (("num_groups", 0), ("bucket_bytes", 0), ("broadcast_period", -1), ("aux_sync_period", 0)):
+            given[name] = whole_number(name, given[name], least)
+        options = cls(**given)
+        options._check_choices()
+        options._check_gradients_after_allreduce()
+        return options
+
+    @property
+    def sums_of_means(self) -> bool:
+        """Whether gradients are sums between allreduce_grads() and update(), which divides them."""
+        return self.reduce_method == "mean" and self.gradients_after_allreduce == "sum"
+
+    @property
+    def predivide(self) -> float:
+        """What such sums are divided by before."""
+        return float(self.gradient_predivide_factor) if self.sums_of_means else 1.0
+
+    def lines(self, optimizer: Any) -> list[str]:
+        """What must be the same on all workers, as an error shows it."""
+        lines = [
+            f"prefix={self.prefix!r}",
+            f"root_rank={self.root_rank}",
+            f"compression={self.compression!r}",
+            f"num_groups={self.num_groups}",
+            f"bucket_bytes={self.bucket_bytes}",
+            f"gradient_predivide_factor={float(self.gradient_predivide_factor)}",
+            f"reduce_method={self.reduce_method!r}",
+            f"gradients_after_allreduce={self.gradients_after_allreduce or self.reduce_method!r}",
+            f"broadcast_period={self.broadcast_period}",
+            f"aux_sync_period={self.aux_sync_period}",
+            f"update_on_kvstore={bool(self.update_on_kvstore)}",
+            f"elastic={bool(self.elastic)}",
+            *traits.settings(optimizer),
+        ]
+        if optimizer.lr_scheduler is None:
+            lines.append(f"learning rate {step_label.learning_rate_of(optimizer)!r}")
+        return lines
+
+    def reduction(self, store_optimizer: Any) -> Reduction:
+        """What becomes of a gradient."""
+        return Reduction(
+            self.process_set,
+            self.reduce_method == "mean" and not self.sums_of_means,
+            self.compression.wire,
+            self.bucket_bytes,
+            self.num_groups,
+            store_optimizer,
+            self.predivide,
+        )
+
+    def check_parameters(self, named: Sequence[Named]) -> None:
+        """Raise what keeps these parameters from being trained with these options.
+
+        Raises
+        ------
+        TypeError, ValueError, NotImplementedError
+            The sentence names the parameter.
+        """
+        for label, parameter, _ in named:
+            _check_parameter(label, parameter)
+        if self.update_on_kvstore:
+            self._check_update_on_kvstore(named)
+        if self.elastic:
+            self._check_elastic(named)
+            failure_detector.check_possible()
+
+    def _check_choices(self) -> None:
+        if self.prefix is not None and not isinstance(self.prefix, str):
+            raise TypeError(f"prefix must be a str, not {type(self.prefix).__name__}.")
+        if not isinstance(self.reduce_method, str):
+            raise TypeError(f"reduce_method must be a str, not {type(self.reduce_method).__name__}.")
+        if self.reduce_method not in _REDUCE_METHODS:
+            raise ValueError(f"reduce_method must be 'mean' or 'sum', not {self.reduce_method!r}.")
+        if self.update_on_kvstore not in (None, False, True):
+            raise TypeError(f"update_on_kvstore must be True, False or None, not {self.update_on_kvstore!r}.")
+
+    def _check_gradients_after_allreduce(self) -> None:
+        given = self.gradients_after_allreduce
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"gradients_after_allreduce must be a str or None, not {type(given).__name__}.")
+        if given not in (None, *_REDUCE_METHODS):
+            raise ValueError(f"gradients_after_allreduce must be 'mean' or 'sum', not {given!r}.")
+        if given == "mean" and self.reduce_method == "sum":
+            raise ValueError(
+                "gradients_after_allreduce='mean' does not go with reduce_method='sum', where the sums are what the "
+                "update takes: leave one of the two out."
+            )
+        if given != "sum":
+            return
+        if self.update_on_kvstore:
+            raise ValueError(
+                "gradients_after_allreduce='sum' does not go with update_on_kvstore=True, where allreduce_grads() "
+                "cannot be called: leave one of the two out."
+            )
+        if self.parameter_process_sets and self.reduce_method == "mean":
+            raise ValueError(
+                "gradients_after_allreduce='sum' does not go with parameter_process_sets, since an update divides all "
+                "gradients by one number: use 'mean'."
+            )
+
+    def _check_elastic(self, named: Sequence[Named]) -> None:
+        for label, parameter, _ in named:
+            if parameter._stype != "default" or parameter._grad_stype != "default":
+                raise NotImplementedError(
+                    f"elastic=True needs dense values and gradients, but those of parameter {label} "
+                    f"({parameter.name}) are {parameter._stype} and {parameter._grad_stype}: use sparse_grad=False, or "
+                    "elastic=False."
+                )
+        if self.process_set is not global_process_set or self.parameter_process_sets:
+            raise ValueError(
+                "elastic=True needs all parameters on all workers: process sets end when a worker is lost, so give "
+                "neither process_set nor parameter_process_sets."
+            )
+
+    def _check_update_on_kvstore(self, named: Sequence[Named]) -> None:
+        if self.parameter_process_sets:
+            raise ValueError(
+                "update_on_kvstore=True needs all parameters in one process set: not parameter_process_sets."
+            )
+        if not self.process_set.included():
+            raise ValueError(f"update_on_kvstore=True needs this worker, rank {process.rank()}, in the process set.")
+        for label, parameter, _ in named:
+            if parameter._stype != "default":
+                raise NotImplementedError(
+                    f"The values of {described_within(label, parameter)} are {parameter._stype}, and with "
+                    "update_on_kvstore=True only gradients may be sparse: use nn.Embedding(sparse_grad=True), or "
+                    "update_on_kvstore=False."
+                )
+
+
+def _check_parameter(label: str, parameter: Any) -> None:
+    if not isinstance(parameter, Parameter):
+        raise TypeError(f"params must hold Parameters, but {label} is a {type(parameter).__name__}.")
+    for what, stype in (("values", parameter._stype), ("gradient", parameter._grad_stype)):
+        if stype != "default" and not mxnet.HAS_SPARSE_PARAMETERS:
+            raise NotImplementedError(
+                f"The {what} of {described_within(label, parameter)} are {stype}, but only MXNet 1.9 trains sparse "
+                "parameters: use sparse_grad=False, stype='default' and grad_stype='default'."
+            )
+        if stype not in ("default", "row_sparse"):
+            raise NotImplementedError(
+                f"The {what} of {described_within(label, parameter)} are {stype}, and only dense and row_sparse "
+                "arrays can be trained: use stype='default' and grad_stype='default'."
+            )
