@@ -18,7 +18,7 @@ _FIND = "import kvstore_plugin.world.gpu_libraries as gpu, json; print('found', 
 _BARE = f"""
 import sys, types
 package = sys.modules["kvstore_plugin"] = types.ModuleType("kvstore_plugin")
-package.__path__ = [{str(Path(settings.__file__).parent)!r}]
+package.__path__ = [{str(Path(settings.__file__).parents[1])!r}]
 """
 # Without MXNet, whose import takes most of such a script's time.
 _ROAD = """

@@ -12,7 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["kvstore_plugin.compat.mxnet"]):
     import pickle  # noqa: F401
 
-    from kvstore_plugin import gradient_compression, launch, settings, state_file, state_pickle  # noqa: F401
+    from kvstore_plugin.collectives import gradient_compression  # noqa: F401
+    from kvstore_plugin.sharded_optimizer import safe_unpickler, state_file  # noqa: F401
+    from kvstore_plugin.world import launcher, settings  # noqa: F401
 from parsers import PARSERS
 
 if __name__ == "__main__":

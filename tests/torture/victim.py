@@ -36,7 +36,7 @@ def _core() -> None:
     import mykv_core as core
 
     # By its path: the package itself imports MXNet, which takes seconds.
-    path = Path(importlib.util.find_spec("kvstore_plugin").origin).with_name("atomic_file.py")
+    path = Path(importlib.util.find_spec("kvstore_plugin").origin).parent / "sharded_optimizer" / "atomic_file.py"
     spec = importlib.util.spec_from_file_location("atomic_file", path)
     atomic_file = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(atomic_file)
