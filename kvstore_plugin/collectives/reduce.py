@@ -1,7 +1,7 @@
 """Operations that return at once: their results are arrays that MXNet's engine fills when all ranks have taken part.
 
-Ranks are matched by name, so that they may start operations in any order. See turns.py for what happens when the
-arguments of one rank are wrong.
+Ranks are matched by name, so that they may start operations in any order. See coordination/operation.py for what
+happens when the arguments of one rank are wrong.
 """
 
 from __future__ import annotations

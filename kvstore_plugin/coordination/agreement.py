@@ -1,7 +1,7 @@
 """Small exchanges by which the ranks of a process set find out whether they are about to do the same.
 
 Operations are matched by name, so ranks with other sets of names would wait for each other for ever. These exchanges
-block until all ranks have come to them (turns.py); none happens in a step of ordinary training.
+block until all ranks have come to them (operation.py); none happens in a step of ordinary training.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
-The trainer knows nothing of it but this one class. How gradients are divided into operations is in plan.py, and how
-they come to lie in shared memory in adoption.py.
+The trainer knows nothing of it but this one class. How gradients are divided into operations is in bucket_plan.py, and
+how they come to lie in shared memory in bucket_memory.py.
 
 When the trainer is made, the ranks agree which parameters have gradients, and in the first step how these lie in
 buckets, so that an ordinary step exchanges nothing but gradients. A rank where this has changed (grad_req, a frozen

@@ -1,7 +1,7 @@
 """The row_sparse gradients of one trainer, beside `Gradients`, which has the dense ones.
 
-They are reduced by sparse.py. In every step the workers tell each other how many rows each gradient has, which also
-shows whether they take the step alike, and who has used which parameter.
+They are reduced by collectives/row_sparse.py. In every step the workers tell each other how many rows each gradient
+has, which also shows whether they take the step alike, and who has used which parameter.
 """
 
 from __future__ import annotations

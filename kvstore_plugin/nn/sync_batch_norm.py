@@ -1,9 +1,9 @@
 """SyncBatchNorm: batch normalization by the mean and variance of all workers' batches.
 
-The layer is one custom operator of MXNet, which can be hybridized. Its Python runs in threads that MXNet keeps for such
-operators, once the inputs are there. It adds up this worker's batch (moments.py), pushes one small exchange of the sums
-into the engine, and behind it a second custom operator, which finishes; so no thread waits for other workers. The
-backward pass does the same.
+The layer is one custom operator of MXNet, which can be hybridized. Its Python runs in threads that MXNet keeps for
+such operators, once the inputs are there. It adds up this worker's batch (batch_norm_math.py), pushes one small
+exchange of the sums into the engine, and behind it a second custom operator, which finishes; so no thread waits for
+other workers. The backward pass does the same.
 
 A custom operator must not be given an array in oneDNN's blocked layout. MXNet hands over a plain copy there, and frees
 it before the operator has run; so it does with gradients. Therefore the operator stands between two copies (_plain).

@@ -1,8 +1,8 @@
 """The optimizer on the store, where gradients are row_sparse: each worker updates the rows of its shard that occur.
 
-As in store_optimizer.py the states of a row are at its owner only. The summed rows of the gradient are on all workers
-already (sparse.py); each owner runs MXNet's own updater on those of its shard, and the new values of the rows that
-occur, or of all rows where the optimizer may change others too, go to all workers.
+As in optimizer.py the states of a row are at its owner only. The summed rows of the gradient are on all workers
+already (collectives/row_sparse.py); each owner runs MXNet's own updater on those of its shard, and the new values of
+the rows that occur, or of all rows where the optimizer may change others too, go to all workers.
 """
 
 from __future__ import annotations

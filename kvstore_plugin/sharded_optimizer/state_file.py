@@ -1,7 +1,7 @@
 """Files of optimizer states, in MXNet's own format: what Updater.get_states() returns.
 
 That is a pickle, of a dict {key: state} or of a tuple (this dict, optimizer); a state is None, an array, a number, or a
-tuple or list of states. What a pickle may do is another file's business (state_pickle.py).
+tuple or list of states. What a pickle may do is another file's business (safe_unpickler.py).
 """
 
 from __future__ import annotations

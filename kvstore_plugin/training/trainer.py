@@ -361,7 +361,7 @@ class DistributedTrainer(gluon.Trainer):
             raise
 
     def _label(self, factor: float, what: str = "a step") -> str:
-        """What the operations of a step have in common on all workers; see factors.py."""
+        """What the operations of a step have in common on all workers; see coordination/step_label.py."""
         try:
             state = (factor, step_label.scale_of(self), step_label.learning_rate_of(self._optimizer), what)
         except Exception as error:

@@ -1,7 +1,7 @@
 """Which ranks take part in an operation: all of them, or a part.
 
 Each set has a runtime of its own in the core, with its own thread and shared memory, so that sets do not wait for each
-other. membership.py adds and removes them.
+other. coordination/process_sets.py adds and removes them.
 """
 
 from __future__ import annotations

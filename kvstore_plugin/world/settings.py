@@ -25,7 +25,7 @@ init() on all ranks, and not a training that has gone on for hours.
 
 MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S, MYKV_GPU and
 MYKV_GPU_HOSTS must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the
-like) are not settings; launch.py reads them.
+like) are not settings; launcher.py reads them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _seconds(variable: str, text: str) -> float:
 
 
 def _file(variable: str, text: str) -> str:
-    return text  # gpu.py says what is wrong with it, where there is a GPU
+    return text  # gpu_libraries.py says what is wrong with it, where there is a GPU
 
 
 def _limit(value: float, largest: int) -> str:
