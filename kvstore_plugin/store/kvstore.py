@@ -497,12 +497,13 @@ class MyKV(KVStoreBase):
         try:
             agreement.extremes(self._process_set, carrier, [], label)
         except RuntimeError as error:
+            reason = f"{label} ({error})"  # the core shortens it at the end
             for name in others:
-                self._refuse(name, str(error), "pushpull")
+                self._refuse(name, reason, "pushpull")
             if self._optimizer is not None:
                 if self._waits_in_updates():
-                    update_order.refuse(self._process_set, self._scope, str(error))
-                self._process_set.core.refuse(ShardedUpdate.names(carrier)[1], str(error), turn_of=carrier)
+                    update_order.refuse(self._process_set, self._scope, reason)
+                self._process_set.core.refuse(ShardedUpdate.names(carrier)[1], reason, turn_of=carrier)
             raise MXNetError(str(error)) from error
 
     def awaited_by(self, keys: Sequence[int | str]) -> list[int]:
