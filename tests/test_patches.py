@@ -138,6 +138,118 @@ def test_undo_gives_back_everything(seen):
     assert seen["undone"] == []
 
 
+# ---- what cannot wait: a program may use it before any code of this package runs
+
+_BEFORE_INIT = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from support import *
+from kvstore_plugin.gradients import bucket_memory
+from mpi4py import MPI
+from mxnet import autograd, gluon
+try:
+    from mxnet import amp
+except ImportError:
+    from mxnet.contrib import amp
+
+rank = MPI.COMM_WORLD.Get_rank()
+batch = array(numbers(rank, (4, 6)))
+
+
+def backward(net):
+    with autograd.record():
+        loss = net(batch).sum()
+    loss.backward()
+
+
+def by_name(**options):
+    net = dense_network(rank)
+    return net, gluon.Trainer(net.collect_params(), "sgd", {{"momentum": 0.9}}, kvstore="mykv", **options)
+
+
+def failure(call, *arguments):
+    try:
+        call(*arguments)
+        mx.nd.waitall()
+    except Exception as error:
+        clear_errors()
+        return str(error).strip().splitlines()[-1]
+
+
+def in_buckets(net):
+    members = {{id(one[0]) for p in structure(net).values() for owner in [bucket_memory._owner(p)]
+               for bucket in owner.buckets for one in bucket.live()}}
+    return [id(p) in members for p in structure(net).values()]
+
+
+"""
+
+_TRAINERS = """
+(wrong, stepped), (net, loaded), (filled, with_values) = [by_name(update_on_kvstore=False) for _ in range(3)]
+scaled = by_name(update_on_kvstore=True)[1]
+amp.amp._amp_initialized = amp.amp._amp_loss_scale_initialized = True
+print("AMP", failure(amp.init_trainer, scaled))
+directory = sys.argv[0] + f".{rank}"
+if rank == 1:
+    other = gluon.Trainer(dense_network(0).collect_params(), "sgd", {"momentum": 0.9}, kvstore=None)
+    other.save_states(directory)
+    loaded.load_states(directory)
+    dense_network(5).save_parameters(directory)
+    filled.load_parameters(directory)
+used, cast = dense_network(1), dense_network(2)
+for one in (wrong, net, filled, used, cast):
+    backward(one)
+cast.cast("float64")
+fresh = dense_network(3)
+assert not mykv.is_initialized()
+
+print("step", failure(stepped.step, "4" if rank else 4))
+print("states", failure(loaded.step, 4))
+print("parameters", failure(with_values.step, 4))
+for made, expected in ((used, False), (fresh, True), (cast, True)):
+    trainer = mykv.DistributedTrainer(made.collect_params(), "sgd")
+    assert in_buckets(made) == [expected] * 6, (made, in_buckets(made))
+print("done")
+"""
+
+_MODULE = """
+x = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="one")
+module = mx.mod.Module(mx.sym.SoftmaxOutput(x, name="softmax"))
+module.bind([("data", (4, 6))], [("softmax_label", (4,))])
+module.init_params()
+settings = {"rescale_grad": 1.0 + rank}
+print("factors", failure(lambda: module.init_optimizer(kvstore="mykv", optimizer_params=settings)))
+print("type", module._kvstore.type)
+"""
+
+
+def _lines(result, word):
+    """What the two ranks have printed behind a word."""
+    assert result.code == 0, result.text
+    lines = re.findall(rf"^{word} (.*)$", result.stdout, re.MULTILINE)
+    assert len(lines) == 2, result.text
+    return lines
+
+
+def test_trainers_made_before_init_are_noticed_in_their_first_step(mpirun):
+    result = mpirun(2, _BEFORE_INIT + _TRAINERS)
+    for line in _lines(result, "AMP"):
+        assert "AMP does not work with update_on_kvstore=True" in line
+    for line in _lines(result, "step"):
+        assert "unsupported operand" in line, result.text
+    for word in ("states", "parameters"):
+        for line in _lines(result, word):
+            assert "load_states" in line, result.text
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
+def test_modules_made_before_init_compare_their_factors(mpirun):
+    result = mpirun(2, _BEFORE_INIT + _MODULE)
+    for line in _lines(result, "factors"):
+        assert "multiply gradients by different factors" in line, result.text
+    assert _lines(result, "type") == ["dist_sync_mykv"] * 2
+
+
 # ---- the decorator
 
 
