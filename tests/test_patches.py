@@ -204,6 +204,7 @@ fresh = dense_network(3)
 assert not mykv.is_initialized()
 
 print("step", failure(stepped.step, "4" if rank else 4))
+assert mykv.integrations.gluon_trainer.was_attached(stepped)
 print("states", failure(loaded.step, 4))
 print("parameters", failure(with_values.step, 4))
 for made, expected in ((used, False), (fresh, True), (cast, True)):
