@@ -128,7 +128,7 @@ try:
     from .coordination.process_sets import add_process_set, remove_process_set
     from .elastic.run import run_elastic
     from .elastic.state import ElasticState
-    from .integrations import module_api  # noqa: F401
+    from .integrations import gluon_trainer, module_api  # noqa: F401
     from .integrations.distributed_optimizer import DistributedOptimizer
     from .nn.sync_batch_norm import SyncBatchNorm
     from .parameters.aux_params import sync_aux_params

@@ -1,11 +1,11 @@
-"""Attaches the core to MXNet's engine in init(), and waits for the engine when this rank leaves."""
+"""Attaches the core to MXNet in init(), and waits for MXNet's engine when this rank leaves."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..world import gpu_libraries, process
-from . import draining, engine_errors, mxnet
+from . import draining, engine_errors, late_views, mxnet, patches  # noqa: F401 - registered when imported
 
 
 class _Engine(process.Follower):
@@ -16,6 +16,7 @@ class _Engine(process.Follower):
         return {"MXNet": mxnet.mx.__version__}
 
     def joined(self, core: Any) -> None:
+        patches.install()
         core.attach_mxnet(mxnet.library_handle(), mxnet.MAJOR, mxnet.engine_blocks(), mxnet.MXNetError)
         if mxnet.MAJOR == 1:
             core.drop_crash_handler_of("libmxnet")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import re
 import sys
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Sequence
 
 _INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs, such as mxnet-cu112"
 
@@ -111,14 +110,12 @@ __all__ = [
     "all_finite",
     "autograd",
     "contexts",
-    "create_stores_by_name",
     "engine_blocks",
     "fill_with_zeros",
     "gluon",
     "library_handle",
     "metric",
     "mx",
-    "refuse_sparse_parameters",
     "set_current_device",
     "set_trainer_contexts",
     "sum_over_devices",
@@ -288,79 +285,3 @@ def view_of_device_memory(
     mx.base.check_call(make(ctypes.byref(managed), True, ctypes.byref(handle)))
     view = NDArray(handle=handle)
     return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
-
-
-def _let_views_end_late() -> None:
-    """Replace the function by which MXNet gives memory back to numpy by one that also works while Python exits.
-
-    MXNet's own one is gone when its modules are, and a view of memory that something else still holds by then (AMP in
-    2.0 holds the frames of the script) would end the process with a segmentation fault.
-    """
-    holder = ndarray.ndarray if MAJOR == 1 else mx.dlpack
-    kind = type(holder.dl_managed_tensor_deleter)
-    give_back = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
-
-    def end(tensor: Any, give_back: Any = give_back) -> None:  # as a default, since global names may be gone
-        give_back(tensor.contents.manager_ctx)
-
-    function = kind(end)
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # for good
-    holder.dl_managed_tensor_deleter = function
-
-
-def create_stores_by_name(name: str) -> None:
-    """Make MXNet create the store `name` where a Trainer is given its name.
-
-    MXNet's own _create_kvstore drops the name of a store without a word where a process has one device, and every
-    worker would train alone. The function is imported by name, so that it has to be replaced in each module.
-    """
-    import mxnet.model
-
-    original = mxnet.model._create_kvstore
-    if getattr(original, "creates_stores_by_name", None) == name:
-        return
-    replacement = _creating(original, name)
-    for module in list(sys.modules.values()):
-        if getattr(module, "__name__", "").startswith("mxnet.") and vars(module).get("_create_kvstore") is original:
-            module._create_kvstore = replacement
-
-
-def _creating(original: Callable, name: str) -> Callable:
-    @functools.wraps(original)
-    def _create_kvstore(kvstore: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(kvstore, str) and kvstore.lower() == name:
-            kvstore = mx.kv.create(name)
-        return original(kvstore, *args, **kwargs)
-
-    _create_kvstore.creates_stores_by_name = name
-    return _create_kvstore
-
-
-def refuse_sparse_parameters(applies: Callable[[Any], bool], sentence: str) -> None:
-    """Make gluon.Trainer raise a ValueError where it is to train sparse parameters with a certain store.
-
-    MXNet's own error, for any store that is not of its own class, does not say what to do instead; for the name of one
-    and sparse values there is none.
-
-    Parameters
-    ----------
-    applies : callable
-        Whether it is that store, from the Trainer's argument `kvstore`.
-    sentence : str
-        Of the error.
-    """
-    original = gluon.Trainer._init_kvstore
-    if getattr(original, "refuses_sparse_parameters", False):
-        return
-
-    @functools.wraps(original)
-    def _init_kvstore(self: gluon.Trainer) -> None:
-        if (self._contains_sparse_weight or self._contains_sparse_grad) and applies(self._kvstore_params["kvstore"]):
-            raise ValueError(sentence)
-        original(self)
-
-    _init_kvstore.refuses_sparse_parameters = True
-    gluon.Trainer._init_kvstore = _init_kvstore
-
-
-_let_views_end_late()

@@ -3,21 +3,21 @@
 A trainer gives its parameters gradient arrays that are views of buckets in such memory. That must happen before the
 first backward that writes them: a network hybridized with static_alloc goes on writing to the arrays of its first
 backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few methods (first
-initialization, a new grad_req, reset_ctx, cast), which are followed here, once and on the class, by the adoption of
-the new arrays. Gradients that were there when the trainer was made are adopted only if no backward has run since
+initialization, a new grad_req, reset_ctx, cast), which are followed here, on the class, by the adoption of the new
+arrays. Gradients that were there when the trainer was made are adopted only if no backward has run since
 they were; the others are reduced by copying.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 import weakref
-from typing import Any, Iterable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
-from ..compat.mxnet import NDArray, Parameter, autograd, mx, view_of_device_memory, view_of_memory
+from ..compat import patches
+from ..compat.mxnet import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
 from ..world import process
 from ..world.process_set import ProcessSet
 
@@ -271,45 +271,33 @@ def _owner(parameter: Parameter) -> GradientMemory | None:
     return reference() if reference is not None else None
 
 
-def _adopting(original: Any) -> Any:
-    """A method of Parameter that makes gradient arrays, followed by their adoption."""
-
-    @functools.wraps(original)
-    def method(self: Parameter, *args: Any, **kwargs: Any) -> Any:
-        before = self._grad
-        result = original(self, *args, **kwargs)
-        if self._grad is not None and self._grad is not before:
-            _born[self] = _backwards
-            owner = _owner(self)
-            if owner is not None and owner.attached():
-                owner.adopt(self)
-        return result
-
-    method.adopts = True
-    return method
-
-
-def _counting(original: Any) -> Any:
-    """The function of MXNet's library that runs backward, counted where it writes the gradients of Parameters."""
-
-    def function(count: Any, outputs: Any, gradients: Any, variables: Any, *others: Any) -> int:
-        global _backwards
-        _backwards += not _number_of(variables)  # autograd.grad() names variables, and writes to new arrays
-        return original(count, outputs, gradients, variables, *others)
-
-    function.counts = True
-    return function
+@patches.replaces(
+    "gluon.Parameter._init_grad",
+    "gluon.Parameter.cast",
+    why="Parameters get gradient arrays before a trainer is made. Only arrays that no backward has written can move to "
+    "memory that the ranks share.",
+    does="Notes when the arrays were made. Those of a trainer's Parameter become views of its buckets.",
+    undone_by="nothing",
+)
+def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> Any:
+    before = self._grad
+    result = original(self, *args, **kwargs)
+    if self._grad is not None and self._grad is not before:
+        _born[self] = _backwards
+        owner = _owner(self)
+        if owner is not None and owner.attached():
+            owner.adopt(self)
+    return result
 
 
-def _number_of(value: Any) -> int:
-    return getattr(value, "value", value)
-
-
-for _owner_class, _name in ((Parameter, "_init_grad"), (Parameter, "cast")):
-    if not getattr(getattr(_owner_class, _name), "adopts", False):
-        setattr(_owner_class, _name, _adopting(getattr(_owner_class, _name)))
-# All of MXNet's Python runs backward by this attribute of the library. So does autograd.backward where a program has
-# imported it before this package.
-_library = mx.base._LIB
-if not getattr(_library.MXAutogradBackwardEx, "counts", False):
-    _library.MXAutogradBackwardEx = _counting(_library.MXAutogradBackwardEx)
+@patches.replaces(
+    "base._LIB.MXAutogradBackwardEx",
+    why="Backward may run before a trainer is made. All of MXNet's Python looks it up here, also `autograd.backward` "
+    "where a program has imported that before this package.",
+    does="Counts how often backward has written gradients of Parameters.",
+    undone_by="nothing",
+)
+def _backward(original: Callable, count: Any, outputs: Any, gradients: Any, variables: Any, *others: Any) -> int:
+    global _backwards
+    _backwards += not getattr(variables, "value", variables)  # autograd.grad() names variables, and writes new arrays
+    return original(count, outputs, gradients, variables, *others)

@@ -14,13 +14,13 @@ same and do the same. This file deals with the cases in which that is not so:
 from __future__ import annotations
 
 import contextlib
-import functools
 from typing import Any, Iterator
 
+from ..compat import patches
 from ..compat.mxnet import all_finite, gluon, mx
 from ..coordination import agreement
 from ..gradients.parameter_groups import Company
-from ..store.kvstore import MyKV
+from ..store.kvstore import is_ours
 from .distributed_optimizer import DistributedOptimizer
 
 
@@ -68,7 +68,8 @@ def _check(trainer: gluon.Trainer) -> None:
             "AMP looks for overflow before a DistributedOptimizer averages gradients, so a worker would skip a step "
             "alone: use a DistributedTrainer, or a gluon.Trainer with the store 'mykv' and update_on_kvstore=False."
         )
-    if _uses_store(trainer) and (trainer._kvstore_params["update_on_kvstore"] or trainer._update_on_kvstore):
+    on_store = trainer._kvstore_params["update_on_kvstore"] or trainer._update_on_kvstore
+    if on_store and is_ours(trainer._kvstore_params["kvstore"]):
         raise ValueError(ON_STORE)
 
 
@@ -78,15 +79,14 @@ ON_STORE = (
 )
 
 
-def _uses_store(trainer: gluon.Trainer) -> bool:
-    store = trainer._kvstore_params["kvstore"]
-    return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == "mykv")
+def update_on_workers(trainer: gluon.Trainer) -> None:
+    """Do not let a Trainer with AMP choose by itself to update on the store."""
+    if vars(trainer).get("_amp_loss_scaler") is not None and trainer._kvstore_params["update_on_kvstore"] is None:
+        trainer._kvstore_params["update_on_kvstore"] = False
 
 
 class _CheckedScaler:
-    """The attribute in which AMP leaves its scaler; whoever sets it learns at once if the trainer cannot do with it."""
-
-    checks_mixed_precision = True
+    """The attribute in which AMP leaves its scaler. Setting it raises an error if the trainer cannot work with AMP."""
 
     def __get__(self, trainer: Any, owner: Any) -> Any:
         if trainer is None:
@@ -105,19 +105,12 @@ class _CheckedScaler:
         del vars(trainer)["_amp_loss_scaler"]
 
 
-def _choosing(original: Any) -> Any:
-    """Trainer._init_kvstore, which with AMP does not choose by itself to update on the store."""
-
-    @functools.wraps(original)
-    def _init_kvstore(self: gluon.Trainer) -> None:
-        has_scaler = vars(self).get("_amp_loss_scaler") is not None
-        if has_scaler and _uses_store(self) and self._kvstore_params["update_on_kvstore"] is None:
-            self._kvstore_params["update_on_kvstore"] = False
-        original(self)
-
-    return _init_kvstore
-
-
-if not getattr(vars(gluon.Trainer).get("_amp_loss_scaler"), "checks_mixed_precision", False):
-    gluon.Trainer._amp_loss_scaler = _CheckedScaler()
-    gluon.Trainer._init_kvstore = _choosing(gluon.Trainer._init_kvstore)
+@patches.replaces(
+    "gluon.Trainer._amp_loss_scaler",
+    makes=True,
+    why="AMP sets it, also for a Trainer that was given the name 'mykv' and has run no code of this package.",
+    does="Raises a ValueError where AMP cannot work with the trainer.",
+    undone_by="a trainer without AMP",
+)
+def _checked_scaler(original: None) -> _CheckedScaler:
+    return _CheckedScaler()

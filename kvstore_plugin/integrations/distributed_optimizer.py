@@ -7,16 +7,15 @@ two methods by which MXNet asks for an update.
 from __future__ import annotations
 
 import copy
-import functools
 import operator
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
-from ..compat import arrays
+from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
-from ..compat.mxnet import MXNetError, NDArray, gluon, mx
+from ..compat.mxnet import MXNetError, NDArray, mx
 from ..coordination import operation_names
-from ..store.kvstore import MyKV
+from ..store.kvstore import is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
@@ -250,35 +249,32 @@ def _priority(index: int | str) -> int:
 
 
 def _rebuilt(optimizer: Any, mean: _Mean) -> DistributedOptimizer:
+    patches.install()  # where it comes from another process, there was no init() yet
     rebuilt = DistributedOptimizer.__new__(DistributedOptimizer)
     rebuilt._optimizer, rebuilt._mean = optimizer, mean
     return rebuilt
 
 
-def _refusing(original: Any) -> Any:
-    """gluon.Trainer.__init__, which refuses what would reduce gradients twice."""
-
-    @functools.wraps(original)
-    def __init__(
-        self: Any,
-        params: Any,
-        optimizer: Any,
-        optimizer_params: Any = None,
-        kvstore: Any = "device",
-        *more: Any,
-        **named: Any,
-    ) -> None:
-        is_ours = isinstance(kvstore, MyKV) or (isinstance(kvstore, str) and kvstore.lower() == "mykv")
-        if is_ours and isinstance(optimizer, DistributedOptimizer):
-            raise ValueError(
-                "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' would sum them once "
-                "more: give gluon.Trainer kvstore=None, or the optimizer that is wrapped."
-            )
-        original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
-
-    __init__.refuses_distributed_optimizers = True
-    return __init__
-
-
-if not getattr(gluon.Trainer.__init__, "refuses_distributed_optimizers", False):
-    gluon.Trainer.__init__ = _refusing(gluon.Trainer.__init__)
+@patches.replaces(
+    "gluon.Trainer.__init__",
+    when=patches.AT_INIT,
+    why="A DistributedOptimizer averages gradients, and the store 'mykv' would sum them once more.",
+    does="Raises an error for the two together.",
+    undone_by="another store or optimizer",
+)
+def _init(
+    original: Callable,
+    self: Any,
+    params: Any,
+    optimizer: Any,
+    optimizer_params: Any = None,
+    kvstore: Any = "device",
+    *more: Any,
+    **named: Any,
+) -> None:
+    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
+        raise ValueError(
+            "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' would sum them once "
+            "more: give gluon.Trainer kvstore=None, or the optimizer that is wrapped."
+        )
+    original(self, params, optimizer, optimizer_params, kvstore, *more, **named)

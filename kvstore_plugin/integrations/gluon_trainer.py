@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from typing import Any, Callable, Iterator
 
+from ..compat import patches
 from ..compat.mxnet import MXNetError, gluon
 from ..coordination import deadlock_check, step_label
 from ..gradients import fence
@@ -14,7 +14,12 @@ from ..nn import sync_batch_norm
 from ..parameters import broadcast, load_tracking
 from ..parameters.broadcast import stale_gradient
 from ..sharded_optimizer import traits
-from ..store.kvstore import MyKV
+from ..store.kvstore import MyKV, created, is_ours
+from . import amp
+
+_ANOTHER_STORE = "another store than 'mykv'"
+
+_BY_NAME = "A Trainer that was given the name 'mykv' runs no code of this package before. "
 
 # Of Trainers that have given their parameters to a store of ours, what they know of it.
 _attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -44,56 +49,145 @@ def attach_again(trainer: gluon.Trainer) -> None:
     vars(trainer).update(_attached[trainer], _kv_initialized=True, _params_to_init=[])
 
 
-def _keeping(original: Callable) -> Callable:
-    """Trainer._init_kvstore, which keeps the store that it makes.
+@patches.replaces(
+    "gluon.trainer._create_kvstore",
+    why="MXNet drops the name of a store where a process has one device: each worker would train alone.",
+    does="Creates the store 'mykv' where its name is given.",
+    undone_by=_ANOTHER_STORE,
+)
+def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(created(kvstore), *args, **kwargs)
 
-    After set_data() and load_parameters() it is called once more, and with the store's name it would make another
-    store, whose operations would wait for those of workers that go on with the first one.
-    """
 
-    @functools.wraps(original)
-    def _init_kvstore(self: gluon.Trainer) -> None:
-        if self in _attached:
-            _meet(self, _attached[self]["_kvstore"])
+@patches.replaces(
+    "gluon.Trainer._init_kvstore",
+    why=_BY_NAME + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store, for "
+    "whose operations the other workers, which keep theirs, never call.",
+    does="Keeps the store. Raises an error for sparse parameters. Updates on the workers where AMP is on.",
+    undone_by=_ANOTHER_STORE,
+)
+def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
+    if self in _attached:
+        _meet(self, _attached[self]["_kvstore"])
+    if is_ours(self._kvstore_params["kvstore"]):
+        amp.update_on_workers(self)
+        if self._contains_sparse_weight or self._contains_sparse_grad:
+            # MXNet's own error does not say what to do; for the name of a store and sparse values it has none.
+            raise ValueError(
+                "gluon.Trainer cannot train sparse parameters with the store 'mykv': use "
+                "kvstore_plugin.DistributedTrainer(params, optimizer, optimizer_params) in its place, without kvstore."
+            )
+    original(self)
+    if isinstance(self._kvstore, MyKV):
+        self._kvstore_params["kvstore"] = self._kvstore
+        names = ("_kvstore", "_update_on_kvstore", "_distributed")
+        _attached[self] = {name: vars(self)[name] for name in names}
+        deadlock_check.made(self, _awaited_by, _refuse)
+
+
+@patches.replaces(
+    "gluon.Trainer._allreduce_grads",
+    when=patches.AT_INIT,
+    why="Where only some workers have loaded parameters or states, or settings differ, weights would drift apart.",
+    does="Gives the sums of a step a label, by which workers that differ get an error.",
+    undone_by=_ANOTHER_STORE,
+)
+def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
+    if not isinstance(self._kvstore, MyKV):
         original(self)
-        if isinstance(self._kvstore, MyKV):
-            self._kvstore_params["kvstore"] = self._kvstore
-            names = ("_kvstore", "_update_on_kvstore", "_distributed")
-            _attached[self] = {name: vars(self)[name] for name in names}
-            deadlock_check.made(self, _awaited_by, _refuse)
-
-    _init_kvstore.keeps = True
-    return _init_kvstore
-
-
-def _noticing(original: Callable) -> Callable:
-    """Trainer._allreduce_grads, which lets the workers notice where only some have loaded parameters or states."""
-
-    @functools.wraps(original)
-    def _allreduce_grads(self: gluon.Trainer) -> None:
-        if not isinstance(self._kvstore, MyKV):
+        return
+    deadlock_check.stepped(self, _awaited_by, _refuse)
+    with _refusing(self):
+        sync_batch_norm.end_step()
+        label = _label(self)
+        has_loaded = load_tracking.any_of(self._params)
+    try:
+        if has_loaded:
+            _meet(self, self._kvstore)
+        if self not in _stepping:
+            _sums.setdefault(self, fence.SumsCheck()).begin()
+        # A step that breaks off between two keys has summed some gradients, from which the others update.
+        with self._kvstore.labelled(label, _keys(self)), load_tracking.noting_failures(self._params):
             original(self)
-            return
-        deadlock_check.stepped(self, _awaited_by, _refuse)
-        with _refusing(self):
-            sync_batch_norm.end_step()
-            label = _label(self)
-            has_loaded = load_tracking.any_of(self._params)
-        try:
-            if has_loaded:
-                _meet(self, self._kvstore)
-            if self not in _stepping:
-                _sums.setdefault(self, fence.SumsCheck()).begin()
-            # A step that breaks off between two keys has summed some gradients, from which the others update.
-            with self._kvstore.labelled(label, _keys(self)), load_tracking.noting_failures(self._params):
-                original(self)
-        except BaseException:
-            if not self._update_on_kvstore:  # the others see it in their updates, which they have counted
-                broadcast.count_update(self)
-            raise
+    except BaseException:
+        if not self._update_on_kvstore:  # the others see it in their updates, which they have counted
+            broadcast.count_update(self)
+        raise
 
-    _allreduce_grads.keeps = True
-    return _allreduce_grads
+
+@patches.replaces(
+    "gluon.Trainer.step",
+    why=_BY_NAME + "A worker that cannot take a step would leave the others waiting.",
+    does="Fails on all workers, before any updates, where a batch size is no number or a gradient is stale.",
+    undone_by=_ANOTHER_STORE,
+)
+def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+    if not is_ours(self._kvstore_params["kvstore"]):
+        original(self, batch_size, ignore_stale_grad)
+        return
+    wrong = None
+    try:
+        self._check_and_rescale_grad(self._scale / batch_size)
+    except Exception as error:
+        wrong = error  # there is no store yet to tell the others by
+    if not self._kv_initialized:
+        self._init_kvstore()
+    if self._params_to_init:
+        self._init_params()
+    with _refusing(self):
+        if wrong is not None:
+            raise wrong
+        stale = None if ignore_stale_grad else stale_gradient(self._params)
+        if stale is not None:
+            raise UserWarning(stale)
+    _stepping.add(self)
+    try:
+        original(self, batch_size, ignore_stale_grad)
+    finally:
+        _stepping.discard(self)
+
+
+@patches.replaces(
+    "gluon.Trainer._update",
+    when=patches.AT_INIT,
+    why="The other workers do not see it where an update fails on this one.",
+    does="Notes the failure, for an error on all workers in the next step. Lets the next forward pass wait for all "
+    "updates.",
+    undone_by=_ANOTHER_STORE,
+)
+def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
+    with load_tracking.noting_failures(self._params if self in _attached else ()):
+        failure = _sums[self].failure() if self in _sums and self not in _stepping else None
+        if failure is not None:
+            broadcast.count_update(self)  # as workers do that have not looked, and update from what was summed
+            load_tracking.note_failure(self._params)
+            raise MXNetError(f"update() cannot be made: {failure}")
+        original(self, ignore_stale_grad)
+    if isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1:
+        if self not in _fences:
+            _fences[self] = fence.in_groups(self._params, _FENCED_TOGETHER)
+        for one in _fences[self]:
+            one.push()
+
+
+@patches.replaces(
+    "gluon.Trainer.load_states",
+    why=_BY_NAME + "MXNet's own sets up the store, whose broadcast the other workers come to in their first step "
+    "only. Where only some workers load states, weights would drift apart.",
+    does="Sets up the store only if the states are there. Notes that states were loaded.",
+    undone_by="a Trainer that updates on its store",
+)
+def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+    if self._kv_initialized or self._kvstore_params["update_on_kvstore"] is not False:
+        original(self, *args, **kwargs)
+    else:
+        waiting, self._params_to_init, self._kv_initialized = self._params_to_init, [], True
+        try:
+            original(self, *args, **kwargs)
+        finally:
+            self._params_to_init, self._kv_initialized = waiting, False
+    if not self._update_on_kvstore:  # the store's call is collective
+        load_tracking.note(self._params)
 
 
 def _label(trainer: gluon.Trainer) -> str:
@@ -114,11 +208,6 @@ def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
     if keys:
         store.meet(keys, load_tracking.label(trainer._params))
     load_tracking.forget(trainer._params)
-
-
-def _is_ours(store: Any) -> bool:
-    """Whether a Trainer was given a store of ours, or its name."""
-    return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == "mykv")
 
 
 def _awaited_by(trainer: gluon.Trainer) -> list[int]:
@@ -150,93 +239,3 @@ def _store_of(trainer: gluon.Trainer) -> MyKV:
 
 def _keys(trainer: gluon.Trainer) -> list[int]:
     return [number for number, one in enumerate(trainer._params) if one.grad_req != "null"]
-
-
-def _checking(original: Callable) -> Callable:
-    """Trainer.step, which fails on all workers where one cannot take it, before any has updated.
-
-    So it is with a batch size that is no number, and with a stale gradient.
-    """
-
-    @functools.wraps(original)
-    def step(self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
-        if not _is_ours(self._kvstore_params["kvstore"]):
-            original(self, batch_size, ignore_stale_grad)
-            return
-        wrong = None
-        try:
-            self._check_and_rescale_grad(self._scale / batch_size)
-        except Exception as error:
-            wrong = error  # there is no store yet to tell the others by
-        if not self._kv_initialized:
-            self._init_kvstore()
-        if self._params_to_init:
-            self._init_params()
-        with _refusing(self):
-            if wrong is not None:
-                raise wrong
-            stale = None if ignore_stale_grad else stale_gradient(self._params)
-            if stale is not None:
-                raise UserWarning(stale)
-        _stepping.add(self)
-        try:
-            original(self, batch_size, ignore_stale_grad)
-        finally:
-            _stepping.discard(self)
-
-    step.keeps = True
-    return step
-
-
-def _updating(original: Callable) -> Callable:
-    """Trainer._update, a failure of which the other workers do not see."""
-
-    @functools.wraps(original)
-    def _update(self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
-        with load_tracking.noting_failures(self._params if self in _attached else ()):
-            failure = _sums[self].failure() if self in _sums and self not in _stepping else None
-            if failure is not None:
-                broadcast.count_update(self)  # as workers do that have not looked, and update from what was summed
-                load_tracking.note_failure(self._params)
-                raise MXNetError(f"update() cannot be made: {failure}")
-            original(self, ignore_stale_grad)
-        if isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1:
-            if self not in _fences:
-                _fences[self] = fence.in_groups(self._params, _FENCED_TOGETHER)
-            for one in _fences[self]:
-                one.push()
-
-    _update.keeps = True
-    return _update
-
-
-def _loading_alone(original: Callable) -> Callable:
-    """Trainer.load_states, which sets up the store only if that is where the states are.
-
-    Setting it up broadcasts the first worker's parameters, to which the others come in their first step.
-    """
-
-    @functools.wraps(original)
-    def load_states(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-        if self._kv_initialized or self._kvstore_params["update_on_kvstore"] is not False:
-            original(self, *args, **kwargs)
-            return
-        waiting, self._params_to_init, self._kv_initialized = self._params_to_init, [], True
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            self._params_to_init, self._kv_initialized = waiting, False
-
-    load_states.keeps = True
-    return load_states
-
-
-for _name, _wrapped in (
-    ("_init_kvstore", _keeping),
-    ("_allreduce_grads", _noticing),
-    ("load_states", _loading_alone),
-    ("step", _checking),
-    ("_update", _updating),
-):
-    if not getattr(getattr(gluon.Trainer, _name), "keeps", False):
-        setattr(gluon.Trainer, _name, _wrapped(getattr(gluon.Trainer, _name)))

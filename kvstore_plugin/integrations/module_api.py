@@ -7,19 +7,20 @@ leaves it to the user that all workers have batches of one size. What it calls i
 
 from __future__ import annotations
 
-import functools
 import struct
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
-from ..compat import arrays
-from ..compat.mxnet import MXNetError, mx
+from ..compat import arrays, patches
+from ..compat.mxnet import MXNetError
 from ..coordination import agreement, operation
 from ..coordination.step_label import value_of
-from ..store.kvstore import MyKV
+from ..store.kvstore import MyKV, created, is_ours
 from ..world import process
 from .distributed_optimizer import DistributedOptimizer
+
+_ANOTHER_STORE = "another store than 'mykv'"
 
 
 class ModuleStore(MyKV):
@@ -116,60 +117,66 @@ def _number(bits: int) -> float:
     return struct.unpack("<d", struct.pack("<q", int(bits)))[0]
 
 
-def _creating(original: Any) -> Any:
-    @functools.wraps(original)
-    def _create_kvstore(*args: Any, **kwargs: Any) -> Any:
-        store, update_on_kvstore = original(*args, **kwargs)
-        return (ModuleStore(store) if isinstance(store, MyKV) else store), update_on_kvstore
-
-    return _create_kvstore
-
-
-def _initializing(original: Any) -> Any:
-    @functools.wraps(original)
-    def _initialize_kvstore(
-        kvstore: Any, param_arrays: Any, arg_params: dict, param_names: list[str], update_on_kvstore: bool
-    ) -> None:
-        if isinstance(kvstore, MyKV):
-            kvstore.begin_training(param_arrays, arg_params, param_names, update_on_kvstore)
-        else:
-            original(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
-
-    return _initialize_kvstore
+@patches.replaces(
+    "model._create_kvstore",
+    "module.module._create_kvstore",
+    releases=(1,),
+    why="MXNet drops the name of a store where a process has one device: each worker would train alone. Module knows "
+    "by a store's type whether it has several workers.",
+    does="Creates the store 'mykv' where its name is given, under a type that Module knows.",
+    undone_by=_ANOTHER_STORE,
+)
+def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any) -> Any:
+    store, update_on_kvstore = original(created(kvstore), *args, **kwargs)
+    return (ModuleStore(store) if isinstance(store, MyKV) else store), update_on_kvstore
 
 
-def _giving_optimizers(original: Any) -> Any:
-    @functools.wraps(original)
-    def init_optimizer(
-        self: Any,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: Any = (("learning_rate", 0.01),),
-        force_init: bool = False,
-    ) -> None:
-        is_ours = isinstance(kvstore, MyKV) or (isinstance(kvstore, str) and kvstore.lower() == "mykv")
-        if is_ours and isinstance(optimizer, DistributedOptimizer):
-            raise ValueError(
-                "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' sums them: give "
-                "Module kvstore=None, or the optimizer that is wrapped."
-            )
-        had_one = self.optimizer_initialized
-        original(self, kvstore, optimizer, optimizer_params, force_init)
-        if is_ours and (force_init or not had_one):
-            is_modules_own = isinstance(optimizer, str) and "rescale_grad" not in dict(optimizer_params)
-            self._kvstore.agree_on_rescaling(self, is_modules_own)
-
-    return init_optimizer
-
-
-def _install() -> None:
-    """Replace what Module and FeedForward call, each where it is found by name."""
-    for place in (mx.model, mx.mod.module):
-        place._create_kvstore = _creating(place._create_kvstore)
-        place._initialize_kvstore = _initializing(place._initialize_kvstore)
-    mx.mod.Module.init_optimizer = _giving_optimizers(mx.mod.Module.init_optimizer)
-    mx.mod.Module.knows_mykv = True
+@patches.replaces(
+    "model._initialize_kvstore",
+    "module.module._initialize_kvstore",
+    releases=(1,),
+    when=patches.AT_INIT,
+    why="A Module that does not update on the store never gives the workers equal weights.",
+    does="Gives all workers the weights of rank 0.",
+    undone_by=_ANOTHER_STORE,
+)
+def _initialize_kvstore(
+    original: Callable,
+    kvstore: Any,
+    param_arrays: Any,
+    arg_params: dict,
+    param_names: list[str],
+    update_on_kvstore: bool,
+) -> None:
+    if isinstance(kvstore, MyKV):
+        kvstore.begin_training(param_arrays, arg_params, param_names, update_on_kvstore)
+    else:
+        original(kvstore, param_arrays, arg_params, param_names, update_on_kvstore)
 
 
-if hasattr(mx, "mod") and not hasattr(mx.mod.Module, "knows_mykv"):
-    _install()
+@patches.replaces(
+    "module.Module.init_optimizer",
+    releases=(1,),
+    why="Module leaves it to the user that all workers multiply gradients by the same factor. A Module that was given "
+    "the name 'mykv' runs no code of this package before.",
+    does="Lets the workers compare or agree on the factor. Raises an error for a `DistributedOptimizer`.",
+    undone_by=_ANOTHER_STORE,
+)
+def _init_optimizer(
+    original: Callable,
+    self: Any,
+    kvstore: Any = "local",
+    optimizer: Any = "sgd",
+    optimizer_params: Any = (("learning_rate", 0.01),),
+    force_init: bool = False,
+) -> None:
+    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
+        raise ValueError(
+            "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' sums them: give Module "
+            "kvstore=None, or the optimizer that is wrapped."
+        )
+    had_one = self.optimizer_initialized
+    original(self, kvstore, optimizer, optimizer_params, force_init)
+    if is_ours(kvstore) and (force_init or not had_one):
+        is_modules_own = isinstance(optimizer, str) and "rescale_grad" not in dict(optimizer_params)
+        self._kvstore.agree_on_rescaling(self, is_modules_own)

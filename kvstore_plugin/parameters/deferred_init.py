@@ -1,6 +1,6 @@
 """Broadcast of a Parameter's values the moment it is initialized: in the first forward pass, when shapes are known.
 
-MXNet gives a Parameter its values in one method, which is replaced here, once and on the class, by one that also looks
+MXNet gives a Parameter its values in one method, which is replaced here, on the class, by one that also looks
 into a weak registry what waits for this Parameter. Nothing is added to the Parameter itself, so copies and pickles of
 it are plain ones.
 
@@ -16,13 +16,13 @@ did not do the same would wait for turns that others never take.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 
 from ..collectives.sparse_values import push_broadcast
+from ..compat import patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, NDArray, Parameter, autograd
 from ..world import process
 from ..world.process_set import ProcessSet
@@ -243,56 +243,44 @@ def _initialized(parameter: Parameter) -> None:
     waiting[:] = left
 
 
-def _broadcasting(original: Any) -> Any:
-    """Parameter._init_impl, followed by what waits for it."""
-
-    @functools.wraps(original)
-    def _init_impl(self: Parameter, data: NDArray, devices: Any) -> None:
-        # Initialization and load_parameters come here without values. reset_ctx comes with those that it moves to
-        # another device, where no other rank need follow.
-        without_values = self._data is None
-        if not (without_values and _has_taken_back(self, data, devices)):
-            original(self, data, devices)
-        if without_values and process.is_initialized():
-            _initialized(self)
-
-    _init_impl.broadcasts = True
-    return _init_impl
-
-
-def _remembering(original: Any) -> Any:
-    """Parameter._finish_deferred_init, which keeps how the Parameter is initialized."""
-
-    @functools.wraps(original)
-    def _finish_deferred_init(self: Parameter) -> None:
-        if self._deferred_init:
-            _deferred_as[self] = self._deferred_init
-        original(self)
-
-    _finish_deferred_init.broadcasts = True
-    return _finish_deferred_init
+@patches.replaces(
+    "gluon.Parameter._init_impl",
+    when=patches.AT_INIT,
+    why="Initialization may be deferred to the first forward pass, after the trainer was made.",
+    does="Broadcasts the values when they are there.",
+    undone_by="`shutdown()`",
+)
+def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any) -> None:
+    # Initialization and load_parameters come here without values. reset_ctx comes with those that it moves to another
+    # device, where no other rank need follow.
+    without_values = self._data is None
+    if not (without_values and _has_taken_back(self, data, devices)):
+        original(self, data, devices)
+    if without_values and process.is_initialized():
+        _initialized(self)
 
 
-def _taking_back(original: Any) -> Any:
-    """Parameter.data, the first use of which ends the wait of a Parameter that was withdrawn.
-
-    Blocks initialize what waits by themselves, but those of MXNet 2.0 only before their first forward pass.
-    """
-
-    @functools.wraps(original)
-    def data(self: Parameter, *args: Any, **kwargs: Any) -> NDArray:
-        if self._data is None and self in _withdrawn:
-            self._finish_deferred_init()
-        return original(self, *args, **kwargs)
-
-    data.broadcasts = True
-    return data
+@patches.replaces(
+    "gluon.Parameter._finish_deferred_init",
+    when=patches.AT_INIT,
+    why="Values that not all workers have made are discarded, and made again in the next forward pass.",
+    does="Keeps how the Parameter is initialized.",
+    undone_by="a Parameter that was not deferred",
+)
+def _finish_deferred_init(original: Callable, self: Parameter) -> None:
+    if self._deferred_init:
+        _deferred_as[self] = self._deferred_init
+    original(self)
 
 
-for _name, _wrapped in (
-    ("_init_impl", _broadcasting),
-    ("_finish_deferred_init", _remembering),
-    ("data", _taking_back),
-):
-    if not getattr(getattr(Parameter, _name), "broadcasts", False):
-        setattr(Parameter, _name, _wrapped(getattr(Parameter, _name)))
+@patches.replaces(
+    "gluon.Parameter.data",
+    when=patches.AT_INIT,
+    why="Blocks of MXNet 2.0 finish deferred initialization before their first forward pass only.",
+    does="Initializes a Parameter whose values were discarded.",
+    undone_by="a Parameter whose values were not discarded",
+)
+def _data(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> NDArray:
+    if self._data is None and self in _withdrawn:
+        self._finish_deferred_init()
+    return original(self, *args, **kwargs)

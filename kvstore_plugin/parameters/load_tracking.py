@@ -9,15 +9,14 @@ where some have not, the core finds their gradients there, and all workers get a
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from ..compat import arrays
+from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
-from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon, trainer_of
+from ..compat.mxnet import MXNetError, NDArray, Parameter, trainer_of
 
 _LABEL = (
     "a step after load_parameters(), load_states(), set_data() or an update that has failed; where that is so on some "
@@ -85,9 +84,14 @@ def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
         raise
 
 
+def note(parameters: Iterable[Parameter]) -> None:
+    """This worker has loaded states of the trainer of Parameters."""
+    _loaded.update(dict.fromkeys(parameters))
+
+
 def note_failure(parameters: Sequence[Parameter]) -> None:
     """An update of Parameters has failed on this worker, and perhaps not on the others."""
-    _loaded.update(dict.fromkeys(parameters))
+    note(parameters)
     trainer = trainer_of(parameters[0]) if parameters else None
     if trainer is not None:
         place = sum(trainer._optimizer._index_update_count.values())
@@ -103,39 +107,19 @@ def forget(parameters: Iterable[Parameter]) -> None:
             _failed.pop(parameter, None)
 
 
-def _noting(original: Callable) -> Callable:
-    """Parameter._load_init, through which all values go that are loaded from files."""
-
-    @functools.wraps(original)
-    def _load_init(self: Parameter, *args: Any, **kwargs: Any) -> None:
-        # Where there were no values, their initialization is followed by a broadcast, if a DistributedTrainer wants it.
-        # Auxiliary values (of BatchNorm) are not the same on all workers anyway.
-        if self._data is None or trainer_of(self) is None or not self._differentiable:
-            original(self, *args, **kwargs)
-            return
-        if self not in _loaded:  # this must not wait for the values, which other workers may have to send first
-            value = self._data[0]
-            with arrays.not_recorded():
-                _loaded[self] = value.copy() if value.stype == "default" else None
-        original(self, *args, **kwargs)
-
-    _load_init.notes = True
-    return _load_init
-
-
-def _noting_states(original: Callable) -> Callable:
-    """Trainer.load_states."""
-
-    @functools.wraps(original)
-    def load_states(self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if not self._update_on_kvstore:  # the store's call is collective
-            _loaded.update(dict.fromkeys(self._params))
-
-    load_states.notes = True
-    return load_states
-
-
-for _class, _name, _wrapped in ((Parameter, "_load_init", _noting), (gluon.Trainer, "load_states", _noting_states)):
-    if not getattr(getattr(_class, _name), "notes", False):
-        setattr(_class, _name, _wrapped(getattr(_class, _name)))
+@patches.replaces(
+    "gluon.Parameter._load_init",
+    why="Where only some workers load parameters, weights would drift apart. They may do so before the first step of a "
+    "Trainer that was given the name 'mykv'.",
+    does="Notes that a trainer's Parameter has other values, for an error in the next step.",
+    undone_by="a Parameter without a trainer",
+)
+def _load_init(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> None:
+    # Where there were no values, their initialization is followed by a broadcast, if a DistributedTrainer wants it.
+    # Auxiliary values (of BatchNorm) are not the same on all workers anyway.
+    is_trained = self._data is not None and trainer_of(self) is not None and self._differentiable
+    if is_trained and self not in _loaded:  # this must not wait for the values, which other workers may have to send
+        value = self._data[0]
+        with arrays.not_recorded():
+            _loaded[self] = value.copy() if value.stype == "default" else None
+    original(self, *args, **kwargs)

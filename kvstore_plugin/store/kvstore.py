@@ -16,15 +16,7 @@ from ..collectives.row_sparse import is_row_sparse
 from ..collectives.sparse_values import push_broadcast, sum_rows, summed
 from ..compat import arrays
 from ..compat.argument_errors import ArgumentValueError
-from ..compat.mxnet import (
-    KVStoreBase,
-    MXNetError,
-    NDArray,
-    SparseNDArray,
-    create_stores_by_name,
-    mx,
-    refuse_sparse_parameters,
-)
+from ..compat.mxnet import KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
 from ..coordination import agreement, deadlock_check, operation_names
 from ..coordination.step_label import BETWEEN
 from ..sharded_optimizer import checkpoint, traits
@@ -688,13 +680,11 @@ def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
     return _stores[scope]
 
 
-def _is_named(store: Any) -> bool:
+def is_ours(store: Any) -> bool:
+    """Whether the argument `kvstore` of MXNet's trainers is a store of this package, or its name."""
     return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == "mykv")
 
 
-create_stores_by_name("mykv")
-refuse_sparse_parameters(
-    _is_named,
-    "gluon.Trainer cannot train sparse parameters with the store 'mykv': use kvstore_plugin.DistributedTrainer(params, "
-    "optimizer, optimizer_params) in its place, without kvstore.",
-)
+def created(store: Any) -> Any:
+    """The argument `kvstore` of MXNet's trainers, with the store in the place of its name 'mykv'."""
+    return mx.kv.create("mykv") if isinstance(store, str) and is_ours(store) else store

@@ -1,0 +1,127 @@
+"""What this package replaces in MXNet: one decorator, and the table that docs/architecture.md shows.
+
+A replacement is in place from the import of the package on where a program may use what it replaces before any code of
+this package runs; all others are put in place by the first init(), which each store and trainer calls. Nothing is
+replaced twice, also where a module is imported or reloaded a second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from typing import Any, Callable, NamedTuple, Sequence
+
+from .mxnet import MAJOR, mx
+
+AT_IMPORT = "import"
+AT_INIT = "first `init()`"
+
+_MARK = "_replaced_by_mykv"
+
+
+class Patch(NamedTuple):
+    """A replacement of one name of MXNet."""
+
+    owner: str  # module, class or object that has the name, as MXNet's attribute
+    name: str
+    releases: tuple[int, ...]  # major numbers of the releases in which it is replaced
+    when: str  # AT_IMPORT or AT_INIT
+    why: str
+    does: str
+    undone_by: str  # after what, or for which calls, MXNet's own does its work alone
+    replacement: Callable
+    makes: bool  # the replacement returns what takes the place
+
+
+_table: dict[str, Patch] = {}
+# Owner and name of what was replaced, what was there, and whether the owner itself had it.
+_replaced: list[tuple[Any, str, Any, bool]] = []
+
+
+def replaces(
+    *names: str,
+    why: str,
+    does: str,
+    undone_by: str,
+    when: str = AT_IMPORT,
+    releases: Sequence[int] = (1, 2),
+    makes: bool = False,
+) -> Callable[[Callable], Callable]:
+    """Let a function take the place of attributes of MXNet.
+
+    Parameters
+    ----------
+    names : str
+        Such as ``"gluon.Trainer.step"``. The function is called with MXNet's own as its first argument.
+    why, does, undone_by, when : str
+        For the table; see `Patch`.
+    releases : sequence of int
+        Major numbers of the releases of MXNet in which the names are replaced. Others need not have them.
+    makes : bool
+        The function is called once, with MXNet's own or None as its only argument, and returns what takes the place.
+
+    Raises
+    ------
+    ValueError
+        Another function replaces one of the names.
+    AttributeError
+        MXNet has none of that name.
+    """
+
+    def register(replacement: Callable) -> Callable:
+        for name in names:
+            owner, _, attribute = name.rpartition(".")
+            patch = Patch(owner, attribute, tuple(releases), when, why, does, undone_by, replacement, makes)
+            if _origin(_table.setdefault(name, patch)) != _origin(patch):
+                raise ValueError(f"{name} is replaced by {_origin(_table[name])} and by {_origin(patch)}.")
+            if when == AT_IMPORT:
+                _put(patch)
+        return replacement
+
+    return register
+
+
+def install() -> None:
+    """Put in place what waits for the first init()."""
+    for patch in _table.values():
+        _put(patch)
+
+
+def table() -> list[Patch]:
+    """All replacements, those for other releases of MXNet included, sorted by name."""
+    return [_table[name] for name in sorted(_table)]
+
+
+def undo() -> None:
+    """Give MXNet back all that was replaced. For tests: trainers that were made before are not what they were."""
+    while _replaced:
+        owner, name, original, was_own = _replaced.pop()
+        if was_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _put(patch: Patch) -> None:
+    if MAJOR not in patch.releases:
+        return
+    owner = operator.attrgetter(patch.owner)(mx)
+    original = getattr(owner, patch.name, None) if patch.makes else getattr(owner, patch.name)
+    if hasattr(original, _MARK):
+        return
+    replacement = patch.replacement(original) if patch.makes else _before(original, patch.replacement)
+    setattr(replacement, _MARK, True)
+    _replaced.append((owner, patch.name, original, patch.name in vars(owner)))
+    setattr(owner, patch.name, replacement)
+
+
+def _before(original: Callable, replacement: Callable) -> Callable:
+    @functools.wraps(original)
+    def replaced(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    return replaced
+
+
+def _origin(patch: Patch) -> str:
+    return f"{patch.replacement.__module__}.{patch.replacement.__qualname__}"
