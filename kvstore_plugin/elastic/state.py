@@ -18,7 +18,7 @@ from ..compat import errors
 from ..compat.errors import WorkersLost
 from ..compat.mxnet import MXNetError, Parameter, forget_recorded, gluon, wait_for_all
 from ..coordination import operation
-from ..parameters.broadcast import named_parameters
+from ..parameters.naming import named_parameters
 from ..training.trainer import DistributedTrainer
 from ..world.process_set import global_process_set
 from . import shard_replicas, snapshots

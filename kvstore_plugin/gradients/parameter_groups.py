@@ -7,7 +7,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from ..compat.arguments import check_is_added
 from ..compat.mxnet import Parameter
 from ..coordination import agreement, operation, operation_names
-from ..parameters.broadcast import Named
+from ..parameters.naming import Named
 from ..world.process_set import ProcessSet, global_process_set
 
 _CALL = "DistributedTrainer()"

@@ -23,8 +23,8 @@ from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, fill_with_zeros
 from ..coordination import agreement
 from ..coordination import operation as turns
-from ..parameters import broadcast, deferred_init, load_tracking
-from ..parameters.broadcast import Named
+from ..parameters import deferred_init, load_tracking, placement
+from ..parameters.naming import Named
 from ..sharded_optimizer.optimizer import ShardedUpdate
 from ..world import process
 from ..world import process_set as process_sets
@@ -334,7 +334,7 @@ class Gradients:
         try:
             for slot in active:
                 arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
-            broadcast.check_devices((slot.label, slot.parameter) for slot in active)
+            placement.check_devices((slot.label, slot.parameter) for slot in active)
         except ValueError as error:
             self._refuse_step(str(error))
             raise

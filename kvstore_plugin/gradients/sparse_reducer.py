@@ -15,7 +15,7 @@ from ..collectives.row_sparse import Contribution, Rows
 from ..compat.mxnet import MXNetError, Parameter
 from ..coordination import agreement, operation, step_label
 from ..parameters import deferred_init, load_tracking
-from ..parameters.broadcast import Named
+from ..parameters.naming import Named
 from ..sharded_optimizer.row_update import RowUpdate
 from ..world import process
 from ..world import process_set as process_sets

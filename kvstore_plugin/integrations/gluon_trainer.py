@@ -11,8 +11,8 @@ from ..compat.mxnet import MXNetError, gluon
 from ..coordination import deadlock_check, step_label
 from ..gradients import fence
 from ..nn import sync_batch_norm
-from ..parameters import broadcast, load_tracking
-from ..parameters.broadcast import stale_gradient
+from ..parameters import load_tracking, trainer_state
+from ..parameters.trainer_state import stale_gradient
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
 from . import amp
@@ -111,7 +111,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
             original(self)
     except BaseException:
         if not self._update_on_kvstore:  # the others see it in their updates, which they have counted
-            broadcast.count_update(self)
+            trainer_state.count_update(self)
         raise
 
 
@@ -159,7 +159,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     with load_tracking.noting_failures(self._params if self in _attached else ()):
         failure = _sums[self].failure() if self in _sums and self not in _stepping else None
         if failure is not None:
-            broadcast.count_update(self)  # as workers do that have not looked, and update from what was summed
+            trainer_state.count_update(self)  # as workers do that have not looked, and update from what was summed
             load_tracking.note_failure(self._params)
             raise MXNetError(f"update() cannot be made: {failure}")
         original(self, ignore_stale_grad)
@@ -218,7 +218,7 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
 def _refuse(trainer: gluon.Trainer, reason: str) -> None:
     """Let a step of the other workers fail, which have counted it as an update."""
     _store_of(trainer).refuse(_keys(trainer), reason)
-    broadcast.count_update(trainer)
+    trainer_state.count_update(trainer)
     sync_batch_norm.end_step()
 
 

@@ -14,8 +14,7 @@ from ..coordination import agreement, operation
 from ..coordination.operation import Turn
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .broadcast import Named, named_parameters
-from .naming import described
+from .naming import Named, described, named_parameters
 
 
 class _State(NamedTuple):

@@ -1,30 +1,22 @@
-"""Equal values on all ranks: the broadcast of parameters, and the names by which ranks match them."""
+"""Equal values on all ranks: the broadcast of parameters."""
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 from ..collectives.row_sparse import is_row_sparse
 from ..compat import arrays
-from ..compat.mxnet import NAME_KEYED_DICTS, NDArray, Parameter, contexts, gluon, set_current_device
+from ..compat.mxnet import NAME_KEYED_DICTS, NDArray, Parameter
 from ..coordination import agreement, operation, operation_names
 from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from . import deferred_init, load_tracking
 from .deferred_init import Broadcast
-from .naming import described, described_within
+from .naming import Named, WrongParameters, described, named_parameters
 
 # What a rank knows of a parameter before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
-
-
-class Named(NamedTuple):
-    """A parameter or an array, and how the ranks know it."""
-
-    name: str
-    value: Any
-    position: int  # in the network, from its input
 
 
 def broadcast_parameters(
@@ -145,114 +137,6 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
             broadcast.push(parameter._data)
         else:  # without a gradient, since step() refuses the others, and never used in a forward pass
             broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
-
-
-class WrongParameters(TypeError, ValueError):
-    """`params` is nothing that holds parameters: a TypeError, and the ValueError that Horovod and BytePS raise."""
-
-
-def named_parameters(params: Any) -> list[Named]:
-    """What is in `params`, each object once, with names and in an order that are the same on all ranks.
-
-    Parameters
-    ----------
-    params : ParameterDict, dict, list or tuple
-        Keys of a dict are the names, and their alphabet is the order. A list and a ParameterDict give positions, the
-        latter because its keys begin with a counter of the process, by which they even sort differently.
-
-    Returns
-    -------
-    list of Named
-
-    Raises
-    ------
-    TypeError
-        `params` is something else; it is a ValueError too.
-    """
-    if isinstance(params, Mapping):
-        position = {key: number for number, key in enumerate(params)}
-        named = [Named(str(key), params[key], position[key]) for key in sorted(params)]
-    elif isinstance(params, (list, tuple, *NAME_KEYED_DICTS)):
-        values = params if isinstance(params, (list, tuple)) else params.values()
-        named = [Named(f"parameter {number}", value, number) for number, value in enumerate(values)]
-    else:
-        what = "net.collect_params(), and not the network itself" if isinstance(params, gluon.Block) else ""
-        what = what or f"a dict or a list of Parameters, such as net.collect_params(), not {type(params).__name__}"
-        raise WrongParameters(f"params must be {what}.")
-    unique: dict[int, Named] = {}
-    for one in named:
-        unique.setdefault(id(one.value), one)
-    return list(unique.values())
-
-
-def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
-    """Refuse parameters of one trainer with replicas that are not on the same devices in the same order.
-
-    Where each has a single one, a network may be spread over devices.
-
-    Parameters
-    ----------
-    named : iterable of (str, Parameter)
-        Names for the error, and parameters; those that are not initialized are on no devices yet.
-
-    Raises
-    ------
-    ValueError
-        Names two that differ, and their devices.
-    """
-    first: tuple[str, Parameter, list] | None = None
-    for name, parameter in named:
-        try:
-            devices = contexts(parameter)
-        except RuntimeError:  # not initialized
-            continue
-        if first is None:
-            first = (name, parameter, devices)
-        elif devices != first[2] and (len(devices) > 1 or len(first[2]) > 1):
-            places = [", ".join(str(device) for device in one) for one in (first[2], devices)]
-            raise ValueError(
-                "Parameters with replicas must all be on the same devices in the same order, but "
-                f"{described_within(*first[:2])} is on {places[0]} and {described_within(name, parameter)} on "
-                f"{places[1]}."
-            )
-
-
-def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
-    """The Parameters that have values, divided by the device of the first replica; one set where that is the same."""
-    divided: dict[Any, set[Parameter]] = {}
-    for parameter in params:
-        if parameter._data is not None:
-            divided.setdefault(parameter._data[0].context, set()).add(parameter)
-    return list(divided.values())
-
-
-def device_ids(params: Sequence[Parameter]) -> list[int]:
-    """Numbers of the devices that Parameters have replicas on; an optimizer counts updates for each."""
-    return sorted({array.context.device_id for parameter in params for array in parameter._data or ()})
-
-
-def stale_gradient(params: Iterable[Parameter]) -> str | None:
-    """MXNet's warning of a gradient that no backward has written since the last step, if there is one."""
-    trained = [parameter for parameter in params if parameter.grad_req != "null"]
-    if any(parameter._data is None for parameter in trained):
-        return None  # which is an error of its own
-    for parameter in trained:
-        if not all(weight._fresh_grad for weight in parameter._data):
-            return (
-                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
-                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
-                "its parameters only, a case for step(..., ignore_stale_grad=True)."
-            )
-    return None
-
-
-def count_update(trainer: gluon.Trainer) -> None:
-    """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
-    for device_id in device_ids(trainer._params):
-        set_current_device(trainer._optimizer, device_id)
-        for number, parameter in enumerate(trainer._params):
-            if parameter.grad_req != "null":
-                trainer._optimizer._update_count(number)
 
 
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:

@@ -22,8 +22,7 @@ from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from .aux_params import is_auxiliary
-from .broadcast import Named, named_parameters
-from .naming import described
+from .naming import Named, described, named_parameters
 
 # In place of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1

@@ -19,9 +19,9 @@ from ..coordination import agreement, operation, operation_names
 from ..gradients import parameter_groups
 from ..integrations import gluon_trainer
 from ..integrations.distributed_optimizer import DistributedOptimizer
-from ..parameters import broadcast, load_tracking, naming
-from ..parameters.broadcast import Named
+from ..parameters import load_tracking, naming, placement
 from ..parameters.deferred_init import Broadcast
+from ..parameters.naming import Named
 from ..store.kvstore import MyKV
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -288,7 +288,7 @@ class _Exchange:
 
     def _keep_counters(self, described: dict[str, Any]) -> None:
         devices = {0, *(device.device_id for device in trainer_contexts(self._trainer) or ())}
-        devices.update(broadcast.device_ids(self._trainer._params))
+        devices.update(placement.device_ids(self._trainer._params))
         for optimizer in self._optimizers():
             for number in devices:
                 counts = optimizer._all_index_update_counts.setdefault(number, {})
@@ -330,7 +330,7 @@ def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
             )
             for one in trainer._shares
         ]
-    named = broadcast.named_parameters(trainer._params)
+    named = naming.named_parameters(trainer._params)
     return [_Share(main, named, parameter_groups.root_of(main, root_rank, main), True)]
 
 

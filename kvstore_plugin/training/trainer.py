@@ -22,9 +22,9 @@ from ..gradients.sparse_reducer import SparseGradients
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
 from ..nn import sync_batch_norm
-from ..parameters import broadcast, deferred_init, load_tracking
+from ..parameters import broadcast, deferred_init, load_tracking, naming, placement, trainer_state
 from ..parameters.aux_params import Averaging
-from ..parameters.broadcast import Named
+from ..parameters.naming import Named
 from ..sharded_optimizer import atomic_file, checkpoint
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..world import process
@@ -178,9 +178,9 @@ class DistributedTrainer(gluon.Trainer):
                 aux_sync_period=aux_sync_period,
                 elastic=elastic,
             )
-            named = broadcast.named_parameters(params)
+            named = naming.named_parameters(params)
             options.check_parameters(named)
-            broadcast.check_devices((one.name, one.value) for one in named)
+            placement.check_devices((one.name, one.value) for one in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
             global_process_set.position_of(root_rank)  # raises where it is no rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
@@ -357,7 +357,7 @@ class DistributedTrainer(gluon.Trainer):
             for gradients in self._gradients if self._store_optimizer is not None else ():
                 gradients.refuse_update(f"the step was broken off there: {error}")
             if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
-                broadcast.count_update(self)
+                trainer_state.count_update(self)
             raise
 
     def _label(self, factor: float, what: str = "a step") -> str:
@@ -472,7 +472,7 @@ class DistributedTrainer(gluon.Trainer):
             gradients.refuse_awaited(reason)
         sync_batch_norm.end_step()
         if any(gradients.has_begun() for gradients in self._gradients):
-            broadcast.count_update(self)
+            trainer_state.count_update(self)
 
     def _refuse_comparison(self, reason: str) -> None:
         """Take no part in an update() of the other workers."""
@@ -623,7 +623,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _check_fresh(self, refuse: Callable[[str], None]) -> None:
         """Raise MXNet's warning of gradients that no backward has written, and tell the other workers before."""
-        sentence = broadcast.stale_gradient(self._params)
+        sentence = trainer_state.stale_gradient(self._params)
         if sentence is not None:
             refuse(sentence)
             raise UserWarning(sentence)
@@ -632,7 +632,7 @@ class DistributedTrainer(gluon.Trainer):
         """Raise a ValueError if a worker's overflow cannot be made to skip the step on all workers."""
         if self._store_optimizer is not None:
             raise ValueError(amp.ON_STORE)
-        if len(broadcast.places(self._params)) > 1:
+        if len(placement.places(self._params)) > 1:
             raise ValueError("AMP needs all parameters on the same devices: MXNet looks at all gradients together.")
         self._company.check("AMP")
 
@@ -666,7 +666,7 @@ class DistributedTrainer(gluon.Trainer):
         old = mxnet.trainer_contexts(self)
         new = next((mxnet.contexts(p) for p in self._params if p._data is not None), old)
         moved = any(then is not None and then != now for then, now in zip(before, self._where))
-        self._places = broadcast.places(self._params)
+        self._places = placement.places(self._params)
         if new == old and not moved:
             return
         states = self._updaters[0].get_states(dump_optimizer=False)

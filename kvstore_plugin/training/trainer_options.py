@@ -11,8 +11,7 @@ from ..compat.arguments import check_is_added, check_predivide_factor, whole_num
 from ..compat.mxnet import Parameter
 from ..coordination import step_label
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
-from ..parameters.broadcast import Named
-from ..parameters.naming import described_within
+from ..parameters.naming import Named, described_within
 from ..sharded_optimizer import traits
 from ..world import failure_detector, process
 from ..world.process_set import ProcessSet, global_process_set

@@ -1,0 +1,54 @@
+"""On which devices parameters lie."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+from ..compat.mxnet import Parameter, contexts
+from .naming import described_within
+
+
+def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
+    """Refuse parameters of one trainer with replicas that are not on the same devices in the same order.
+
+    Where each has a single one, a network may be spread over devices.
+
+    Parameters
+    ----------
+    named : iterable of (str, Parameter)
+        Names for the error, and parameters; those that are not initialized are on no devices yet.
+
+    Raises
+    ------
+    ValueError
+        Names two that differ, and their devices.
+    """
+    first: tuple[str, Parameter, list] | None = None
+    for name, parameter in named:
+        try:
+            devices = contexts(parameter)
+        except RuntimeError:  # not initialized
+            continue
+        if first is None:
+            first = (name, parameter, devices)
+        elif devices != first[2] and (len(devices) > 1 or len(first[2]) > 1):
+            places = [", ".join(str(device) for device in one) for one in (first[2], devices)]
+            raise ValueError(
+                "Parameters with replicas must all be on the same devices in the same order, but "
+                f"{described_within(*first[:2])} is on {places[0]} and {described_within(name, parameter)} on "
+                f"{places[1]}."
+            )
+
+
+def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
+    """The Parameters that have values, divided by the device of the first replica; one set where that is the same."""
+    divided: dict[Any, set[Parameter]] = {}
+    for parameter in params:
+        if parameter._data is not None:
+            divided.setdefault(parameter._data[0].context, set()).add(parameter)
+    return list(divided.values())
+
+
+def device_ids(params: Sequence[Parameter]) -> list[int]:
+    """Numbers of the devices that Parameters have replicas on; an optimizer counts updates for each."""
+    return sorted({array.context.device_id for parameter in params for array in parameter._data or ()})

@@ -1,0 +1,33 @@
+"""What a step of a trainer goes by: whether gradients are fresh, and how many updates were counted."""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+from ..compat.mxnet import Parameter, gluon, set_current_device
+from ..world import process
+from . import placement
+
+
+def stale_gradient(params: Iterable[Parameter]) -> str | None:
+    """MXNet's warning of a gradient that no backward has written since the last step, if there is one."""
+    trained = [parameter for parameter in params if parameter.grad_req != "null"]
+    if any(parameter._data is None for parameter in trained):
+        return None  # which is an error of its own
+    for parameter in trained:
+        if not all(weight._fresh_grad for weight in parameter._data):
+            return (
+                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
+                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
+                "its parameters only, a case for step(..., ignore_stale_grad=True)."
+            )
+    return None
+
+
+def count_update(trainer: gluon.Trainer) -> None:
+    """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
+    for device_id in placement.device_ids(trainer._params):
+        set_current_device(trainer._optimizer, device_id)
+        for number, parameter in enumerate(trainer._params):
+            if parameter.grad_req != "null":
+                trainer._optimizer._update_count(number)
