@@ -4,6 +4,9 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "agreement/inbox.h"
+#include "base/error.h"
+#include "base/planted_faults.h"
 #include "kernels/kernels.h"
 #include "memory/headroom.h"
 #include "python/compressor.h"
@@ -13,11 +16,8 @@
 #include "python/mpi_exit.h"
 #include "python/region.h"
 #include "python/timeline.h"
-#include "runtime/error.h"
-#include "runtime/inbox.h"
-#include "runtime/meeting.h"
-#include "testing/faults.h"
 #include "testing/parsers.h"
+#include "world/revoke_on_death.h"
 
 namespace py = pybind11;
 
@@ -188,7 +188,8 @@ PYBIND11_MODULE(mykv_core, m) {
         if (!testing::plant(fault, count)) throw py::value_error("there is no fault '" + fault + "'");
       },
       py::arg("fault"), py::arg("count"),
-      "For tests: let the count-th chance from now on be a fault, one of those in csrc/testing/faults.h; 0: none.");
+      "For tests: let the count-th chance from now on be a fault, one of those in csrc/base/planted_faults.h; 0: "
+      "none.");
   py::class_<Inbox>(m, "Inbox", "For tests: what the core receives messages of other hosts with.")
       .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
       .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {

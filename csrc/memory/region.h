@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/extents.h"
+#include "memory/free_ranges.h"
 #include "memory/segment.h"
 
 namespace mykv {

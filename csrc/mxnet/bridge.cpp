@@ -9,8 +9,8 @@
 #include <new>
 #include <unordered_set>
 
-#include "runtime/error.h"
-#include "runtime/signature.h"
+#include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv::mxnet {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "mxnet/api.h"
-#include "runtime/error.h"
 #include "runtime/runtime.h"
 
 namespace mykv::mxnet {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/error.h"
-#include "runtime/signature.h"
+#include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv::mxnet {
 

@@ -9,12 +9,12 @@
 #include <map>
 #include <mutex>
 
+#include "base/error.h"
+#include "base/keep_forever.h"
 #include "compress/compressor.h"
-#include "memory/kept.h"
-#include "runtime/error.h"
-#include "runtime/meeting.h"
-#include "runtime/signature.h"
+#include "operations/signature.h"
 #include "runtime/stall_watch.h"
+#include "world/revoke_on_death.h"
 
 namespace py = pybind11;
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/memory.h"
+#include "gpu/device_memory.h"
 #include "mxnet/calls.h"
 #include "python/work.h"
 #include "runtime/buffer.h"

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/error.h"
-#include "runtime/meeting.h"
-#include "runtime/mpi_error.h"
-#include "runtime/overlap.h"
-#include "runtime/ranges.h"
+#include "base/error.h"
+#include "base/mpi_check.h"
+#include "operations/overlap.h"
+#include "operations/ranges.h"
+#include "operations/signature.h"
 #include "runtime/runtime.h"
-#include "runtime/signature.h"
 #include "transport/nccl/plan.h"
+#include "world/revoke_on_death.h"
 
 namespace mykv {
 

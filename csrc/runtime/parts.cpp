@@ -2,11 +2,11 @@
 // of Runtime are in runtime.cpp.)
 #include <algorithm>
 
+#include "base/error.h"
 #include "kernels/kernels.h"
-#include "runtime/error.h"
-#include "runtime/ranges.h"
+#include "operations/ranges.h"
+#include "operations/signature.h"
 #include "runtime/runtime.h"
-#include "runtime/signature.h"
 
 namespace mykv {
 

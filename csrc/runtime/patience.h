@@ -5,7 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "runtime/futex.h"
+#include "table/futex.h"
 
 namespace mykv {
 

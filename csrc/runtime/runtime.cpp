@@ -8,14 +8,14 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "gpu/memory.h"
+#include "base/error.h"
+#include "base/planted_faults.h"
+#include "gpu/device_memory.h"
+#include "operations/overlap.h"
+#include "operations/signature.h"
 #include "runtime/buffer.h"
-#include "runtime/error.h"
 #include "runtime/layers.h"
-#include "runtime/overlap.h"
-#include "runtime/signature.h"
 #include "runtime/standstill.h"
-#include "testing/faults.h"
 
 namespace mykv {
 

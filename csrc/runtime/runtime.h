@@ -15,20 +15,20 @@
 #include <thread>
 #include <unordered_map>
 
-#include "gpu/survey.h"
-#include "runtime/agreement.h"
-#include "runtime/compression_state.h"
-#include "runtime/flight.h"
-#include "runtime/inquiry.h"
+#include "agreement/agreement.h"
+#include "agreement/inquiry.h"
+#include "runtime/device_parts.h"
+#include "runtime/late_ranks.h"
 #include "runtime/lookout.h"
 #include "runtime/patience.h"
-#include "runtime/queue.h"
-#include "runtime/staged.h"
-#include "runtime/timeline.h"
-#include "runtime/waiting.h"
-#include "runtime/world.h"
+#include "runtime/request_state.h"
+#include "runtime/send_queue.h"
+#include "timeline/timeline.h"
+#include "transport/gpu_roads.h"
+#include "transport/mpi/compression_state.h"
 #include "transport/nccl/nccl_transport.h"
 #include "transport/transport.h"
+#include "world/world.h"
 
 namespace mykv {
 
@@ -91,7 +91,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const gpu::Survey& gpus() const { return gpus_; }
   const Agreement& agreement() const { return agreement_; }
 
-  // Who keeps this rank's operations waiting (waiting.cpp). Any thread.
+  // Who keeps this rank's operations waiting (late_ranks.cpp). Any thread.
   // How long the oldest of them has waited, in seconds; 0: there is none.
   double longest_wait();
   // Those that have waited so long, the oldest first; of `name` only, unless it is empty. On several hosts this asks
@@ -170,7 +170,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void tell_rank_0(const Departed& gone);
   void settle(const std::vector<uint32_t>& mine);
   bool withdraw(const Part& part);
-  // Arrays on GPUs that go through slots (staged.cpp).
+  // Arrays on GPUs that go through slots (device_parts.cpp).
   bool awaits_device(Flight& flight);
   void begin_copy_in(Part part, const Operation& operation);
   void copy_from_devices(Copying& copying);
@@ -187,7 +187,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Transport& transport_of(const Operation& operation) const;
   bool gpus_polling() const { return nccl_ && nccl_->polling(); }
   std::vector<uint32_t> entries();
-  // For the timeline (recording.cpp).
+  // For the timeline (timeline_notes.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
   void record_end(Flight& flight, const std::string* error);
   void record_awake();

@@ -10,11 +10,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "agreement/news.h"
+#include "agreement/question.h"
+#include "base/error.h"
 #include "compress/compressor.h"
-#include "runtime/error.h"
-#include "runtime/news.h"
-#include "runtime/question.h"
-#include "transport/host/door.h"
+#include "world/door.h"
 
 namespace mykv::testing {
 

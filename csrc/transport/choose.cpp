@@ -1,4 +1,4 @@
-#include "gpu/survey.h"
+#include "transport/gpu_roads.h"
 #include "transport/host/host_transport.h"
 #include "transport/mpi/mpi_transport.h"
 #include "transport/transport.h"

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "memory/region.h"
-#include "runtime/departed.h"
-#include "runtime/operation.h"
-#include "runtime/rendezvous.h"
-#include "runtime/world.h"
+#include "operations/operation.h"
+#include "table/departed.h"
+#include "table/host_table.h"
+#include "world/world.h"
 
 namespace mykv {
 

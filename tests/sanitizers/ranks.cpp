@@ -1,6 +1,6 @@
 #include "ranks.h"
 
-#include "runtime/signature.h"
+#include "operations/signature.h"
 
 namespace mykv::testing {
 

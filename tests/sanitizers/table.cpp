@@ -6,13 +6,13 @@
 #include <thread>
 
 #include "ranks.h"
-#include "runtime/rendezvous.h"
 #include "scenarios.h"
+#include "table/host_table.h"
 
 namespace mykv::testing {
 
 void log_overruns(uint32_t seed) {
-  constexpr uint64_t kLogEvents = 1 << 18;   // as in rendezvous.cpp
+  constexpr uint64_t kLogEvents = 1 << 18;   // as in host_table.cpp
   constexpr uint32_t kOperations = 3 << 16;  // one and a half times the log, at two events for each operation
   ThreadHost host(2, 4096);
   Rendezvous first(host.segment(), {0, 1}, 0, 0, false);

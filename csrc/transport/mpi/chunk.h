@@ -1,7 +1,7 @@
 // A chunk of a slice and how far it has come: a small state machine that never blocks.
 #pragma once
 
-#include "transport/mpi/messages.h"
+#include "transport/mpi/requests.h"
 #include "transport/mpi/slice_exchange.h"
 #include "transport/mpi/staging.h"
 

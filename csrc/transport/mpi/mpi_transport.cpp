@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory/kept.h"
-#include "runtime/news.h"
-#include "runtime/stamps.h"
-#include "testing/faults.h"
+#include "agreement/news.h"
+#include "base/keep_forever.h"
+#include "base/planted_faults.h"
+#include "timeline/stamps.h"
 
 namespace mykv {
 

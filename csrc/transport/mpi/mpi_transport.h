@@ -23,7 +23,7 @@
 #include <set>
 #include <vector>
 
-#include "runtime/inbox.h"
+#include "agreement/inbox.h"
 #include "transport/host/slots.h"
 #include "transport/mpi/chunk.h"
 #include "transport/transport.h"

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/keep_forever.h"
 #include "gpu/libraries.h"
-#include "memory/kept.h"
-#include "runtime/error.h"
-#include "runtime/overlap.h"
-#include "runtime/signature.h"
+#include "operations/overlap.h"
+#include "operations/signature.h"
 
 namespace mykv {
 

@@ -1,6 +1,6 @@
 // Arrays on GPUs, by NCCL. A request is one operation of NCCL's, or one group of them, launched by each rank's thread
 // into a stream of our own on each of its GPUs, after the events that the request names and in the order of launches
-// (runtime/launch_order.h). Neither the thread nor the engine ever waits for a GPU: the thread looks at events.
+// (table/launch_order.h). Neither the thread nor the engine ever waits for a GPU: the thread looks at events.
 //
 // A communicator that fails, or whose operations do not end since a rank has gone, is aborted, and its group ends on
 // this rank: NCCL knows no way on from there.
@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "gpu/nccl.h"
-#include "gpu/survey.h"
+#include "gpu/nccl_api.h"
+#include "transport/gpu_roads.h"
 #include "transport/nccl/launch.h"
 #include "transport/transport.h"
 

@@ -5,8 +5,8 @@
 #include <set>
 #include <string>
 
+#include "base/error.h"
 #include "gpu/libraries.h"
-#include "runtime/error.h"
 
 namespace mykv {
 

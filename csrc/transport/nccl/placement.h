@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/request.h"
+#include "operations/request.h"
 
 namespace mykv {
 
