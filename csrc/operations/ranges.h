@@ -1,11 +1,9 @@
-// Which elements of an operation a part has, and what of them lies in each of several places.
+// A range of an operation's elements, and what of it lies in each of several places.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
-
-#include "runtime/request_state.h"
 
 namespace mykv {
 
@@ -14,8 +12,6 @@ struct Range {
   size_t end;
   size_t count() const { return end - begin; }
 };
-
-inline Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }
 
 // Calls use(place, common elements) for all places that share elements with the range.
 template <class Place, class Use>

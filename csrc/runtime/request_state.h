@@ -4,7 +4,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "operations/ranges.h"
 #include "operations/request.h"
 #include "timeline/timeline.h"
 #include "transport/transport.h"
@@ -71,5 +73,7 @@ struct Part {
   int64_t agreed = 0;     // by all hosts
   std::vector<ArrivalRecord> hosts;
 };
+
+inline Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }
 
 }  // namespace mykv
