@@ -76,10 +76,9 @@ std::vector<std::string> differing(const std::vector<std::string>& options, cons
 
 }  // namespace
 
-std::string signature_of(const Operation& operation, const std::string& shape, const World& world,
-                         const std::string& label, const std::vector<Shard>* shards) {
-  const std::string root =
-      shards != nullptr ? shards_text(*shards) : "rank " + std::to_string(world.label(operation.root));
+std::string signature_of(const Operation& operation, const std::string& shape, int root_label, const std::string& label,
+                         const std::vector<Shard>* shards) {
+  const std::string root = shards != nullptr ? shards_text(*shards) : "rank " + std::to_string(root_label);
   std::string text;
   if (operation.kind == Kind::broadcast) {
     text = "broadcast from " + root;

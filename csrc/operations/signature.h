@@ -6,17 +6,16 @@
 #include <vector>
 
 #include "operations/request.h"
-#include "world/world.h"
 
 namespace mykv {
 
 // '(3, 4)', '(3,)', '()'.
 std::string shape_text(const std::vector<size_t>& shape);
 
-// `label`: more text that must be equal on all ranks, or nothing. Roots are called as the world's messages call them.
-// `shards`: in place of the operation's root, or null.
-std::string signature_of(const Operation& operation, const std::string& shape, const World& world,
-                         const std::string& label, const std::vector<Shard>* shards = nullptr);
+// `root_label`: what messages call the operation's root. `label`: more text that must be equal on all ranks, or
+// nothing. `shards`: in place of the operation's root, or null.
+std::string signature_of(const Operation& operation, const std::string& shape, int root_label, const std::string& label,
+                         const std::vector<Shard>* shards = nullptr);
 
 // A signature that begins with a label, if there is one.
 std::string labelled(const std::string& label, const std::string& signature);

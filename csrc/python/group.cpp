@@ -302,7 +302,7 @@ std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation
   }
   for (const py::array& array : outputs) request.outputs.push_back(const_cast<void*>(array.data()));
   request.operation = operation;
-  request.signature = signature_of(operation, shape, world(), label);
+  request.signature = signature_of(operation, shape, world().label(operation.root), label);
   return post(std::move(request), std::move(kept));
 }
 
@@ -415,7 +415,8 @@ std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::s
     }
   }
   request.operation = operation;
-  request.signature = signature_of(operation, shape_text(shape), world(), label, request.shards.get());
+  request.signature =
+      signature_of(operation, shape_text(shape), world().label(operation.root), label, request.shards.get());
   return post(std::move(request), {});
 }
 
@@ -456,8 +457,8 @@ Request request_on_gpu(const std::string& name, const Runtime& runtime, const st
   operation.road = runtime.gpus().road_of(operation, *devices, request.scattered);
   request.operation = operation;
   request.devices = std::move(devices);
-  request.signature = signature_of(operation, shape_text({operation.count}) + " in place " + layout, runtime.world(),
-                                   "", request.shards.get());
+  request.signature = signature_of(operation, shape_text({operation.count}) + " in place " + layout,
+                                   runtime.world().label(operation.root), "", request.shards.get());
   request.owner = memory;
   return request;
 }
@@ -477,7 +478,7 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
     request.operation.kind = Kind::reduce;
   }
   request.signature = signature_of(request.operation, shape_text({operation.count}) + " in place " + layout,
-                                   buffer->runtime()->world(), "", request.shards.get());
+                                   buffer->runtime()->world().label(operation.root), "", request.shards.get());
   request.in_place = buffer->offset() + begin * width;
   request.owner = buffer;
   return request;
