@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/clock.h"
 #include "base/keep_forever.h"
 #include "base/mpi_check.h"
 #include "operations/signature.h"

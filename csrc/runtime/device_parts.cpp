@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/keep_forever.h"
 #include "kernels/kernels.h"

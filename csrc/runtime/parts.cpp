@@ -2,6 +2,7 @@
 // of Runtime are in runtime.cpp.)
 #include <algorithm>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "kernels/kernels.h"
 #include "operations/ranges.h"

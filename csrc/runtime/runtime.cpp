@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <iterator>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/planted_faults.h"
 #include "gpu/device_memory.h"

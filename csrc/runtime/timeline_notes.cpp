@@ -1,6 +1,7 @@
 // What a runtime tells the timeline: the times of a part, read off the shared table before the part leaves it.
 #include <algorithm>
 
+#include "base/clock.h"
 #include "operations/signature.h"
 #include "runtime/runtime.h"
 

@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <ctime>
 
+#include "base/clock.h"
 #include "base/error.h"
-#include "timeline/stamps.h"
 
 // Since glibc 2.30; ThreadSanitizer does not see it.
 #if defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)

@@ -6,6 +6,7 @@
 #include <new>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "operations/signature.h"
 

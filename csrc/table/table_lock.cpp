@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-#include "timeline/stamps.h"
+#include "base/clock.h"
 
 namespace mykv {
 

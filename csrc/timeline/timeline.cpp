@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 
+#include "base/clock.h"
 #include "timeline/trace_events.h"
 
 namespace mykv {

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstring>
 
+#include "base/clock.h"
+
 namespace mykv {
 
 namespace {

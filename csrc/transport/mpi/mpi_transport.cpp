@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "agreement/news.h"
+#include "base/clock.h"
 #include "base/keep_forever.h"
 #include "base/planted_faults.h"
 #include "timeline/stamps.h"
