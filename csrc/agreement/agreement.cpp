@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/keep_forever.h"
 #include "base/mpi_check.h"
 #include "operations/signature.h"

@@ -62,7 +62,6 @@ struct Key {
   bool operator==(const Key& other) const { return high == other.high && low == other.low; }
 };
 
-uint64_t hash_bytes(const void* data, size_t bytes, uint64_t seed);
 Key make_key(const std::string& name, uint64_t turn, uint64_t part);
 
 }  // namespace mykv

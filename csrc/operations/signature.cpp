@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <iterator>
 
+#include "base/hash.h"
 #include "compress/compressor.h"
 
 namespace mykv {

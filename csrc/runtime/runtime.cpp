@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/planted_faults.h"
 #include "gpu/device_memory.h"
 #include "operations/overlap.h"

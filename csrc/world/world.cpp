@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/mpi_check.h"
 #include "table/host_table.h"
 #include "world/communicator_pool.h"

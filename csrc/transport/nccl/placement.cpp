@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "gpu/libraries.h"
 
 namespace mykv {
