@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "base/clock.h"
-#include "table/futex.h"
+#include "table/bell.h"
 
 namespace mykv {
 

@@ -13,8 +13,8 @@
 
 #include "memory/segment.h"
 #include "operations/operation.h"
+#include "table/bell.h"
 #include "table/departed.h"
-#include "table/futex.h"
 #include "table/launch_order.h"
 #include "table/table_lock.h"
 #include "timeline/stamps.h"

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "table/futex.h"
+#include "table/shared_mutex.h"
 
 namespace mykv {
 

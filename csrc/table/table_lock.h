@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "table/futex.h"
+#include "table/shared_mutex.h"
 
 namespace mykv {
 

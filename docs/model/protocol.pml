@@ -152,7 +152,7 @@ hidden byte c, who, k;
 #define NOT_RUNG (bell[me].rang == 0)
 #endif
 
-/* ---------------------------------------------------------------- bells (csrc/table/futex.cpp) */
+/* ---------------------------------------------------------------- bells (csrc/table/bell.cpp) */
 
 /* Counting and looking for a sleeper are one step, though two in the code: whoever begins to wait between the two finds
  * the count changed. So are the rings of several bells, since nothing holds up whoever rings. */

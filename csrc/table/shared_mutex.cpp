@@ -1,7 +1,5 @@
-#include "table/futex.h"
+#include "table/shared_mutex.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -24,35 +22,6 @@ namespace {
 constexpr useconds_t kLookUs = 200;  // between two looks at a mutex
 #endif
 
-long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* timeout) {
-  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, timeout, nullptr, 0);
-}
-}  // namespace
-
-void Bell::ring() {
-  count_.fetch_add(1, std::memory_order_seq_cst);
-  if (sleeping_.load(std::memory_order_seq_cst) != 0) futex(&count_, FUTEX_WAKE, 1, nullptr);
-}
-
-void Bell::wait(uint32_t seen, int64_t timeout_us) {
-  const timespec timeout{timeout_us / 1000000, (timeout_us % 1000000) * 1000};
-  // A ring between the store and the call changes count_, and the kernel compares it with `seen` before it sleeps.
-  sleeping_.store(1, std::memory_order_seq_cst);
-  futex(&count_, FUTEX_WAIT, seen, &timeout);
-  sleeping_.store(0, std::memory_order_seq_cst);
-}
-
-void SharedMutex::init() {
-  pthread_mutexattr_t attributes;
-  pthread_mutexattr_init(&attributes);
-  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  const int failed = pthread_mutex_init(&mutex_, &attributes);
-  pthread_mutexattr_destroy(&attributes);
-  if (failed != 0) throw Error("mykv cannot make a lock in shared memory");
-}
-
-namespace {
 SharedMutex::Result result_of(int failed) {
   switch (failed) {
     case 0:
@@ -67,6 +36,16 @@ SharedMutex::Result result_of(int failed) {
   }
 }
 }  // namespace
+
+void SharedMutex::init() {
+  pthread_mutexattr_t attributes;
+  pthread_mutexattr_init(&attributes);
+  pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+  pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+  const int failed = pthread_mutex_init(&mutex_, &attributes);
+  pthread_mutexattr_destroy(&attributes);
+  if (failed != 0) throw Error("mykv cannot make a lock in shared memory");
+}
 
 SharedMutex::Result SharedMutex::try_lock() { return result_of(pthread_mutex_trylock(&mutex_)); }
 
