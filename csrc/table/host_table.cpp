@@ -40,9 +40,10 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 size_t Rendezvous::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(Record) * static_cast<size_t>(local_size);
-  return round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
-         LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) + round_up(sizeof(Place) * kLogEvents) +
-         stride * kEntries;
+  const size_t bytes = round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
+                       LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
+                       round_up(sizeof(Place) * kLogEvents) + stride * kEntries;
+  return (bytes + 4095) / 4096 * 4096;
 }
 
 Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places,

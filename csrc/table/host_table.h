@@ -110,7 +110,7 @@ struct Arrival {
 
 class Rendezvous {
  public:
-  // Bytes of shared memory that the table takes (most of it never touched).
+  // Bytes of shared memory that the table takes, whole pages (most of them never touched).
   static size_t bytes(int local_size);
   // `ranks`: what messages call each rank of this host. `places`: 0, but for the first rank of the host, which makes
   // the table for so many operations, or as many as it must have or can. Throws Error where there is no memory for it.

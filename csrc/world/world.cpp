@@ -11,6 +11,7 @@
 #include "world/communicator_pool.h"
 #include "world/revoke_on_death.h"
 #include "world/segment_handover.h"
+#include "world/thread_host.h"
 
 namespace mykv {
 
@@ -43,8 +44,6 @@ Communicator split(MPI_Comm comm, int color, int key) {
   return Communicator(part);
 }
 
-size_t table_bytes_for(int local_size) { return (Rendezvous::bytes(local_size) + 4095) / 4096 * 4096; }
-
 // Address space for the slots of one rank: as much as the machine has memory, within what a process can map.
 size_t region_bytes_for(int local_size, size_t most_address_space) {
   constexpr size_t kStep = size_t{1} << 21;  // regions start on a huge page
@@ -61,25 +60,6 @@ Communicator split_by_host(MPI_Comm comm, int rank, int virtual_hosts) {
 }
 
 }  // namespace
-
-Communicator::~Communicator() {
-  if (comm_ == MPI_COMM_NULL) return;
-  int finalized = 0;
-  MPI_Finalized(&finalized);
-  if (!finalized) MPI_Comm_free(&comm_);
-}
-
-int Communicator::rank() const {
-  int rank = 0;
-  MPI_Comm_rank(comm_, &rank);
-  return rank;
-}
-
-int Communicator::size() const {
-  int size = 1;
-  MPI_Comm_size(comm_, &size);
-  return size;
-}
 
 World::World(MPI_Comm parent, const WorldOptions& options)
     : options_(options), control_(duplicate(wait_for_all(parent))), data_(duplicate(parent)) {
@@ -119,16 +99,8 @@ World::World(const ThreadHost& host, int rank, const WorldOptions& options)
   for (int r = 0; r < size_; ++r) hosts_[0].push_back(r);
   host_of_.assign(static_cast<size_t>(size_), 0);
   segment_ = Segment::borrow(host.segment());
-  table_bytes_ = table_bytes_for(size_);
+  table_bytes_ = Rendezvous::bytes(size_);
   region_bytes_ = host.region_bytes();
-}
-
-ThreadHost::ThreadHost(int size, size_t region_bytes, size_t table_places) : size_(size), region_bytes_(region_bytes) {
-  std::string refused;
-  segment_ = Segment::create(table_bytes_for(size) + region_bytes * static_cast<size_t>(size), &refused);
-  std::vector<int> ranks;
-  for (int r = 0; r < size; ++r) ranks.push_back(r);
-  Rendezvous(segment_, ranks, 0, table_places, false);
 }
 
 void World::require_same(const char* what, uint64_t value) const {
@@ -219,7 +191,7 @@ std::string World::meet_on_host(Communicator candidates) {
     const Meeting meeting(candidates.get());
     const int local_size = candidates.size();
     region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
-    const size_t bytes = table_bytes_for(local_size) + region_bytes_ * static_cast<size_t>(local_size);
+    const size_t bytes = Rendezvous::bytes(local_size) + region_bytes_ * static_cast<size_t>(local_size);
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
     if (first && candidates.size() > 1) lonely_ = mine.lonely;
     strangers_ += mine.strangers;
@@ -241,7 +213,7 @@ std::string World::settle(const Communicator& group) {
   std::vector<int> ranks(static_cast<size_t>(group.size()));
   check_mpi(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
   hosts_ = {ranks};
-  table_bytes_ = table_bytes_for(group.size());
+  table_bytes_ = Rendezvous::bytes(group.size());
   // The first rank fills the table's head in before anybody uses it.
   std::string failure;
   try {

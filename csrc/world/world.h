@@ -1,8 +1,5 @@
 // Who takes part: the ranks, the hosts they live on, and the communicators and the segment they share. Made once, by
 // all ranks together, with plain MPI calls; after that the runtime's own thread is the only one that talks MPI.
-//
-// One host can also be made without MPI, of ranks that are threads of one process and share one mapping: so tools that
-// see only one process, such as ThreadSanitizer, see all of it.
 #pragma once
 
 #include <mpi.h>
@@ -13,33 +10,11 @@
 
 #include "memory/segment.h"
 #include "table/host_table.h"
+#include "world/communicator.h"
 
 namespace mykv {
 
-// An MPI communicator of our own, freed with its owner unless MPI was finalized before or it was let go.
-class Communicator {
- public:
-  Communicator() = default;
-  explicit Communicator(MPI_Comm comm) : comm_(comm) {}
-  Communicator(Communicator&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
-  Communicator& operator=(Communicator&& other) noexcept {
-    std::swap(comm_, other.comm_);
-    return *this;
-  }
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
-  ~Communicator();
-
-  // Never frees it. A message that nobody received would be delivered to the next communicator of the same number, so
-  // what may carry one when a rank leaves must keep its number.
-  void let_go() { comm_ = MPI_COMM_NULL; }
-  MPI_Comm get() const { return comm_; }
-  int rank() const;
-  int size() const;
-
- private:
-  MPI_Comm comm_ = MPI_COMM_NULL;
-};
+class ThreadHost;
 
 struct WorldOptions {
   // Ranks of one machine are split into this many groups that share no memory, as if they were hosts (for tests).
@@ -52,22 +27,6 @@ struct WorldOptions {
   size_t table_places = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
-};
-
-// Memory for a host whose ranks are threads of this process. It outlives their worlds.
-class ThreadHost {
- public:
-  // `region_bytes`: address space for the slots of one rank, a multiple of 4096.
-  ThreadHost(int size, size_t region_bytes, size_t table_places = WorldOptions().table_places);
-
-  int size() const { return size_; }
-  size_t region_bytes() const { return region_bytes_; }
-  const Segment& segment() const { return segment_; }
-
- private:
-  int size_;
-  size_t region_bytes_;
-  Segment segment_;
 };
 
 class World {

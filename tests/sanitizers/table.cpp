@@ -8,6 +8,7 @@
 #include "ranks.h"
 #include "scenarios.h"
 #include "table/host_table.h"
+#include "world/thread_host.h"
 
 namespace mykv::testing {
 

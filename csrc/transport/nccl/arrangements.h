@@ -11,6 +11,7 @@
 
 #include "transport/nccl/communicator.h"
 #include "transport/nccl/placement.h"
+#include "world/communicator.h"
 #include "world/world.h"
 
 namespace mykv {
