@@ -8,6 +8,7 @@
 #include "base/keep_forever.h"
 #include "base/mpi_check.h"
 #include "operations/signature.h"
+#include "timeline/timeline.h"
 
 namespace mykv {
 

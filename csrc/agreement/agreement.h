@@ -29,7 +29,7 @@
 #include "agreement/known_texts.h"
 #include "agreement/news.h"
 #include "table/host_table.h"
-#include "timeline/timeline.h"
+#include "timeline/records.h"
 #include "world/world.h"
 
 namespace mykv {

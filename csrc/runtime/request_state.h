@@ -8,7 +8,7 @@
 
 #include "operations/ranges.h"
 #include "operations/request.h"
-#include "timeline/timeline.h"
+#include "timeline/records.h"
 #include "transport/transport.h"
 
 namespace mykv {

@@ -11,6 +11,7 @@
 #include <csignal>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "timeline/trace_events.h"
 
 namespace mykv {
@@ -41,12 +42,6 @@ class WithoutSignals {
 };
 
 }  // namespace
-
-void FlightRecord::clear() {
-  error.clear();
-  parts.clear();
-  arrivals.clear();
-}
 
 void Timeline::Batch::clear() {
   flights.clear();

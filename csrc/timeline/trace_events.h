@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "timeline/timeline.h"
+#include "timeline/records.h"
 #include "timeline/trace_phases.h"
 
 namespace mykv {

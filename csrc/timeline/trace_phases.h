@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "timeline/timeline.h"
+#include "timeline/records.h"
 
 namespace mykv {
 
