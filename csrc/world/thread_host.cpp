@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "table/host_table.h"
+
 namespace mykv {
 
 ThreadHost::ThreadHost(int size, size_t region_bytes, size_t table_places) : size_(size), region_bytes_(region_bytes) {

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "memory/segment.h"
-#include "table/host_table.h"
+#include "table/entry.h"
 
 namespace mykv {
 

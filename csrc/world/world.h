@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "memory/segment.h"
-#include "table/host_table.h"
+#include "table/entry.h"
 #include "world/communicator.h"
 
 namespace mykv {
