@@ -167,7 +167,8 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def(
       "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),
       "Whether lose() is called soon after a process has died: then errors that come from a death name it.");
-  m.def("begin_again", &Meeting::begin_again, "After lose(): those that are left know of each other, and will init().");
+  m.def("begin_again", &RevokeOnDeath::begin_again,
+        "After lose(): those that are left know of each other, and will init().");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
   m.def("build_info", &build_info);

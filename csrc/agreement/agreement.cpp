@@ -19,16 +19,16 @@ Agreement::~Agreement() {
 
 void Agreement::announce(uint32_t index, uint32_t places) {
   if (closed_) return;
-  Entry& entry = rendezvous_.entry(index);
-  Record& record = entry.records()[0];
-  News m;
-  m.type = News::Type::announce;
+  Entry& entry = table_.entry(index);
+  RankRecord& record = entry.records()[0];
+  Message m;
+  m.type = Message::Type::announce;
   m.key = entry.key;
   m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
   m.priority = entry.operation.priority;
   m.error = entry.error;
   const bool by_nccl = entry.operation.road == Road::nccl;
-  if (by_nccl) m.placement = rendezvous_.placement(entry);
+  if (by_nccl) m.placement = table_.placement(entry);
   if (told_.size() >= KnownTexts::kRemembered) told_.clear();
   if (told_.insert(m.number).second) {
     m.has_texts = true;
@@ -54,9 +54,9 @@ void Agreement::done(uint64_t sequence) {
 }
 
 namespace {
-News departure(int rank, const std::string& reason) {
-  News m;
-  m.type = News::Type::depart;
+Message departure(int rank, const std::string& reason) {
+  Message m;
+  m.type = Message::Type::depart;
   m.number = static_cast<uint64_t>(rank);
   m.error = reason.empty() ? "no reason was given" : reason;
   return m;
@@ -73,7 +73,7 @@ void Agreement::depart_alone(int rank, const std::string& reason) {
   flush();
 }
 
-void Agreement::tell_root(const News& message) {
+void Agreement::tell_root(const Message& message) {
   if (world_.rank() == 0) {
     handle(message, 0);
   } else {
@@ -82,7 +82,7 @@ void Agreement::tell_root(const News& message) {
 }
 
 // Rank 0 tells every host, its own one last of all: what it hears there may lead to more news.
-void Agreement::tell_all(const News& message) {
+void Agreement::tell_all(const Message& message) {
   encode(message, &news_for_all_);
   handle(message, 0);
 }
@@ -121,26 +121,26 @@ bool Agreement::progress() {
   std::vector<char> buffer;
   if (!inbox_.take(&buffer, &from)) return told;
   received_.add(buffer.size());
-  for (const News& message : decode(buffer.data(), buffer.size())) {
+  for (const Message& message : decode(buffer.data(), buffer.size())) {
     handle(message, from);
   }
   flush();
   return true;
 }
 
-void Agreement::handle(const News& m, int from) {
+void Agreement::handle(const Message& m, int from) {
   switch (m.type) {
-    case News::Type::announce:
+    case Message::Type::announce:
       collect(m, from);
       return;
-    case News::Type::verdict:
+    case Message::Type::verdict:
       outstanding_.erase({m.key.high, m.key.low});
       // The other hosts begin with it: they must hear that this one does not.
-      if (!rendezvous_.agree(m.key, m.number, m.error, m.placement) && rendezvous_.departed_rank() >= 0) {
-        throw rendezvous_.departed();
+      if (!table_.agree(m.key, m.number, m.error, m.placement) && table_.departed_rank() >= 0) {
+        throw table_.departed();
       }
       return;
-    case News::Type::depart:
+    case Message::Type::depart:
       // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same
       // operations agreed on before it and none after it.
       if (world_.rank() == 0 && departed_.empty()) {
@@ -152,15 +152,15 @@ void Agreement::handle(const News& m, int from) {
       if (closed_) return;
       outstanding_.clear();
       closed_ = true;
-      rendezvous_.close(static_cast<int>(m.number), m.error);
+      table_.close(static_cast<int>(m.number), m.error);
       return;
-    case News::Type::give_up:
+    case Message::Type::give_up:
       decide_end(m);
       return;
-    case News::Type::end:
+    case Message::Type::end:
       end(m);
       return;
-    case News::Type::ended: {
+    case Message::Type::ended: {
       const auto it = given_up_.find({m.key.high, m.key.low});
       if (it == given_up_.end()) return;
       it->second.left.erase(from);
@@ -171,14 +171,14 @@ void Agreement::handle(const News& m, int from) {
 }
 
 void Agreement::give_up(const Key& key, const std::string& reason) {
-  News m;
-  m.type = News::Type::give_up;
+  Message m;
+  m.type = Message::Type::give_up;
   m.key = key;
   m.error = reason;
   tell_root(m);
 }
 
-void Agreement::decide_end(const News& m) {
+void Agreement::decide_end(const Message& m) {
   const KeyNumbers key{m.key.high, m.key.low};
   for (const auto& [place, ready] : ready_) {
     if (ready.key == m.key) return;  // all have announced it
@@ -194,19 +194,19 @@ void Agreement::decide_end(const News& m) {
 }
 
 void Agreement::tell_end(const Key& key) {
-  News m;
-  m.type = News::Type::end;
+  Message m;
+  m.type = Message::Type::end;
   m.key = key;
   m.error = given_up_.at({key.high, key.low}).reason;
   tell_all(m);
 }
 
 // On every host. What was announced after rank 0 has told the end is on its way there, and is answered in the same way.
-void Agreement::end(const News& m) {
+void Agreement::end(const Message& m) {
   const bool announced = outstanding_.erase({m.key.high, m.key.low}) > 0;
-  if (!rendezvous_.give_up(m.key, m.error, announced)) return;
-  News ended;
-  ended.type = News::Type::ended;
+  if (!table_.give_up(m.key, m.error, announced)) return;
+  Message ended;
+  ended.type = Message::Type::ended;
   ended.key = m.key;
   tell_root(ended);
 }
@@ -219,7 +219,7 @@ std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
   return taken;
 }
 
-void Agreement::collect(const News& m, int from) {
+void Agreement::collect(const Message& m, int from) {
   if (m.has_texts) texts_.add(m.number, {m.name, m.signature});
   if (given_up_.count({m.key.high, m.key.low}) > 0) {
     pending_.erase({m.key.high, m.key.low});
@@ -275,8 +275,8 @@ void Agreement::give_verdicts() {
 }
 
 void Agreement::give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement) {
-  News verdict;
-  verdict.type = News::Type::verdict;
+  Message verdict;
+  verdict.type = Message::Type::verdict;
   verdict.key = key;
   verdict.number = sequence;
   verdict.error = error;

@@ -10,7 +10,7 @@
 // an operation runs on all hosts or on none. A host that hears of it where none of its ranks has arrived yet forgets
 // it, and is told again when it announces it.
 //
-// News of one moment travel in one message. Texts are sent once for each operation and later stood for by a number.
+// Messages of one moment travel together. Texts are sent once for each operation and later stood for by a number.
 #pragma once
 
 #include <mpi.h>
@@ -27,7 +27,7 @@
 
 #include "agreement/inbox.h"
 #include "agreement/known_texts.h"
-#include "agreement/news.h"
+#include "agreement/messages.h"
 #include "table/host_table.h"
 #include "timeline/records.h"
 #include "world/world.h"
@@ -37,8 +37,8 @@ namespace mykv {
 class Agreement {
  public:
   // `most_bytes`: of operations that have their verdict and are not done.
-  Agreement(const World& world, Rendezvous& rendezvous, size_t most_bytes)
-      : world_(world), rendezvous_(rendezvous), most_bytes_(most_bytes), inbox_(world.control(), kTag) {}
+  Agreement(const World& world, HostTable& table, size_t most_bytes)
+      : world_(world), table_(table), most_bytes_(most_bytes), inbox_(world.control(), kTag) {}
   ~Agreement();
 
   // This rank speaks for its host.
@@ -104,22 +104,22 @@ class Agreement {
     std::set<int> left;  // first ranks of the hosts that have not ended it
   };
 
-  void tell_root(const News& message);
-  void tell_all(const News& message);
+  void tell_root(const Message& message);
+  void tell_all(const Message& message);
   void flush();
   void send(std::shared_ptr<const std::vector<char>> bytes, int to);
-  void handle(const News& message, int from);
-  void collect(const News& message, int from);
+  void handle(const Message& message, int from);
+  void collect(const Message& message, int from);
   void give_verdicts();
-  void decide_end(const News& message);
+  void decide_end(const Message& message);
   void tell_end(const Key& key);
-  void end(const News& message);
+  void end(const Message& message);
   void give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement = 0);
 
   static constexpr int kTag = 1;
 
   const World& world_;
-  Rendezvous& rendezvous_;
+  HostTable& table_;
   const size_t most_bytes_;
   Inbox inbox_;
   std::set<KeyNumbers> outstanding_;   // announced, without a verdict

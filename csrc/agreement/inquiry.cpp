@@ -54,7 +54,7 @@ bool Inquiry::answer_one() {
   if (numbers.empty()) return false;
   const Question question = decode_question(numbers);
   const std::vector<int>& ranks = world_.hosts()[static_cast<size_t>(world_.host())];
-  Standings answer;
+  OperationStates answer;
   answer.question = question.number;
   const auto named = [&](std::vector<int> local_ranks) {
     for (int& r : local_ranks) r = ranks[static_cast<size_t>(r)];
@@ -64,14 +64,14 @@ bool Inquiry::answer_one() {
   std::iota(all.begin(), all.end(), 0);
   try {
     for (const Key& key : question.keys) {
-      const Standing standing = rendezvous_.standing(key);
-      answer.missing.push_back(named(standing.found ? standing.missing : all));
-      answer.through.push_back(named(standing.through));
+      const OperationState operation_state = table_.operation_state(key);
+      answer.missing.push_back(named(operation_state.found ? operation_state.missing : all));
+      answer.through.push_back(named(operation_state.through));
     }
   } catch (const Error&) {
     return true;  // the table is locked; who asks sees that this host does not answer
   }
-  answer.unresponsive = named(rendezvous_.unresponsive());
+  answer.unresponsive = named(table_.unresponsive());
   send(encode(answer), asker, kAnswerTag);
   return true;
 }
@@ -81,7 +81,7 @@ std::vector<Inquiry::Answer> Inquiry::take_answers() {
   int from = 0;
   for (Numbers numbers = receive(answers_, &from); !numbers.empty(); numbers = receive(answers_, &from)) {
     Answer answer;
-    static_cast<Standings&>(answer) = decode_standings(numbers, world_.size());
+    static_cast<OperationStates&>(answer) = decode_operation_states(numbers, world_.size());
     if (answer.question != question_) continue;
     answer.host = world_.host_of(from);
     answers.push_back(std::move(answer));

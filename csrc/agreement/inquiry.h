@@ -16,15 +16,15 @@ namespace mykv {
 
 class Inquiry {
  public:
-  Inquiry(const World& world, Rendezvous& rendezvous)
+  Inquiry(const World& world, HostTable& table)
       : world_(world),
-        rendezvous_(rendezvous),
+        table_(table),
         questions_(world.control(), kQuestionTag),
         answers_(world.control(), kAnswerTag) {}
   ~Inquiry();
 
   // What one other host has answered.
-  struct Answer : Standings {
+  struct Answer : OperationStates {
     int host = 0;
   };
   // Asks all other hosts. A new question makes answers to the last one void.
@@ -48,7 +48,7 @@ class Inquiry {
   static Numbers receive(Inbox& inbox, int* from);
 
   const World& world_;
-  Rendezvous& rendezvous_;
+  HostTable& table_;
   Inbox questions_;
   Inbox answers_;
   uint64_t question_ = 0;  // the last one of this rank

@@ -27,7 +27,7 @@ Question decode_question(const Numbers& numbers) {
 }
 
 // The question's number and lists of ranks, each after its length: two for each key, and the last one.
-Numbers encode(const Standings& standings) {
+Numbers encode(const OperationStates& standings) {
   Numbers numbers{standings.question};
   const auto add = [&](const std::vector<int>& ranks) {
     numbers.push_back(ranks.size());
@@ -41,9 +41,9 @@ Numbers encode(const Standings& standings) {
   return numbers;
 }
 
-Standings decode_standings(const Numbers& numbers, int ranks) {
+OperationStates decode_operation_states(const Numbers& numbers, int ranks) {
   require(numbers.size() >= 2);
-  Standings standings;
+  OperationStates standings;
   standings.question = numbers[0];
   std::vector<std::vector<int>> lists;
   for (size_t at = 1; at < numbers.size();) {

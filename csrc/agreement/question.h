@@ -17,7 +17,7 @@ struct Question {
 };
 
 // Where operations stand on the host that answers.
-struct Standings {
+struct OperationStates {
   uint64_t question = 0;                  // its number
   std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived ...
   std::vector<std::vector<int>>
@@ -26,9 +26,9 @@ struct Standings {
 };
 
 Numbers encode(const Question& question);
-Numbers encode(const Standings& standings);
+Numbers encode(const OperationStates& standings);
 // Throw Error where these numbers are none that encode() makes among so many ranks.
 Question decode_question(const Numbers& numbers);
-Standings decode_standings(const Numbers& numbers, int ranks);
+OperationStates decode_operation_states(const Numbers& numbers, int ranks);
 
 }  // namespace mykv

@@ -2,7 +2,7 @@
 
 namespace mykv {
 
-void Extents::add(size_t begin, size_t bytes) {
+void FreeRanges::add(size_t begin, size_t bytes) {
   const auto behind = bytes_.find(begin + bytes);
   if (behind != bytes_.end()) {
     bytes += behind->second;
@@ -12,20 +12,20 @@ void Extents::add(size_t begin, size_t bytes) {
   insert(first, bytes + (begin - first));
 }
 
-std::optional<size_t> Extents::find(size_t bytes) const {
+std::optional<size_t> FreeRanges::find(size_t bytes) const {
   const auto range = sizes_.lower_bound({bytes, 0});
   if (range == sizes_.end()) return std::nullopt;
   return range->second;
 }
 
-void Extents::take(size_t begin, size_t bytes) {
+void FreeRanges::take(size_t begin, size_t bytes) {
   const auto range = bytes_.find(begin);
   const size_t rest = range->second - bytes;
   erase(range);
   if (rest > 0) insert(begin + bytes, rest);
 }
 
-size_t Extents::take_before(size_t end) {
+size_t FreeRanges::take_before(size_t end) {
   auto range = bytes_.lower_bound(end);
   if (range == bytes_.begin()) return end;
   --range;
@@ -35,12 +35,12 @@ size_t Extents::take_before(size_t end) {
   return begin;
 }
 
-void Extents::insert(size_t begin, size_t bytes) {
+void FreeRanges::insert(size_t begin, size_t bytes) {
   bytes_.emplace(begin, bytes);
   sizes_.emplace(bytes, begin);
 }
 
-void Extents::erase(ByAddress::iterator range) {
+void FreeRanges::erase(ByAddress::iterator range) {
   sizes_.erase({range->second, range->first});
   bytes_.erase(range);
 }

@@ -9,7 +9,7 @@
 
 namespace mykv {
 
-class Extents {
+class FreeRanges {
  public:
   // Adds a range that overlaps none of those that are there.
   void add(size_t begin, size_t bytes);

@@ -114,7 +114,7 @@ void leave_all(const std::string& reason) {
 }
 
 void lose_all(const std::string& reason) {
-  Meeting::lose();
+  RevokeOnDeath::lose();
   std::lock_guard<std::mutex> lock(g_runtimes.mutex);
   for (const std::weak_ptr<Runtime>& one : g_runtimes.all) {
     if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->lose(reason);

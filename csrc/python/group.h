@@ -34,7 +34,7 @@ class Group {
 
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
-  const gpu::Survey& gpus() const { return runtime_->gpus(); }
+  const gpu::GpuRoads& gpus() const { return runtime_->gpus(); }
   std::tuple<bool, bool, std::string> gpu_road() { return {gpus().any, gpus().nccl, gpus().reason}; }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
@@ -129,7 +129,7 @@ class PreparedBucket {
 
  private:
   std::shared_ptr<Runtime> runtime_;
-  std::shared_ptr<const mxnet::InPlace> prepared_;
+  std::shared_ptr<const mxnet::PreparedOperation> prepared_;
 };
 
 // Lets no array be read before all that was pushed on any of them has run, as often as it is pushed. MXNet clears an
@@ -140,7 +140,7 @@ class Fence {
   void push() const;
 
  private:
-  mxnet::Kept arrays_;
+  mxnet::HeldArrays arrays_;
 };
 
 // The bridge of attach_mxnet(); never destroyed, since the engine may hold on to it at exit.

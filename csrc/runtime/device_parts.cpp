@@ -1,5 +1,5 @@
 // The life of a part whose arrays lie on GPUs, where it differs from that in parts.cpp: it is copied into its slot by a
-// stream of ours, and comes to the rendezvous when that has happened; and at its end it is copied out so. The thread
+// stream of ours, and comes to the host's table when that has happened; and at its end it is copied out so. The thread
 // never waits for a GPU but looks at it again and again.
 #include "runtime/device_parts.h"
 
@@ -47,7 +47,7 @@ void require_on_devices(const Request& request) {
 
 // Whether the memory of a flight is not ready. It takes no slot before, and holds up no stream, so that what comes
 // later can overtake it.
-bool Runtime::awaits_device(Flight& flight) {
+bool Runtime::awaits_device(RequestState& flight) {
   const auto& after = flight.request.devices->after;
   try {
     while (flight.happened < after.size()) {
@@ -123,7 +123,7 @@ void Runtime::copy_from_devices(Copying& copying) {
   }
 }
 
-// What has been copied in goes on to the rendezvous.
+// What has been copied in goes on to the host's table.
 bool Runtime::take_copied_in() {
   bool any = false;
   std::vector<int> late;
@@ -252,7 +252,7 @@ void Runtime::retire(const std::string& failure) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = retired_;
   }
-  rendezvous_.depart(rank, retired_);
+  table_.depart(rank, retired_);
 }
 
 std::string Runtime::retired_text(const Part& part) const {

@@ -92,7 +92,7 @@ double Runtime::longest_wait() {
   int64_t first = now;
   for (const auto& [entry, part] : parts_) first = std::min(first, part.since);
   if (crowded_out_since_ != 0) first = std::min(first, crowded_out_since_);
-  return static_cast<double>(std::max(now - first, rendezvous_.lock().longest_wait())) * 1e-9;
+  return static_cast<double>(std::max(now - first, table_.lock().longest_wait())) * 1e-9;
 }
 
 std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& name) {
@@ -106,8 +106,8 @@ std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& n
     if (crowded_out_since_ == 0 || one.seconds < least_seconds || (!name.empty() && one.name != name)) return result;
   }
   const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
-  one.missing = ranks_of(host, rendezvous_.behind());
-  one.unresponsive = ranks_of(host, rendezvous_.unresponsive());
+  one.missing = ranks_of(host, table_.behind());
+  one.unresponsive = ranks_of(host, table_.unresponsive());
   for (const Waiting& other : result) {
     add_all(&one.missing, other.missing);
     add_all(&one.unresponsive, other.unresponsive);
@@ -119,7 +119,7 @@ std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& n
 
 std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::string& name) {
   // The oldest part of each flight.
-  std::map<const Flight*, Part> oldest;
+  std::map<const RequestState*, Part> oldest;
   int64_t now;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -136,21 +136,22 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
   std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.since < b.since; });
 
   const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
-  const std::vector<int> unresponsive = ranks_of(host, rendezvous_.unresponsive());
+  const std::vector<int> unresponsive = ranks_of(host, table_.unresponsive());
   const bool asks = world_.hosts().size() > 1;
-  if (parts.empty()) (void)rendezvous_.standing(Key{});  // threads may wait for the table's lock before they have come
+  if (parts.empty())
+    (void)table_.operation_state(Key{});  // threads may wait for the table's lock before they have come
   std::vector<Waiting> result;
   std::vector<Key> asked;         // about these ...
   std::vector<size_t> asked_for;  // ... which are these of the result
   for (const Part& part : parts) {
-    const Standing standing = rendezvous_.standing(part.key);
-    if (!standing.waiting) continue;
+    const OperationState operation_state = table_.operation_state(part.key);
+    if (!operation_state.waiting) continue;
     Waiting& one = result.emplace_back();
     one.name = part.flight->request.name;
     one.seconds = static_cast<double>(now - part.since) * 1e-9;
-    one.missing = ranks_of(host, standing.missing);
+    one.missing = ranks_of(host, operation_state.missing);
     one.unresponsive = unresponsive;
-    one.complete = standing.state == State::ready || standing.state == State::taken;
+    one.complete = operation_state.state == State::ready || operation_state.state == State::taken;
     if (asks) {
       asked.push_back(part.key);
       asked_for.push_back(result.size() - 1);
@@ -184,11 +185,11 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
   }
   // What went on meanwhile.
   for (size_t k = asked.size(); k-- > 0;) {
-    const Standing standing = rendezvous_.standing(asked[k]);
+    const OperationState operation_state = table_.operation_state(asked[k]);
     Waiting& one = result[asked_for[k]];
-    if (!standing.waiting) {
+    if (!operation_state.waiting) {
       result.erase(result.begin() + static_cast<std::ptrdiff_t>(asked_for[k]));
-    } else if (standing.state == State::ready) {
+    } else if (operation_state.state == State::ready) {
       one.missing.clear();
       one.complete = true;
     }
@@ -217,10 +218,10 @@ std::vector<std::vector<int>> Runtime::waiting_for_this(const std::vector<std::s
   const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
   try {
     for (size_t k = 0; k < keys.size(); ++k) {
-      const Standing standing = rendezvous_.standing(keys[k]);
-      if (!standing.found) continue;
-      std::vector<int> absent = ranks_of(host, standing.missing);
-      add_all(&absent, ranks_of(host, standing.through));
+      const OperationState operation_state = table_.operation_state(keys[k]);
+      if (!operation_state.found) continue;
+      std::vector<int> absent = ranks_of(host, operation_state.missing);
+      add_all(&absent, ranks_of(host, operation_state.through));
       add_others(&come[k], host, absent);
     }
   } catch (const Error&) {
@@ -248,7 +249,7 @@ std::vector<Inquiry::Answer> Runtime::ask_hosts(const std::vector<Key>& keys) {
   if (!stopped_.empty()) return {};
   question_ = question;
   wished_.store(true, std::memory_order_release);
-  rendezvous_.bell(world_.local_rank()).ring();
+  table_.bell(world_.local_rank()).ring();
   answered_.wait_for(lock, kAnswerPatience, [&] { return question->answers.size() + 1 == world_.hosts().size(); });
   question_.reset();
   return std::move(question->answers);
@@ -268,28 +269,28 @@ void Runtime::give_up(const std::unordered_map<std::string, std::string>& reason
     }
   }
   if (world_.hosts().size() > 1) {
-    rendezvous_.bell(world_.local_rank()).ring();
+    table_.bell(world_.local_rank()).ring();
   } else {
-    for (const auto& [key, reason] : keys) rendezvous_.give_up(key, reason, false);
+    for (const auto& [key, reason] : keys) table_.give_up(key, reason, false);
   }
 }
 
 void Runtime::break_off(const std::string& reason) {
-  rendezvous_.lock().lose_patience(kLockPatienceUs,
-                                   "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
+  table_.lock().lose_patience(kLockPatienceUs,
+                              "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (break_off_.empty() || !lost_.load())
       break_off_ = reason;  // that a process was lost says more than what follows
     wished_.store(true, std::memory_order_release);
   }
-  rendezvous_.bell(world_.local_rank()).ring();
+  table_.bell(world_.local_rank()).ring();
 }
 
-void Runtime::give_up_table(const std::string& reason) { rendezvous_.lock().give_up(reason); }
+void Runtime::give_up_table(const std::string& reason) { table_.lock().give_up(reason); }
 
 void Runtime::signal_under_lock(int number) {
-  rendezvous_.lock().run([&] { kill(getpid(), number); });
+  table_.lock().run([&] { kill(getpid(), number); });
 }
 
 void Runtime::lose(const std::string& reason) {

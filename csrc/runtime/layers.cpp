@@ -24,7 +24,7 @@ std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& 
                                     RuntimeOptions options, const char* road) {
   MPI_Comm comm;
   {
-    const Meeting meeting(world.control());
+    const RevokeOnDeath meeting(world.control());
     check_mpi(MPI_Comm_split(world.control(), color, key, &comm), "MPI_Comm_split");
   }
   const Communicator made(comm);

@@ -1,5 +1,5 @@
-// The life of a part: sent to the rendezvous with this rank's share, finished with the result. (The thread and the rest
-// of Runtime are in runtime.cpp.)
+// The life of a part: sent to the host's table with this rank's share, finished with the result. (The thread and the
+// rest of Runtime are in runtime.cpp.)
 #include <algorithm>
 
 #include "base/clock.h"
@@ -20,10 +20,10 @@ constexpr int kOldest = 8;  // at the oldest flights that find no place
 
 // The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
 // Otherwise the share is empty.
-Share share_of(const Request& request, const Part& part) {
+LocalShare share_of(const Request& request, const Part& part) {
   const size_t width = item_size(request.operation.dtype);
   const size_t offset = part.begin * width;
-  Share share;
+  LocalShare share;
   if (request.scattered) {
     share.input = one_place(request.sources, range_of(part), width);
     share.output = one_place(request.targets, range_of(part), width);
@@ -34,7 +34,7 @@ Share share_of(const Request& request, const Part& part) {
   const bool fits = share.input != nullptr && share.output != nullptr &&
                     reinterpret_cast<uintptr_t>(share.input) % width == 0 &&
                     reinterpret_cast<uintptr_t>(share.output) % width == 0;
-  return fits ? share : Share();
+  return fits ? share : LocalShare();
 }
 
 }  // namespace
@@ -55,7 +55,7 @@ bool Runtime::has_room() {
 }
 
 // The host's table has no room for this flight, nor for any other; or it has, with null.
-void Runtime::set_crowded_out(const Flight* flight) {
+void Runtime::set_crowded_out(const RequestState* flight) {
   if ((flight != nullptr) == (crowded_out_since_ != 0)) return;
   std::lock_guard<std::mutex> lock(mutex_);
   crowded_out_since_ = flight != nullptr ? coarse_now_ns() : 0;
@@ -64,10 +64,10 @@ void Runtime::set_crowded_out(const Flight* flight) {
 
 // All ranks bring what follows a first part, sooner or later, but those of many flights could take all places: from
 // each other between hosts, which send flights in different orders, so that one of them must be due on all.
-Due Runtime::due(const Flight& flight, size_t number) const {
+Due Runtime::due(const RequestState& flight, size_t number) const {
   const std::shared_ptr<const Ticket>& ticket = flight.request.ticket;
   if (!ticket) return Due::now;
-  if (number == 0) return ticket->within(rendezvous_.window()) ? Due::now : Due::ahead;
+  if (number == 0) return ticket->within(table_.window()) ? Due::now : Due::ahead;
   const bool first = world_.hosts().size() > 1 ? waiting_.is_first_agreed(flight) : ticket->within(0);
   return first ? Due::now : Due::agreed;
 }
@@ -109,7 +109,7 @@ bool Runtime::start_parts() {
 // Begins to hear of entries that others make, or ends it.
 void Runtime::listen() {
   listening_ = !listening_;
-  rendezvous_.listen(listening_);
+  table_.listen(listening_);
   if (listening_) {
     waiting_.index();
     offer_all();
@@ -122,13 +122,13 @@ void Runtime::listen() {
 // Some of the entries may be there without this rank having heard of it.
 void Runtime::offer_all() {
   offered_.clear();
-  for (const auto& [priority, flight] : waiting_) offered_.push_back(Queue::key_of(*flight));
+  for (const auto& [priority, flight] : waiting_) offered_.push_back(SendQueue::key_of(*flight));
 }
 
 // True where there may be more to look at.
 bool Runtime::start_offered(bool room) {
   for (int looks = kLooks; !offered_.empty() && looks > 0; --looks) {
-    const Queue::Place place = waiting_.find(offered_.front());
+    const SendQueue::Place place = waiting_.find(offered_.front());
     const Start start = place == waiting_.end() ? Start::not_yet : start_next(place, room);
     if (start == Start::no_room) return false;
     if (start == Start::sent) return true;  // and looked at again, for the flight may have more parts
@@ -148,8 +148,8 @@ bool Runtime::start_oldest(bool room) {
 }
 
 // Sends the next part of a flight, or drops the flight if there is none.
-Runtime::Start Runtime::start_next(Queue::Place place, bool room) {
-  const std::shared_ptr<Flight> flight = place->second;
+Runtime::Start Runtime::start_next(SendQueue::Place place, bool room) {
+  const std::shared_ptr<RequestState> flight = place->second;
   const Request& request = flight->request;
   if (request.operation.road == Road::staged && awaits_device(*flight)) {
     staged_->gated = true;
@@ -171,7 +171,7 @@ Runtime::Start Runtime::start_next(Queue::Place place, bool room) {
   }
   // Looked up before anything is copied for it.
   const bool no_place = (listening_ || crowded_out_since_ != 0) &&
-                        !rendezvous_.has_place(make_key(request.name, request.turn, number), due(*flight, number));
+                        !table_.has_place(make_key(request.name, request.turn, number), due(*flight, number));
   if (!no_place && send_part(flight, number, false)) {
     set_crowded_out(nullptr);
     if (number + 1 == flight->parts) waiting_.erase(place);
@@ -183,8 +183,8 @@ Runtime::Start Runtime::start_next(Queue::Place place, bool room) {
   return Start::no_place;
 }
 
-// Brings one part to the rendezvous; false when the table is full.
-bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline) {
+// Brings one part to the host's table; false when the table is full.
+bool Runtime::send_part(const std::shared_ptr<RequestState>& flight, size_t number, bool may_run_inline) {
   const Request& request = flight->request;
   Part part;
   part.flight = flight;
@@ -237,14 +237,14 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   return meet(part, operation, refusal, may_run_inline);
 }
 
-// A part arrives at the rendezvous, with its share or a refusal; false when the table is full.
+// A part arrives in the host's table, with its share or a refusal; false when the table is full.
 bool Runtime::meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline) {
-  const std::shared_ptr<Flight>& flight = part.flight;
+  const std::shared_ptr<RequestState>& flight = part.flight;
   const Request& request = flight->request;
   if (operation.compressor != nullptr && refusal.empty() && world_.hosts().size() > 1) {
     part.share.compression = compressions_.of(request.name, part.number, operation, request.operation.count);
   }
-  Rendezvous::Offer offer;
+  HostTable::Arriving offer;
   offer.key = part.key = make_key(request.name, request.turn, part.number);
   Transport& transport = transport_of(operation);
   offer.owner = transport.owner(operation, flight->number + part.number);
@@ -257,10 +257,10 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   offer.chunks = transport.pieces(operation);
   offer.first = part.number == 0 ? offer.key : make_key(request.name, request.turn, 0);
   offer.due = due(*flight, part.number);
-  Arrival arrival;
+  ArriveResult arrival;
   bool claimed = false;
   try {
-    arrival = rendezvous_.arrive(offer, may_run_inline ? transport.inline_limit() : 0, [&](const Arrival& a) {
+    arrival = table_.arrive(offer, may_run_inline ? transport.inline_limit() : 0, [&](const ArriveResult& a) {
       part.entry = a.entry;
       part.generation = a.generation;
       part.large = operation.bytes() > kPostInlineBytes;
@@ -289,14 +289,14 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       std::lock_guard<std::mutex> lock(mutex_);
       ++flight->under_way;
     }
-    account(part, shown_name(request.name) + ": " + rendezvous_.departed().what());
+    account(part, shown_name(request.name) + ": " + table_.departed().what());
     return true;
   }
   // Only the thread sends these.
   if (flight->parts > 1 && ++flight->met == flight->parts) waiting_.forget(*flight);
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
       patience_.hope()) {
-    rendezvous_.bell(world_.local_rank()).ring();
+    table_.bell(world_.local_rank()).ring();
   }
   if (arrival.last || arrival.failed) {
     // Unless the thread has seen the news already.
@@ -308,7 +308,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       mine = it->second;
       parts_.erase(it);
     }
-    finish_part(mine, rendezvous_.entry(arrival.entry).error);
+    finish_part(mine, table_.entry(arrival.entry).error);
   }
   return true;
 }
@@ -388,7 +388,7 @@ void Runtime::end_part(const Part& part, const std::string& error, const PartRec
   if (part.flight->recorded) record(part, copied_out);  // while the entry is there
   release_slot(part);
   try {
-    rendezvous_.leave(part.entry);
+    table_.leave(part.entry);
   } catch (const Error&) {
     account(part, error);
     throw;
@@ -398,7 +398,7 @@ void Runtime::end_part(const Part& part, const std::string& error, const PartRec
 
 // Counts a part as finished, and the flight with its last one.
 void Runtime::account(const Part& part, const std::string& error) {
-  Flight& flight = *part.flight;
+  RequestState& flight = *part.flight;
   bool over;
   {
     std::lock_guard<std::mutex> lock(mutex_);

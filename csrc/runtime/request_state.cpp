@@ -4,7 +4,7 @@
 
 namespace mykv {
 
-void Flight::cut(size_t part_bytes) {
+void RequestState::cut(size_t part_bytes) {
   const Operation& op = request.operation;
   part_elements = std::max<size_t>(1, request.in_place ? op.count : part_bytes / item_size(op.dtype));
   if (op.road == Road::nccl) {
@@ -25,7 +25,7 @@ void Flight::cut(size_t part_bytes) {
   parts = pieces.size();
 }
 
-Piece Flight::piece(size_t number) const {
+Piece RequestState::piece(size_t number) const {
   if (!pieces.empty()) return pieces[number];
   const size_t begin = number * part_elements;
   return {begin, std::min(part_elements, request.operation.count - begin), request.operation.root};

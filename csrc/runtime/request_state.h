@@ -24,7 +24,7 @@ struct Piece {
 };
 
 // A request under way. Its counters are guarded by Runtime::mutex_.
-struct Flight {
+struct RequestState {
   // Cuts the request into parts of at most so many elements; of a request in place each shard is one.
   void cut(size_t part_bytes);
   Piece piece(size_t number) const;
@@ -38,7 +38,7 @@ struct Flight {
   std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;
   size_t next = 0;       // the next part to send
-  size_t met = 0;        // parts that have arrived at the rendezvous
+  size_t met = 0;        // parts that have arrived in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
   bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
@@ -47,23 +47,23 @@ struct Flight {
   std::string error;
   bool recorded = false;  // by the timeline; never changes, as the next one
   int64_t begun = 0;
-  std::unique_ptr<FlightRecord> record;  // until the end of the flight
+  std::unique_ptr<RequestRecord> record;  // until the end of the flight
 };
 
-// One part of a flight, at the rendezvous under one entry.
+// One part of a flight, in the host's table under one entry.
 struct Part {
-  std::shared_ptr<Flight> flight;
+  std::shared_ptr<RequestState> flight;
   size_t number = 0;
   size_t begin = 0;  // elements
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
-  Share share;             // instead of a slot
+  LocalShare share;        // instead of a slot
   uint64_t placement = 0;  // of one by NCCL: a digest of its GPUs
   uint32_t entry = 0;
   uint32_t generation = 0;
   Key key;
-  int64_t since = 0;  // it is at the rendezvous; coarse_now_ns()
+  int64_t since = 0;  // it is in the host's table; coarse_now_ns()
   bool started = false;
   bool announced = false;
   bool large = false;   // more than kPostInlineBytes

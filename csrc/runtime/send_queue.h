@@ -11,15 +11,15 @@
 
 namespace mykv {
 
-class Queue {
-  using ByPriority = std::multimap<int64_t, std::shared_ptr<Flight>>;
-  using Age = std::pair<uint64_t, const Flight*>;
+class SendQueue {
+  using ByPriority = std::multimap<int64_t, std::shared_ptr<RequestState>>;
+  using Age = std::pair<uint64_t, const RequestState*>;
   using ByAge = std::map<Age, ByPriority::iterator>;
 
  public:
   using Place = ByPriority::iterator;
 
-  void add(const std::shared_ptr<Flight>& flight) {
+  void add(const std::shared_ptr<RequestState>& flight) {
     const Place place = flights_.emplace(-int64_t{flight->request.operation.priority}, flight);
     ages_.emplace(age_of(*flight), place);
     if (indexed_) index_.emplace(key_of(*flight), place);
@@ -47,21 +47,21 @@ class Queue {
   // In the order in which they were asked for; each `second` is a place.
   const ByAge& by_age() const { return ages_; }
   // All hosts have agreed on the first part of a flight of several.
-  void agree(Flight& flight, uint64_t sequence) {
+  void agree(RequestState& flight, uint64_t sequence) {
     if (ages_.count(age_of(flight)) == 0) return;  // it has no other
     flight.sequence = sequence;
     sequences_.insert(sequence);
   }
   // Whether it is the one that they agreed on first, of those of which this rank has not brought all parts.
-  bool is_first_agreed(const Flight& flight) const {
+  bool is_first_agreed(const RequestState& flight) const {
     return flight.sequence && !sequences_.empty() && *flight.sequence == *sequences_.begin();
   }
   // All parts have arrived.
-  void forget(const Flight& flight) {
+  void forget(const RequestState& flight) {
     if (flight.sequence) sequences_.erase(*flight.sequence);
   }
   // The key of a flight's first part. To be looked up by it, flights must be indexed.
-  static Key key_of(const Flight& flight) { return make_key(flight.request.name, flight.request.turn, 0); }
+  static Key key_of(const RequestState& flight) { return make_key(flight.request.name, flight.request.turn, 0); }
   void index() {
     indexed_ = true;
     for (Place place = begin(); place != end(); ++place) index_.emplace(key_of(*place->second), place);
@@ -82,7 +82,7 @@ class Queue {
   struct Hash {
     size_t operator()(const Key& key) const { return key.low; }
   };
-  static Age age_of(const Flight& flight) { return {flight.age, &flight}; }
+  static Age age_of(const RequestState& flight) { return {flight.age, &flight}; }
 
   ByPriority flights_;
   ByAge ages_;

@@ -15,7 +15,7 @@ PartRecord::Interval between(const Stamps& stamps, Stamp from, Stamp to) {
 }
 
 // One host: any of its ranks may have reduced some of it.
-PartRecord::Interval reduced_on_host(Record* records, int ranks) {
+PartRecord::Interval reduced_on_host(RankRecord* records, int ranks) {
   PartRecord::Interval all;
   for (int r = 0; r < ranks; ++r) {
     if (records[r].stamps.get(Stamp::arrived) == 0) continue;
@@ -29,7 +29,7 @@ PartRecord::Interval reduced_on_host(Record* records, int ranks) {
 }  // namespace
 
 void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
-  Record* const records = rendezvous_.entry(part.entry).records();
+  RankRecord* const records = table_.entry(part.entry).records();
   const Stamps& mine = records[world_.local_rank()].stamps;
   PartRecord times;
   times.number = static_cast<uint32_t>(part.number);
@@ -60,7 +60,7 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
     }
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  FlightRecord* const record = part.flight->record.get();
+  RequestRecord* const record = part.flight->record.get();
   if (record == nullptr) return;
   if (record->parts.empty()) {
     record->parts.reserve(part.flight->parts);
@@ -70,7 +70,7 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   for (int r = 0; r < world_.local_size(); ++r) {
     const int64_t time = records[r].stamps.get(Stamp::arrived);
     if (time == 0) continue;
-    record->arrivals.push_back({rendezvous_.ranks()[static_cast<size_t>(r)], time});
+    record->arrivals.push_back({table_.ranks()[static_cast<size_t>(r)], time});
     ++times.ranks;
   }
   record->arrivals.insert(record->arrivals.end(), part.hosts.begin(), part.hosts.end());
@@ -78,8 +78,8 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   record->parts.push_back(times);
 }
 
-void Runtime::record_end(Flight& flight, const std::string* error) {
-  std::unique_ptr<FlightRecord> record;
+void Runtime::record_end(RequestState& flight, const std::string* error) {
+  std::unique_ptr<RequestRecord> record;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     record = std::move(flight.record);

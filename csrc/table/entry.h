@@ -16,7 +16,7 @@ constexpr size_t kTextBytes = 400;    // a signature, or why a rank refused
 constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two of those
 
 // What one rank brought.
-struct alignas(64) Record {
+struct alignas(64) RankRecord {
   uint64_t signature_hash;
   uint64_t slot;       // offset into the segment
   uint64_t placement;  // of what goes by NCCL: digest of the devices that this rank brings
@@ -54,8 +54,8 @@ struct alignas(64) Entry {
   uint32_t chunks;
   char name[kNameBytes];
   char error[kErrorBytes];  // empty: none
-  // Followed by one Record for each rank of the host.
-  Record* records() { return reinterpret_cast<Record*>(this + 1); }
+  // Followed by one RankRecord for each rank of the host.
+  RankRecord* records() { return reinterpret_cast<RankRecord*>(this + 1); }
 };
 
 constexpr uint32_t kEntries = 1 << 16;  // a table has at most so many

@@ -38,21 +38,20 @@ std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
 
-size_t Rendezvous::bytes(int local_size) {
-  const size_t stride = sizeof(Entry) + sizeof(Record) * static_cast<size_t>(local_size);
+size_t HostTable::bytes(int local_size) {
+  const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
   const size_t bytes = round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
                        LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
                        round_up(sizeof(Place) * kLogEvents) + stride * kEntries;
   return (bytes + 4095) / 4096 * 4096;
 }
 
-Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places,
-                       bool several_hosts)
+HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts)
     : segment_(segment),
       ranks_(std::move(ranks)),
       local_rank_(local_rank),
       several_hosts_(several_hosts),
-      stride_(sizeof(Entry) + sizeof(Record) * ranks_.size()),
+      stride_(sizeof(Entry) + sizeof(RankRecord) * ranks_.size()),
       header_(reinterpret_cast<Header*>(segment.base())),
       lock_(header_->lock, header_->verdict, local_rank,
             {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
@@ -75,19 +74,19 @@ Rendezvous::Rendezvous(const Segment& segment, std::vector<int> ranks, int local
   most_ahead_ = (kShares - 2) * window_ - 1;  // and so there is one place beyond the window
 }
 
-uint32_t* Rendezvous::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
+uint32_t* HostTable::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
 
-uint32_t Rendezvous::find(const Key& key) {
+uint32_t HostTable::find(const Key& key) {
   uint32_t link = *bucket(key);
   while (link != kNone && !(entry(link - 1).key == key)) link = entry(link - 1).next;
   return link;
 }
 
-bool Rendezvous::may_make(Due due) const {
+bool HostTable::may_make(Due due) const {
   return due == Due::now || bells_[local_rank_].ahead < most_ahead_ + (due == Due::agreed ? window_ : 0);
 }
 
-bool Rendezvous::take_entry(Arrival* arrival) {
+bool HostTable::take_entry(ArriveResult* arrival) {
   if (header_->free_head != kNone) {
     arrival->entry = header_->free_head - 1;
     header_->free_head = entry(arrival->entry).next;
@@ -102,7 +101,7 @@ bool Rendezvous::take_entry(Arrival* arrival) {
 
 // Memory for the next entries, so that too little of it is no SIGBUS; false where there is none now. Not under the
 // lock, since it may take a second. Ranks that do it at the same time do the same.
-bool Rendezvous::commit_entries() {
+bool HostTable::commit_entries() {
   uint32_t first = header_->committed.load(std::memory_order_acquire);
   const uint32_t more = std::min(kEntries - first, kEntriesStep);
   const auto begin = static_cast<size_t>(entries_ - segment_.base()) + first * stride_;
@@ -115,8 +114,8 @@ bool Rendezvous::commit_entries() {
   return true;
 }
 
-Arrival Rendezvous::arrive_locked(const Offer& offer) {
-  Arrival arrival;
+ArriveResult HostTable::arrive_locked(const Arriving& offer) {
+  ArriveResult arrival;
   const uint32_t link = find(offer.key);
   if (link != kNone) {
     arrival.entry = link - 1;
@@ -161,7 +160,7 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
     if (header_->listeners > 0) tell_made(arrival.entry);
   }
   Entry& e = entry(arrival.entry);
-  Record& mine = e.records()[local_rank_];
+  RankRecord& mine = e.records()[local_rank_];
   mine.arrived = 1;
   mine.refused = offer.refusal != nullptr;
   mine.slot = offer.slot;
@@ -178,20 +177,20 @@ Arrival Rendezvous::arrive_locked(const Offer& offer) {
   return arrival;
 }
 
-void Rendezvous::listen(bool on) {
+void HostTable::listen(bool on) {
   lock_.run([&] {
     if (std::exchange(bells_[local_rank_].listens, on) != on) header_->listeners += on ? 1 : -1;
   });
 }
 
-void Rendezvous::tell_made(uint32_t index) {
-  append(Event::Type::made, index);
+void HostTable::tell_made(uint32_t index) {
+  append(TableEvent::Type::made, index);
   for (int r = 0; r < local_size(); ++r) {
     if (r != local_rank_ && bells_[r].listens) bells_[r].ring();
   }
 }
 
-std::optional<Key> Rendezvous::made(const Event& event) {
+std::optional<Key> HostTable::made(const TableEvent& event) {
   return lock_.run([&]() -> std::optional<Key> {
     Entry& e = entry(event.entry);
     if (e.generation != event.generation || e.records()[local_rank_].arrived) return std::nullopt;
@@ -200,8 +199,8 @@ std::optional<Key> Rendezvous::made(const Event& event) {
 }
 
 // A sentence on why the ranks of this host cannot run the operation together; empty when they can.
-std::string Rendezvous::disagreement(Entry& e) {
-  Record* records = e.records();
+std::string HostTable::disagreement(Entry& e) {
+  RankRecord* records = e.records();
   for (int r = 0; r < local_size(); ++r) {
     if (records[r].refused)
       return shown_name(e.name) + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
@@ -214,7 +213,7 @@ std::string Rendezvous::disagreement(Entry& e) {
   return {};
 }
 
-void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
+void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
   Entry& e = entry(arrival.entry);
   const std::string error = disagreement(e);
   if (several_hosts_) {
@@ -222,7 +221,7 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
     e.state = State::announced;
     set_text(e.error, kErrorBytes, error);
     arrival.last = false;
-    append(Event::Type::announced, arrival.entry);
+    append(TableEvent::Type::announced, arrival.entry);
     bells_[0].ring();
     return;
   }
@@ -246,7 +245,7 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
     }
   }
   e.state = State::ready;
-  append(Event::Type::ready, arrival.entry);
+  append(TableEvent::Type::ready, arrival.entry);
   if (e.owner != kAnybody) {
     bells_[e.owner].ring();
     return;
@@ -255,13 +254,13 @@ void Rendezvous::complete_set(Arrival& arrival, size_t inline_limit) {
   bells_[local_rank_].ring();
 }
 
-void Rendezvous::order_launches(LaunchOrder& order, std::vector<int> ranks) {
+void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
   used_launches_ = &order;
   launching_ranks_ = std::move(ranks);
 }
 
 // False where the order cannot be had: then the operation has ended with that error.
-bool Rendezvous::give_launches(uint32_t index) {
+bool HostTable::give_launches(uint32_t index) {
   if (used_launches_ == nullptr) return true;
   try {
     const std::lock_guard<LaunchOrder> guard(*used_launches_);
@@ -276,25 +275,25 @@ bool Rendezvous::give_launches(uint32_t index) {
   }
 }
 
-uint64_t Rendezvous::forgo_launch(uint32_t index) {
+uint64_t HostTable::forgo_launch(uint32_t index) {
   return lock_.run([&] {
     uint64_t& launch = entry(index).records()[local_rank_].launch;
     return launch != 0 ? launch : (launch = kForgone, uint64_t{0});
   });
 }
 
-uint64_t Rendezvous::given_launch(uint32_t index) {
+uint64_t HostTable::given_launch(uint32_t index) {
   const uint64_t launch = entry(index).records()[local_rank_].launch;
   return launch == kForgone ? 0 : launch;
 }
 
-uint64_t Rendezvous::placement(Entry& e) const {
+uint64_t HostTable::placement(Entry& e) const {
   uint64_t digest = 0;
   for (int r = 0; r < local_size(); ++r) digest = hash_bytes(&e.records()[r].placement, sizeof(uint64_t), digest);
   return digest;
 }
 
-bool Rendezvous::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
+bool HostTable::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
@@ -307,13 +306,13 @@ bool Rendezvous::agree(Key key, uint64_t sequence, const std::string& error, uin
     e.placement = placement;
     if (e.operation.road == Road::nccl && !give_launches(link - 1)) return true;
     e.state = State::ready;
-    append(Event::Type::ready, link - 1);
+    append(TableEvent::Type::ready, link - 1);
     ring_others();
     return true;
   });
 }
 
-void Rendezvous::finish_chunks(uint32_t index, uint32_t chunks) {
+void HostTable::finish_chunks(uint32_t index, uint32_t chunks) {
   Entry& e = entry(index);
   if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
   lock_.run([&] {
@@ -321,26 +320,26 @@ void Rendezvous::finish_chunks(uint32_t index, uint32_t chunks) {
   });
 }
 
-void Rendezvous::stop_chunks(uint32_t index) {
+void HostTable::stop_chunks(uint32_t index) {
   Entry& e = entry(index);
   const uint32_t claimed = e.next_chunk.fetch_or(kStopped, std::memory_order_acq_rel);
   if ((claimed & kStopped) == 0) e.claimed.store(std::min(claimed, e.chunks), std::memory_order_release);
 }
 
-bool Rendezvous::settled(uint32_t index) {
+bool HostTable::settled(uint32_t index) {
   Entry& e = entry(index);
   const uint32_t done = e.done_chunks.load(std::memory_order_acquire);
   const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
   return done >= e.chunks || (claimed != kNotStopped && done >= claimed);
 }
 
-bool Rendezvous::claim_chunk(uint32_t index) {
+bool HostTable::claim_chunk(uint32_t index) {
   return (entry(index).next_chunk.fetch_add(1, std::memory_order_acq_rel) & kStopped) == 0;
 }
 
-void Rendezvous::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
+void HostTable::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
 
-void Rendezvous::finish_refused(uint32_t index, const std::string& error) {
+void HostTable::finish_refused(uint32_t index, const std::string& error) {
   lock_.run([&] {
     Entry& e = entry(index);
     const bool last = e.done_chunks.fetch_add(1, std::memory_order_acq_rel) + 1 == e.chunks;
@@ -348,18 +347,18 @@ void Rendezvous::finish_refused(uint32_t index, const std::string& error) {
   });
 }
 
-void Rendezvous::end_locked(uint32_t index, const std::string& error) {
+void HostTable::end_locked(uint32_t index, const std::string& error) {
   Entry& e = entry(index);
   e.state = State::done;
   if (!error.empty()) stop_chunks(index);
   set_text(e.error, kErrorBytes, error);
-  append(Event::Type::done, index);
+  append(TableEvent::Type::done, index);
   for (int r = 0; r < local_size(); ++r) {
     if (r != local_rank_ && e.records()[r].arrived) bells_[r].ring();
   }
 }
 
-void Rendezvous::leave(uint32_t index) {
+void HostTable::leave(uint32_t index) {
   lock_.run([&] {
     Entry& e = entry(index);
     if (++e.left < ranks_.size()) return;
@@ -372,19 +371,19 @@ void Rendezvous::leave(uint32_t index) {
   });
 }
 
-void Rendezvous::fail(uint32_t index, const std::string& error) {
+void HostTable::fail(uint32_t index, const std::string& error) {
   lock_.run([&] {
     if (entry(index).state != State::done) end_locked(index, error);
   });
 }
 
-void Rendezvous::depart(int rank, const std::string& reason, bool fails) {
+void HostTable::depart(int rank, const std::string& reason, bool fails) {
   end_waiting(Departed(rank, reason), !several_hosts_, fails);
 }
 
-void Rendezvous::close(int rank, const std::string& reason) { end_waiting(Departed(rank, reason), true, false); }
+void HostTable::close(int rank, const std::string& reason) { end_waiting(Departed(rank, reason), true, false); }
 
-void Rendezvous::end_waiting(const Departed& gone, bool announced_too, bool fails) {
+void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails) {
   lock_.run([&] {
     if (departed_rank() < 0 || fails) {
       set_text(header_->departure, kErrorBytes, gone.reason);
@@ -403,36 +402,36 @@ void Rendezvous::end_waiting(const Departed& gone, bool announced_too, bool fail
   });
 }
 
-Departed Rendezvous::departed() const {
+Departed HostTable::departed() const {
   return lock_.run([&] { return Departed(departed_rank(), header_->departure); });
 }
 
-State Rendezvous::state(uint32_t index) {
+State HostTable::state(uint32_t index) {
   return lock_.run([&] { return entry(index).state; });
 }
 
-Standing Rendezvous::standing(const Key& key) {
+OperationState HostTable::operation_state(const Key& key) {
   return lock_.look(kLookUs, [&] {
-    Standing standing;
+    OperationState operation_state;
     const uint32_t link = find(key);
-    if (link == kNone) return standing;
+    if (link == kNone) return operation_state;
     Entry& e = entry(link - 1);
-    standing.found = true;
-    standing.state = e.state;
-    standing.waiting = e.state != State::done && e.records()[local_rank_].arrived;
+    operation_state.found = true;
+    operation_state.state = e.state;
+    operation_state.waiting = e.state != State::done && e.records()[local_rank_].arrived;
     for (int r = 0; r < local_size(); ++r) {
-      const Record& record = e.records()[r];
+      const RankRecord& record = e.records()[r];
       if (!record.arrived) {
-        standing.missing.push_back(r);
+        operation_state.missing.push_back(r);
       } else if (record.refused || e.state == State::done) {
-        standing.through.push_back(r);
+        operation_state.through.push_back(r);
       }
     }
-    return standing;
+    return operation_state;
   });
 }
 
-bool Rendezvous::has_place(const Key& key, Due due) {
+bool HostTable::has_place(const Key& key, Due due) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
@@ -441,7 +440,7 @@ bool Rendezvous::has_place(const Key& key, Due due) {
   });
 }
 
-std::vector<int> Rendezvous::behind() {
+std::vector<int> HostTable::behind() {
   return lock_.look(kLookUs, [&] {
     std::vector<bool> is_behind(ranks_.size());
     for (uint32_t index = 0; index < header_->used; ++index) {
@@ -458,7 +457,7 @@ std::vector<int> Rendezvous::behind() {
   });
 }
 
-bool Rendezvous::give_up(const Key& key, const std::string& reason, bool announced) {
+bool HostTable::give_up(const Key& key, const std::string& reason, bool announced) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
@@ -468,13 +467,13 @@ bool Rendezvous::give_up(const Key& key, const std::string& reason, bool announc
   });
 }
 
-void Rendezvous::beat() {
+void HostTable::beat() {
   std::atomic<int64_t>& beat = bells_[local_rank_].beat;
   const int64_t now = coarse_now_ns();
   if (now - beat.load(std::memory_order_relaxed) > kBeatNs) beat.store(now, std::memory_order_relaxed);
 }
 
-void Rendezvous::look_after_lock() {
+void HostTable::look_after_lock() {
   lock_.require_good();
   const int64_t now = coarse_now_ns();
   if (now - looked_ < kLookNs) return;
@@ -482,7 +481,7 @@ void Rendezvous::look_after_lock() {
   lock_.notice_death();
 }
 
-std::vector<int> Rendezvous::unresponsive() const {
+std::vector<int> HostTable::unresponsive() const {
   const int64_t now = coarse_now_ns();
   std::vector<int> ranks;
   for (int r = 0; r < local_size(); ++r) {
@@ -491,7 +490,7 @@ std::vector<int> Rendezvous::unresponsive() const {
   return ranks;
 }
 
-void Rendezvous::append(Event::Type type, uint32_t index) {
+void HostTable::append(TableEvent::Type type, uint32_t index) {
   const uint64_t tail = header_->log_tail.load(std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // a reader of an overwritten place must see the tail move first
   Place& place = log_[tail % kLogEvents];
@@ -501,7 +500,7 @@ void Rendezvous::append(Event::Type type, uint32_t index) {
   header_->log_tail.store(tail + 1, std::memory_order_seq_cst);
 }
 
-bool Rendezvous::next_event(Event* event, bool* overrun) {
+bool HostTable::next_event(TableEvent* event, bool* overrun) {
   *overrun = false;
   const uint64_t tail = header_->log_tail.load(std::memory_order_seq_cst);
   if (log_head_ == tail) return false;
@@ -519,11 +518,11 @@ bool Rendezvous::next_event(Event* event, bool* overrun) {
   return true;
 }
 
-void Rendezvous::ring_all() {
+void HostTable::ring_all() {
   for (int r = 0; r < local_size(); ++r) bells_[r].ring();
 }
 
-void Rendezvous::ring_others() {
+void HostTable::ring_others() {
   for (int r = 0; r < local_size(); ++r) {
     if (r != local_rank_) bells_[r].ring();
   }

@@ -21,7 +21,7 @@
 namespace mykv {
 
 // Where an operation stands on one host.
-struct Standing {
+struct OperationState {
   bool found = false;    // some rank of this host has arrived, and not all have left
   bool waiting = false;  // this rank has arrived, and there is no result
   State state = State::gathering;
@@ -29,7 +29,7 @@ struct Standing {
   std::vector<int> through;  // local ranks that have, but do not wait: they have refused, or it has ended
 };
 
-struct Event {
+struct TableEvent {
   enum class Type : uint32_t { made, announced, ready, done };  // made: only where a rank listens
   Type type;
   uint32_t entry;
@@ -43,7 +43,7 @@ enum class Due : uint8_t {
   ahead,   // it may take most of this rank's part of the table
 };
 
-struct Arrival {
+struct ArriveResult {
   uint32_t entry = 0;
   uint32_t generation = 0;
   bool table_full = false;    // or this rank's part of it, or it has not left the last operation of this key: try later
@@ -53,15 +53,15 @@ struct Arrival {
   bool failed = false;        // done already, with an error
 };
 
-class Rendezvous {
+class HostTable {
  public:
   // Bytes of shared memory that the table takes, whole pages (most of them never touched).
   static size_t bytes(int local_size);
   // `ranks`: what messages call each rank of this host. `places`: 0, but for the first rank of the host, which makes
   // the table for so many operations, or as many as it must have or can. Throws Error where there is no memory for it.
-  Rendezvous(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts);
+  HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts);
 
-  struct Offer {
+  struct Arriving {
     Key key;
     const std::string* name;
     const std::string* signature;
@@ -79,13 +79,13 @@ class Rendezvous {
   // the orders differ, if it is due on some rank of each host.
   uint64_t window() const { return window_; }
   // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
-  // becomes ready: the rank that came last (Arrival::last) must do all of it and call finish_chunks().
+  // becomes ready: the rank that came last (ArriveResult::last) must do all of it and call finish_chunks().
   // `claim` is called under the table's lock, before anybody can see the arrival, with the entry's number.
   template <class Claim>
-  Arrival arrive(const Offer& offer, size_t inline_limit, Claim&& claim) {
+  ArriveResult arrive(const Arriving& offer, size_t inline_limit, Claim&& claim) {
     for (;;) {
-      const Arrival arrival = lock_.run([&] {
-        Arrival made = arrive_locked(offer);
+      const ArriveResult arrival = lock_.run([&] {
+        ArriveResult made = arrive_locked(offer);
         if (made.table_full || made.departed) return made;
         claim(made);
         if (made.last) complete_set(made, inline_limit);
@@ -129,13 +129,13 @@ class Rendezvous {
 
   // For those who look why nothing goes on, and must not wait themselves. Throws TableLocked when a rank keeps the
   // table locked for a second: it was stopped in the middle of a change.
-  Standing standing(const Key& key);
+  OperationState operation_state(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
   bool has_place(const Key& key, Due due);
   // Whether this rank wants to hear of entries that others make: where it finds no place for its own operations.
   void listen(bool on);
   // The key of its operation's first part; none where this rank has arrived already, or it has ended.
-  std::optional<Key> made(const Event& event);
+  std::optional<Key> made(const TableEvent& event);
   // Other local ranks that have not arrived at some operation in the table; where there is none, this one if it has
   // not.
   std::vector<int> behind();
@@ -153,7 +153,7 @@ class Rendezvous {
 
   // The next event that this rank has not seen.
   // `overrun` is set when the log was overwritten before it was read: look at all own entries instead.
-  bool next_event(Event* event, bool* overrun);
+  bool next_event(TableEvent* event, bool* overrun);
 
   // The launches of this host's ranks, where this is the table of the world.
   LaunchOrder& launch_order() { return *launch_order_; }
@@ -199,23 +199,23 @@ class Rendezvous {
   };
   // A place of the log. A rank that lags far behind may read it while it is written anew, and finds that out after.
   struct Place {
-    std::atomic<Event::Type> type;
+    std::atomic<TableEvent::Type> type;
     std::atomic<uint32_t> entry;
     std::atomic<uint32_t> generation;
   };
-  Arrival arrive_locked(const Offer& offer);
-  void complete_set(Arrival& arrival, size_t inline_limit);
+  ArriveResult arrive_locked(const Arriving& offer);
+  void complete_set(ArriveResult& arrival, size_t inline_limit);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
   bool may_make(Due due) const;
-  bool take_entry(Arrival* arrival);
+  bool take_entry(ArriveResult* arrival);
   bool commit_entries();
   void end_locked(uint32_t index, const std::string& error);
   std::string disagreement(Entry& entry);
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
   bool give_launches(uint32_t index);
   void tell_made(uint32_t index);
-  void append(Event::Type type, uint32_t index);
+  void append(TableEvent::Type type, uint32_t index);
 
   const Segment& segment_;
   std::vector<int> ranks_;

@@ -34,7 +34,7 @@ void require_without(std::mutex& mutex) {
 
 }  // namespace
 
-TableLock::TableLock(Shared& shared, Verdict& verdict, int local_rank, Surroundings around)
+TableLock::TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around)
     : shared_(shared), verdict_(verdict), local_rank_(local_rank), around_(std::move(around)) {}
 
 bool TableLock::take(int64_t limit_us) {

@@ -45,14 +45,14 @@ class TableLock {
     char text[kTextBytes];
   };
   // What the lock wants of those around it.
-  struct Surroundings {
+  struct Callbacks {
     std::vector<int> ranks;                          // what messages call each rank of the host
     std::function<void()> beat;                      // this rank lives, though it waits
     std::function<std::vector<int>()> unresponsive;  // local ranks that have not beaten for a while
     std::function<void()> ring_all;
   };
 
-  TableLock(Shared& shared, Verdict& verdict, int local_rank, Surroundings around);
+  TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around);
 
   // Runs it under the lock and returns what it returns. Throws Error where the table was given up, before it has run or
   // after: this rank may have been stopped in the middle.
@@ -122,7 +122,7 @@ class TableLock {
   Shared& shared_;
   Verdict& verdict_;
   const int local_rank_;
-  const Surroundings around_;
+  const Callbacks around_;
   std::mutex* inner_ = nullptr;
   mutable std::mutex mutex_;  // guards the rest, which is of this process
   std::multiset<int64_t> waits_;

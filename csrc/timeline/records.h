@@ -29,14 +29,14 @@ struct PartRecord {
   Interval gather;
   Interval spread;  // the result into the slots of this host
   Interval copy_out;
-  // Among FlightRecord::arrivals: those of this host's ranks, then, on rank 0 of several hosts, when it heard of which
+  // Among RequestRecord::arrivals: those of this host's ranks, then, on rank 0 of several hosts, when it heard of which
   // host that all its ranks are there.
   size_t arrivals = 0;
   uint32_t ranks = 0;
   uint32_t hosts = 0;
 };
 
-struct FlightRecord {
+struct RequestRecord {
   std::string name;
   std::string signature;
   std::string error;

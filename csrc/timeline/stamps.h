@@ -11,7 +11,7 @@
 namespace mykv {
 
 enum class Stamp : uint8_t {
-  arrived,    // at the rendezvous
+  arrived,    // in the host's table
   begun,      // to reduce, or on several hosts to reduce its slice over its host
   scatter,    // its slice goes to the other hosts ...
   scattered,  // ... and theirs have come

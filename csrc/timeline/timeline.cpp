@@ -122,9 +122,9 @@ bool Timeline::started() {
   return started_;
 }
 
-std::unique_ptr<FlightRecord> Timeline::record() {
+std::unique_ptr<RequestRecord> Timeline::record() {
   if (!on()) return nullptr;
-  std::unique_ptr<FlightRecord> flight;
+  std::unique_ptr<RequestRecord> flight;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!spare_.empty()) {
@@ -132,13 +132,13 @@ std::unique_ptr<FlightRecord> Timeline::record() {
       spare_.pop_back();
     }
   }
-  if (!flight) flight = std::make_unique<FlightRecord>();
+  if (!flight) flight = std::make_unique<RequestRecord>();
   flight->session = session();
   flight->begin = now_ns();
   return flight;
 }
 
-void Timeline::add(std::unique_ptr<FlightRecord> flight) {
+void Timeline::add(std::unique_ptr<RequestRecord> flight) {
   const size_t weight = flight->parts.size() + 1;
   bool many;
   {

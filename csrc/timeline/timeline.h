@@ -46,10 +46,10 @@ class Timeline {
   bool started();
 
   // A record of this session, begun now, or null when the timeline is off.
-  std::unique_ptr<FlightRecord> record();
+  std::unique_ptr<RequestRecord> record();
   uint64_t session() const { return session_.load(std::memory_order_relaxed); }
   // Of an earlier session: is dropped.
-  void add(std::unique_ptr<FlightRecord> flight);
+  void add(std::unique_ptr<RequestRecord> flight);
   void add(AwakeRecord awake);
 
   // While one of these lives, `flag` in the memory shared by a host counts the timelines that need its ranks' stamps.
@@ -66,7 +66,7 @@ class Timeline {
 
  private:
   struct Batch {
-    std::vector<std::unique_ptr<FlightRecord>> flights;
+    std::vector<std::unique_ptr<RequestRecord>> flights;
     std::vector<AwakeRecord> awake;
     uint64_t dropped = 0;
     size_t weight = 0;  // parts
@@ -85,7 +85,7 @@ class Timeline {
   std::mutex mutex_;    // guards the members of this paragraph
   std::condition_variable news_;
   Batch batch_;
-  std::vector<std::unique_ptr<FlightRecord>> spare_;  // to be used again, with the memory that they hold
+  std::vector<std::unique_ptr<RequestRecord>> spare_;  // to be used again, with the memory that they hold
   bool stopping_ = false;
   bool active_ = false;  // records are taken
   bool started_ = false;

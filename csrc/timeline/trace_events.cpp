@@ -74,7 +74,7 @@ void put_order(std::string* out, const ArrivalRecord* begin, uint32_t count, con
 }
 
 // Members of args, each with a comma before it.
-void put_arrivals(std::string* out, const FlightRecord& flight, const PartRecord& part) {
+void put_arrivals(std::string* out, const RequestRecord& flight, const PartRecord& part) {
   const ArrivalRecord* const first = flight.arrivals.data() + part.arrivals;
   put_order(out, first, part.ranks, ",\"order\":[", ",\"late_ms\":[");
   put_order(out, first + part.ranks, part.hosts, ",\"host_order\":[", ",\"host_late_ms\":[");
@@ -139,7 +139,7 @@ void TraceRows::bar(int lane, std::string_view name, int64_t begin, int64_t end,
   put_text(out, name);
 }
 
-void TraceRows::write(const FlightRecord& flight, std::string* out) {
+void TraceRows::write(const RequestRecord& flight, std::string* out) {
   const std::string row = row_of(flight.name);
   const int tid = lane(row, flight.begin, flight.end, false, out);
   // "allreduce sum of float32 (3, 4)": the bar is called by what is done, its args tell the rest.
@@ -172,7 +172,7 @@ void TraceRows::write(const FlightRecord& flight, std::string* out) {
   for (const PhasePiece& piece : phases_of(flight)) write_phase(flight, piece, tid, out);
 }
 
-void TraceRows::write_phase(const FlightRecord& flight, const PhasePiece& piece, int tid, std::string* out) const {
+void TraceRows::write_phase(const RequestRecord& flight, const PhasePiece& piece, int tid, std::string* out) const {
   const PartRecord& part = flight.parts[piece.part];
   const bool waiting = piece.phase == Phase::wait;
   bar(tid, phase_name(piece.phase), piece.begin, piece.end, out);

@@ -11,7 +11,7 @@ constexpr size_t kPhases = 6;
 constexpr int64_t kShortest = 100;  // ns; shorter pieces are not shown
 
 // All phases of all parts, which overlap.
-std::vector<PhasePiece> collect(const FlightRecord& flight) {
+std::vector<PhasePiece> collect(const RequestRecord& flight) {
   std::vector<PhasePiece> all;
   all.reserve(flight.parts.size() * 5);
   for (size_t i = 0; i < flight.parts.size(); ++i) {
@@ -53,7 +53,7 @@ const char* phase_name(Phase phase) {
   return kNames[static_cast<size_t>(phase)];
 }
 
-std::vector<PhasePiece> phases_of(const FlightRecord& flight) {
+std::vector<PhasePiece> phases_of(const RequestRecord& flight) {
   struct Edge {
     int64_t time;
     size_t piece;

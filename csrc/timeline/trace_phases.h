@@ -15,12 +15,12 @@ const char* phase_name(Phase phase);
 
 struct PhasePiece {
   Phase phase;
-  size_t part;  // its place in FlightRecord::parts
+  size_t part;  // its place in RequestRecord::parts
   int64_t begin;
   int64_t end;
 };
 
 // Disjoint, in the order of time, within the flight's own times.
-std::vector<PhasePiece> phases_of(const FlightRecord& flight);
+std::vector<PhasePiece> phases_of(const RequestRecord& flight);
 
 }  // namespace mykv

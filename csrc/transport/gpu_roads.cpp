@@ -113,12 +113,12 @@ bool on_one_gpu(const DeviceMemory& devices) {
   return all.size() <= 1;
 }
 
-Survey survey(const World& world, const Settings& settings) {
+GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
   std::vector<Equipment> all;
   for (const std::string& text : world.texts(look(settings).text())) all.push_back(Equipment::from(text));
   require_same(world, "the road of GPU arrays (MYKV_GPU)", all, &Equipment::road);
   require_same(world, "their road between hosts (MYKV_GPU_HOSTS)", all, &Equipment::hosts);
-  Survey result;
+  GpuRoads result;
   result.any = std::any_of(all.begin(), all.end(), [](const Equipment& one) { return !one.gpus.empty(); });
   for (const Equipment& one : all) result.gpus.push_back(one.gpus);
   result.reason = obstacle(world, all);
@@ -154,7 +154,7 @@ bool nccl_can(const Operation& operation) {
   }
 }
 
-Road Survey::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
+Road GpuRoads::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
   if (layered) {
     Operation unscaled = operation;
     unscaled.scale = 1.0;

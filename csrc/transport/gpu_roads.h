@@ -14,7 +14,7 @@ struct Settings {
   std::string hosts = "nccl";  // MYKV_GPU_HOSTS: between hosts by nccl, or through the arena
 };
 
-struct Survey {
+struct GpuRoads {
   bool any = false;                            // some rank has a GPU
   bool nccl = false;                           // NCCL serves all ranks
   std::string reason;                          // why it does not
@@ -26,7 +26,7 @@ struct Survey {
 };
 
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.
-Survey survey(const World& world, const Settings& settings);
+GpuRoads find_gpu_roads(const World& world, const Settings& settings);
 
 // Whether all of it lies on one GPU: a piece would need its counterpart on the same one of every rank.
 bool on_one_gpu(const DeviceMemory& devices);

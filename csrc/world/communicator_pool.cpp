@@ -77,7 +77,7 @@ CommunicatorPair take_communicators(MPI_Comm comm, const std::vector<int>& proce
     mine[0] = kept.next;
     for (size_t k = 0; k < kept.pairs.size(); ++k) mine[1 + k] = kept.pairs[k].number;
   }
-  const Meeting meeting(comm);
+  const RevokeOnDeath meeting(comm);
   std::vector<Offer> all(processes.size());
   check_mpi(MPI_Allgather(mine.data(), static_cast<int>(mine.size()), MPI_UINT64_T, all.data(),
                           static_cast<int>(mine.size()), MPI_UINT64_T, comm),
@@ -100,7 +100,7 @@ CommunicatorPair take_communicators(MPI_Comm comm, const std::vector<int>& proce
     pair = *least;
     kept.pairs.erase(least);
   }
-  const Meeting emptying_control(pair.control), emptying_data(pair.data);
+  const RevokeOnDeath emptying_control(pair.control), emptying_data(pair.data);
   empty(pair.control);
   empty(pair.data);
   return pair;

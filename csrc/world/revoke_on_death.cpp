@@ -22,25 +22,25 @@ Meetings& g_meetings = *new Meetings;
 
 }  // namespace
 
-Meeting::Meeting(MPI_Comm comm) : comm_(comm) {
+RevokeOnDeath::RevokeOnDeath(MPI_Comm comm) : comm_(comm) {
   std::lock_guard<std::mutex> lock(g_meetings.mutex);
   if (g_meetings.lost) throw Error("a rank was lost while the ranks of this machine met");
   g_meetings.all.push_back(comm);
 }
 
-Meeting::~Meeting() {
+RevokeOnDeath::~RevokeOnDeath() {
   std::lock_guard<std::mutex> lock(g_meetings.mutex);
   g_meetings.all.erase(std::find(g_meetings.all.begin(), g_meetings.all.end(), comm_));
 }
 
-void Meeting::lose() {
+void RevokeOnDeath::lose() {
   std::lock_guard<std::mutex> lock(g_meetings.mutex);
   g_meetings.lost = true;
   if (MPIX_Comm_revoke == nullptr) return;
   for (MPI_Comm comm : g_meetings.all) MPIX_Comm_revoke(comm);
 }
 
-void Meeting::begin_again() {
+void RevokeOnDeath::begin_again() {
   std::lock_guard<std::mutex> lock(g_meetings.mutex);
   g_meetings.lost = false;
 }

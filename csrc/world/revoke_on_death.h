@@ -10,13 +10,13 @@
 
 namespace mykv {
 
-class Meeting {
+class RevokeOnDeath {
  public:
   // From here on the communicator is revoked when a process is lost. Throws Error where one was lost already.
-  explicit Meeting(MPI_Comm comm);
-  ~Meeting();
-  Meeting(const Meeting&) = delete;
-  Meeting& operator=(const Meeting&) = delete;
+  explicit RevokeOnDeath(MPI_Comm comm);
+  ~RevokeOnDeath();
+  RevokeOnDeath(const RevokeOnDeath&) = delete;
+  RevokeOnDeath& operator=(const RevokeOnDeath&) = delete;
 
   // A process has died: ends all meetings of this process, and those that begin before begin_again(). Any thread.
   static void lose();

@@ -99,7 +99,7 @@ World::World(const ThreadHost& host, int rank, const WorldOptions& options)
   for (int r = 0; r < size_; ++r) hosts_[0].push_back(r);
   host_of_.assign(static_cast<size_t>(size_), 0);
   segment_ = Segment::borrow(host.segment());
-  table_bytes_ = Rendezvous::bytes(size_);
+  table_bytes_ = HostTable::bytes(size_);
   region_bytes_ = host.region_bytes();
 }
 
@@ -188,10 +188,10 @@ int World::cross_size() const {
 std::string World::meet_on_host(Communicator candidates) {
   for (bool first = true;; first = false) {
     Communicator group;  // freed after the meeting
-    const Meeting meeting(candidates.get());
+    const RevokeOnDeath meeting(candidates.get());
     const int local_size = candidates.size();
     region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
-    const size_t bytes = Rendezvous::bytes(local_size) + region_bytes_ * static_cast<size_t>(local_size);
+    const size_t bytes = HostTable::bytes(local_size) + region_bytes_ * static_cast<size_t>(local_size);
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
     if (first && candidates.size() > 1) lonely_ = mine.lonely;
     strangers_ += mine.strangers;
@@ -208,16 +208,16 @@ std::string World::meet_on_host(Communicator candidates) {
 }
 
 std::string World::settle(const Communicator& group) {
-  const Meeting meeting(group.get());
+  const RevokeOnDeath meeting(group.get());
   local_rank_ = group.rank();
   std::vector<int> ranks(static_cast<size_t>(group.size()));
   check_mpi(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
   hosts_ = {ranks};
-  table_bytes_ = Rendezvous::bytes(group.size());
+  table_bytes_ = HostTable::bytes(group.size());
   // The first rank fills the table's head in before anybody uses it.
   std::string failure;
   try {
-    if (local_rank_ == 0) Rendezvous(segment_, ranks, 0, options_.table_places, false);
+    if (local_rank_ == 0) HostTable(segment_, ranks, 0, options_.table_places, false);
   } catch (const Error& error) {
     failure = error.what();
   }

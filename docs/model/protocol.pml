@@ -255,7 +255,7 @@ inline claim(op) {
   rank[me].part[at].started = 0
 }
 
-/* Rendezvous::arrive(): `at` is the entry, ENTRIES where there is none left; `last` and `over` tell the rest. */
+/* HostTable::arrive(): `at` is the entry, ENTRIES where there is none left; `last` and `over` tell the rest. */
 inline arrive(op, may_run_inline) {
   LOOK
   d_step {
@@ -459,7 +459,7 @@ inline end_part(its_entry, what, its_slot) {
   end_request(what, entry[its_entry].failed)
 }
 
-/* ---------------------------------------------------------------- to the rendezvous (csrc/runtime/parts.cpp) */
+/* ---------------------------------------------------------------- to the host's table (csrc/runtime/parts.cpp) */
 
 #define FORGET_PART at = 0; born = 0; slot = 0; last = 0; over = 0; mine = 0
 

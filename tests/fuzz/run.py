@@ -25,7 +25,7 @@ SOURCES = [
     "testing",
     "compress",
     "kernels/dtype.cpp",
-    "agreement/news.cpp",
+    "agreement/messages.cpp",
     "agreement/question.cpp",
     "world/door.cpp",
 ]

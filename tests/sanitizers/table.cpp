@@ -16,18 +16,18 @@ void log_overruns(uint32_t seed) {
   constexpr uint64_t kLogEvents = 1 << 18;   // as in host_table.cpp
   constexpr uint32_t kOperations = 3 << 16;  // one and a half times the log, at two events for each operation
   ThreadHost host(2, 4096);
-  Rendezvous first(host.segment(), {0, 1}, 0, 0, false);
-  Rendezvous second(host.segment(), {0, 1}, 1, 0, false);
-  Rendezvous reader(host.segment(), {0, 1}, 1, 0, false);
+  HostTable first(host.segment(), {0, 1}, 0, 0, false);
+  HostTable second(host.segment(), {0, 1}, 1, 0, false);
+  HostTable reader(host.segment(), {0, 1}, 1, 0, false);
   std::atomic<bool> over{false};
   std::atomic<uint32_t> operations{0};
   std::thread writer([&] {
     const std::string name = "one", signature = "the same";
-    Rendezvous::Offer offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
+    HostTable::Arriving offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
     offer.operation.count = 1;
     for (uint32_t k = 0; k < kOperations; ++k) {
-      first.arrive(offer, 0, [](const Arrival&) {});
-      const Arrival arrival = second.arrive(offer, 0, [](const Arrival&) {});
+      first.arrive(offer, 0, [](const ArriveResult&) {});
+      const ArriveResult arrival = second.arrive(offer, 0, [](const ArriveResult&) {});
       first.finish_chunks(arrival.entry, 1);
       first.leave(arrival.entry);
       second.leave(arrival.entry);
@@ -41,7 +41,7 @@ void log_overruns(uint32_t seed) {
   uint64_t last = 0;  // the last event as a number that grows by one
   while (wrong.empty()) {
     const bool was_over = over.load();
-    Event event;
+    TableEvent event;
     bool overrun;
     // At the edge of the log all the while, so that some places are read just when they are written anew. Without an
     // order between the threads that could hide a race.
@@ -58,8 +58,8 @@ void log_overruns(uint32_t seed) {
       continue;
     }
     ++events;
-    const uint64_t number = 2 * uint64_t{event.generation} + (event.type == Event::Type::done);
-    if (event.entry != 0 || event.type == Event::Type::announced || (last != 0 && number != last + 1)) {
+    const uint64_t number = 2 * uint64_t{event.generation} + (event.type == TableEvent::Type::done);
+    if (event.entry != 0 || event.type == TableEvent::Type::announced || (last != 0 && number != last + 1)) {
       wrong = "event " + std::to_string(number) + " came after " + std::to_string(last);
     }
     last = number;
@@ -75,9 +75,9 @@ void locks_given_up(uint32_t seed) {
   Random random(seed);
   for (int turn = 0; turn < kTurns; ++turn) {
     ThreadHost host(kRanks, 4096);
-    std::vector<std::unique_ptr<Rendezvous>> tables;
+    std::vector<std::unique_ptr<HostTable>> tables;
     for (int r = 0; r < kRanks; ++r) {
-      tables.push_back(std::make_unique<Rendezvous>(host.segment(), std::vector<int>{0, 1, 2, 3}, r, false, false));
+      tables.push_back(std::make_unique<HostTable>(host.segment(), std::vector<int>{0, 1, 2, 3}, r, false, false));
     }
     const int keeper = static_cast<int>(below(random, kRanks));
     const bool tired = below(random, 2) == 0;  // instead of giving up at once, the others lose their patience

@@ -19,22 +19,22 @@ constexpr int kReceived = -1;
 
 }  // namespace
 
-MPI_Request* Messages::add(size_t* pending, int to) {
+MPI_Request* MpiRequests::add(size_t* pending, int to) {
   requests_.push_back(MPI_REQUEST_NULL);
-  messages_.push_back({pending, to});
+  outstanding_.push_back({pending, to});
   ++*pending;
   return &requests_.back();
 }
 
 // The last one takes its place.
-void Messages::remove(size_t at) {
+void MpiRequests::remove(size_t at) {
   requests_[at] = requests_.back();
-  messages_[at] = messages_.back();
+  outstanding_[at] = outstanding_.back();
   requests_.pop_back();
-  messages_.pop_back();
+  outstanding_.pop_back();
 }
 
-void Messages::send(const void* data, size_t bytes, int to, int tag, size_t* pending) {
+void MpiRequests::send(const void* data, size_t bytes, int to, int tag, size_t* pending) {
   auto* at = static_cast<const char*>(data);
   for (size_t left = bytes; left > 0;) {
     const size_t some = std::min(left, kMostMessage);
@@ -45,7 +45,7 @@ void Messages::send(const void* data, size_t bytes, int to, int tag, size_t* pen
   }
 }
 
-void Messages::receive(void* data, size_t bytes, int from, int tag, size_t* pending) {
+void MpiRequests::receive(void* data, size_t bytes, int from, int tag, size_t* pending) {
   auto* at = static_cast<char*>(data);
   for (size_t left = bytes; left > 0;) {
     const size_t some = std::min(left, kMostMessage);
@@ -56,7 +56,7 @@ void Messages::receive(void* data, size_t bytes, int from, int tag, size_t* pend
   }
 }
 
-bool Messages::poll() {
+bool MpiRequests::poll() {
   int count = 0;
   if (requests_.empty()) {
     // Some MPIs call a message sent while it still waits in a queue of their own (UCX, libfabric), which they empty
@@ -73,19 +73,19 @@ bool Messages::poll() {
   std::sort(ended_.begin(), ended_.begin() + count, std::greater<int>());
   for (int i = 0; i < count; ++i) {
     const auto at = static_cast<size_t>(ended_[static_cast<size_t>(i)]);
-    --*messages_[at].pending;
+    --*outstanding_[at].pending;
     remove(at);
   }
   return true;
 }
 
-void Messages::cancel() {
+void MpiRequests::cancel() {
   for (size_t at = 0; at < requests_.size(); ++at) {
-    if (messages_[at].to == kReceived && requests_[at] != MPI_REQUEST_NULL) MPI_Cancel(&requests_[at]);
+    if (outstanding_[at].to == kReceived && requests_[at] != MPI_REQUEST_NULL) MPI_Cancel(&requests_[at]);
   }
 }
 
-bool Messages::only_to(const std::set<int>& gone) {
+bool MpiRequests::only_to(const std::set<int>& gone) {
   bool only = true;
   for (size_t at = requests_.size(); at-- > 0;) {
     int ended = 0;
@@ -93,7 +93,7 @@ bool Messages::only_to(const std::set<int>& gone) {
     if (requests_[at] == MPI_REQUEST_NULL) {
       remove(at);
     } else {
-      only = only && gone.count(messages_[at].to) > 0;
+      only = only && gone.count(outstanding_[at].to) > 0;
     }
   }
   return only;

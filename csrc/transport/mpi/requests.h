@@ -10,9 +10,9 @@
 
 namespace mykv {
 
-class Messages {
+class MpiRequests {
  public:
-  explicit Messages(MPI_Comm comm) : comm_(comm) {}
+  explicit MpiRequests(MPI_Comm comm) : comm_(comm) {}
 
   // Both raise *pending, and poll() lowers it when the memory is free again, or filled.
   void send(const void* data, size_t bytes, int to, int tag, size_t* pending);
@@ -27,7 +27,7 @@ class Messages {
   bool only_to(const std::set<int>& gone);
 
  private:
-  struct Message {
+  struct Outstanding {
     size_t* pending;
     int to;  // or kReceived
   };
@@ -36,7 +36,7 @@ class Messages {
 
   MPI_Comm comm_;
   std::vector<MPI_Request> requests_;
-  std::vector<Message> messages_;  // of each request
+  std::vector<Outstanding> outstanding_;  // of each request
   std::vector<int> ended_;
 };
 

@@ -1,5 +1,5 @@
-// What the hosts' first ranks tell each other about operations (agreement.h), and how it lies in a message: pieces of
-// news, one behind the other. What comes from another host is checked before anything is done with it.
+// What the hosts' first ranks tell each other about operations (agreement.h), and how it goes by MPI: several messages,
+// one behind the other. What comes from another host is checked before anything is done with it.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace mykv {
 
-struct News {
+struct Message {
   enum class Type : uint8_t {
     announce = 1,
     verdict = 2,
@@ -33,8 +33,8 @@ struct News {
 };
 
 // Puts it behind what is in `out`; texts of more than 65535 bytes are cut.
-void encode(const News& news, std::vector<char>* out);
-// All of a message. Throws Error where these bytes are none that encode() makes.
-std::vector<News> decode(const char* data, size_t bytes);
+void encode(const Message& message, std::vector<char>* out);
+// All that came at once. Throws Error where these bytes are none that encode() makes.
+std::vector<Message> decode(const char* data, size_t bytes);
 
 }  // namespace mykv
