@@ -15,11 +15,10 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kShares = 16;          // of a rank's part of them: Due::now and Due::agreed have one each
-constexpr uint32_t kEntriesStep = 64;     // memory is taken for so many of them at a time
-constexpr uint32_t kBuckets = 1 << 16;    // hash chains
-constexpr uint32_t kLogEvents = 1 << 18;  // a rank that lags further behind looks at all its entries instead
-constexpr uint32_t kNone = 0;             // chains hold index + 1, so that zeroed memory is an empty table
+constexpr uint32_t kShares = 16;        // of a rank's part of them: Due::now and Due::agreed have one each
+constexpr uint32_t kEntriesStep = 64;   // memory is taken for so many of them at a time
+constexpr uint32_t kBuckets = 1 << 16;  // hash chains
+constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
 constexpr int64_t kLookUs = 1000000;        // for the table's lock, when somebody only wants to look
 constexpr int64_t kLookNs = 1000000000;     // after the lock's holder, in case it has died
@@ -42,7 +41,7 @@ size_t HostTable::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
   const size_t bytes = round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
                        LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
-                       round_up(sizeof(Place) * kLogEvents) + stride * kEntries;
+                       round_up(EventLog::bytes()) + stride * kEntries;
   return (bytes + 4095) / 4096 * 4096;
 }
 
@@ -59,8 +58,9 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
   launch_order_ = reinterpret_cast<LaunchOrder*>(bells_ + ranks_.size());
   buckets_ = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(launch_order_) + LaunchOrder::bytes(local_size()));
-  log_ = reinterpret_cast<Place*>(reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets));
-  entries_ = reinterpret_cast<char*>(log_) + round_up(sizeof(Place) * kLogEvents);
+  char* const log = reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets);
+  log_.emplace(header_->log_tail, log);
+  entries_ = log + round_up(EventLog::bytes());
   const auto least = static_cast<uint32_t>(kShares * ranks_.size());
   if (places > 0) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
@@ -490,33 +490,7 @@ std::vector<int> HostTable::unresponsive() const {
   return ranks;
 }
 
-void HostTable::append(TableEvent::Type type, uint32_t index) {
-  const uint64_t tail = header_->log_tail.load(std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // a reader of an overwritten place must see the tail move first
-  Place& place = log_[tail % kLogEvents];
-  place.type.store(type, std::memory_order_relaxed);
-  place.entry.store(index, std::memory_order_relaxed);
-  place.generation.store(entry(index).generation, std::memory_order_relaxed);
-  header_->log_tail.store(tail + 1, std::memory_order_seq_cst);
-}
-
-bool HostTable::next_event(TableEvent* event, bool* overrun) {
-  *overrun = false;
-  const uint64_t tail = header_->log_tail.load(std::memory_order_seq_cst);
-  if (log_head_ == tail) return false;
-  const Place& place = log_[log_head_ % kLogEvents];
-  *event = {place.type.load(std::memory_order_relaxed), place.entry.load(std::memory_order_relaxed),
-            place.generation.load(std::memory_order_relaxed)};
-  std::atomic_thread_fence(std::memory_order_acquire);
-  // One place of slack: the writer may be filling the oldest place while it is copied here.
-  if (header_->log_tail.load(std::memory_order_relaxed) - log_head_ >= kLogEvents) {
-    *overrun = true;
-    log_head_ = tail;
-    return true;
-  }
-  ++log_head_;
-  return true;
-}
+void HostTable::append(TableEvent::Type type, uint32_t index) { log_->append({type, index, entry(index).generation}); }
 
 void HostTable::ring_all() {
   for (int r = 0; r < local_size(); ++r) bells_[r].ring();

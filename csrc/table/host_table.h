@@ -15,6 +15,7 @@
 #include "table/bell.h"
 #include "table/departed.h"
 #include "table/entry.h"
+#include "table/event_log.h"
 #include "table/launch_order.h"
 #include "table/table_lock.h"
 
@@ -27,13 +28,6 @@ struct OperationState {
   State state = State::gathering;
   std::vector<int> missing;  // local ranks that have not arrived
   std::vector<int> through;  // local ranks that have, but do not wait: they have refused, or it has ended
-};
-
-struct TableEvent {
-  enum class Type : uint32_t { made, announced, ready, done };  // made: only where a rank listens
-  Type type;
-  uint32_t entry;
-  uint32_t generation;
 };
 
 // Of an operation among all that a rank has been asked for.
@@ -153,7 +147,7 @@ class HostTable {
 
   // The next event that this rank has not seen.
   // `overrun` is set when the log was overwritten before it was read: look at all own entries instead.
-  bool next_event(TableEvent* event, bool* overrun);
+  bool next_event(TableEvent* event, bool* overrun) { return log_->next(event, overrun); }
 
   // The launches of this host's ranks, where this is the table of the world.
   LaunchOrder& launch_order() { return *launch_order_; }
@@ -197,12 +191,6 @@ class HostTable {
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a line of its own, since everybody reads it
   };
-  // A place of the log. A rank that lags far behind may read it while it is written anew, and finds that out after.
-  struct Place {
-    std::atomic<TableEvent::Type> type;
-    std::atomic<uint32_t> entry;
-    std::atomic<uint32_t> generation;
-  };
   ArriveResult arrive_locked(const Arriving& offer);
   void complete_set(ArriveResult& arrival, size_t inline_limit);
   uint32_t* bucket(const Key& key);
@@ -230,9 +218,8 @@ class HostTable {
   LaunchOrder* used_launches_ = nullptr;  // null: nothing goes by NCCL
   std::vector<int> launching_ranks_;
   uint32_t* buckets_;
-  Place* log_;
   char* entries_;
-  uint64_t log_head_ = 0;
+  std::optional<EventLog> log_;
   int64_t looked_ = 0;  // at the lock
   mutable TableLock lock_;
 };

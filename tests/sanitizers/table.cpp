@@ -13,7 +13,6 @@
 namespace mykv::testing {
 
 void log_overruns(uint32_t seed) {
-  constexpr uint64_t kLogEvents = 1 << 18;   // as in host_table.cpp
   constexpr uint32_t kOperations = 3 << 16;  // one and a half times the log, at two events for each operation
   ThreadHost host(2, 4096);
   HostTable first(host.segment(), {0, 1}, 0, 0, false);
@@ -37,7 +36,7 @@ void log_overruns(uint32_t seed) {
   });
   Random random(seed);
   std::string wrong;
-  uint64_t events = 0, overruns = 0, edge = kLogEvents - 2;
+  uint64_t events = 0, overruns = 0, edge = EventLog::kEvents - 2;
   uint64_t last = 0;  // the last event as a number that grows by one
   while (wrong.empty()) {
     const bool was_over = over.load();
@@ -54,7 +53,7 @@ void log_overruns(uint32_t seed) {
     if (overrun) {
       last = 0;
       ++overruns;
-      edge = kLogEvents - below(random, 8);
+      edge = EventLog::kEvents - below(random, 8);
       continue;
     }
     ++events;
