@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "python/group.h"
+#include "python/groups.h"
 #include "timeline/timeline.h"
 
 namespace py = pybind11;
