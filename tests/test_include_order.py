@@ -26,6 +26,8 @@ _ORDER = [
 # Includes nothing of the runtime and above: fuzzers build it without MPI and Python. Only module.cpp includes it.
 _BESIDE = "testing"
 _TOP = "module.cpp"
+# Within transport/: each folder, and the folders that it includes. Files beside them choose among the transports.
+_TRANSPORTS = {"host": [], "mpi": ["host"], "nccl": []}
 
 
 def _includes():
@@ -57,6 +59,14 @@ def test_includes_run_down():
     assert len(includes) > 300
     upward = [f'{file} includes "{included}"' for file, included in includes if _is_upward(file, included)]
     assert not upward, "\n".join([f"{len(upward)} includes run up:", *upward])
+
+
+def test_transports_do_not_include_each_other():
+    folder = re.compile(r"transport/(\w+)/")
+    for file, included in _includes():
+        above, below = folder.match(file), folder.match(included)
+        if above and below and above[1] != below[1]:
+            assert below[1] in _TRANSPORTS[above[1]], f'{file} includes "{included}"'
 
 
 def test_architecture_lists_the_folders_in_this_order():
