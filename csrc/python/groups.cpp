@@ -4,7 +4,6 @@
 #include <mutex>
 
 #include "base/error.h"
-#include "python/group.h"
 #include "world/revoke_on_death.h"
 
 namespace mykv {
