@@ -45,18 +45,18 @@ void require_on_devices(const Request& request) {
 
 }  // namespace
 
-// Whether the memory of a flight is not ready. It takes no slot before, and holds up no stream, so that what comes
+// Whether the memory of a request is not ready. It takes no slot before, and holds up no stream, so that what comes
 // later can overtake it.
-bool Runtime::awaits_device(RequestState& flight) {
-  const auto& after = flight.request.devices->after;
+bool Runtime::awaits_device(RequestState& posted) {
+  const auto& after = posted.request.devices->after;
   try {
-    while (flight.happened < after.size()) {
-      if (!after[flight.happened]->happened()) return true;
-      ++flight.happened;
+    while (posted.happened < after.size()) {
+      if (!after[posted.happened]->happened()) return true;
+      ++posted.happened;
     }
   } catch (const Error& error) {
-    flight.happened = after.size();
-    flight.request.refusal = error.what();
+    posted.happened = after.size();
+    posted.request.refusal = error.what();
   }
   return false;
 }
@@ -64,12 +64,12 @@ bool Runtime::awaits_device(RequestState& flight) {
 void Runtime::begin_copy_in(Part part, const Operation& operation) {
   Copying copying;
   part.staged = true;
-  if (part.flight->recorded) part.copied_in = now_ns();
+  if (part.posted->recorded) part.copied_in = now_ns();
   copying.part = std::move(part);
   copying.operation = operation;
   size_t slots = 0;
   try {
-    if (copying.part.number == 0) require_on_devices(copying.part.flight->request);
+    if (copying.part.number == 0) require_on_devices(copying.part.posted->request);
     copy_from_devices(copying);
     copying.copies = staged_->streams_in.begun();
   } catch (const Error& error) {
@@ -83,7 +83,7 @@ void Runtime::begin_copy_in(Part part, const Operation& operation) {
   }
   slots = (copying.part.slot_bytes > 0) + copying.inputs.size();
   std::lock_guard<std::mutex> lock(mutex_);
-  ++copying.part.flight->under_way;
+  ++copying.part.posted->under_way;
   staged_bytes_ += slots * copying.part.slot_bytes;
   staged_->in.push_back(std::move(copying));
   if (!staged_->slots.problem().empty() && !gpu_told_) {
@@ -95,7 +95,7 @@ void Runtime::begin_copy_in(Part part, const Operation& operation) {
 void Runtime::copy_from_devices(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;
-  const Request& request = part.flight->request;
+  const Request& request = part.posted->request;
   char* const base = world_.segment().base();
   const size_t bytes = std::max<size_t>(op.bytes(), 1);
   part.slot = staged_->slots.allocate(bytes);
@@ -141,7 +141,7 @@ bool Runtime::take_copied_in() {
     }
     join_inputs(copying);
     if (!meet(copying.part, copying.operation, copying.error, false)) {  // the table is full
-      set_crowded_out(copying.part.flight.get());
+      set_crowded_out(copying.part.posted.get());
       ++it;
       continue;
     }
@@ -184,7 +184,7 @@ void Runtime::begin_copy_out(const Part& part) {
   staged_->out.push_back({});
   Copying& copying = staged_->out.back();
   copying.part = part;
-  copying.begun = part.flight->recorded ? now_ns() : 0;
+  copying.begun = part.posted->recorded ? now_ns() : 0;
   gpu::CopyStreams& streams = staged_->streams_out;
   try {
     copy_to_devices(part);
@@ -203,7 +203,7 @@ void Runtime::begin_copy_out(const Part& part) {
 }
 
 void Runtime::copy_to_devices(const Part& part) {
-  const Request& request = part.flight->request;
+  const Request& request = part.posted->request;
   const size_t width = item_size(request.operation.dtype);
   const std::vector<int>& devices = request.devices->outputs;
   const char* const slot = world_.segment().base() + part.slot;
@@ -256,13 +256,13 @@ void Runtime::retire(const std::string& failure) {
 }
 
 std::string Runtime::retired_text(const Part& part) const {
-  return shown_name(part.flight->request.name) + ": " + retired_;
+  return shown_name(part.posted->request.name) + ": " + retired_;
 }
 
 // Its slot belongs to the GPU for good, and so does what keeps its request's memory.
 void Runtime::abandon(Copying& copying) {
   staged_->unsafe = true;
-  keep_for_good(copying.part.flight);
+  keep_for_good(copying.part.posted);
   std::lock_guard<std::mutex> lock(mutex_);
   staged_bytes_ -= copying.part.slot_bytes;
   copying.part.slot_bytes = 0;

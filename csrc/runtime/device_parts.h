@@ -32,7 +32,7 @@ struct Staged {
   gpu::CopyStreams streams_in, streams_out;
   std::list<Copying> in;   // on their way to the host's table
   std::list<Copying> out;  // on their way back
-  bool gated = false;      // some flight waits for a stream of its caller's
+  bool gated = false;      // some request waits for a stream of its caller's
   bool unsafe = false;     // a GPU may still use the slots when the runtime ends
 };
 

@@ -118,21 +118,21 @@ std::vector<Waiting> Runtime::waiting(double least_seconds, const std::string& n
 }
 
 std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::string& name) {
-  // The oldest part of each flight.
+  // The oldest part of each request.
   std::map<const RequestState*, Part> oldest;
   int64_t now;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     now = coarse_now_ns();
     for (const auto& [entry, part] : parts_) {
-      if (!name.empty() && part.flight->request.name != name) continue;
+      if (!name.empty() && part.posted->request.name != name) continue;
       if (static_cast<double>(now - part.since) * 1e-9 < least_seconds) continue;
-      const auto [it, is_new] = oldest.emplace(part.flight.get(), part);
+      const auto [it, is_new] = oldest.emplace(part.posted.get(), part);
       if (!is_new && part.since < it->second.since) it->second = part;
     }
   }
   std::vector<Part> parts;
-  for (auto& [flight, part] : oldest) parts.push_back(std::move(part));
+  for (auto& [posted, part] : oldest) parts.push_back(std::move(part));
   std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.since < b.since; });
 
   const std::vector<int>& host = world_.hosts()[static_cast<size_t>(world_.host())];
@@ -147,7 +147,7 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
     const OperationState operation_state = table_.operation_state(part.key);
     if (!operation_state.waiting) continue;
     Waiting& one = result.emplace_back();
-    one.name = part.flight->request.name;
+    one.name = part.posted->request.name;
     one.seconds = static_cast<double>(now - part.since) * 1e-9;
     one.missing = ranks_of(host, operation_state.missing);
     one.unresponsive = unresponsive;
@@ -260,7 +260,7 @@ void Runtime::give_up(const std::unordered_map<std::string, std::string>& reason
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [entry, part] : parts_) {
-      const auto found = reasons.find(part.flight->request.name);
+      const auto found = reasons.find(part.posted->request.name);
       if (found != reasons.end()) keys.emplace_back(part.key, found->second);
     }
     if (world_.hosts().size() > 1) {

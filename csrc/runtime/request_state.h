@@ -1,4 +1,4 @@
-// A request on its way: it flies as one part or as several, each of which meets the other ranks on its own.
+// A posted request and how far it is. It is cut into parts that are matched one by one.
 #pragma once
 
 #include <memory>
@@ -30,7 +30,7 @@ struct RequestState {
   Piece piece(size_t number) const;
 
   Request request;
-  uint64_t number = 0;  // of its first part, among the parts of all flights; see Transport::owner
+  uint64_t number = 0;  // of its first part, among the parts of all requests; see Transport::owner
   uint64_t age = 0;     // the number of its ticket
   // Of several parts between hosts, when these have agreed on the first: its place in their order.
   std::optional<uint64_t> sequence;
@@ -47,12 +47,12 @@ struct RequestState {
   std::string error;
   bool recorded = false;  // by the timeline; never changes, as the next one
   int64_t begun = 0;
-  std::unique_ptr<RequestRecord> record;  // until the end of the flight
+  std::unique_ptr<RequestRecord> record;  // until the end of the request
 };
 
-// One part of a flight, in the host's table under one entry.
+// One part of a request, in the host's table under one entry.
 struct Part {
-  std::shared_ptr<RequestState> flight;
+  std::shared_ptr<RequestState> posted;
   size_t number = 0;
   size_t begin = 0;  // elements
   size_t count = 0;

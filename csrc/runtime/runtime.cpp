@@ -140,68 +140,68 @@ void Runtime::post(Request request) {
     layers_->post(*this, std::move(request));
     return;
   }
-  auto flight = std::make_shared<RequestState>();
-  flight->request = std::move(request);
+  auto posted = std::make_shared<RequestState>();
+  posted->request = std::move(request);
   try {
-    post_checked(flight);
+    post_checked(posted);
   } catch (const TableGivenUp&) {
     std::string why;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (flight->ended) return;
+      if (posted->ended) return;
       if (stopped_.empty()) {
         // The thread is about to break down, and ends it with all others, with the cause.
-        flight->next = 0;
-        posted_.push_back(flight);
+        posted->next = 0;
+        posted_.push_back(posted);
         table_.bell(world_.local_rank()).ring();
         return;
       }
       why = stopped_;
     }
-    end_refused(*flight, why);
+    end_refused(*posted, why);
   } catch (const std::exception& error) {
-    end_refused(*flight, error.what());
+    end_refused(*posted, error.what());
   }
 }
 
-void Runtime::end_refused(RequestState& flight, const std::string& why) {
+void Runtime::end_refused(RequestState& posted, const std::string& why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (std::exchange(flight.ended, true)) return;
+    if (std::exchange(posted.ended, true)) return;
   }
-  const std::string text = shown_name(flight.request.name) + ": " + why;
-  end(flight, &text);
+  const std::string text = shown_name(posted.request.name) + ": " + why;
+  end(posted, &text);
 }
 
-void Runtime::post_checked(const std::shared_ptr<RequestState>& flight) {
+void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   if (forked()) throw Error("mykv works only in the process that initialized it, not in a fork of it");
-  Request& request = flight->request;
+  Request& request = posted->request;
   const Operation& op = request.operation;
-  if (Timeline::on()) flight->record = Timeline::instance().record();
-  flight->recorded = flight->record != nullptr;
-  if (flight->recorded) flight->begun = flight->record->begin;
-  flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
-  flight->age = request.ticket ? request.ticket->number() : 0;
-  flight->cut(options_.part_bytes);
+  if (Timeline::on()) posted->record = Timeline::instance().record();
+  posted->recorded = posted->record != nullptr;
+  if (posted->recorded) posted->begun = posted->record->begin;
+  posted->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
+  posted->age = request.ticket ? request.ticket->number() : 0;
+  posted->cut(options_.part_bytes);
   // Parts end in any order, and the owner of one reads and writes the arrays themselves.
   const bool may_be_owned = (request.scattered || request.inputs.size() == 1) && op.bytes() > kPostInlineBytes;
-  if (request.refusal.empty() && (flight->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
+  if (request.refusal.empty() && (posted->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
   const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
-  bool direct = op.road != Road::nccl && flight->parts == 1 && (!request.refusal.empty() || ready);
+  bool direct = op.road != Road::nccl && posted->parts == 1 && (!request.refusal.empty() || ready);
   for (;;) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!stopped_.empty()) throw Error(stopped_);
       if (!direct) {
-        posted_.push_back(flight);
+        posted_.push_back(posted);
         break;
       }
-      flight->next = 1;
+      posted->next = 1;
     }
     if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
-    if (send_part(flight, 0, true)) return;
-    flight->next = 0;
+    if (send_part(posted, 0, true)) return;
+    posted->next = 0;
     direct = false;
   }
   table_.bell(world_.local_rank()).ring();
@@ -472,16 +472,16 @@ void Runtime::sleep(uint32_t seen) {
 }
 
 bool Runtime::take_posted() {
-  std::deque<std::shared_ptr<RequestState>> posted;
+  std::deque<std::shared_ptr<RequestState>> taken;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    posted.swap(posted_);
+    taken.swap(posted_);
   }
-  for (auto& flight : posted) {
-    waiting_.add(flight);
-    if (listening_) offered_.push_back(SendQueue::key_of(*flight));
+  for (auto& posted : taken) {
+    waiting_.add(posted);
+    if (listening_) offered_.push_back(SendQueue::key_of(*posted));
   }
-  return !posted.empty();
+  return !taken.empty();
 }
 
 bool Runtime::take_events() {
@@ -521,12 +521,12 @@ void Runtime::handle_event(const TableEvent& event) {
       }
       return;
     case TableEvent::Type::ready:
-      part.flight->agreed = true;
-      if (listening_) offered_.push_back(SendQueue::key_of(*part.flight));  // others may be ahead with its next parts
+      part.posted->agreed = true;
+      if (listening_) offered_.push_back(SendQueue::key_of(*part.posted));  // others may be ahead with its next parts
       if (std::exchange(part.started, true)) return;
       note_agreed(part);
       moving_parts_ += part.slot_bytes > kPostInlineBytes;
-      if (part.flight->recorded && world_.hosts().size() > 1) {
+      if (part.posted->recorded && world_.hosts().size() > 1) {
         part.agreed = now_ns();
         part.hosts = agreement_.take_arrivals(table_.entry(event.entry).key);
       }
@@ -568,7 +568,7 @@ void Runtime::give_up_owed(uint32_t entry) {
 // The other hosts have agreed on a part.
 void Runtime::note_agreed(const Part& part) {
   if (world_.hosts().size() == 1 || part.number > 0) return;
-  waiting_.agree(*part.flight, table_.entry(part.entry).sequence);
+  waiting_.agree(*part.posted, table_.entry(part.entry).sequence);
 }
 
 // The log was overwritten before this rank read it: what happened is read off the entries themselves.
@@ -629,27 +629,28 @@ void Runtime::leave(const std::string& reason) {
   for (const auto& one : own_runtimes()) one->leave(reason);
 }
 
-// The last that happens to a flight.
-void Runtime::end(RequestState& flight, const std::string* error) {
-  if (flight.recorded) record_end(flight, error);
-  flight.request.ticket.reset();
-  flight.request.done(error);
+// The last that happens to a request.
+void Runtime::end(RequestState& posted, const std::string* error) {
+  if (posted.recorded) record_end(posted, error);
+  posted.request.ticket.reset();
+  posted.request.done(error);
 }
 
 // Ends everything this rank still has, without the help of others.
 void Runtime::end_all(const std::string& reason) {
-  std::vector<std::shared_ptr<RequestState>> flights;
+  std::vector<std::shared_ptr<RequestState>> requests;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = reason;
-    for (auto& [entry, part] : parts_) flights.push_back(part.flight);
-    for (const Copying& copying : staged_->in) flights.push_back(copying.part.flight);
-    for (const Copying& copying : staged_->out) flights.push_back(copying.part.flight);
-    for (auto& finished : finished_) flights.push_back(finished.part.flight);
-    for (auto& flight : posted_) flights.push_back(flight);
-    for (auto& [priority, flight] : waiting_) flights.push_back(flight);
-    flights.erase(std::remove_if(flights.begin(), flights.end(), [](auto& f) { return std::exchange(f->ended, true); }),
-                  flights.end());
+    for (auto& [entry, part] : parts_) requests.push_back(part.posted);
+    for (const Copying& copying : staged_->in) requests.push_back(copying.part.posted);
+    for (const Copying& copying : staged_->out) requests.push_back(copying.part.posted);
+    for (auto& finished : finished_) requests.push_back(finished.part.posted);
+    for (auto& posted : posted_) requests.push_back(posted);
+    for (auto& [priority, posted] : waiting_) requests.push_back(posted);
+    requests.erase(
+        std::remove_if(requests.begin(), requests.end(), [](auto& f) { return std::exchange(f->ended, true); }),
+        requests.end());
     parts_.clear();
     posted_.clear();
     crowded_out_since_ = 0;
@@ -658,9 +659,9 @@ void Runtime::end_all(const std::string& reason) {
   waiting_.clear();
   offered_.clear();
   drop_copies();
-  for (auto& flight : flights) {
-    const std::string text = shown_name(flight->request.name) + ": " + reason;
-    end(*flight, &text);
+  for (auto& posted : requests) {
+    const std::string text = shown_name(posted->request.name) + ": " + reason;
+    end(*posted, &text);
   }
 }
 

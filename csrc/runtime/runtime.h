@@ -140,10 +140,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool start_oldest(bool room);
   void listen();
   void offer_all();
-  Due due(const RequestState& flight, size_t number) const;
-  void set_crowded_out(const RequestState* flight);
-  bool send_part(const std::shared_ptr<RequestState>& flight, size_t number, bool may_run_inline);
-  void post_checked(const std::shared_ptr<RequestState>& flight);
+  Due due(const RequestState& posted, size_t number) const;
+  void set_crowded_out(const RequestState* posted);
+  bool send_part(const std::shared_ptr<RequestState>& posted, size_t number, bool may_run_inline);
+  void post_checked(const std::shared_ptr<RequestState>& posted);
   void handle_event(const TableEvent& event);
   bool is_owed(const Part& part);
   [[noreturn]] void give_up_owed(uint32_t entry);
@@ -156,8 +156,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void account(const Part& part, const std::string& error);
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
-  void end(RequestState& flight, const std::string* error);
-  void end_refused(RequestState& flight, const std::string& why);
+  void end(RequestState& posted, const std::string* error);
+  void end_refused(RequestState& posted, const std::string& why);
   void end_all(const std::string& reason);
   void tell_departure();
   bool take_wishes();
@@ -171,7 +171,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void settle(const std::vector<uint32_t>& mine);
   bool withdraw(const Part& part);
   // Arrays on GPUs that go through slots (device_parts.cpp).
-  bool awaits_device(RequestState& flight);
+  bool awaits_device(RequestState& posted);
   void begin_copy_in(Part part, const Operation& operation);
   void copy_from_devices(Copying& copying);
   bool take_copied_in();
@@ -189,7 +189,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<uint32_t> entries();
   // For the timeline (timeline_notes.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
-  void record_end(RequestState& flight, const std::string* error);
+  void record_end(RequestState& posted, const std::string* error);
   void record_awake();
 
   const pid_t process_ = getpid();

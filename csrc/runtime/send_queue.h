@@ -19,10 +19,10 @@ class SendQueue {
  public:
   using Place = ByPriority::iterator;
 
-  void add(const std::shared_ptr<RequestState>& flight) {
-    const Place place = flights_.emplace(-int64_t{flight->request.operation.priority}, flight);
-    ages_.emplace(age_of(*flight), place);
-    if (indexed_) index_.emplace(key_of(*flight), place);
+  void add(const std::shared_ptr<RequestState>& posted) {
+    const Place place = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
+    ages_.emplace(age_of(*posted), place);
+    if (indexed_) index_.emplace(key_of(*posted), place);
   }
   void erase(Place place) {
     ages_.erase(age_of(*place->second));
@@ -31,37 +31,37 @@ class SendQueue {
       if (found != index_.end() && found->second == place) index_.erase(found);
     }
     if (look_ == place) ++look_;
-    flights_.erase(place);
+    requests_.erase(place);
   }
   void clear() {
     ages_.clear();
     index_.clear();
     sequences_.clear();
-    flights_.clear();
-    look_ = flights_.end();
+    requests_.clear();
+    look_ = requests_.end();
   }
 
-  bool empty() const { return flights_.empty(); }
-  Place begin() { return flights_.begin(); }
-  Place end() { return flights_.end(); }
+  bool empty() const { return requests_.empty(); }
+  Place begin() { return requests_.begin(); }
+  Place end() { return requests_.end(); }
   // In the order in which they were asked for; each `second` is a place.
   const ByAge& by_age() const { return ages_; }
-  // All hosts have agreed on the first part of a flight of several.
-  void agree(RequestState& flight, uint64_t sequence) {
-    if (ages_.count(age_of(flight)) == 0) return;  // it has no other
-    flight.sequence = sequence;
+  // All hosts have agreed on the first part of a request of several.
+  void agree(RequestState& posted, uint64_t sequence) {
+    if (ages_.count(age_of(posted)) == 0) return;  // it has no other
+    posted.sequence = sequence;
     sequences_.insert(sequence);
   }
   // Whether it is the one that they agreed on first, of those of which this rank has not brought all parts.
-  bool is_first_agreed(const RequestState& flight) const {
-    return flight.sequence && !sequences_.empty() && *flight.sequence == *sequences_.begin();
+  bool is_first_agreed(const RequestState& posted) const {
+    return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }
   // All parts have arrived.
-  void forget(const RequestState& flight) {
-    if (flight.sequence) sequences_.erase(*flight.sequence);
+  void forget(const RequestState& posted) {
+    if (posted.sequence) sequences_.erase(*posted.sequence);
   }
-  // The key of a flight's first part. To be looked up by it, flights must be indexed.
-  static Key key_of(const RequestState& flight) { return make_key(flight.request.name, flight.request.turn, 0); }
+  // The key of a request's first part. To be looked up by it, requests must be indexed.
+  static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
   void index() {
     indexed_ = true;
     for (Place place = begin(); place != end(); ++place) index_.emplace(key_of(*place->second), place);
@@ -82,14 +82,14 @@ class SendQueue {
   struct Hash {
     size_t operator()(const Key& key) const { return key.low; }
   };
-  static Age age_of(const RequestState& flight) { return {flight.age, &flight}; }
+  static Age age_of(const RequestState& posted) { return {posted.age, &posted}; }
 
-  ByPriority flights_;
+  ByPriority requests_;
   ByAge ages_;
   bool indexed_ = false;
   std::unordered_map<Key, Place, Hash> index_;
   std::set<uint64_t> sequences_;
-  Place look_ = flights_.end();
+  Place look_ = requests_.end();
 };
 
 }  // namespace mykv

@@ -60,11 +60,11 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
     }
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  RequestRecord* const record = part.flight->record.get();
+  RequestRecord* const record = part.posted->record.get();
   if (record == nullptr) return;
   if (record->parts.empty()) {
-    record->parts.reserve(part.flight->parts);
-    record->arrivals.reserve(part.flight->parts * (static_cast<size_t>(world_.local_size()) + part.hosts.size()));
+    record->parts.reserve(part.posted->parts);
+    record->arrivals.reserve(part.posted->parts * (static_cast<size_t>(world_.local_size()) + part.hosts.size()));
   }
   times.arrivals = record->arrivals.size();
   for (int r = 0; r < world_.local_size(); ++r) {
@@ -78,22 +78,22 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   record->parts.push_back(times);
 }
 
-void Runtime::record_end(RequestState& flight, const std::string* error) {
+void Runtime::record_end(RequestState& posted, const std::string* error) {
   std::unique_ptr<RequestRecord> record;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    record = std::move(flight.record);
+    record = std::move(posted.record);
   }
   if (!record) return;
   const int64_t copied_out = record->parts.empty() ? 0 : record->parts.back().copy_out.end;
   record->end = error == nullptr && copied_out != 0 ? copied_out : now_ns();
-  record->name = flight.request.name;
-  record->signature = shown(flight.request.signature);
+  record->name = posted.request.name;
+  record->signature = shown(posted.request.signature);
   if (error != nullptr) record->error = *error;
-  record->bytes = flight.request.operation.bytes();
-  record->turn = flight.request.turn;
-  record->priority = flight.request.operation.priority;
-  record->parts_planned = flight.parts;
+  record->bytes = posted.request.operation.bytes();
+  record->turn = posted.request.turn;
+  record->priority = posted.request.operation.priority;
+  record->parts_planned = posted.parts;
   Timeline::instance().add(std::move(record));
 }
 

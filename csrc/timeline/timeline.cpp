@@ -44,7 +44,7 @@ class WithoutSignals {
 }  // namespace
 
 void Timeline::Batch::clear() {
-  flights.clear();
+  requests.clear();
   awake.clear();
   dropped = 0;
   weight = 0;
@@ -124,33 +124,33 @@ bool Timeline::started() {
 
 std::unique_ptr<RequestRecord> Timeline::record() {
   if (!on()) return nullptr;
-  std::unique_ptr<RequestRecord> flight;
+  std::unique_ptr<RequestRecord> request;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!spare_.empty()) {
-      flight = std::move(spare_.back());
+      request = std::move(spare_.back());
       spare_.pop_back();
     }
   }
-  if (!flight) flight = std::make_unique<RequestRecord>();
-  flight->session = session();
-  flight->begin = now_ns();
-  return flight;
+  if (!request) request = std::make_unique<RequestRecord>();
+  request->session = session();
+  request->begin = now_ns();
+  return request;
 }
 
-void Timeline::add(std::unique_ptr<RequestRecord> flight) {
-  const size_t weight = flight->parts.size() + 1;
+void Timeline::add(std::unique_ptr<RequestRecord> request) {
+  const size_t weight = request->parts.size() + 1;
   bool many;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!active_ || flight->session != session()) return;
+    if (!active_ || request->session != session()) return;
     if (batch_.weight > kMost) {
       ++batch_.dropped;
       return;
     }
     many = batch_.weight < kMany && batch_.weight + weight >= kMany;
     batch_.weight += weight;
-    batch_.flights.push_back(std::move(flight));
+    batch_.requests.push_back(std::move(request));
   }
   if (many) news_.notify_one();
 }
@@ -181,12 +181,12 @@ void Timeline::run(TraceFile file, TraceRows rows) {
     const auto write_out = [&](size_t unless_smaller) {
       if (failure == 0 && text.size() > unless_smaller) failure = file.append(&text);
     };
-    for (const auto& flight : batch.flights) {
-      rows.write(*flight, &text);
+    for (const auto& request : batch.requests) {
+      rows.write(*request, &text);
       write_out(kTextBytes);
     }
     for (const AwakeRecord& awake : batch.awake) rows.write(awake, &text);
-    for (auto& flight : batch.flights) flight->clear();
+    for (auto& request : batch.requests) request->clear();
     if (batch.dropped > 0) rows.write_dropped(batch.dropped, &text);
     write_out(0);
     {
@@ -197,8 +197,8 @@ void Timeline::run(TraceFile file, TraceRows rows) {
         batch_ = {};
         return;
       }
-      for (auto& flight : batch.flights) {
-        if (spare_.size() < kSpare) spare_.push_back(std::move(flight));
+      for (auto& request : batch.requests) {
+        if (spare_.size() < kSpare) spare_.push_back(std::move(request));
       }
     }
     batch.clear();

@@ -49,7 +49,7 @@ class Timeline {
   std::unique_ptr<RequestRecord> record();
   uint64_t session() const { return session_.load(std::memory_order_relaxed); }
   // Of an earlier session: is dropped.
-  void add(std::unique_ptr<RequestRecord> flight);
+  void add(std::unique_ptr<RequestRecord> request);
   void add(AwakeRecord awake);
 
   // While one of these lives, `flag` in the memory shared by a host counts the timelines that need its ranks' stamps.
@@ -66,7 +66,7 @@ class Timeline {
 
  private:
   struct Batch {
-    std::vector<std::unique_ptr<RequestRecord>> flights;
+    std::vector<std::unique_ptr<RequestRecord>> requests;
     std::vector<AwakeRecord> awake;
     uint64_t dropped = 0;
     size_t weight = 0;  // parts

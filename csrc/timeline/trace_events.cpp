@@ -74,8 +74,8 @@ void put_order(std::string* out, const ArrivalRecord* begin, uint32_t count, con
 }
 
 // Members of args, each with a comma before it.
-void put_arrivals(std::string* out, const RequestRecord& flight, const PartRecord& part) {
-  const ArrivalRecord* const first = flight.arrivals.data() + part.arrivals;
+void put_arrivals(std::string* out, const RequestRecord& request, const PartRecord& part) {
+  const ArrivalRecord* const first = request.arrivals.data() + part.arrivals;
   put_order(out, first, part.ranks, ",\"order\":[", ",\"late_ms\":[");
   put_order(out, first + part.ranks, part.hosts, ",\"host_order\":[", ",\"host_late_ms\":[");
 }
@@ -139,47 +139,48 @@ void TraceRows::bar(int lane, std::string_view name, int64_t begin, int64_t end,
   put_text(out, name);
 }
 
-void TraceRows::write(const RequestRecord& flight, std::string* out) {
-  const std::string row = row_of(flight.name);
-  const int tid = lane(row, flight.begin, flight.end, false, out);
+void TraceRows::write(const RequestRecord& request, std::string* out) {
+  const std::string row = row_of(request.name);
+  const int tid = lane(row, request.begin, request.end, false, out);
   // "allreduce sum of float32 (3, 4)": the bar is called by what is done, its args tell the rest.
-  bar(tid, std::string_view(flight.signature).substr(0, flight.signature.find(" of ")), flight.begin, flight.end, out);
+  bar(tid, std::string_view(request.signature).substr(0, request.signature.find(" of ")), request.begin, request.end,
+      out);
   put(out, ",\"args\":{\"bytes\":");
-  put_number(out, static_cast<int64_t>(flight.bytes));
+  put_number(out, static_cast<int64_t>(request.bytes));
   put(out, ",\"turn\":");
-  put_number(out, static_cast<int64_t>(flight.turn));
-  if (row != flight.name) {
+  put_number(out, static_cast<int64_t>(request.turn));
+  if (row != request.name) {
     put(out, ",\"operation\":");
-    put_text(out, flight.name);
+    put_text(out, request.name);
   }
   put(out, ",\"signature\":");
-  put_text(out, flight.signature);
-  if (flight.priority != 0) {
+  put_text(out, request.signature);
+  if (request.priority != 0) {
     put(out, ",\"priority\":");
-    put_number(out, flight.priority);
+    put_number(out, request.priority);
   }
-  if (flight.parts_planned > 1) {
+  if (request.parts_planned > 1) {
     put(out, ",\"parts\":");
-    put_number(out, static_cast<int64_t>(flight.parts_planned));
+    put_number(out, static_cast<int64_t>(request.parts_planned));
   }
-  if (!flight.error.empty()) {
+  if (!request.error.empty()) {
     put(out, ",\"error\":");
-    put_text(out, flight.error);
+    put_text(out, request.error);
   }
-  const auto first = std::find_if(flight.parts.begin(), flight.parts.end(), [](auto& p) { return p.number == 0; });
-  if (first != flight.parts.end()) put_arrivals(out, flight, *first);
+  const auto first = std::find_if(request.parts.begin(), request.parts.end(), [](auto& p) { return p.number == 0; });
+  if (first != request.parts.end()) put_arrivals(out, request, *first);
   put(out, "}}");
-  for (const PhasePiece& piece : phases_of(flight)) write_phase(flight, piece, tid, out);
+  for (const PhasePiece& piece : phases_of(request)) write_phase(request, piece, tid, out);
 }
 
-void TraceRows::write_phase(const RequestRecord& flight, const PhasePiece& piece, int tid, std::string* out) const {
-  const PartRecord& part = flight.parts[piece.part];
+void TraceRows::write_phase(const RequestRecord& request, const PhasePiece& piece, int tid, std::string* out) const {
+  const PartRecord& part = request.parts[piece.part];
   const bool waiting = piece.phase == Phase::wait;
   bar(tid, phase_name(piece.phase), piece.begin, piece.end, out);
-  if (flight.parts_planned > 1 || waiting) {
+  if (request.parts_planned > 1 || waiting) {
     put(out, ",\"args\":{\"part\":");
     put_number(out, part.number);
-    if (waiting) put_arrivals(out, flight, part);
+    if (waiting) put_arrivals(out, request, part);
     put(out, "}");
   }
   put(out, "}");
@@ -191,13 +192,13 @@ void TraceRows::write(const AwakeRecord& awake, std::string* out) {
   put(out, "}");
 }
 
-void TraceRows::write_dropped(uint64_t flights, std::string* out) {
+void TraceRows::write_dropped(uint64_t requests, std::string* out) {
   put(out, ",\n{\"ph\":\"i\",\"s\":\"p\",\"pid\":");
   put_number(out, rank_);
   put(out, ",\"tid\":0,\"ts\":");
   put_thousandth(out, now_ns() - zero_);
   put(out, ",\"name\":\"operations left out, the file could not be written fast enough\",\"args\":{\"operations\":");
-  put_number(out, static_cast<int64_t>(flights));
+  put_number(out, static_cast<int64_t>(requests));
   put(out, "}}");
 }
 

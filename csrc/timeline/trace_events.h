@@ -21,9 +21,9 @@ class TraceRows {
 
   static std::string first_event(int rank);
   // These append to `out` each event with ",\n" before it.
-  void write(const RequestRecord& flight, std::string* out);
+  void write(const RequestRecord& request, std::string* out);
   void write(const AwakeRecord& awake, std::string* out);
-  void write_dropped(uint64_t flights, std::string* out);
+  void write_dropped(uint64_t requests, std::string* out);
 
  private:
   struct Lane {
@@ -32,7 +32,7 @@ class TraceRows {
   };
   int lane(const std::string& row, int64_t begin, int64_t end, bool on_top, std::string* out);
   void bar(int lane, std::string_view name, int64_t begin, int64_t end, std::string* out) const;
-  void write_phase(const RequestRecord& flight, const PhasePiece& piece, int tid, std::string* out) const;
+  void write_phase(const RequestRecord& request, const PhasePiece& piece, int tid, std::string* out) const;
 
   int rank_;
   int64_t zero_;

@@ -11,17 +11,17 @@ constexpr size_t kPhases = 6;
 constexpr int64_t kShortest = 100;  // ns; shorter pieces are not shown
 
 // All phases of all parts, which overlap.
-std::vector<PhasePiece> collect(const RequestRecord& flight) {
+std::vector<PhasePiece> collect(const RequestRecord& request) {
   std::vector<PhasePiece> all;
-  all.reserve(flight.parts.size() * 5);
-  for (size_t i = 0; i < flight.parts.size(); ++i) {
+  all.reserve(request.parts.size() * 5);
+  for (size_t i = 0; i < request.parts.size(); ++i) {
     const auto add = [&](Phase phase, const PartRecord::Interval& interval) {
       if (interval.begin == 0) return;
-      const int64_t begin = std::max(interval.begin, flight.begin);
-      const int64_t end = std::min(interval.end, flight.end);
+      const int64_t begin = std::max(interval.begin, request.begin);
+      const int64_t end = std::min(interval.end, request.end);
       if (begin < end) all.push_back({phase, i, begin, end});
     };
-    const PartRecord& part = flight.parts[i];
+    const PartRecord& part = request.parts[i];
     add(Phase::copy_in, part.copy_in);
     add(Phase::wait, part.wait);
     add(Phase::reduce, part.reduce);
@@ -53,14 +53,14 @@ const char* phase_name(Phase phase) {
   return kNames[static_cast<size_t>(phase)];
 }
 
-std::vector<PhasePiece> phases_of(const RequestRecord& flight) {
+std::vector<PhasePiece> phases_of(const RequestRecord& request) {
   struct Edge {
     int64_t time;
     size_t piece;
     bool opens;
   };
-  std::vector<PhasePiece> all = collect(flight);
-  if (flight.parts.size() <= 1) {
+  std::vector<PhasePiece> all = collect(request);
+  if (request.parts.size() <= 1) {
     in_sequence(&all);
     return all;
   }

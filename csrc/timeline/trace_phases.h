@@ -20,7 +20,7 @@ struct PhasePiece {
   int64_t end;
 };
 
-// Disjoint, in the order of time, within the flight's own times.
-std::vector<PhasePiece> phases_of(const RequestRecord& flight);
+// Disjoint, in the order of time, within the request's own times.
+std::vector<PhasePiece> phases_of(const RequestRecord& request);
 
 }  // namespace mykv
