@@ -4,20 +4,25 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "agreement/inbox.h"
+#include "base/error.h"
+#include "base/planted_faults.h"
 #include "kernels/kernels.h"
 #include "memory/headroom.h"
+#include "python/attached_bridge.h"
+#include "python/buckets.h"
 #include "python/compressor.h"
 #include "python/failed_end.h"
 #include "python/gpu.h"
 #include "python/group.h"
+#include "python/groups.h"
 #include "python/mpi_exit.h"
+#include "python/options.h"
 #include "python/region.h"
+#include "python/stalls.h"
 #include "python/timeline.h"
-#include "runtime/error.h"
-#include "runtime/inbox.h"
-#include "runtime/meeting.h"
-#include "testing/faults.h"
 #include "testing/parsers.h"
+#include "world/revoke_on_death.h"
 
 namespace py = pybind11;
 
@@ -25,38 +30,6 @@ namespace mykv {
 namespace {
 
 py::object* g_failure_type = new py::object;  // MXNetError, for operations that fail inside a push
-
-RuntimeOptions options_from(const py::dict& given) {
-  RuntimeOptions options;
-  for (const auto& item : given) {
-    const auto key = py::cast<std::string>(item.first);
-    if (key == "virtual_hosts") {
-      options.world.virtual_hosts = py::cast<int>(item.second);
-    } else if (key == "part_bytes") {
-      options.part_bytes = py::cast<size_t>(item.second);
-    } else if (key == "table_places") {
-      options.world.table_places = std::max<size_t>(py::cast<size_t>(item.second), 1);
-    } else if (key == "staging_bytes") {
-      options.staging_bytes = py::cast<size_t>(item.second);
-    } else if (key == "versions") {
-      for (const auto& [name, version] : py::cast<py::dict>(item.second))
-        options.world.versions.emplace_back(py::cast<std::string>(name), py::cast<std::string>(version));
-    } else if (key == "network_bytes") {
-      options.network_bytes = py::cast<size_t>(item.second);
-    } else if (key == "compress_bytes") {
-      options.compress_bytes = py::cast<size_t>(item.second);
-    } else if (key == "stall_abort_ms") {
-      options.stall_abort_ms = py::cast<size_t>(item.second);
-    } else if (key == "gpu") {
-      options.gpu.road = py::cast<std::string>(item.second);
-    } else if (key == "gpu_hosts") {
-      options.gpu.hosts = py::cast<std::string>(item.second);
-    } else {
-      throw py::value_error("mykv_core.init() has no option '" + key + "'");
-    }
-  }
-  return options;
-}
 
 void init(int comm, const py::dict& given) {
   if (world_group()) throw Error("mykv is initialized already");
@@ -167,7 +140,8 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def(
       "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),
       "Whether lose() is called soon after a process has died: then errors that come from a death name it.");
-  m.def("begin_again", &Meeting::begin_again, "After lose(): those that are left know of each other, and will init().");
+  m.def("begin_again", &RevokeOnDeath::begin_again,
+        "After lose(): those that are left know of each other, and will init().");
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
   m.def("build_info", &build_info);
@@ -188,7 +162,8 @@ PYBIND11_MODULE(mykv_core, m) {
         if (!testing::plant(fault, count)) throw py::value_error("there is no fault '" + fault + "'");
       },
       py::arg("fault"), py::arg("count"),
-      "For tests: let the count-th chance from now on be a fault, one of those in csrc/testing/faults.h; 0: none.");
+      "For tests: let the count-th chance from now on be a fault, one of those in csrc/base/planted_faults.h; 0: "
+      "none.");
   py::class_<Inbox>(m, "Inbox", "For tests: what the core receives messages of other hosts with.")
       .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
       .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {

@@ -8,10 +8,10 @@
 #include <mutex>
 #include <vector>
 
+#include "base/error.h"
 #include "compress/compress_path.h"
 #include "compress/compressors.h"
 #include "kernels/float_mode.h"
-#include "runtime/error.h"
 
 namespace mykv::compress {
 

@@ -7,7 +7,7 @@
 #include <locale>
 #include <sstream>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace mykv::compress {
 

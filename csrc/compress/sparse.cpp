@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace mykv::compress {
 

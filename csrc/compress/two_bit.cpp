@@ -1,9 +1,9 @@
 // '2bit', MXNet's own: of each element threshold, -threshold or nothing is sent, in two bits. N. Strom, "Scalable
 // Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015, sends the same values as a sparse
 // list; the two bits are MXNet's (docs, "Gradient Compression").
+#include "base/error.h"
 #include "compress/compress_path.h"
 #include "compress/compressors.h"
-#include "runtime/error.h"
 
 namespace mykv::compress {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/error.h"
 #include "gpu/libraries.h"
-#include "runtime/error.h"
 
 namespace mykv::gpu {
 

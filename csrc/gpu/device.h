@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "gpu/cuda.h"
+#include "gpu/cuda_api.h"
 
 namespace mykv::gpu {
 

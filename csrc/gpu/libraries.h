@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "gpu/cuda.h"
-#include "gpu/nccl.h"
+#include "gpu/cuda_api.h"
+#include "gpu/nccl_api.h"
 
 namespace mykv::gpu {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace mykv::gpu {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "gpu/libraries.h"
-#include "runtime/error.h"
 
 namespace mykv::gpu {
 

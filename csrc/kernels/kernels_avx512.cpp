@@ -14,7 +14,7 @@ const KernelPath* avx512_kernels() {
 }  // namespace mykv
 
 #else
-#include "kernels/kernel_path.h"
+#include "kernels/instruction_set.h"
 
 namespace mykv {
 

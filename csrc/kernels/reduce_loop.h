@@ -3,7 +3,7 @@
 // Included once by each kernels_*.cpp, like vector_elements.h.
 #pragma once
 
-#include "kernels/kernel_path.h"
+#include "kernels/instruction_set.h"
 #include "kernels/vector_elements.h"
 
 namespace mykv {

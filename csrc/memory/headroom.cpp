@@ -5,7 +5,7 @@
 #include <limits>
 #include <sstream>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace mykv {
 

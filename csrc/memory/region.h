@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/extents.h"
+#include "memory/free_ranges.h"
 #include "memory/segment.h"
 
 namespace mykv {
@@ -46,7 +46,7 @@ class Region {
   // addresses, since they come in too many sizes. Where nothing else is left the others become ranges too.
   std::unordered_map<size_t, std::vector<size_t>> warm_;
   std::unordered_map<size_t, std::vector<size_t>> cold_;
-  Extents free_;
+  FreeRanges free_;
   size_t warm_bytes_ = 0;
 };
 

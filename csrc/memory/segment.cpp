@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "base/error.h"
 #include "memory/headroom.h"
-#include "runtime/error.h"
 
 namespace mykv {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "runtime/handle.h"
+#include "base/file_descriptor.h"
 
 namespace mykv {
 

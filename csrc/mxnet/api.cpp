@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "runtime/error.h"
+#include "base/error.h"
 
 namespace mykv::mxnet {
 

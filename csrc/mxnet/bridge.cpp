@@ -9,8 +9,8 @@
 #include <new>
 #include <unordered_set>
 
-#include "runtime/error.h"
-#include "runtime/signature.h"
+#include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv::mxnet {
 
@@ -44,26 +44,26 @@ class Storages {
 
 }  // namespace
 
-Kept::Kept(const Api& api, const std::vector<Handle>& arrays) : api_(api) {
+HeldArrays::HeldArrays(const Api& api, const std::vector<Handle>& arrays) : api_(api) {
   Storages storages(api);
   for (Handle array : arrays) storages.add(array);
   for (Handle array : storages.arrays()) arrays_.push_back(api.retain(array));
 }
 
-Kept::~Kept() {
+HeldArrays::~HeldArrays() {
   for (Handle array : arrays_) api_.release(array);
 }
 
-class InPlace {
+class PreparedOperation {
  public:
-  InPlace(const Api& api, Request given, const std::vector<Handle>& arrays)
+  PreparedOperation(const Api& api, Request given, const std::vector<Handle>& arrays)
       : request(std::move(given)), kept_(api, arrays) {}
   const std::vector<Handle>& arrays() const { return kept_.arrays(); }
 
   const Request request;
 
  private:
-  Kept kept_;  // only ordered by the engine, not looked into
+  HeldArrays kept_;  // only ordered by the engine, not looked into
 };
 
 // One pushed operation. The engine has a std::shared_ptr to it, until its last use of it, which runs the deleter.
@@ -83,10 +83,10 @@ struct Pushed {
 
   Api api;
   std::shared_ptr<Runtime> runtime;
-  Call call;                                // its arrays are retained
-  std::shared_ptr<const InPlace> in_place;  // instead of the call's arrays
-  std::atomic<bool> taken{false};           // by who posts its requests, as work or as refusals
-  std::shared_ptr<std::string> failure;     // of a blocking engine's operation: where its error goes
+  Call call;                                          // its arrays are retained
+  std::shared_ptr<const PreparedOperation> in_place;  // instead of the call's arrays
+  std::atomic<bool> taken{false};                     // by who posts its requests, as work or as refusals
+  std::shared_ptr<std::string> failure;               // of a blocking engine's operation: where its error goes
 };
 
 namespace {
@@ -121,9 +121,10 @@ void complete(const EngineCallback& callback, const std::string* error) {
 }
 
 // Ends the engine's operation after the last of its requests, with the first error.
-class Together {
+class CompletionCounter {
  public:
-  Together(size_t requests, std::function<void(const std::string*)> done) : left_(requests), done_(std::move(done)) {}
+  CompletionCounter(size_t requests, std::function<void(const std::string*)> done)
+      : left_(requests), done_(std::move(done)) {}
 
   void finish(const std::string* error) {
     {
@@ -165,7 +166,7 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
   } else if (chained) {
     post_chain(runtime, std::move(requests), 0, done);
   } else {
-    const auto together = std::make_shared<Together>(requests.size(), std::move(done));
+    const auto together = std::make_shared<CompletionCounter>(requests.size(), std::move(done));
     for (Request& request : requests) {
       request.done = [together](const std::string* error) { together->finish(error); };
       runtime->post(std::move(request));
@@ -209,7 +210,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
       if (!request.devices) continue;
       place_on_gpu(context, &request);
       // The engine lets go of the arrays when the operation is done, and a GPU that has failed may still write to them.
-      if (!request.owner) request.owner = std::make_shared<Kept>(pushed->api, arrays_of(pushed->call));
+      if (!request.owner) request.owner = std::make_shared<HeldArrays>(pushed->api, arrays_of(pushed->call));
     }
   } catch (const std::exception& error) {
     for (Request& request : requests) request.refusal = error.what();
@@ -271,11 +272,11 @@ std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* conte
   return {gpu::Event::record(context->context.device_id, *static_cast<const gpu::CudaStream*>(context->stream))};
 }
 
-std::shared_ptr<const InPlace> Bridge::prepare(Request request, const std::vector<Handle>& arrays) const {
-  return std::make_shared<InPlace>(api_, std::move(request), arrays);
+std::shared_ptr<const PreparedOperation> Bridge::prepare(Request request, const std::vector<Handle>& arrays) const {
+  return std::make_shared<PreparedOperation>(api_, std::move(request), arrays);
 }
 
-void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
+void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
                   const std::string& label, const std::string& turn_of) const {
   const auto pushed = std::make_shared<Pushed>(api_, runtime);
   pushed->call.turn_of = turn_of;
@@ -300,7 +301,7 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   hand_to_engine(pushed, name, priority, storages.arrays());
 }
 
-void Bridge::push_fence(const Kept& arrays) const {
+void Bridge::push_fence(const HeldArrays& arrays) const {
   Context context{kCpu, 0};
   api_.push(
       for_engine_of<do_nothing>(api_), nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "mxnet/api.h"
-#include "runtime/error.h"
 #include "runtime/runtime.h"
 
 namespace mykv::mxnet {
@@ -30,12 +30,12 @@ struct Call {
 std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context);
 
 // Arrays that stay alive, each storage once: the engine hangs on an operation that names one storage twice.
-class Kept {
+class HeldArrays {
  public:
-  Kept(const Api& api, const std::vector<Handle>& arrays);
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  ~Kept();
+  HeldArrays(const Api& api, const std::vector<Handle>& arrays);
+  HeldArrays(const HeldArrays&) = delete;
+  HeldArrays& operator=(const HeldArrays&) = delete;
+  ~HeldArrays();
   const std::vector<Handle>& arrays() const { return arrays_; }
 
  private:
@@ -44,7 +44,7 @@ class Kept {
 };
 
 struct Pushed;
-class InPlace;  // what stays the same between the operations on one bucket
+class PreparedOperation;  // what stays the same between the operations on one bucket
 
 class Bridge {
  public:
@@ -57,14 +57,14 @@ class Bridge {
   void push(const std::shared_ptr<Runtime>& runtime, const std::string& name, int priority, Call call) const;
 
   // A request in place, as often as it is pushed; `arrays` are those that lie in its memory.
-  std::shared_ptr<const InPlace> prepare(Request request, const std::vector<Handle>& arrays) const;
+  std::shared_ptr<const PreparedOperation> prepare(Request request, const std::vector<Handle>& arrays) const;
   // `label`: begins what must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it
   // takes; empty: the next turn under its own name.
-  void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const InPlace>& prepared,
+  void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
             const std::string& label, const std::string& turn_of) const;
   // An operation that does nothing but write the arrays: whoever reads one of them waits for all that was pushed on
   // any.
-  void push_fence(const Kept& arrays) const;
+  void push_fence(const HeldArrays& arrays) const;
   // An operation on an array that only fails.
   void push_failing(Handle array) const;
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "runtime/error.h"
-#include "runtime/signature.h"
+#include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv::mxnet {
 
@@ -101,7 +101,8 @@ Request request_for(const Common& common, const std::string& name, const Operati
   if (request.devices)
     request.operation.road =
         common.runtime->gpus().road_of(operation, *request.devices, shards != nullptr || in_pieces);
-  request.signature = signature_of(request.operation, shape, common.runtime->world(), common.label, shards.get());
+  request.signature =
+      signature_of(request.operation, shape, common.runtime->world().label(operation.root), common.label, shards.get());
   request.scattered = shards != nullptr || in_pieces;
   request.shards = std::move(shards);
   return request;

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "compress/compress_path.h"
 #include "compress/compressor.h"
-#include "runtime/error.h"
 
 namespace py = pybind11;
 

@@ -2,8 +2,10 @@
 
 #include <pybind11/stl.h>
 
+#include "gpu/device_memory.h"
 #include "gpu/libraries.h"
 #include "python/group.h"
+#include "python/groups.h"
 
 namespace py = pybind11;
 

@@ -9,19 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "gpu/memory.h"
-#include "mxnet/calls.h"
+#include "python/arguments.h"
 #include "python/work.h"
 #include "runtime/buffer.h"
 #include "runtime/runtime.h"
 
 namespace mykv {
-
-using Handles = std::vector<uintptr_t>;  // NDArray.handle.value
-
-// (begin, count, owner) of all elements of a bucket, in their order: each is reduced to its owner alone. Empty: all get
-// all of it.
-using BucketShards = std::vector<std::tuple<size_t, size_t, int>>;
 
 class Group {
  public:
@@ -34,7 +27,7 @@ class Group {
 
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
-  const gpu::Survey& gpus() const { return runtime_->gpus(); }
+  const gpu::GpuRoads& gpus() const { return runtime_->gpus(); }
   std::tuple<bool, bool, std::string> gpu_road() { return {gpus().any, gpus().nccl, gpus().reason}; }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
@@ -114,55 +107,5 @@ class Group {
 
   std::shared_ptr<Runtime> runtime_;
 };
-
-// An operation on a bucket that lies in the segment or on a GPU, pushed once for each step.
-class PreparedBucket {
- public:
-  PreparedBucket(const std::string& name, const std::shared_ptr<Group>& group,
-                 const std::shared_ptr<gpu::Memory>& memory, size_t begin, size_t count, const std::string& dtype,
-                 const std::string& layout, const Handles& arrays, const std::string& op, double scale, int priority,
-                 const std::string& wire, const BucketShards& shards);
-  PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
-                 const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
-                 double scale, int priority, const std::string& wire, const BucketShards& shards);
-  void push(const std::string& label, const std::string& turn_of) const;
-
- private:
-  std::shared_ptr<Runtime> runtime_;
-  std::shared_ptr<const mxnet::InPlace> prepared_;
-};
-
-// Lets no array be read before all that was pushed on any of them has run, as often as it is pushed. MXNet clears an
-// error for all arrays that share it when one of them raises it; an operation that comes later would run then.
-class Fence {
- public:
-  explicit Fence(const Handles& arrays);
-  void push() const;
-
- private:
-  mxnet::Kept arrays_;
-};
-
-// The bridge of attach_mxnet(); never destroyed, since the engine may hold on to it at exit.
-void attach_bridge(std::unique_ptr<mxnet::Bridge> bridge);
-// Throws Error where there is none.
-const mxnet::Bridge& bridge();
-
-// The world of init(), or null. It stays, stopped, after abandon(), for engine operations that still come.
-std::shared_ptr<Group>& world_group();
-// The same; throws Error before init().
-std::shared_ptr<Group> require_world();
-
-// Makes all groups of this process leave.
-void leave_all(const std::string& reason);
-// A process has died: ends all operations of all groups of this process, which take no more.
-void lose_all(const std::string& reason);
-
-// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each. None after
-// end_stall_watch(), or where both limits are 0. For one thread of Python, which has no business with the GIL
-// meanwhile.
-std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds);
-void begin_stall_watch();
-void end_stall_watch();
 
 }  // namespace mykv

@@ -5,9 +5,9 @@
 
 #include <cstdio>
 
-#include "python/group.h"
-#include "runtime/error.h"
-#include "runtime/timeline.h"
+#include "base/error.h"
+#include "python/groups.h"
+#include "timeline/timeline.h"
 
 namespace py = pybind11;
 

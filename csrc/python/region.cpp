@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
+#include "base/error.h"
 #include "memory/region.h"
-#include "runtime/error.h"
 
 namespace py = pybind11;
 

@@ -1,11 +1,11 @@
-#include "runtime/timeline.h"
+#include "timeline/timeline.h"
 
 #include <fcntl.h>
 
 #include <string>
 
+#include "base/file_descriptor.h"
 #include "python/timeline.h"
-#include "runtime/handle.h"
 
 namespace py = pybind11;
 

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <utility>
 
-#include "runtime/error.h"
-#include "runtime/meeting.h"
-#include "runtime/mpi_error.h"
-#include "runtime/overlap.h"
-#include "runtime/ranges.h"
+#include "base/error.h"
+#include "base/mpi_check.h"
+#include "operations/overlap.h"
+#include "operations/ranges.h"
+#include "operations/signature.h"
 #include "runtime/runtime.h"
-#include "runtime/signature.h"
 #include "transport/nccl/plan.h"
+#include "world/revoke_on_death.h"
 
 namespace mykv {
 
@@ -24,7 +24,7 @@ std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& 
                                     RuntimeOptions options, const char* road) {
   MPI_Comm comm;
   {
-    const Meeting meeting(world.control());
+    const RevokeOnDeath meeting(world.control());
     check_mpi(MPI_Comm_split(world.control(), color, key, &comm), "MPI_Comm_split");
   }
   const Communicator made(comm);

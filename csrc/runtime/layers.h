@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "runtime/request.h"
-#include "runtime/world.h"
+#include "operations/request.h"
+#include "world/world.h"
 
 namespace mykv {
 

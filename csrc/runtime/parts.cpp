@@ -1,12 +1,13 @@
-// The life of a part: sent to the rendezvous with this rank's share, finished with the result. (The thread and the rest
-// of Runtime are in runtime.cpp.)
+// The life of a part: sent to the host's table with this rank's share, finished with the result. (The thread and the
+// rest of Runtime are in runtime.cpp.)
 #include <algorithm>
 
+#include "base/clock.h"
+#include "base/error.h"
 #include "kernels/kernels.h"
-#include "runtime/error.h"
-#include "runtime/ranges.h"
+#include "operations/ranges.h"
+#include "operations/signature.h"
 #include "runtime/runtime.h"
-#include "runtime/signature.h"
 
 namespace mykv {
 
@@ -14,15 +15,15 @@ namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
 // When the host's table is full, in one go:
-constexpr int kLooks = 32;  // at flights, for entries that others have made
-constexpr int kOldest = 8;  // at the oldest flights that find no place
+constexpr int kLooks = 32;  // at requests, for entries that others have made
+constexpr int kOldest = 8;  // at the oldest requests that find no place
 
 // The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
 // Otherwise the share is empty.
-Share share_of(const Request& request, const Part& part) {
+LocalShare share_of(const Request& request, const Part& part) {
   const size_t width = item_size(request.operation.dtype);
   const size_t offset = part.begin * width;
-  Share share;
+  LocalShare share;
   if (request.scattered) {
     share.input = one_place(request.sources, range_of(part), width);
     share.output = one_place(request.targets, range_of(part), width);
@@ -33,7 +34,7 @@ Share share_of(const Request& request, const Part& part) {
   const bool fits = share.input != nullptr && share.output != nullptr &&
                     reinterpret_cast<uintptr_t>(share.input) % width == 0 &&
                     reinterpret_cast<uintptr_t>(share.output) % width == 0;
-  return fits ? share : Share();
+  return fits ? share : LocalShare();
 }
 
 }  // namespace
@@ -53,21 +54,21 @@ bool Runtime::has_room() {
   return needed <= options_.staging_bytes * (1 + static_cast<size_t>((now - moved_) / kStandstill));
 }
 
-// The host's table has no room for this flight, nor for any other; or it has, with null.
-void Runtime::set_crowded_out(const Flight* flight) {
-  if ((flight != nullptr) == (crowded_out_since_ != 0)) return;
+// The host's table has no room for this request, nor for any other; or it has, with null.
+void Runtime::set_crowded_out(const RequestState* posted) {
+  if ((posted != nullptr) == (crowded_out_since_ != 0)) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  crowded_out_since_ = flight != nullptr ? coarse_now_ns() : 0;
-  crowded_out_ = flight != nullptr ? flight->request.name : std::string();
+  crowded_out_since_ = posted != nullptr ? coarse_now_ns() : 0;
+  crowded_out_ = posted != nullptr ? posted->request.name : std::string();
 }
 
-// All ranks bring what follows a first part, sooner or later, but those of many flights could take all places: from
-// each other between hosts, which send flights in different orders, so that one of them must be due on all.
-Due Runtime::due(const Flight& flight, size_t number) const {
-  const std::shared_ptr<const Ticket>& ticket = flight.request.ticket;
+// All ranks bring what follows a first part, sooner or later, but those of many requests could take all places: from
+// each other between hosts, which send requests in different orders, so that one of them must be due on all.
+Due Runtime::due(const RequestState& posted, size_t number) const {
+  const std::shared_ptr<const Ticket>& ticket = posted.request.ticket;
   if (!ticket) return Due::now;
-  if (number == 0) return ticket->within(rendezvous_.window()) ? Due::now : Due::ahead;
-  const bool first = world_.hosts().size() > 1 ? waiting_.is_first_agreed(flight) : ticket->within(0);
+  if (number == 0) return ticket->within(table_.window()) ? Due::now : Due::ahead;
+  const bool first = world_.hosts().size() > 1 ? waiting_.is_first_agreed(posted) : ticket->within(0);
   return first ? Due::now : Due::agreed;
 }
 
@@ -108,7 +109,7 @@ bool Runtime::start_parts() {
 // Begins to hear of entries that others make, or ends it.
 void Runtime::listen() {
   listening_ = !listening_;
-  rendezvous_.listen(listening_);
+  table_.listen(listening_);
   if (listening_) {
     waiting_.index();
     offer_all();
@@ -121,16 +122,16 @@ void Runtime::listen() {
 // Some of the entries may be there without this rank having heard of it.
 void Runtime::offer_all() {
   offered_.clear();
-  for (const auto& [priority, flight] : waiting_) offered_.push_back(Queue::key_of(*flight));
+  for (const auto& [priority, posted] : waiting_) offered_.push_back(SendQueue::key_of(*posted));
 }
 
 // True where there may be more to look at.
 bool Runtime::start_offered(bool room) {
   for (int looks = kLooks; !offered_.empty() && looks > 0; --looks) {
-    const Queue::Place place = waiting_.find(offered_.front());
+    const SendQueue::Place place = waiting_.find(offered_.front());
     const Start start = place == waiting_.end() ? Start::not_yet : start_next(place, room);
     if (start == Start::no_room) return false;
-    if (start == Start::sent) return true;  // and looked at again, for the flight may have more parts
+    if (start == Start::sent) return true;  // and looked at again, for the request may have more parts
     offered_.pop_front();
   }
   return !offered_.empty();
@@ -146,48 +147,48 @@ bool Runtime::start_oldest(bool room) {
   return false;
 }
 
-// Sends the next part of a flight, or drops the flight if there is none.
-Runtime::Start Runtime::start_next(Queue::Place place, bool room) {
-  const std::shared_ptr<Flight> flight = place->second;
-  const Request& request = flight->request;
-  if (request.operation.road == Road::staged && awaits_device(*flight)) {
+// Sends the next part of a request, or drops the request if there is none.
+Runtime::Start Runtime::start_next(SendQueue::Place place, bool room) {
+  const std::shared_ptr<RequestState> posted = place->second;
+  const Request& request = posted->request;
+  if (request.operation.road == Road::staged && awaits_device(*posted)) {
     staged_->gated = true;
     return Start::not_yet;
   }
   size_t number;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    number = flight->next;
-    if (number == flight->parts || (!flight->error.empty() && !flight->agreed)) {
+    number = posted->next;
+    if (number == posted->parts || (!posted->error.empty() && !posted->agreed)) {
       waiting_.erase(place);
       return Start::sent;
     }
-    if (number > 0 && !flight->agreed) return Start::not_yet;
+    if (number > 0 && !posted->agreed) return Start::not_yet;
     if (!room && !request.in_place && request.operation.road != Road::nccl && request.refusal.empty()) {
       return Start::no_room;
     }
-    ++flight->next;
+    ++posted->next;
   }
   // Looked up before anything is copied for it.
   const bool no_place = (listening_ || crowded_out_since_ != 0) &&
-                        !rendezvous_.has_place(make_key(request.name, request.turn, number), due(*flight, number));
-  if (!no_place && send_part(flight, number, false)) {
+                        !table_.has_place(make_key(request.name, request.turn, number), due(*posted, number));
+  if (!no_place && send_part(posted, number, false)) {
     set_crowded_out(nullptr);
-    if (number + 1 == flight->parts) waiting_.erase(place);
+    if (number + 1 == posted->parts) waiting_.erase(place);
     return Start::sent;
   }
-  set_crowded_out(flight.get());
+  set_crowded_out(posted.get());
   std::lock_guard<std::mutex> lock(mutex_);
-  --flight->next;
+  --posted->next;
   return Start::no_place;
 }
 
-// Brings one part to the rendezvous; false when the table is full.
-bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline) {
-  const Request& request = flight->request;
+// Brings one part to the host's table; false when the table is full.
+bool Runtime::send_part(const std::shared_ptr<RequestState>& posted, size_t number, bool may_run_inline) {
+  const Request& request = posted->request;
   Part part;
-  part.flight = flight;
-  const Piece piece = flight->piece(number);
+  part.posted = posted;
+  const Piece piece = posted->piece(number);
   part.number = number;
   part.begin = piece.begin;
   part.count = piece.count;
@@ -195,7 +196,7 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   {
     // The other ranks may have sent parts after one that failed here, and wait for all of them.
     std::lock_guard<std::mutex> lock(mutex_);
-    if (refusal.empty()) refusal = flight->error;
+    if (refusal.empty()) refusal = posted->error;
   }
   Operation operation = request.operation;
   operation.count = part.count;
@@ -205,7 +206,7 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
     return true;
   }
   Transport& transport = transport_of(operation);
-  const int32_t owner = transport.owner(operation, flight->number + number);
+  const int32_t owner = transport.owner(operation, posted->number + number);
   if (owner == world_.local_rank() && !request.in_place) part.share = share_of(request, part);
   if (!refusal.empty() || part.share.input != nullptr) {
     // Nothing to bring to a slot.
@@ -219,14 +220,14 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   } else if (request.in_place) {
     part.slot = *request.in_place + part.begin * item_size(operation.dtype);
   } else if (transport.taken_from_root(operation) && operation.root != world_.rank()) {
-    part.share.take = [this, flight, begin = part.begin, count = part.count](const char* slot) {
-      copy_out(flight->request, begin, count, slot);
+    part.share.take = [this, posted, begin = part.begin, count = part.count](const char* slot) {
+      copy_out(posted->request, begin, count, slot);
     };
   } else {
     try {
       part.slot_bytes = std::max<size_t>(operation.bytes(), 1);
       part.slot = region_.allocate(part.slot_bytes);
-      if (flight->recorded) part.copied_in = may_run_inline ? flight->begun : now_ns();
+      if (posted->recorded) part.copied_in = may_run_inline ? posted->begun : now_ns();
       copy_in(request, operation, part);
     } catch (const Error& error) {
       part.slot_bytes = 0;
@@ -236,17 +237,17 @@ bool Runtime::send_part(const std::shared_ptr<Flight>& flight, size_t number, bo
   return meet(part, operation, refusal, may_run_inline);
 }
 
-// A part arrives at the rendezvous, with its share or a refusal; false when the table is full.
+// A part arrives in the host's table, with its share or a refusal; false when the table is full.
 bool Runtime::meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline) {
-  const std::shared_ptr<Flight>& flight = part.flight;
-  const Request& request = flight->request;
+  const std::shared_ptr<RequestState>& posted = part.posted;
+  const Request& request = posted->request;
   if (operation.compressor != nullptr && refusal.empty() && world_.hosts().size() > 1) {
     part.share.compression = compressions_.of(request.name, part.number, operation, request.operation.count);
   }
-  Rendezvous::Offer offer;
+  HostTable::Arriving offer;
   offer.key = part.key = make_key(request.name, request.turn, part.number);
   Transport& transport = transport_of(operation);
-  offer.owner = transport.owner(operation, flight->number + part.number);
+  offer.owner = transport.owner(operation, posted->number + part.number);
   offer.placement = part.placement;
   offer.name = &request.name;
   offer.signature = &request.signature;
@@ -255,11 +256,11 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   offer.slot = part.slot;
   offer.chunks = transport.pieces(operation);
   offer.first = part.number == 0 ? offer.key : make_key(request.name, request.turn, 0);
-  offer.due = due(*flight, part.number);
-  Arrival arrival;
+  offer.due = due(*posted, part.number);
+  ArriveResult arrival;
   bool claimed = false;
   try {
-    arrival = rendezvous_.arrive(offer, may_run_inline ? transport.inline_limit() : 0, [&](const Arrival& a) {
+    arrival = table_.arrive(offer, may_run_inline ? transport.inline_limit() : 0, [&](const ArriveResult& a) {
       part.entry = a.entry;
       part.generation = a.generation;
       part.large = operation.bytes() > kPostInlineBytes;
@@ -267,7 +268,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       std::lock_guard<std::mutex> lock(mutex_);
       large_parts_ += part.large;
       if (!part.staged) {
-        ++flight->under_way;
+        ++posted->under_way;
         staged_bytes_ += part.slot_bytes;
       }
       parts_[a.entry] = part;
@@ -286,16 +287,16 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
     if (!part.staged) {
       part.slot_bytes = 0;
       std::lock_guard<std::mutex> lock(mutex_);
-      ++flight->under_way;
+      ++posted->under_way;
     }
-    account(part, shown_name(request.name) + ": " + rendezvous_.departed().what());
+    account(part, shown_name(request.name) + ": " + table_.departed().what());
     return true;
   }
   // Only the thread sends these.
-  if (flight->parts > 1 && ++flight->met == flight->parts) waiting_.forget(*flight);
+  if (posted->parts > 1 && ++posted->met == posted->parts) waiting_.forget(*posted);
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
       patience_.hope()) {
-    rendezvous_.bell(world_.local_rank()).ring();
+    table_.bell(world_.local_rank()).ring();
   }
   if (arrival.last || arrival.failed) {
     // Unless the thread has seen the news already.
@@ -307,7 +308,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       mine = it->second;
       parts_.erase(it);
     }
-    finish_part(mine, rendezvous_.entry(arrival.entry).error);
+    finish_part(mine, table_.entry(arrival.entry).error);
   }
   return true;
 }
@@ -376,18 +377,18 @@ void Runtime::finish_part(const Part& part, const std::string& error) {
   }
   PartRecord::Interval copied_out;
   if (error.empty() && part.slot_bytes > 0) {
-    if (part.flight->recorded) copied_out.begin = now_ns();
-    copy_out(part.flight->request, part.begin, part.count, world_.segment().base() + part.slot);
-    if (part.flight->recorded) copied_out.end = now_ns();
+    if (part.posted->recorded) copied_out.begin = now_ns();
+    copy_out(part.posted->request, part.begin, part.count, world_.segment().base() + part.slot);
+    if (part.posted->recorded) copied_out.end = now_ns();
   }
   end_part(part, error, copied_out);
 }
 
 void Runtime::end_part(const Part& part, const std::string& error, const PartRecord::Interval& copied_out) {
-  if (part.flight->recorded) record(part, copied_out);  // while the entry is there
+  if (part.posted->recorded) record(part, copied_out);  // while the entry is there
   release_slot(part);
   try {
-    rendezvous_.leave(part.entry);
+    table_.leave(part.entry);
   } catch (const Error&) {
     account(part, error);
     throw;
@@ -395,9 +396,9 @@ void Runtime::end_part(const Part& part, const std::string& error, const PartRec
   account(part, error);
 }
 
-// Counts a part as finished, and the flight with its last one.
+// Counts a part as finished, and the request with its last one.
 void Runtime::account(const Part& part, const std::string& error) {
-  Flight& flight = *part.flight;
+  RequestState& posted = *part.posted;
   bool over;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -406,15 +407,15 @@ void Runtime::account(const Part& part, const std::string& error) {
     // Small shares pass whether there is room or not: they say nothing about those that wait for it.
     if (part.slot_bytes > kPostInlineBytes) moved_ = Clock::now();
     moving_parts_ -= part.started && part.slot_bytes > kPostInlineBytes;
-    --flight.under_way;
-    ++flight.finished;
-    if (error.empty()) flight.agreed = true;
-    if (flight.error.empty()) flight.error = error;
-    const bool dropped = !flight.error.empty() && !flight.agreed;  // no rank sends more of it
-    over = !flight.ended && flight.under_way == 0 && (dropped || flight.finished == flight.parts);
-    flight.ended = flight.ended || over;
+    --posted.under_way;
+    ++posted.finished;
+    if (error.empty()) posted.agreed = true;
+    if (posted.error.empty()) posted.error = error;
+    const bool dropped = !posted.error.empty() && !posted.agreed;  // no rank sends more of it
+    over = !posted.ended && posted.under_way == 0 && (dropped || posted.finished == posted.parts);
+    posted.ended = posted.ended || over;
   }
-  if (over) end(flight, flight.error.empty() ? nullptr : &flight.error);
+  if (over) end(posted, posted.error.empty() ? nullptr : &posted.error);
 }
 
 }  // namespace mykv

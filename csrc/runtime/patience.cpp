@@ -11,9 +11,9 @@ Patience::Patience(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCES
 
 bool Patience::wait(const Bell& bell, uint32_t seen) {
   const int64_t until = until_.load(std::memory_order_relaxed);
-  if (now() >= until) return false;
+  if (now_ns() >= until) return false;
   bool rang = bell.count() != seen;
-  while (!rang && now() < until_.load(std::memory_order_relaxed)) {
+  while (!rang && now_ns() < until_.load(std::memory_order_relaxed)) {
     sched_yield();
     rang = bell.count() != seen;
   }

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 
-#include "runtime/futex.h"
+#include "base/clock.h"
+#include "table/bell.h"
 
 namespace mykv {
 
@@ -26,7 +26,7 @@ class Patience {
         credit_.load(std::memory_order_relaxed) <= 0) {
       return false;
     }
-    until_.store(now() + kSpinNs, std::memory_order_relaxed);
+    until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
     return true;
   }
 
@@ -37,7 +37,6 @@ class Patience {
   static constexpr int64_t kSpinNs = 100000;
   static constexpr int kMostCredit = 4;
   static constexpr uint32_t kRareTurns = 64;
-  static int64_t now() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
   const bool has_core_;
   std::atomic<int64_t> until_{0};

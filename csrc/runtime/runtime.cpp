@@ -8,14 +8,16 @@
 #include <cstdlib>
 #include <iterator>
 
-#include "gpu/memory.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "base/planted_faults.h"
+#include "gpu/device_memory.h"
+#include "operations/overlap.h"
+#include "operations/signature.h"
 #include "runtime/buffer.h"
-#include "runtime/error.h"
 #include "runtime/layers.h"
-#include "runtime/overlap.h"
-#include "runtime/signature.h"
 #include "runtime/standstill.h"
-#include "testing/faults.h"
 
 namespace mykv {
 
@@ -38,13 +40,13 @@ constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that
 constexpr auto kGonePatience = std::chrono::seconds(20);  // the same, of the others, who are told when those end
 
 // Process sets have labels, and launch in the order of the world's operations.
-std::shared_ptr<Launcher> launcher_of(const World& world, Rendezvous& rendezvous) {
+std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
   if (world.is_part()) return Launcher::current();
-  return Launcher::begin(rendezvous.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
+  return Launcher::begin(table.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
 }
 
-gpu::Survey gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {
-  gpu::Survey gpus = gpu::survey(world, options.gpu);
+gpu::GpuRoads gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {
+  gpu::GpuRoads gpus = gpu::find_gpu_roads(world, options.gpu);
   limit_to_ordered(&gpus, world, launcher, !world.is_part());
   return gpus;
 }
@@ -57,21 +59,21 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
 Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : options_(options),
       made_(std::move(world)),
-      rendezvous_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]),
-                  world_.local_rank(), 0, world_.hosts().size() > 1),
-      launcher_(launcher_of(world_, rendezvous_)),
+      table_(world_.segment(), world_.labels(world_.hosts()[static_cast<size_t>(world_.host())]), world_.local_rank(),
+             0, world_.hosts().size() > 1),
+      launcher_(launcher_of(world_, table_)),
       gpus_(gpus_of(world_, options, launcher_.get())),
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
-      transport_(choose_transport(world_, rendezvous_, options.network_bytes)),
-      nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, rendezvous_, launcher_) : nullptr),
+      transport_(choose_transport(world_, table_, options.network_bytes)),
+      nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, table_, launcher_) : nullptr),
       layers_(gpus_.layered ? std::make_unique<Layers>(world_, options) : nullptr),
-      agreement_(world_, rendezvous_, 2 * options.network_bytes),
-      inquiry_(world_, rendezvous_),
+      agreement_(world_, table_, 2 * options.network_bytes),
+      inquiry_(world_, table_),
       patience_(world_.local_size()),
       lookout_(world_.local_size()),
       staged_(std::make_unique<Staged>(world_.segment(), region_)) {
-  rendezvous_.beat();
-  if (std::getenv("MYKV_TEST_LOCK_ORDER") != nullptr) rendezvous_.lock().comes_before(mutex_);
+  table_.beat();
+  if (std::getenv("MYKV_TEST_LOCK_ORDER") != nullptr) table_.lock().comes_before(mutex_);
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
   world_.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
   world_.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
@@ -138,71 +140,71 @@ void Runtime::post(Request request) {
     layers_->post(*this, std::move(request));
     return;
   }
-  auto flight = std::make_shared<Flight>();
-  flight->request = std::move(request);
+  auto posted = std::make_shared<RequestState>();
+  posted->request = std::move(request);
   try {
-    post_checked(flight);
+    post_checked(posted);
   } catch (const TableGivenUp&) {
     std::string why;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (flight->ended) return;
+      if (posted->ended) return;
       if (stopped_.empty()) {
         // The thread is about to break down, and ends it with all others, with the cause.
-        flight->next = 0;
-        posted_.push_back(flight);
-        rendezvous_.bell(world_.local_rank()).ring();
+        posted->next = 0;
+        posted_.push_back(posted);
+        table_.bell(world_.local_rank()).ring();
         return;
       }
       why = stopped_;
     }
-    end_refused(*flight, why);
+    end_refused(*posted, why);
   } catch (const std::exception& error) {
-    end_refused(*flight, error.what());
+    end_refused(*posted, error.what());
   }
 }
 
-void Runtime::end_refused(Flight& flight, const std::string& why) {
+void Runtime::end_refused(RequestState& posted, const std::string& why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (std::exchange(flight.ended, true)) return;
+    if (std::exchange(posted.ended, true)) return;
   }
-  const std::string text = shown_name(flight.request.name) + ": " + why;
-  end(flight, &text);
+  const std::string text = shown_name(posted.request.name) + ": " + why;
+  end(posted, &text);
 }
 
-void Runtime::post_checked(const std::shared_ptr<Flight>& flight) {
+void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   if (forked()) throw Error("mykv works only in the process that initialized it, not in a fork of it");
-  Request& request = flight->request;
+  Request& request = posted->request;
   const Operation& op = request.operation;
-  if (Timeline::on()) flight->record = Timeline::instance().record();
-  flight->recorded = flight->record != nullptr;
-  if (flight->recorded) flight->begun = flight->record->begin;
-  flight->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
-  flight->age = request.ticket ? request.ticket->number() : 0;
-  flight->cut(options_.part_bytes);
+  if (Timeline::on()) posted->record = Timeline::instance().record();
+  posted->recorded = posted->record != nullptr;
+  if (posted->recorded) posted->begun = posted->record->begin;
+  posted->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
+  posted->age = request.ticket ? request.ticket->number() : 0;
+  posted->cut(options_.part_bytes);
   // Parts end in any order, and the owner of one reads and writes the arrays themselves.
   const bool may_be_owned = (request.scattered || request.inputs.size() == 1) && op.bytes() > kPostInlineBytes;
-  if (request.refusal.empty() && (flight->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
+  if (request.refusal.empty() && (posted->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
   // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
   const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
-  bool direct = op.road != Road::nccl && flight->parts == 1 && (!request.refusal.empty() || ready);
+  bool direct = op.road != Road::nccl && posted->parts == 1 && (!request.refusal.empty() || ready);
   for (;;) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (!stopped_.empty()) throw Error(stopped_);
       if (!direct) {
-        posted_.push_back(flight);
+        posted_.push_back(posted);
         break;
       }
-      flight->next = 1;
+      posted->next = 1;
     }
     if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
-    if (send_part(flight, 0, true)) return;
-    flight->next = 0;
+    if (send_part(posted, 0, true)) return;
+    posted->next = 0;
     direct = false;
   }
-  rendezvous_.bell(world_.local_rank()).ring();
+  table_.bell(world_.local_rank()).ring();
 }
 
 void Runtime::run() {
@@ -214,7 +216,7 @@ void Runtime::run() {
     const std::string here = retired_.empty() ? "this rank has shut mykv down" : retired_;
     const Departed gone(world_.label(world_.rank()), retired_.empty() ? leave_reason() : retired_);
     // Alone it did not say so before, since all that was asked for could end. A thread may be about to post.
-    if (world_.size() == 1) rendezvous_.depart(gone.rank, gone.reason);
+    if (world_.size() == 1) table_.depart(gone.rank, gone.reason);
     if (entries().empty()) {
       settle({});
       if (nccl_) nccl_->leave({});
@@ -237,21 +239,21 @@ void Runtime::run() {
 
 // Returns when this rank has left and has nothing more to do for others, or waits for them in vain.
 void Runtime::work_until_leaving() {
-  Bell& bell = rendezvous_.bell(world_.local_rank());
+  Bell& bell = table_.bell(world_.local_rank());
   Standstill standstill;
   for (;;) {
     const uint32_t seen = bell.count();
     // Read before work(), so that the last round still tells the other hosts that this rank leaves.
     const bool leaving = stopping_.load() || !retired_.empty();
-    rendezvous_.beat();
-    rendezvous_.look_after_lock();
+    table_.beat();
+    table_.look_after_lock();
     const bool worked = work();
-    if (std::exchange(advanced_, false) || (!leaving && rendezvous_.departed_rank() < 0)) {
+    if (std::exchange(advanced_, false) || (!leaving && table_.departed_rank() < 0)) {
       standstill.end();
     } else if (leaving) {
       if (standstill.look() > kLeavePatience) return;
     } else if (standstill.look() > kGonePatience && world_.hosts().size() > 1 && !entries().empty()) {
-      throw rendezvous_.departed();  // no notice of the rank that gave up has come
+      throw table_.departed();  // no notice of the rank that gave up has come
     }
     if (worked) {
       worked_ = true;
@@ -291,7 +293,7 @@ std::string Runtime::cause_of(const std::string& failure) {
       if (!break_off_.empty()) return break_off_;
     }
     if (!watched().load() || stopping_.load() || now_ns() - begun > kLostPatienceNs) return failure;
-    rendezvous_.beat();
+    table_.beat();
     usleep(kRetryUs);
   }
 }
@@ -304,20 +306,20 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
     if (stopped_.empty()) stopped_ = here;
   }
   std::vector<uint32_t> mine = entries();
-  rendezvous_.lock().lose_patience(kBrokenPatienceUs, gone.what());
+  table_.lock().lose_patience(kBrokenPatienceUs, gone.what());
   try {
-    rendezvous_.depart(gone.rank, gone.reason, true);
+    table_.depart(gone.rank, gone.reason, true);
     mine = entries();  // a thread that posted meanwhile may have brought one more, and from now on none can
     for (uint32_t entry : mine) {
-      const std::string name = shown_name(rendezvous_.entry(entry).name);
-      rendezvous_.fail(entry, there.empty() ? here : name + ": " + there);
+      const std::string name = shown_name(table_.entry(entry).name);
+      table_.fail(entry, there.empty() ? here : name + ": " + there);
     }
     find_finished(mine);
     mine = entries();
   } catch (const std::exception&) {
     // The shared table is beyond use, which the others of this host see themselves.
     mine = entries();
-    for (uint32_t entry : mine) rendezvous_.stop_chunks(entry);
+    for (uint32_t entry : mine) table_.stop_chunks(entry);
   }
   transport_->give_up(gone);
   tell_rank_0(gone);
@@ -331,7 +333,7 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
 // Of entries of which this rank has not seen the end: those that ended with a result, which other ranks may have taken.
 void Runtime::find_finished(const std::vector<uint32_t>& entries) {
   for (uint32_t entry : entries) {
-    if (rendezvous_.state(entry) != State::done || rendezvous_.entry(entry).error[0] != '\0') continue;
+    if (table_.state(entry) != State::done || table_.entry(entry).error[0] != '\0') continue;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto it = parts_.find(entry);
@@ -339,7 +341,7 @@ void Runtime::find_finished(const std::vector<uint32_t>& entries) {
       finished_.push_back({it->second, {}, now_ns()});
       parts_.erase(it);
     }
-    transport_of(rendezvous_.entry(entry).operation).stop(entry);
+    transport_of(table_.entry(entry).operation).stop(entry);
   }
 }
 
@@ -374,9 +376,9 @@ void Runtime::tell_rank_0(const Departed& gone) {
 void Runtime::settle(const std::vector<uint32_t>& mine) {
   const int64_t patience = lost_.load() ? kLostSettleNs : kSettleNs;
   const int64_t least = world_.hosts().size() > 1 ? kFlushNs : 0;
-  const auto unsettled = [&](uint32_t entry) { return !rendezvous_.settled(entry); };
+  const auto unsettled = [&](uint32_t entry) { return !table_.settled(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kRetryUs)) {
-    rendezvous_.beat();
+    table_.beat();
     bool over = transport_->settled() && now_ns() - begun >= least;
     try {
       agreement_.progress_sending();
@@ -401,10 +403,10 @@ std::vector<uint32_t> Runtime::entries() {
 }
 
 void Runtime::tell_departure() {
-  if (!agreement_.speaks() || departure_told_ || rendezvous_.departed_rank() < 0) return;
+  if (!agreement_.speaks() || departure_told_ || table_.departed_rank() < 0) return;
   departure_told_ = true;
   if (agreement_.closed()) return;  // that is where it is known from
-  const Departed gone = rendezvous_.departed();
+  const Departed gone = table_.departed();
   agreement_.depart(gone.rank, gone.reason);
 }
 
@@ -453,13 +455,12 @@ void Runtime::sleep(uint32_t seen) {
     if (pause == 0) {
       sched_yield();
     } else {
-      rendezvous_.bell(world_.local_rank())
-          .wait(seen, blocked_ || !finished_.empty() ? std::min(pause, kRetryUs) : pause);
+      table_.bell(world_.local_rank()).wait(seen, blocked_ || !finished_.empty() ? std::min(pause, kRetryUs) : pause);
     }
     return;
   }
   if (worked && expecting) patience_.hope();
-  if (expecting && patience_.wait(rendezvous_.bell(world_.local_rank()), seen)) return;
+  if (expecting && patience_.wait(table_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
   if (world_.hosts().size() > 1) {
     const bool polls = agreement_.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
@@ -467,27 +468,27 @@ void Runtime::sleep(uint32_t seen) {
   }
   if (blocked_ || !finished_.empty() || wished_.load(std::memory_order_relaxed)) limit = kRetryUs;
   if (stopping_.load() || !retired_.empty()) limit = std::min(limit, kRetryUs);
-  rendezvous_.bell(world_.local_rank()).wait(seen, limit);
+  table_.bell(world_.local_rank()).wait(seen, limit);
 }
 
 bool Runtime::take_posted() {
-  std::deque<std::shared_ptr<Flight>> posted;
+  std::deque<std::shared_ptr<RequestState>> taken;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    posted.swap(posted_);
+    taken.swap(posted_);
   }
-  for (auto& flight : posted) {
-    waiting_.add(flight);
-    if (listening_) offered_.push_back(Queue::key_of(*flight));
+  for (auto& posted : taken) {
+    waiting_.add(posted);
+    if (listening_) offered_.push_back(SendQueue::key_of(*posted));
   }
-  return !posted.empty();
+  return !taken.empty();
 }
 
 bool Runtime::take_events() {
-  Event event;
+  TableEvent event;
   bool overrun = false;
   bool any = false;
-  while (rendezvous_.next_event(&event, &overrun)) {
+  while (table_.next_event(&event, &overrun)) {
     any = true;
     if (overrun) {
       rescan();
@@ -498,10 +499,10 @@ bool Runtime::take_events() {
   return any;
 }
 
-void Runtime::handle_event(const Event& event) {
-  if (event.type == Event::Type::made) {
+void Runtime::handle_event(const TableEvent& event) {
+  if (event.type == TableEvent::Type::made) {
     if (!listening_) return;
-    if (const auto key = rendezvous_.made(event)) offered_.push_back(*key);
+    if (const auto key = table_.made(event)) offered_.push_back(*key);
     return;
   }
   std::unique_lock<std::mutex> lock(mutex_);
@@ -509,43 +510,43 @@ void Runtime::handle_event(const Event& event) {
   if (it == parts_.end() || it->second.generation != event.generation) return;
   Part& part = it->second;
   switch (event.type) {
-    case Event::Type::made:
+    case TableEvent::Type::made:
       return;
-    case Event::Type::announced:
+    case TableEvent::Type::announced:
       if (!agreement_.speaks() || std::exchange(part.announced, true)) return;
       lock.unlock();
-      if (rendezvous_.state(event.entry) == State::announced) {
-        const Operation& operation = rendezvous_.entry(event.entry).operation;
+      if (table_.state(event.entry) == State::announced) {
+        const Operation& operation = table_.entry(event.entry).operation;
         agreement_.announce(event.entry, transport_of(operation).places(operation));
       }
       return;
-    case Event::Type::ready:
-      part.flight->agreed = true;
-      if (listening_) offered_.push_back(Queue::key_of(*part.flight));  // others may be ahead with its next parts
+    case TableEvent::Type::ready:
+      part.posted->agreed = true;
+      if (listening_) offered_.push_back(SendQueue::key_of(*part.posted));  // others may be ahead with its next parts
       if (std::exchange(part.started, true)) return;
       note_agreed(part);
       moving_parts_ += part.slot_bytes > kPostInlineBytes;
-      if (part.flight->recorded && world_.hosts().size() > 1) {
+      if (part.posted->recorded && world_.hosts().size() > 1) {
         part.agreed = now_ns();
-        part.hosts = agreement_.take_arrivals(rendezvous_.entry(event.entry).key);
+        part.hosts = agreement_.take_arrivals(table_.entry(event.entry).key);
       }
       {
-        const Share share = part.share;
+        const LocalShare share = part.share;
         lock.unlock();
-        transport_of(rendezvous_.entry(event.entry).operation).start(event.entry, share);
+        transport_of(table_.entry(event.entry).operation).start(event.entry, share);
       }
       return;
-    case Event::Type::done:
+    case TableEvent::Type::done:
       if (is_owed(part)) {
         lock.unlock();
         give_up_owed(event.entry);
       }
-      finished_.push_back({part, rendezvous_.entry(event.entry).error, now_ns()});
+      finished_.push_back({part, table_.entry(event.entry).error, now_ns()});
       if (finished_.back().error.empty() && !part.started) note_agreed(part);
       parts_.erase(it);
       lock.unlock();
-      agreement_.done(rendezvous_.entry(event.entry).sequence);
-      transport_of(rendezvous_.entry(event.entry).operation).stop(event.entry);
+      agreement_.done(table_.entry(event.entry).sequence);
+      transport_of(table_.entry(event.entry).operation).stop(event.entry);
       return;
   }
 }
@@ -553,36 +554,36 @@ void Runtime::handle_event(const Event& event) {
 // Of a part that is done. Another rank has given up what is under way here, on GPUs or between hosts, and may still be
 // written to; or what the other hosts have begun with, or will, and wait for this rank's share of.
 bool Runtime::is_owed(const Part& part) {
-  Entry& entry = rendezvous_.entry(part.entry);
+  Entry& entry = table_.entry(part.entry);
   if (transport_of(entry.operation).holds(part.entry)) return true;
   const bool is_agreed = entry.sequence != 0 && world_.hosts().size() > 1 && entry.operation.road != Road::nccl;
   return is_agreed && entry.error[0] != '\0' && !part.started;
 }
 
 void Runtime::give_up_owed(uint32_t entry) {
-  if (rendezvous_.departed_rank() >= 0) throw rendezvous_.departed();
-  throw Error(rendezvous_.entry(entry).error);
+  if (table_.departed_rank() >= 0) throw table_.departed();
+  throw Error(table_.entry(entry).error);
 }
 
 // The other hosts have agreed on a part.
 void Runtime::note_agreed(const Part& part) {
   if (world_.hosts().size() == 1 || part.number > 0) return;
-  waiting_.agree(*part.flight, rendezvous_.entry(part.entry).sequence);
+  waiting_.agree(*part.posted, table_.entry(part.entry).sequence);
 }
 
 // The log was overwritten before this rank read it: what happened is read off the entries themselves.
 void Runtime::rescan() {
   if (listening_) offer_all();
-  std::vector<Event> events;
+  std::vector<TableEvent> events;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [entry, part] : parts_) events.push_back({Event::Type::done, entry, part.generation});
+    for (const auto& [entry, part] : parts_) events.push_back({TableEvent::Type::done, entry, part.generation});
   }
-  for (Event& event : events) {
-    const State state = rendezvous_.state(event.entry);
+  for (TableEvent& event : events) {
+    const State state = table_.state(event.entry);
     if (state == State::gathering || state == State::taken) continue;
-    if (state == State::announced) event.type = Event::Type::announced;
-    if (state == State::ready) event.type = Event::Type::ready;
+    if (state == State::announced) event.type = TableEvent::Type::announced;
+    if (state == State::ready) event.type = TableEvent::Type::ready;
     handle_event(event);
   }
 }
@@ -590,7 +591,7 @@ void Runtime::rescan() {
 // What failed waits until nobody writes into its arrays any more; unless one was stopped in the middle of that.
 bool Runtime::take_finished() {
   for (auto it = finished_.begin(); it != finished_.end(); ++it) {
-    if (!it->error.empty() && !rendezvous_.settled(it->part.entry) && now_ns() - it->since < kSettleNs) continue;
+    if (!it->error.empty() && !table_.settled(it->part.entry) && now_ns() - it->since < kSettleNs) continue;
     const Finished finished = std::move(*it);
     finished_.erase(it);
     finish_part(finished.part, finished.error);
@@ -614,41 +615,42 @@ void Runtime::leave(const std::string& reason) {
     if (!broken) stopped_ = "this rank has left: " + reason;
     leave_reason_ = reason;
   }
-  rendezvous_.lock().lose_patience(std::chrono::microseconds(kLeavePatience).count(),
-                                   "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
+  table_.lock().lose_patience(std::chrono::microseconds(kLeavePatience).count(),
+                              "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
   try {
-    if (world_.size() > 1 && !broken) rendezvous_.depart(world_.label(world_.rank()), reason);
+    if (world_.size() > 1 && !broken) table_.depart(world_.label(world_.rank()), reason);
   } catch (const Error&) {
     // The table was given up, and the others get that error themselves.
   }
   stopping_.store(true);
-  rendezvous_.bell(world_.local_rank()).ring();
+  table_.bell(world_.local_rank()).ring();
   thread_.join();
   if (layers_) layers_->wait(kLeavePatience);
   for (const auto& one : own_runtimes()) one->leave(reason);
 }
 
-// The last that happens to a flight.
-void Runtime::end(Flight& flight, const std::string* error) {
-  if (flight.recorded) record_end(flight, error);
-  flight.request.ticket.reset();
-  flight.request.done(error);
+// The last that happens to a request.
+void Runtime::end(RequestState& posted, const std::string* error) {
+  if (posted.recorded) record_end(posted, error);
+  posted.request.ticket.reset();
+  posted.request.done(error);
 }
 
 // Ends everything this rank still has, without the help of others.
 void Runtime::end_all(const std::string& reason) {
-  std::vector<std::shared_ptr<Flight>> flights;
+  std::vector<std::shared_ptr<RequestState>> requests;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = reason;
-    for (auto& [entry, part] : parts_) flights.push_back(part.flight);
-    for (const Copying& copying : staged_->in) flights.push_back(copying.part.flight);
-    for (const Copying& copying : staged_->out) flights.push_back(copying.part.flight);
-    for (auto& finished : finished_) flights.push_back(finished.part.flight);
-    for (auto& flight : posted_) flights.push_back(flight);
-    for (auto& [priority, flight] : waiting_) flights.push_back(flight);
-    flights.erase(std::remove_if(flights.begin(), flights.end(), [](auto& f) { return std::exchange(f->ended, true); }),
-                  flights.end());
+    for (auto& [entry, part] : parts_) requests.push_back(part.posted);
+    for (const Copying& copying : staged_->in) requests.push_back(copying.part.posted);
+    for (const Copying& copying : staged_->out) requests.push_back(copying.part.posted);
+    for (auto& finished : finished_) requests.push_back(finished.part.posted);
+    for (auto& posted : posted_) requests.push_back(posted);
+    for (auto& [priority, posted] : waiting_) requests.push_back(posted);
+    requests.erase(
+        std::remove_if(requests.begin(), requests.end(), [](auto& f) { return std::exchange(f->ended, true); }),
+        requests.end());
     parts_.clear();
     posted_.clear();
     crowded_out_since_ = 0;
@@ -657,9 +659,9 @@ void Runtime::end_all(const std::string& reason) {
   waiting_.clear();
   offered_.clear();
   drop_copies();
-  for (auto& flight : flights) {
-    const std::string text = shown_name(flight->request.name) + ": " + reason;
-    end(*flight, &text);
+  for (auto& posted : requests) {
+    const std::string text = shown_name(posted->request.name) + ": " + reason;
+    end(*posted, &text);
   }
 }
 

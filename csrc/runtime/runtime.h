@@ -1,4 +1,4 @@
-// Moves requests through their day: share copied into a slot, arrival at the rendezvous, the transport's work, result
+// Moves requests through their day: share copied into a slot, arrival in the host's table, the transport's work, result
 // copied out, done. Small requests that complete a set run on the thread that posts them; everything else on the
 // runtime's own thread, the only one that ever waits for other ranks.
 #pragma once
@@ -15,20 +15,20 @@
 #include <thread>
 #include <unordered_map>
 
-#include "gpu/survey.h"
-#include "runtime/agreement.h"
-#include "runtime/compression_state.h"
-#include "runtime/flight.h"
-#include "runtime/inquiry.h"
+#include "agreement/agreement.h"
+#include "agreement/inquiry.h"
+#include "runtime/device_parts.h"
+#include "runtime/late_ranks.h"
 #include "runtime/lookout.h"
 #include "runtime/patience.h"
-#include "runtime/queue.h"
-#include "runtime/staged.h"
-#include "runtime/timeline.h"
-#include "runtime/waiting.h"
-#include "runtime/world.h"
+#include "runtime/request_state.h"
+#include "runtime/send_queue.h"
+#include "timeline/timeline.h"
+#include "transport/gpu_roads.h"
+#include "transport/mpi/compression_state.h"
 #include "transport/nccl/nccl_transport.h"
 #include "transport/transport.h"
+#include "world/world.h"
 
 namespace mykv {
 
@@ -88,10 +88,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   const World& world() const { return world_; }
   const RuntimeOptions& options() const { return options_; }
-  const gpu::Survey& gpus() const { return gpus_; }
+  const gpu::GpuRoads& gpus() const { return gpus_; }
   const Agreement& agreement() const { return agreement_; }
 
-  // Who keeps this rank's operations waiting (waiting.cpp). Any thread.
+  // Who keeps this rank's operations waiting (late_ranks.cpp). Any thread.
   // How long the oldest of them has waited, in seconds; 0: there is none.
   double longest_wait();
   // Those that have waited so long, the oldest first; of `name` only, unless it is empty. On several hosts this asks
@@ -135,16 +135,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool has_room();
   bool start_parts();
   enum class Start { sent, not_yet, no_room, no_place };
-  Start start_next(Queue::Place place, bool room);
+  Start start_next(SendQueue::Place place, bool room);
   bool start_offered(bool room);
   bool start_oldest(bool room);
   void listen();
   void offer_all();
-  Due due(const Flight& flight, size_t number) const;
-  void set_crowded_out(const Flight* flight);
-  bool send_part(const std::shared_ptr<Flight>& flight, size_t number, bool may_run_inline);
-  void post_checked(const std::shared_ptr<Flight>& flight);
-  void handle_event(const Event& event);
+  Due due(const RequestState& posted, size_t number) const;
+  void set_crowded_out(const RequestState* posted);
+  bool send_part(const std::shared_ptr<RequestState>& posted, size_t number, bool may_run_inline);
+  void post_checked(const std::shared_ptr<RequestState>& posted);
+  void handle_event(const TableEvent& event);
   bool is_owed(const Part& part);
   [[noreturn]] void give_up_owed(uint32_t entry);
   void note_agreed(const Part& part);
@@ -156,8 +156,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void account(const Part& part, const std::string& error);
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
-  void end(Flight& flight, const std::string* error);
-  void end_refused(Flight& flight, const std::string& why);
+  void end(RequestState& posted, const std::string* error);
+  void end_refused(RequestState& posted, const std::string& why);
   void end_all(const std::string& reason);
   void tell_departure();
   bool take_wishes();
@@ -170,8 +170,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void tell_rank_0(const Departed& gone);
   void settle(const std::vector<uint32_t>& mine);
   bool withdraw(const Part& part);
-  // Arrays on GPUs that go through slots (staged.cpp).
-  bool awaits_device(Flight& flight);
+  // Arrays on GPUs that go through slots (device_parts.cpp).
+  bool awaits_device(RequestState& posted);
   void begin_copy_in(Part part, const Operation& operation);
   void copy_from_devices(Copying& copying);
   bool take_copied_in();
@@ -187,19 +187,19 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Transport& transport_of(const Operation& operation) const;
   bool gpus_polling() const { return nccl_ && nccl_->polling(); }
   std::vector<uint32_t> entries();
-  // For the timeline (recording.cpp).
+  // For the timeline (timeline_notes.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
-  void record_end(Flight& flight, const std::string* error);
+  void record_end(RequestState& posted, const std::string* error);
   void record_awake();
 
   const pid_t process_ = getpid();
   RuntimeOptions options_;
   const std::unique_ptr<World> made_;
   World& world_{*made_};
-  Rendezvous rendezvous_;
+  HostTable table_;
   std::shared_ptr<Launcher> launcher_;
-  const gpu::Survey gpus_;
-  Timeline::Interest interest_{rendezvous_.stamp_flag()};
+  const gpu::GpuRoads gpus_;
+  Timeline::Interest interest_{table_.stamp_flag()};
   Region region_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<NcclTransport> nccl_;  // where it serves
@@ -214,11 +214,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unordered_map<std::string, uint64_t> turns_;
   CompressionStates compressions_;
 
-  std::mutex mutex_;                            // guards the members of this paragraph
-  std::deque<std::shared_ptr<Flight>> posted_;  // for the thread to take over
-  std::unordered_map<uint32_t, Part> parts_;    // by entry: what this rank has under way
-  std::string stopped_;                         // why no request is taken any more
-  std::string leave_reason_;                    // what leave() was told
+  std::mutex mutex_;                                  // guards the members of this paragraph
+  std::deque<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
+  std::unordered_map<uint32_t, Part> parts_;          // by entry: what this rank has under way
+  std::string stopped_;                               // why no request is taken any more
+  std::string leave_reason_;                          // what leave() was told
   size_t staged_bytes_ = 0;
   size_t moving_parts_ = 0;  // large ones in slots, that all ranks have brought
   size_t large_parts_ = 0;
@@ -237,7 +237,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::string crowded_out_;        // the name of what comes next
 
   // Of the thread alone.
-  Queue waiting_;
+  SendQueue waiting_;
   bool listening_ = false;   // some of them have found no place in the host's table
   std::deque<Key> offered_;  // then: entries that others may have made for them
   struct Finished {

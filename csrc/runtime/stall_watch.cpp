@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "runtime/error.h"
-#include "runtime/signature.h"
+#include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv {
 

@@ -10,11 +10,11 @@
 #include <stdexcept>
 #include <vector>
 
+#include "agreement/messages.h"
+#include "agreement/question.h"
+#include "base/error.h"
 #include "compress/compressor.h"
-#include "runtime/error.h"
-#include "runtime/news.h"
-#include "runtime/question.h"
-#include "transport/host/door.h"
+#include "world/door.h"
 
 namespace mykv::testing {
 
@@ -53,17 +53,17 @@ std::unique_ptr<char, decltype(&std::free)> exactly(size_t bytes) {
 }
 
 void parse_news(const uint8_t* data, size_t bytes) {
-  const std::vector<News> all = decode(reinterpret_cast<const char*>(data), bytes);
+  const std::vector<Message> all = decode(reinterpret_cast<const char*>(data), bytes);
   std::vector<char> written;
-  for (const News& news : all) encode(news, &written);
-  const std::vector<News> again = decode(written.data(), written.size());
-  require(again.size() == all.size(), "news change their number");
+  for (const Message& message : all) encode(message, &written);
+  const std::vector<Message> again = decode(written.data(), written.size());
+  require(again.size() == all.size(), "messages change their number");
   for (size_t i = 0; i < all.size(); ++i) {
     require(all[i].type == again[i].type && all[i].key == again[i].key && all[i].number == again[i].number &&
                 all[i].priority == again[i].priority && all[i].has_texts == again[i].has_texts &&
                 all[i].name == again[i].name && all[i].signature == again[i].signature &&
                 all[i].error == again[i].error,
-            "news change on their way");
+            "messages change on their way");
   }
 }
 
@@ -81,7 +81,7 @@ void parse_question(const uint8_t* data, size_t bytes) {
 void parse_answer(const uint8_t* data, size_t bytes) {
   constexpr int kRanks = 7;
   const Numbers numbers = numbers_of(data, bytes);
-  const Standings standings = decode_standings(numbers, kRanks);
+  const OperationStates standings = decode_operation_states(numbers, kRanks);
   require(encode(standings) == numbers, "an answer changes on its way");
   for (const auto* const lists : {&standings.missing, &standings.through}) {
     for (const std::vector<int>& ranks : *lists) {

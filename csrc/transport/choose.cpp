@@ -1,16 +1,16 @@
-#include "gpu/survey.h"
+#include "transport/gpu_roads.h"
 #include "transport/host/host_transport.h"
 #include "transport/mpi/mpi_transport.h"
 #include "transport/transport.h"
 
 namespace mykv {
 
-std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous, size_t network_bytes) {
-  if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, rendezvous);
-  return std::make_unique<MpiTransport>(world, rendezvous, network_bytes);
+std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes) {
+  if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, table);
+  return std::make_unique<MpiTransport>(world, table, network_bytes);
 }
 
-std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::Survey* gpus) {
+std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus) {
   const std::string uninitialized = "not initialized";
   const bool one_host = world != nullptr && world->hosts().size() == 1;
   return {

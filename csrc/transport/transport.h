@@ -10,22 +10,22 @@
 #include <vector>
 
 #include "memory/region.h"
-#include "runtime/departed.h"
-#include "runtime/operation.h"
-#include "runtime/rendezvous.h"
-#include "runtime/world.h"
+#include "operations/operation.h"
+#include "table/departed.h"
+#include "table/host_table.h"
+#include "world/world.h"
 
 namespace mykv {
 
 namespace gpu {
-struct Survey;
+struct GpuRoads;
 }
 
 class CompressionState;
 struct Request;
 
 // Memory of this process that takes the place of its slot.
-struct Share {
+struct LocalShare {
   const char* input = nullptr;
   char* output = nullptr;
   std::function<void(const char* slot)> take;     // instead: copies the result out of another rank's slot
@@ -43,7 +43,7 @@ class Transport {
   // Whether the others take the result of a broadcast straight from the root's slot and so have none themselves.
   virtual bool taken_from_root(const Operation& operation) const = 0;
   // Into how many pieces this transport cuts an operation; the same on every rank of a host. The operation is done
-  // when Rendezvous::finish_chunks() was told of that many.
+  // when HostTable::finish_chunks() was told of that many.
   virtual uint32_t pieces(const Operation& operation) const = 0;
   // How many places an operation takes in the order that hosts agree on.
   virtual uint32_t places(const Operation& operation) const = 0;
@@ -53,7 +53,7 @@ class Transport {
   virtual void run_whole(uint32_t entry) const = 0;
   // Every rank is ready for the operation behind this entry. `share`: where this rank's share lies if it is the owner
   // and has no slot.
-  virtual void start(uint32_t entry, const Share& share) = 0;
+  virtual void start(uint32_t entry, const LocalShare& share) = 0;
   // The operation ended, or this rank leaves it: the entry must not be touched any more.
   virtual void stop(uint32_t entry) = 0;
   // Whether this rank has begun with the entry and other ranks, or a device, still work on it with this one: where it
@@ -73,9 +73,9 @@ class Transport {
 
 // The choice for this world: shared memory alone on one host, MPI between hosts else.
 // `network_bytes`: memory for what this rank receives from other hosts.
-std::unique_ptr<Transport> choose_transport(const World& world, Rendezvous& rendezvous, size_t network_bytes);
+std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes);
 
 // Each transport of this build, with the reason why it does not serve this world ('' where it does).
-std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::Survey* gpus);
+std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus);
 
 }  // namespace mykv

@@ -67,7 +67,7 @@ mtype = { ANNOUNCE, DEPART, VERDICT, CLOSE };
 chan to_root[RANKS] = [3] of { mtype };
 chan to_host[HOSTS] = [3] of { mtype };
 
-/* Rendezvous::depart() and close(): what waits for ranks that have not come, or for other hosts, never runs. */
+/* HostTable::depart() and close(): what waits for ranks that have not come, or for other hosts, never runs. */
 inline table_depart(h, announced_too) {
   host[h].departed = 1;
   if

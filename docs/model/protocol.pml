@@ -152,7 +152,7 @@ hidden byte c, who, k;
 #define NOT_RUNG (bell[me].rang == 0)
 #endif
 
-/* ---------------------------------------------------------------- bells (csrc/runtime/futex.cpp) */
+/* ---------------------------------------------------------------- bells (csrc/table/bell.cpp) */
 
 /* Counting and looking for a sleeper are one step, though two in the code: whoever begins to wait between the two finds
  * the count changed. So are the rings of several bells, since nothing holds up whoever rings. */
@@ -182,7 +182,7 @@ inline ring_all(mask) {
 #define LOOK
 #endif
 
-/* ---------------------------------------------------------------- the table (csrc/runtime/rendezvous.cpp) */
+/* ---------------------------------------------------------------- the table (csrc/table/host_table.cpp) */
 
 /* An event, and the bells of those that must know, under the lock, which is given back. It is two steps or, where a
  * reader can be overtaken by writers, three: a place of the log is filled before the tail moves. Otherwise a place behind
@@ -255,7 +255,7 @@ inline claim(op) {
   rank[me].part[at].started = 0
 }
 
-/* Rendezvous::arrive(): `at` is the entry, ENTRIES where there is none left; `last` and `over` tell the rest. */
+/* HostTable::arrive(): `at` is the entry, ENTRIES where there is none left; `last` and `over` tell the rest. */
 inline arrive(op, may_run_inline) {
   LOOK
   d_step {
@@ -459,7 +459,7 @@ inline end_part(its_entry, what, its_slot) {
   end_request(what, entry[its_entry].failed)
 }
 
-/* ---------------------------------------------------------------- to the rendezvous (csrc/runtime/parts.cpp) */
+/* ---------------------------------------------------------------- to the host's table (csrc/runtime/parts.cpp) */
 
 #define FORGET_PART at = 0; born = 0; slot = 0; last = 0; over = 0; mine = 0
 

@@ -52,13 +52,13 @@ PYTHON = {
 _CORE = ["core_numpy", "full_table", "table_lock", "collectives_random"]
 _HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
 CPP = {
-    "csrc/runtime/rendezvous.cpp": [*_CORE, "stall"],
+    "csrc/table/host_table.cpp": [*_CORE, "stall"],
     "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
     "csrc/runtime/runtime.cpp": [*_CORE, "hosts", "stall"],
-    "csrc/runtime/agreement.cpp": [*_HOSTS, "stall"],
+    "csrc/agreement/agreement.cpp": [*_HOSTS, "stall"],
     "csrc/transport/mpi/slice_exchange.cpp": _HOSTS,
     "csrc/transport/mpi/chunk.cpp": _HOSTS,
-    "csrc/runtime/table_lock.cpp": ["table_lock", *_CORE],
+    "csrc/table/table_lock.cpp": ["table_lock", *_CORE],
     "csrc/memory/region.cpp": ["region", "memory", "core_numpy"],
 }
 

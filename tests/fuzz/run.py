@@ -25,9 +25,9 @@ SOURCES = [
     "testing",
     "compress",
     "kernels/dtype.cpp",
-    "runtime/news.cpp",
-    "runtime/question.cpp",
-    "transport/host/door.cpp",
+    "agreement/messages.cpp",
+    "agreement/question.cpp",
+    "world/door.cpp",
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 MOST_BYTES = {"call": 64, "answer": 512, "question": 512, "news": 1024, "settings": 256, "versions": 256}

@@ -21,8 +21,8 @@ from mykv_compile import FLAGS, compile_all, cxx_compiler, find_mpi  # noqa: E40
 
 _COMMON = ["-O1", "-g", "-fno-omit-frame-pointer"]
 SANITIZERS = {
-    # The compiler warns that ThreadSanitizer does not see fences. Nothing relies on one but the log of the rendezvous,
-    # whose places are atomic.
+    # The compiler warns that ThreadSanitizer does not see fences. Nothing relies on a fence but the log of the host's
+    # table (csrc/table/event_log.h), whose cells are atomic.
     "thread": [*_COMMON, "-fsanitize=thread", "-Wno-tsan"],
     "address": [*_COMMON, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
 }

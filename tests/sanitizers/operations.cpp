@@ -8,8 +8,8 @@
 
 #include "ranks.h"
 #include "runtime/stall_watch.h"
-#include "runtime/timeline.h"
 #include "scenarios.h"
+#include "timeline/timeline.h"
 
 namespace mykv::testing {
 

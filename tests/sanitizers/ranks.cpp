@@ -1,6 +1,6 @@
 #include "ranks.h"
 
-#include "runtime/signature.h"
+#include "operations/signature.h"
 
 namespace mykv::testing {
 
@@ -46,7 +46,7 @@ Request request_of(Runtime& runtime, const std::string& name, Kind kind, size_t 
   request.operation.kind = kind;
   request.operation.root = root;
   request.operation.set_arrays(DType::int32, count);
-  request.signature = signature_of(request.operation, shape_text({count}), runtime.world(), "");
+  request.signature = signature_of(request.operation, shape_text({count}), runtime.world().label(root), "");
   return request;
 }
 

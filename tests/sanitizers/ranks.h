@@ -13,6 +13,7 @@
 
 #include "runtime/buffer.h"
 #include "runtime/runtime.h"
+#include "world/thread_host.h"
 
 namespace mykv::testing {
 

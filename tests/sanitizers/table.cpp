@@ -6,27 +6,27 @@
 #include <thread>
 
 #include "ranks.h"
-#include "runtime/rendezvous.h"
 #include "scenarios.h"
+#include "table/host_table.h"
+#include "world/thread_host.h"
 
 namespace mykv::testing {
 
 void log_overruns(uint32_t seed) {
-  constexpr uint64_t kLogEvents = 1 << 18;   // as in rendezvous.cpp
   constexpr uint32_t kOperations = 3 << 16;  // one and a half times the log, at two events for each operation
   ThreadHost host(2, 4096);
-  Rendezvous first(host.segment(), {0, 1}, 0, 0, false);
-  Rendezvous second(host.segment(), {0, 1}, 1, 0, false);
-  Rendezvous reader(host.segment(), {0, 1}, 1, 0, false);
+  HostTable first(host.segment(), {0, 1}, 0, 0, false);
+  HostTable second(host.segment(), {0, 1}, 1, 0, false);
+  HostTable reader(host.segment(), {0, 1}, 1, 0, false);
   std::atomic<bool> over{false};
   std::atomic<uint32_t> operations{0};
   std::thread writer([&] {
     const std::string name = "one", signature = "the same";
-    Rendezvous::Offer offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
+    HostTable::Arriving offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
     offer.operation.count = 1;
     for (uint32_t k = 0; k < kOperations; ++k) {
-      first.arrive(offer, 0, [](const Arrival&) {});
-      const Arrival arrival = second.arrive(offer, 0, [](const Arrival&) {});
+      first.arrive(offer, 0, [](const ArriveResult&) {});
+      const ArriveResult arrival = second.arrive(offer, 0, [](const ArriveResult&) {});
       first.finish_chunks(arrival.entry, 1);
       first.leave(arrival.entry);
       second.leave(arrival.entry);
@@ -36,11 +36,11 @@ void log_overruns(uint32_t seed) {
   });
   Random random(seed);
   std::string wrong;
-  uint64_t events = 0, overruns = 0, edge = kLogEvents - 2;
+  uint64_t events = 0, overruns = 0, edge = EventLog::kEvents - 2;
   uint64_t last = 0;  // the last event as a number that grows by one
   while (wrong.empty()) {
     const bool was_over = over.load();
-    Event event;
+    TableEvent event;
     bool overrun;
     // At the edge of the log all the while, so that some places are read just when they are written anew. Without an
     // order between the threads that could hide a race.
@@ -53,12 +53,12 @@ void log_overruns(uint32_t seed) {
     if (overrun) {
       last = 0;
       ++overruns;
-      edge = kLogEvents - below(random, 8);
+      edge = EventLog::kEvents - below(random, 8);
       continue;
     }
     ++events;
-    const uint64_t number = 2 * uint64_t{event.generation} + (event.type == Event::Type::done);
-    if (event.entry != 0 || event.type == Event::Type::announced || (last != 0 && number != last + 1)) {
+    const uint64_t number = 2 * uint64_t{event.generation} + (event.type == TableEvent::Type::done);
+    if (event.entry != 0 || event.type == TableEvent::Type::announced || (last != 0 && number != last + 1)) {
       wrong = "event " + std::to_string(number) + " came after " + std::to_string(last);
     }
     last = number;
@@ -74,9 +74,9 @@ void locks_given_up(uint32_t seed) {
   Random random(seed);
   for (int turn = 0; turn < kTurns; ++turn) {
     ThreadHost host(kRanks, 4096);
-    std::vector<std::unique_ptr<Rendezvous>> tables;
+    std::vector<std::unique_ptr<HostTable>> tables;
     for (int r = 0; r < kRanks; ++r) {
-      tables.push_back(std::make_unique<Rendezvous>(host.segment(), std::vector<int>{0, 1, 2, 3}, r, false, false));
+      tables.push_back(std::make_unique<HostTable>(host.segment(), std::vector<int>{0, 1, 2, 3}, r, false, false));
     }
     const int keeper = static_cast<int>(below(random, kRanks));
     const bool tired = below(random, 2) == 0;  // instead of giving up at once, the others lose their patience

@@ -16,7 +16,7 @@ from .tally import Budget, Tally
 _START_S = 90.0
 # By how much a value may grow; all others must not. MXNet's pools and the allocator's arenas move by less memory, and a
 # leak of 16 bytes a step shows in 200 000. The table that the ranks of a host share is a ring of 3 MiB (kLogEvents in
-# csrc/runtime/rendezvous.cpp), which is resident once it has been filled.
+# csrc/table/host_table.cpp), which is resident once it has been filled.
 _GROWTH = {"own_kib": 2048, "shared_kib": 4096, "maps": 8}
 _WARM = 0.4  # the share of samples in which caches and pools still fill
 CASES = [("core", 2, 1, 0.3), ("trainer", 2, 1, 0.3), ("store", 2, 1, 0.15), ("core", 4, 2, 0.1), ("made", 2, 1, 0.15)]

@@ -9,14 +9,14 @@ constexpr size_t kChunkBytes = 256 << 10;  // two slots' chunks, read and writte
 constexpr size_t kInlineBytes = 32 << 10;  // below it a wake-up of the runtime thread costs more than the work
 }  // namespace
 
-HostTransport::HostTransport(const World& world, Rendezvous& rendezvous)
-    : rendezvous_(rendezvous), slots_(world.segment().base(), rendezvous) {}
+HostTransport::HostTransport(const World& world, HostTable& table)
+    : table_(table), slots_(world.segment().base(), table) {}
 
 int32_t HostTransport::owner(const Operation& operation, uint64_t number) const {
   if (operation.road == Road::staged) return kAnybody;  // all shares are in slots
   if (operation.kind == Kind::reduce && (operation.in_place || operation.bytes() > kInlineBytes)) return operation.root;
   const bool copied = operation.kind == Kind::allreduce && !operation.in_place && operation.bytes() > kInlineBytes;
-  return copied ? static_cast<int32_t>(number % static_cast<uint64_t>(rendezvous_.local_size())) : kAnybody;
+  return copied ? static_cast<int32_t>(number % static_cast<uint64_t>(table_.local_size())) : kAnybody;
 }
 
 bool HostTransport::taken_from_root(const Operation& operation) const {
@@ -24,48 +24,48 @@ bool HostTransport::taken_from_root(const Operation& operation) const {
 }
 
 uint32_t HostTransport::pieces(const Operation& operation) const {
-  if (taken_from_root(operation)) return static_cast<uint32_t>(rendezvous_.local_size());
+  if (taken_from_root(operation)) return static_cast<uint32_t>(table_.local_size());
   return static_cast<uint32_t>(std::max<size_t>(1, (operation.bytes() + kChunkBytes - 1) / kChunkBytes));
 }
 
 size_t HostTransport::inline_limit() const { return kInlineBytes; }
 
-void HostTransport::start(uint32_t entry, const Share& share) {
-  const int32_t owner = rendezvous_.entry(entry).owner;
-  if (owner != kAnybody && owner != rendezvous_.local_rank()) return;
+void HostTransport::start(uint32_t entry, const LocalShare& share) {
+  const int32_t owner = table_.entry(entry).owner;
+  if (owner != kAnybody && owner != table_.local_rank()) return;
   if (running_.size() <= entry) running_.resize(entry + 1);
   running_[entry] = ++order_;
-  ready_.push({rendezvous_.entry(entry).operation.priority, order_, entry, share});
+  ready_.push({table_.entry(entry).operation.priority, order_, entry, share});
 }
 
 bool HostTransport::progress() {
   while (!ready_.empty()) {
     const Item item = ready_.top();
     if (running_[item.entry] == item.order) {
-      Entry& entry = rendezvous_.entry(item.entry);
+      Entry& entry = table_.entry(item.entry);
       if (taken_from_root(entry.operation)) {
         ready_.pop();
-        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
+        if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
         if (item.share.take) item.share.take(slots_.slot(entry, entry.operation.root));
-        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
-        rendezvous_.finish_chunks(item.entry, 1);
+        if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
+        table_.finish_chunks(item.entry, 1);
         return true;
       }
       if (entry.owner != kAnybody) {
         ready_.pop();
         if (entry.next_chunk.fetch_add(entry.chunks, std::memory_order_relaxed) >= entry.chunks) continue;
-        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
+        if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
         run_owned(entry, item.share);
-        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
-        rendezvous_.finish_chunks(item.entry, entry.chunks);
+        if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
+        table_.finish_chunks(item.entry, entry.chunks);
         return true;
       }
       const uint32_t chunk = entry.next_chunk.fetch_add(1, std::memory_order_relaxed);
       if (chunk < entry.chunks) {
-        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set_once(Stamp::begun);
+        if (table_.stamping()) table_.my_stamps(entry).set_once(Stamp::begun);
         run_chunk(entry, chunk);
-        if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
-        rendezvous_.finish_chunks(item.entry, 1);
+        if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
+        table_.finish_chunks(item.entry, 1);
         return true;
       }
     }
@@ -80,7 +80,7 @@ void HostTransport::run_chunk(Entry& entry, uint32_t chunk) const {
   slots_.combine(entry, begin, std::min(entry.operation.count, begin + step), entry.operation.root);
 }
 
-void HostTransport::run_owned(Entry& entry, const Share& share) const {
+void HostTransport::run_owned(Entry& entry, const LocalShare& share) const {
   const size_t step = kChunkBytes / item_size(entry.operation.dtype);
   const size_t count = entry.operation.count;
   for (size_t begin = 0; begin < count; begin += step) {
@@ -94,11 +94,11 @@ void HostTransport::run_owned(Entry& entry, const Share& share) const {
 }
 
 void HostTransport::run_whole(uint32_t index) const {
-  Entry& entry = rendezvous_.entry(index);
-  if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
+  Entry& entry = table_.entry(index);
+  if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
   slots_.combine(entry, 0, entry.operation.count, entry.operation.root);
-  if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::finished);
-  rendezvous_.finish_chunks(index, entry.chunks);
+  if (table_.stamping()) table_.my_stamps(entry).set(Stamp::finished);
+  table_.finish_chunks(index, entry.chunks);
 }
 
 }  // namespace mykv

@@ -18,14 +18,14 @@ namespace mykv {
 
 class HostTransport : public Transport {
  public:
-  HostTransport(const World& world, Rendezvous& rendezvous);
+  HostTransport(const World& world, HostTable& table);
   const char* name() const override { return "host"; }
   int32_t owner(const Operation& operation, uint64_t number) const override;
   bool taken_from_root(const Operation& operation) const override;
   uint32_t pieces(const Operation& operation) const override;
   uint32_t places(const Operation&) const override { return 1; }
   size_t inline_limit() const override;
-  void start(uint32_t entry, const Share& share) override;
+  void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t entry) override {
     if (entry < running_.size()) running_[entry] = 0;
   }
@@ -38,15 +38,15 @@ class HostTransport : public Transport {
     int32_t priority;
     uint64_t order;
     uint32_t entry;
-    Share share;
+    LocalShare share;
     bool operator<(const Item& other) const {
       return priority != other.priority ? priority < other.priority : order > other.order;
     }
   };
   void run_chunk(Entry& entry, uint32_t chunk) const;
-  void run_owned(Entry& entry, const Share& share) const;
+  void run_owned(Entry& entry, const LocalShare& share) const;
 
-  Rendezvous& rendezvous_;
+  HostTable& table_;
   Slots slots_;
   std::priority_queue<Item> ready_;
   std::vector<uint64_t> running_;  // by entry: the order under which it was started, 0 when stopped

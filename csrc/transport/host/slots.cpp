@@ -7,7 +7,7 @@ namespace mykv {
 void Slots::gather_pointers(Entry& entry, size_t begin, std::vector<void*>& pointers) const {
   const size_t offset = begin * item_size(entry.operation.dtype);
   pointers.clear();
-  for (int r = 0; r < rendezvous_.local_size(); ++r) pointers.push_back(slot(entry, r) + offset);
+  for (int r = 0; r < table_.local_size(); ++r) pointers.push_back(slot(entry, r) + offset);
 }
 
 void Slots::combine(Entry& entry, size_t begin, size_t end, int root) const {
@@ -19,11 +19,11 @@ void Slots::combine(Entry& entry, size_t begin, size_t end, int root) const {
   gather_pointers(entry, begin, pointers);
   const Operation& op = entry.operation;
   const bool to_one = op.kind == Kind::reduce;
-  reduce(op.dtype, op.reduce_op, pointers.data(), rendezvous_.local_size(), pointers.data() + (to_one ? root : 0),
-         to_one ? 1 : rendezvous_.local_size(), end - begin, op.scale, false);
+  reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), pointers.data() + (to_one ? root : 0),
+         to_one ? 1 : table_.local_size(), end - begin, op.scale, false);
 }
 
-void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const Share& share) const {
+void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const LocalShare& share) const {
   static thread_local std::vector<void*> inputs;
   static thread_local std::vector<void*> outputs;
   gather_pointers(entry, begin, inputs);
@@ -35,8 +35,8 @@ void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const Share& s
   inputs[me] = const_cast<char*>(share.input) + offset;
   outputs[me] = share.output + offset;
   const bool to_one = op.kind == Kind::reduce;
-  reduce(op.dtype, op.reduce_op, inputs.data(), rendezvous_.local_size(), outputs.data() + (to_one ? me : 0),
-         to_one ? 1 : rendezvous_.local_size(), end - begin, op.scale, false);
+  reduce(op.dtype, op.reduce_op, inputs.data(), table_.local_size(), outputs.data() + (to_one ? me : 0),
+         to_one ? 1 : table_.local_size(), end - begin, op.scale, false);
 }
 
 void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const {
@@ -44,13 +44,13 @@ void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const 
   gather_pointers(entry, begin, pointers);
   const Operation& op = entry.operation;
   void* output = pointers[static_cast<size_t>(into)];
-  reduce(op.dtype, op.reduce_op, pointers.data(), rendezvous_.local_size(), &output, 1, end - begin, 1.0, false);
+  reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, end - begin, 1.0, false);
 }
 
 void Slots::spread(Entry& entry, size_t begin, size_t end, int source) const {
   const size_t width = item_size(entry.operation.dtype);
   const char* from = slot(entry, source) + begin * width;
-  for (int r = 0; r < rendezvous_.local_size(); ++r) {
+  for (int r = 0; r < table_.local_size(); ++r) {
     if (r != source) copy(slot(entry, r) + begin * width, from, (end - begin) * width, false);
   }
 }

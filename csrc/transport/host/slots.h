@@ -9,7 +9,7 @@ namespace mykv {
 
 class Slots {
  public:
-  Slots(char* base, Rendezvous& rendezvous) : base_(base), rendezvous_(rendezvous) {}
+  Slots(char* base, HostTable& table) : base_(base), table_(table) {}
 
   char* slot(Entry& entry, int local_rank) const { return base_ + entry.records()[local_rank].slot; }
 
@@ -17,7 +17,7 @@ class Slots {
   // local rank `root` (reduce); or the root's share written into every slot (broadcast).
   void combine(Entry& entry, size_t begin, size_t end, int root) const;
   // The same of an allreduce or reduce whose owner's share is not in its slot.
-  void combine_owned(Entry& entry, size_t begin, size_t end, const Share& share) const;
+  void combine_owned(Entry& entry, size_t begin, size_t end, const LocalShare& share) const;
   // Elements [begin, end): all shares reduced without scaling into the slot of `into` alone.
   void reduce_into(Entry& entry, size_t begin, size_t end, int into) const;
   // Elements [begin, end): the bits in the slot of `source` into every other slot.
@@ -27,7 +27,7 @@ class Slots {
   void gather_pointers(Entry& entry, size_t begin, std::vector<void*>& pointers) const;
 
   char* base_;
-  Rendezvous& rendezvous_;
+  HostTable& table_;
 };
 
 }  // namespace mykv

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/hash.h"
 #include "kernels/kernels.h"
 
 namespace mykv {
@@ -14,10 +15,10 @@ constexpr size_t kDecodeBytes = 64 << 10;  // of each host's values at a time, s
 
 }  // namespace
 
-Chunk::Chunk(SliceExchange& exchange, uint32_t number, Messages& messages, Staging& staging)
+Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, Staging& staging)
     : exchange_(exchange),
       number_(number),
-      messages_(messages),
+      requests_(requests),
       staging_(staging),
       begin_(exchange.chunk_begin(number)),
       end_(exchange.chunk_begin(number + 1)),
@@ -35,7 +36,7 @@ void Chunk::begin() {
   if (phase_ == Phase::exchange) begin_exchange();
 }
 
-Chunk::Segment Chunk::segment(size_t host) const {
+Chunk::HostShare Chunk::host_share(size_t host) const {
   const size_t count = end_ - begin_, hosts = exchange_.world().hosts().size();
   const int root = exchange_.root_host();
   if (root < 0) return {begin_ + count * host / hosts, begin_ + count * (host + 1) / hosts};
@@ -61,7 +62,7 @@ void Chunk::release() {
   blocks_.clear();
 }
 
-WireFormat::Place Chunk::place(const Segment& values, SliceExchange::Leg leg, size_t owner) const {
+WireFormat::Place Chunk::place(const HostShare& values, SliceExchange::Leg leg, size_t owner) const {
   WireFormat::Place place;
   place.begin = values.begin - exchange_.begin();
   place.count = values.count();
@@ -103,11 +104,11 @@ void Chunk::begin_exchange() {
   }
   const int tag = exchange_.tag(number_, SliceExchange::Leg::scatter);
   for_others([&](size_t host) {
-    const Segment from_me = segment(host);
+    const HostShare from_me = host_share(host);
     const size_t bytes = wire.bytes(mine().count());
     if (bytes > 0) {
       received_[host] = staged(bytes);
-      messages_.receive(received_[host], bytes, exchange_.peer(host), tag, &receiving_);
+      requests_.receive(received_[host], bytes, exchange_.peer(host), tag, &receiving_);
     }
     if (from_me.count() == 0) return;
     const char* values = exchange_.own(from_me.begin);
@@ -116,7 +117,7 @@ void Chunk::begin_exchange() {
       wire.encode(encoded, values, place(from_me, SliceExchange::Leg::scatter, host));
       values = encoded;
     }
-    messages_.send(values, wire.bytes(from_me.count()), exchange_.peer(host), tag, &sending_);
+    requests_.send(values, wire.bytes(from_me.count()), exchange_.peer(host), tag, &sending_);
   });
 }
 
@@ -129,7 +130,7 @@ bool Chunk::step_exchange() {
   if (!reduced_ && receiving_ == 0 && is_turn()) {
     exchange_.stamp(Stamp::scattered);
     if (mine().count() > 0) {
-      reduce_segment();
+      reduce_own_share();
       if (exchange_.spreads()) send_result();
     }
     end_turn();
@@ -149,21 +150,21 @@ void Chunk::expect_results() {
   if (!exchange_.spreads()) return;
   const WireFormat& wire = exchange_.wire();
   for_others([&](size_t host) {
-    const Segment theirs = segment(host);
+    const HostShare theirs = host_share(host);
     if (theirs.count() == 0) return;
     char* to = exchange_.result(theirs.begin);
     if (!wire.plain()) to = encoded_[host] = staged(wire.bytes(theirs.count()));
-    messages_.receive(to, wire.bytes(theirs.count()), exchange_.peer(host),
+    requests_.receive(to, wire.bytes(theirs.count()), exchange_.peer(host),
                       exchange_.tag(number_, SliceExchange::Leg::gather), &results_);
   });
 }
 
-// What all hosts have of the own segment, reduced in their order.
-void Chunk::reduce_segment() {
+// What all hosts have of the own share, reduced in their order.
+void Chunk::reduce_own_share() {
   const WireFormat& wire = exchange_.wire();
   const Operation& op = exchange_.operation();
   const auto me = static_cast<size_t>(exchange_.world().host());
-  const Segment own = mine();
+  const HostShare own = mine();
   const size_t width = item_size(op.dtype);
   const size_t stride = wire.plain() || !wire.divisible() ? own.count() : kDecodeBytes / width;
   std::vector<char*> decoded(received_.size());
@@ -192,7 +193,7 @@ void Chunk::reduce_segment() {
 
 void Chunk::send_result() {
   const WireFormat& wire = exchange_.wire();
-  const Segment own = mine();
+  const HostShare own = mine();
   const auto me = static_cast<size_t>(exchange_.world().host());
   const char* values = exchange_.result(own.begin);
   if (!wire.plain()) {
@@ -204,7 +205,7 @@ void Chunk::send_result() {
   }
   exchange_.stamp_once(Stamp::gather);
   for_others([&](size_t host) {
-    messages_.send(values, wire.bytes(own.count()), exchange_.peer(host),
+    requests_.send(values, wire.bytes(own.count()), exchange_.peer(host),
                    exchange_.tag(number_, SliceExchange::Leg::gather), &results_);
   });
 }
@@ -212,7 +213,7 @@ void Chunk::send_result() {
 void Chunk::take_results() {
   const WireFormat& wire = exchange_.wire();
   for_others([&](size_t host) {
-    const Segment theirs = segment(host);
+    const HostShare theirs = host_share(host);
     if (encoded_[host] != nullptr) wire.decode(exchange_.result(theirs.begin), encoded_[host], theirs.count());
   });
 }

@@ -1,7 +1,7 @@
 // A chunk of a slice and how far it has come: a small state machine that never blocks.
 #pragma once
 
-#include "transport/mpi/messages.h"
+#include "transport/mpi/requests.h"
 #include "transport/mpi/slice_exchange.h"
 #include "transport/mpi/staging.h"
 
@@ -9,7 +9,7 @@ namespace mykv {
 
 class Chunk {
  public:
-  Chunk(SliceExchange& exchange, uint32_t number, Messages& messages, Staging& staging);
+  Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, Staging& staging);
   Chunk(const Chunk&) = delete;
   Chunk& operator=(const Chunk&) = delete;
 
@@ -27,44 +27,44 @@ class Chunk {
  private:
   enum class Phase { reduce_on_host, exchange, spread, finished };
 
-  struct Segment {
+  struct HostShare {
     size_t begin;
     size_t end;
     size_t count() const { return end - begin; }
   };
-  Segment segment(size_t host) const;
-  Segment mine() const { return segment(static_cast<size_t>(exchange_.world().host())); }
+  HostShare host_share(size_t host) const;
+  HostShare mine() const { return host_share(static_cast<size_t>(exchange_.world().host())); }
   template <class Use>
   void for_others(Use&& use) const;
 
   bool step_exchange();
   void begin_exchange();
   void expect_results();
-  void reduce_segment();
+  void reduce_own_share();
   void send_result();
   void take_results();
   char* staged(size_t bytes);
-  // `owner`: the host whose segment the values are in.
-  WireFormat::Place place(const Segment& values, SliceExchange::Leg leg, size_t owner) const;
+  // `owner`: the host whose share the values are in.
+  WireFormat::Place place(const HostShare& values, SliceExchange::Leg leg, size_t owner) const;
   bool is_turn() const;
   void end_turn() const;
 
   SliceExchange& exchange_;
   uint32_t number_;
-  Messages& messages_;
+  MpiRequests& requests_;
   Staging& staging_;
   size_t begin_;
   size_t end_;
   size_t cursor_;
   Phase phase_;
   uint32_t ticket_ = 0;     // of compression
-  bool reduced_ = false;    // the own segment is reduced, and its result sent
+  bool reduced_ = false;    // the own share is reduced, and its result sent
   bool expecting_ = false;  // the others' results are being received
   size_t sending_ = 0;      // messages under way with values ...
-  size_t receiving_ = 0;    // ... of other hosts for the own segment ...
+  size_t receiving_ = 0;    // ... of other hosts for the own share ...
   size_t results_ = 0;      // ... and with results
   std::vector<Staging::Block> blocks_;
-  std::vector<char*> received_;  // values of each host for the own segment, as they travel
+  std::vector<char*> received_;  // values of each host for the own share, as they travel
   std::vector<char*> encoded_;   // each host's result, where it does not travel as it lies in memory
 };
 

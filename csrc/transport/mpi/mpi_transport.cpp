@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory/kept.h"
-#include "runtime/news.h"
-#include "runtime/stamps.h"
-#include "testing/faults.h"
+#include "agreement/messages.h"
+#include "base/clock.h"
+#include "base/keep_forever.h"
+#include "base/planted_faults.h"
+#include "timeline/stamps.h"
 
 namespace mykv {
 
@@ -20,12 +21,12 @@ constexpr int kLooks = 16;                // at the network, in one go: a look b
 
 }  // namespace
 
-MpiTransport::MpiTransport(const World& world, Rendezvous& rendezvous, size_t network_bytes)
+MpiTransport::MpiTransport(const World& world, HostTable& table, size_t network_bytes)
     : world_(world),
-      rendezvous_(rendezvous),
-      slots_(world.segment().base(), rendezvous),
+      table_(table),
+      slots_(world.segment().base(), table),
       network_bytes_(network_bytes),
-      messages_(world.data()),
+      requests_(world.data()),
       notices_(world.control(), kNoticeTag) {
   size_t smallest = world.hosts()[0].size();
   for (const std::vector<int>& ranks : world.hosts()) smallest = std::min(smallest, ranks.size());
@@ -38,11 +39,11 @@ MpiTransport::~MpiTransport() {
   if (!notice_.requests.empty()) keep_for_good(std::move(notice_));
 }
 
-void MpiTransport::start(uint32_t index, const Share& share) {
+void MpiTransport::start(uint32_t index, const LocalShare& share) {
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;
-  if (!rendezvous_.claim_chunk(index)) throw rendezvous_.departed();
-  Entry& entry = rendezvous_.entry(index);
-  Stamps* const stamps = rendezvous_.stamping() ? &rendezvous_.my_stamps(entry) : nullptr;
+  if (!table_.claim_chunk(index)) throw table_.departed();
+  Entry& entry = table_.entry(index);
+  Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, stamps, share.compression);
   // They come in order, unless this rank lagged so far behind that it looked at all its entries instead of the log.
   auto place = exchanges_.end();
@@ -56,7 +57,7 @@ bool MpiTransport::progress() {
   const bool away = now - std::exchange(looked_, now) > kAwayNs;
   if (exchanges_.empty()) {
     heard_at_ = 0;  // what begins next begins with a look
-    return messages_.poll();
+    return requests_.poll();
   }
   // While this process was stopped, others may have given up what it takes part in, and with it the memory out of which
   // they have sent. They have said so before.
@@ -70,7 +71,7 @@ bool MpiTransport::progress() {
     heard_at_ = now;
     require_all();
   }
-  const bool moved = messages_.poll();
+  const bool moved = requests_.poll();
   if (step_chunks(false) || admit() || step_chunks(true) || moved) return true;
   require_all();
   return false;
@@ -78,7 +79,7 @@ bool MpiTransport::progress() {
 
 bool MpiTransport::step_chunks(bool spreading_too) {
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    if (chunks_[i]->exchange().is_stopped()) throw rendezvous_.departed();
+    if (chunks_[i]->exchange().is_stopped()) throw table_.departed();
     if (!chunks_[i]->step(spreading_too)) continue;
     if (chunks_[i]->finished()) finish(i);
     return true;
@@ -91,8 +92,8 @@ bool MpiTransport::admit() {
   if (entering_ == exchanges_.size()) return false;
   if (chunk_bytes_ >= network_bytes_ || chunks_.size() >= kMostChunks) return false;
   SliceExchange& exchange = *exchanges_[entering_];
-  if (exchange.is_stopped()) throw rendezvous_.departed();
-  chunks_.push_back(std::make_unique<Chunk>(exchange, next_chunk_, messages_, staging_));
+  if (exchange.is_stopped()) throw table_.departed();
+  chunks_.push_back(std::make_unique<Chunk>(exchange, next_chunk_, requests_, staging_));
   chunk_bytes_ += chunks_.back()->bytes();
   chunks_.back()->begin();
   if (++next_chunk_ == exchange.chunks()) {
@@ -115,7 +116,7 @@ void MpiTransport::finish(size_t at) {
       std::find_if(exchanges_.begin(), exchanges_.end(), [&](auto& one) { return one.get() == &exchange; });
   exchanges_.erase(over);
   --entering_;  // all of its chunks had entered
-  rendezvous_.finish_chunks(index, 1);
+  table_.finish_chunks(index, 1);
 }
 
 bool MpiTransport::holds(uint32_t entry) const {
@@ -127,9 +128,9 @@ void MpiTransport::hear() {
   std::vector<char> bytes;
   int from = 0;
   while (notices_.take(&bytes, &from)) {
-    for (const News& news : decode(bytes.data(), bytes.size())) {
-      if (news.type != News::Type::depart) continue;
-      if (!departed_) departed_.emplace(static_cast<int>(news.number), news.error);
+    for (const Message& message : decode(bytes.data(), bytes.size())) {
+      if (message.type != Message::Type::depart) continue;
+      if (!departed_) departed_.emplace(static_cast<int>(message.number), message.error);
     }
     gone_.insert(from);
   }
@@ -142,14 +143,14 @@ void MpiTransport::require_all() {
 }
 
 void MpiTransport::give_up(const Departed& departed) {
-  messages_.cancel();
+  requests_.cancel();
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;  // no other host waits for this rank
   if (testing::is_planted(testing::Fault::notice)) return;
-  News news;
-  news.type = News::Type::depart;
-  news.number = static_cast<uint64_t>(departed.rank);
-  news.error = departed.reason;
-  encode(news, &notice_.bytes);
+  Message message;
+  message.type = Message::Type::depart;
+  message.number = static_cast<uint64_t>(departed.rank);
+  message.error = departed.reason;
+  encode(message, &notice_.bytes);
   const int size = static_cast<int>(notice_.bytes.size());
   for (const std::vector<int>& ranks : world_.hosts()) {
     const int to = ranks[static_cast<size_t>(world_.local_rank())];
@@ -170,11 +171,11 @@ bool MpiTransport::settled() {
   int sent = 0;
   MPI_Testall(static_cast<int>(notice_.requests.size()), notice_.requests.data(), &sent, MPI_STATUSES_IGNORE);
   if (sent) notice_.requests.clear();
-  if (!messages_.only_to(gone_)) return false;
+  if (!requests_.only_to(gone_)) return false;
   if (!std::exchange(dropped_, true)) {
-    for (const auto& exchange : exchanges_) rendezvous_.drop_chunk(exchange->index());
+    for (const auto& exchange : exchanges_) table_.drop_chunk(exchange->index());
   }
-  if (messages_.empty()) {
+  if (requests_.empty()) {
     chunks_.clear();
     exchanges_.clear();
   }

@@ -4,8 +4,8 @@
 // drives the network at the same time.
 //
 // Between hosts the slice is reduced by a direct reduce-scatter and allgather: of the slice each host gets one
-// segment from all others, reduces it in the order of the hosts, and sends the result to all. One host computes a
-// segment for all, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction
+// share from all others, reduces it in the order of the hosts, and sends the result to all. One host computes a
+// share for all, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction
 // operations", 2004, has it in steps of powers of two; sent directly, each value crosses the network twice just so.)
 //
 // Slices travel in chunks, so that reducing on the host, both ways of the network and writing to the slots overlap.
@@ -23,7 +23,7 @@
 #include <set>
 #include <vector>
 
-#include "runtime/inbox.h"
+#include "agreement/inbox.h"
 #include "transport/host/slots.h"
 #include "transport/mpi/chunk.h"
 #include "transport/transport.h"
@@ -32,7 +32,7 @@ namespace mykv {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(const World& world, Rendezvous& rendezvous, size_t network_bytes);
+  MpiTransport(const World& world, HostTable& table, size_t network_bytes);
   ~MpiTransport() override;
   const char* name() const override { return "mpi"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
@@ -43,12 +43,12 @@ class MpiTransport : public Transport {
   }
   size_t inline_limit() const override { return 0; }
   void run_whole(uint32_t) const override {}
-  void start(uint32_t entry, const Share& share) override;
+  void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t) override {}
   bool progress() override;
   bool polling() const override { return !exchanges_.empty(); }
   bool quiet() const override {
-    return exchanges_.empty() && messages_.empty() && notice_.requests.empty() && notices_.quiet();
+    return exchanges_.empty() && requests_.empty() && notice_.requests.empty() && notices_.quiet();
   }
   bool holds(uint32_t entry) const override;
   void give_up(const Departed& departed) override;
@@ -64,11 +64,11 @@ class MpiTransport : public Transport {
   void finish(size_t chunk);
 
   const World& world_;
-  Rendezvous& rendezvous_;
+  HostTable& table_;
   Slots slots_;
   const size_t network_bytes_;
   uint32_t slices_;
-  Messages messages_;
+  MpiRequests requests_;
   Staging staging_;
   std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // in their agreed order
   std::vector<std::unique_ptr<Chunk>> chunks_;            // under way, in the same order

@@ -7,10 +7,10 @@ namespace mykv {
 
 namespace {
 
-// Chunks overlap with each other: while one is on the wire, another is reduced. Each host's segment of a chunk is a
+// Chunks overlap with each other: while one is on the wire, another is reduced. Each host's share of a chunk is a
 // message, and from about 16 KiB on a message costs more for its bytes than for itself.
 constexpr size_t kChunkBytes = 1 << 20;
-constexpr size_t kLeastSegment = 16 << 10;
+constexpr size_t kLeastHostShare = 16 << 10;
 constexpr uint64_t kLegs = 2;
 
 }  // namespace
@@ -35,7 +35,7 @@ SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uin
 
 uint32_t SliceExchange::chunks(const Operation& operation, uint32_t slices, size_t hosts) {
   const size_t largest_slice = (operation.count + slices - 1) / slices * item_size(operation.dtype);
-  const size_t chunk = std::max(kChunkBytes, kLeastSegment * hosts);
+  const size_t chunk = std::max(kChunkBytes, kLeastHostShare * hosts);
   return static_cast<uint32_t>(std::max<size_t>(1, (largest_slice + chunk - 1) / chunk));
 }
 

@@ -10,9 +10,9 @@
 
 namespace mykv {
 
-// What the chunks of a slice have in common. Each chunk is divided among the hosts: a host gets its segment of all
+// What the chunks of a slice have in common. Each chunk is divided among the hosts: a host gets its share of all
 // others' chunks, reduces it, and sends the result to all. Where an operation has a root, all of the chunk is the
-// segment of the root's host.
+// share of the root's host.
 class SliceExchange {
  public:
   // `stamps`: where to say when it did what, or null. `compression`: null where values are not compressed.
@@ -36,7 +36,7 @@ class SliceExchange {
   bool reduces() const { return operation().kind != Kind::broadcast; }
   // The result is for all hosts.
   bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
-  // The host that has all segments, or -1 if each has one.
+  // The host that has all shares, or -1 if each has one.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
 
   // The operation has failed: what other ranks of this host have in their slots may be theirs again.

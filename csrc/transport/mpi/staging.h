@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/error.h"
-#include "testing/faults.h"
+#include "base/error.h"
+#include "base/planted_faults.h"
 
 namespace mykv {
 

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "kernels/kernels.h"
-#include "runtime/compression_state.h"
-#include "runtime/operation.h"
+#include "operations/operation.h"
+#include "transport/mpi/compression_state.h"
 
 namespace mykv {
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "runtime/error.h"
-#include "runtime/mpi_error.h"
+#include "base/error.h"
+#include "base/mpi_check.h"
 
 namespace mykv {
 

@@ -9,9 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "runtime/world.h"
 #include "transport/nccl/communicator.h"
 #include "transport/nccl/placement.h"
+#include "world/communicator.h"
+#include "world/world.h"
 
 namespace mykv {
 

@@ -2,9 +2,9 @@
 
 #include <utility>
 
+#include "base/error.h"
 #include "gpu/device.h"
 #include "gpu/libraries.h"
-#include "runtime/error.h"
 
 namespace mykv {
 

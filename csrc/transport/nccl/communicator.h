@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "gpu/nccl.h"
+#include "gpu/nccl_api.h"
 
 namespace mykv {
 

@@ -3,9 +3,9 @@
 #include <cstring>
 #include <map>
 
+#include "base/error.h"
 #include "gpu/libraries.h"
 #include "kernels/kernels.h"
-#include "runtime/error.h"
 
 namespace mykv {
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "runtime/request.h"
+#include "operations/request.h"
 #include "transport/nccl/arrangements.h"
 #include "transport/nccl/launcher.h"
 #include "transport/nccl/plan.h"

@@ -1,4 +1,4 @@
-// What the groups of a process share of NCCL: whose turn it is to launch (runtime/launch_order.h), one stream for each
+// What the groups of a process share of NCCL: whose turn it is to launch (table/launch_order.h), one stream for each
 // GPU that all of it goes through, and memory there for what cannot go straight from array to array.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "gpu/device.h"
-#include "runtime/rendezvous.h"
+#include "table/host_table.h"
 
 namespace mykv {
 

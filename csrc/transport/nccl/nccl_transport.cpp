@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+#include "base/keep_forever.h"
 #include "gpu/libraries.h"
-#include "memory/kept.h"
-#include "runtime/error.h"
-#include "runtime/overlap.h"
-#include "runtime/signature.h"
+#include "operations/overlap.h"
+#include "operations/signature.h"
 
 namespace mykv {
 
@@ -22,7 +22,7 @@ constexpr useconds_t kAbortLookUs = 1000;
 
 }  // namespace
 
-void limit_to_ordered(gpu::Survey* gpus, const World& world, const Launcher* launcher, bool is_world) {
+void limit_to_ordered(gpu::GpuRoads* gpus, const World& world, const Launcher* launcher, bool is_world) {
   if (!gpus->nccl) return;
   if (launcher == nullptr) {
     gpus->reason = "there is no world whose launches it could follow";
@@ -34,10 +34,10 @@ void limit_to_ordered(gpu::Survey* gpus, const World& world, const Launcher* lau
   gpus->nccl = false;
 }
 
-NcclTransport::NcclTransport(const World& world, Rendezvous& rendezvous, std::shared_ptr<Launcher> launcher)
-    : world_(world), rendezvous_(rendezvous), launcher_(std::move(launcher)), arrangements_(world) {
-  rendezvous.order_launches(launcher_->order(),
-                            launcher_->local_ranks(world.labels(world.hosts()[static_cast<size_t>(world.host())])));
+NcclTransport::NcclTransport(const World& world, HostTable& table, std::shared_ptr<Launcher> launcher)
+    : world_(world), table_(table), launcher_(std::move(launcher)), arrangements_(world) {
+  table.order_launches(launcher_->order(),
+                       launcher_->local_ranks(world.labels(world.hosts()[static_cast<size_t>(world.host())])));
 }
 
 uint64_t NcclTransport::prepare(const Request& request) {
@@ -56,8 +56,8 @@ Placement NcclTransport::place(const Request& request) const {
   return placement_of(request, world_.rank(), named >= 0 ? named : usual_device_);
 }
 
-void NcclTransport::start(uint32_t index, const Share& share) {
-  Entry& entry = rendezvous_.entry(index);
+void NcclTransport::start(uint32_t index, const LocalShare& share) {
+  Entry& entry = table_.entry(index);
   Item item;
   item.entry = index;
   item.number = entry.records()[world_.local_rank()].launch;
@@ -72,7 +72,7 @@ void NcclTransport::stop(uint32_t entry) {
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
   if (it != queued_.end()) queued_.erase(it);
   // Also where this rank has never seen that it was ready.
-  const uint64_t number = rendezvous_.given_launch(entry);
+  const uint64_t number = table_.given_launch(entry);
   if (launcher_ && number != 0) launcher_->release(number);
 }
 
@@ -84,8 +84,8 @@ bool NcclTransport::holds(uint32_t entry) const {
 bool NcclTransport::progress() {
   if (!polling()) return false;
   if (peer_lost_) {
-    const int gone = rendezvous_.departed_rank();
-    if (gone >= 0 && gone != world_.label(world_.rank())) throw rendezvous_.departed();
+    const int gone = table_.departed_rank();
+    if (gone >= 0 && gone != world_.label(world_.rank())) throw table_.departed();
     if (Clock::now() - peer_lost_->first > kLostPatience) throw peer_lost_->second;
     return false;
   }
@@ -113,16 +113,16 @@ bool NcclTransport::step_first() {
   if (queued_.empty()) return false;
   const auto first = queued_.begin();
   Item& item = first->second;
-  if (!begun_ && !launcher_->is_turn(item.number, rendezvous_.bell(world_.local_rank()))) return false;
+  if (!begun_ && !launcher_->is_turn(item.number, table_.bell(world_.local_rank()))) return false;
   if (!begun_) {
     item.placement = place(*item.request);
     begun_ = true;
-    Entry& entry = rendezvous_.entry(item.entry);
-    if (rendezvous_.stamping()) rendezvous_.my_stamps(entry).set(Stamp::begun);
+    Entry& entry = table_.entry(item.entry);
+    if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
     if (arrangements_.find(entry.placement) == nullptr) arrangements_.begin(entry.placement, item.placement);
   }
   if (arrangements_.busy() && !arrangements_.step()) return false;
-  const Arrangement& arrangement = *arrangements_.find(rendezvous_.entry(item.entry).placement);
+  const Arrangement& arrangement = *arrangements_.find(table_.entry(item.entry).placement);
   if (arrangement.problem.empty()) {
     if (!item.launch) {
       item.launch = std::make_unique<Launch>(*item.request, item.placement, arrangement, world_.rank(), *launcher_);
@@ -136,7 +136,7 @@ bool NcclTransport::step_first() {
   if (arrangement.problem.empty()) {
     running_.push_back(std::move(taken));
   } else {
-    rendezvous_.finish_refused(taken.entry, shown_name(taken.request->name) + ": " + arrangement.problem);
+    table_.finish_refused(taken.entry, shown_name(taken.request->name) + ": " + arrangement.problem);
   }
   return true;
 }
@@ -150,8 +150,8 @@ bool NcclTransport::finish() {
     }
     const uint32_t entry = it->entry;
     it = running_.erase(it);
-    if (rendezvous_.stamping()) rendezvous_.my_stamps(rendezvous_.entry(entry)).set(Stamp::finished);
-    rendezvous_.finish_chunks(entry, 1);
+    if (table_.stamping()) table_.my_stamps(table_.entry(entry)).set(Stamp::finished);
+    table_.finish_chunks(entry, 1);
   }
   return running_.size() < before;
 }
@@ -159,22 +159,22 @@ bool NcclTransport::finish() {
 // Why does nothing move?
 void NcclTransport::watch() {
   for (const auto& one : arrangements_.communicators()) one->settled("an operation");
-  const int gone = rendezvous_.departed_rank();
+  const int gone = table_.departed_rank();
   if (gone < 0 || gone == world_.label(world_.rank()) || (running_.empty() && !begun_)) return;
   const Clock::time_point now = Clock::now();
   if (!gone_since_) gone_since_ = now;
-  if (now - std::max(moved_, *gone_since_) > kLeavePatience) throw rendezvous_.departed();
+  if (now - std::max(moved_, *gone_since_) > kLeavePatience) throw table_.departed();
 }
 
 void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
   for (const auto& [number, item] : queued_) launcher_->release(number);
   for (const uint32_t entry : entries) {
-    if (rendezvous_.entry(entry).operation.road != Road::nccl) continue;
+    if (table_.entry(entry).operation.road != Road::nccl) continue;
     uint64_t number = 0;
     try {
-      number = rendezvous_.forgo_launch(entry);
+      number = table_.forgo_launch(entry);
     } catch (const Error&) {
-      number = rendezvous_.given_launch(entry);  // nobody changes a table that was given up
+      number = table_.given_launch(entry);  // nobody changes a table that was given up
     }
     if (number != 0) launcher_->release(number);
   }

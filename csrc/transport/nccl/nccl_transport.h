@@ -1,6 +1,6 @@
 // Arrays on GPUs, by NCCL. A request is one operation of NCCL's, or one group of them, launched by each rank's thread
 // into a stream of our own on each of its GPUs, after the events that the request names and in the order of launches
-// (runtime/launch_order.h). Neither the thread nor the engine ever waits for a GPU: the thread looks at events.
+// (table/launch_order.h). Neither the thread nor the engine ever waits for a GPU: the thread looks at events.
 //
 // A communicator that fails, or whose operations do not end since a rank has gone, is aborted, and its group ends on
 // this rank: NCCL knows no way on from there.
@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "gpu/nccl.h"
-#include "gpu/survey.h"
+#include "gpu/nccl_api.h"
+#include "transport/gpu_roads.h"
 #include "transport/nccl/launch.h"
 #include "transport/transport.h"
 
@@ -23,7 +23,7 @@ namespace mykv {
 class NcclTransport : public Transport {
  public:
   // Collective.
-  NcclTransport(const World& world, Rendezvous& rendezvous, std::shared_ptr<Launcher> launcher);
+  NcclTransport(const World& world, HostTable& table, std::shared_ptr<Launcher> launcher);
   const char* name() const override { return "nccl"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   bool taken_from_root(const Operation&) const override { return false; }
@@ -31,18 +31,18 @@ class NcclTransport : public Transport {
   uint32_t places(const Operation&) const override { return 1; }
   size_t inline_limit() const override { return 0; }
   // Of an array without elements.
-  void run_whole(uint32_t entry) const override { rendezvous_.finish_chunks(entry, pieces(Operation())); }
-  void start(uint32_t entry, const Share& share) override;
+  void run_whole(uint32_t entry) const override { table_.finish_chunks(entry, pieces(Operation())); }
+  void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t entry) override;
   bool progress() override;
   bool polling() const override { return !queued_.empty() || !running_.empty(); }
 
-  // Before a request is brought to the rendezvous: the digest of its placement. Throws Error where it cannot be run.
+  // Before a request is brought to the host's table: the digest of its placement. Throws Error where it cannot be run.
   uint64_t prepare(const Request& request);
   // Whether this rank has begun with the entry and not finished: it cannot be left alone.
   bool holds(uint32_t entry) const override;
   // The thread ends: at the end of all operations, or in their middle. Then `entries` are those that this rank has at
-  // the rendezvous.
+  // the host's table.
   void leave(const std::vector<uint32_t>& entries);
   void abort(const std::vector<uint32_t>& entries) noexcept;
 
@@ -66,7 +66,7 @@ class NcclTransport : public Transport {
   void forgo(const std::vector<uint32_t>& entries);
 
   const World& world_;
-  Rendezvous& rendezvous_;
+  HostTable& table_;
   std::shared_ptr<Launcher> launcher_;
   Arrangements arrangements_;
   int usual_device_ = -1;            // of requests without memory; -1 before the first request
@@ -79,6 +79,6 @@ class NcclTransport : public Transport {
 };
 
 // Takes NCCL from a group whose operations could not be ordered among those of the others.
-void limit_to_ordered(gpu::Survey* gpus, const World& world, const Launcher* launcher, bool is_world);
+void limit_to_ordered(gpu::GpuRoads* gpus, const World& world, const Launcher* launcher, bool is_world);
 
 }  // namespace mykv

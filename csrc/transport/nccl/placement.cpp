@@ -5,8 +5,9 @@
 #include <set>
 #include <string>
 
+#include "base/error.h"
+#include "base/hash.h"
 #include "gpu/libraries.h"
-#include "runtime/error.h"
 
 namespace mykv {
 

@@ -1,5 +1,5 @@
 // On which GPUs the ranks have the arrays of an operation. NCCL needs to know that of all ranks, and it may change from
-// call to call; so each rank brings a digest of its own to the rendezvous, and what a digest of all stands for is
+// call to call; so each rank brings a digest of its own to the host's table, and what a digest of all stands for is
 // exchanged when it is new (arrangements.h).
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "runtime/request.h"
+#include "operations/request.h"
 
 namespace mykv {
 

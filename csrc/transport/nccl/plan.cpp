@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "runtime/ranges.h"
+#include "operations/ranges.h"
 
 namespace mykv {
 

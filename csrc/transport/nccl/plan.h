@@ -5,7 +5,7 @@
 #include <functional>
 #include <vector>
 
-#include "runtime/request.h"
+#include "operations/request.h"
 
 namespace mykv {
 

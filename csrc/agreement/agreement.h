@@ -1,0 +1,151 @@
+// How several hosts agree on what is ready everywhere, and in which order it runs. The first rank of each host
+// announces to rank 0 what is complete on its host; rank 0 answers all hosts with a verdict once every host has
+// announced: a place in the common order, or the sentence that says why the operation cannot run.
+//
+// Verdicts are given for as many bytes as the network needs to be busy; what is ready beyond that waits at rank 0, and
+// the highest priority goes first. So what the next step needs first overtakes what was ready before it, and memory
+// for what is under way is bounded, while all hosts keep one order.
+//
+// Any rank may ask rank 0 to give an operation up. Rank 0 then tells all hosts to end it, unless all have announced it:
+// an operation runs on all hosts or on none. A host that hears of it where none of its ranks has arrived yet forgets
+// it, and is told again when it announces it.
+//
+// Messages of one moment travel together. Texts are sent once for each operation and later stood for by a number.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "agreement/inbox.h"
+#include "agreement/known_texts.h"
+#include "agreement/messages.h"
+#include "table/host_table.h"
+#include "timeline/records.h"
+#include "world/world.h"
+
+namespace mykv {
+
+class Agreement {
+ public:
+  // `most_bytes`: of operations that have their verdict and are not done.
+  Agreement(const World& world, HostTable& table, size_t most_bytes)
+      : world_(world), table_(table), most_bytes_(most_bytes), inbox_(world.control(), kTag) {}
+  ~Agreement();
+
+  // This rank speaks for its host.
+  bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
+  // All ranks of this host have arrived at the entry, which takes so many places in the order.
+  void announce(uint32_t entry, uint32_t places);
+  // An operation that was agreed on under this sequence number is done on this host.
+  void done(uint64_t sequence);
+  // A rank of this host has left, or of another one.
+  void depart(int rank, const std::string& reason);
+  // The same, of any rank that can do no more: it only tells rank 0, or as rank 0 the other hosts.
+  void depart_alone(int rank, const std::string& reason);
+  // Sends, receives and answers; false when there was nothing.
+  bool progress();
+  // Any rank, also one that does not speak for its host: asks for the end of an operation on all hosts, unless all have
+  // announced it; and sees to messages on their way out.
+  void give_up(const Key& key, const std::string& reason);
+  void progress_sending();
+  // For the timeline of rank 0: when it heard of which host, named by its first rank. Forgets it.
+  std::vector<ArrivalRecord> take_arrivals(const Key& key);
+  // Answers are outstanding: look often.
+  bool polling() const { return !outstanding_.empty() || sending(); }
+  // Rank 0 has told this host that a rank has left: it has heard all that this host had to say about that.
+  bool closed() const { return closed_; }
+  // Messages that are still on their way out.
+  bool sending() const { return !sending_.empty() || !news_.empty() || !news_for_all_.empty(); }
+  // No message is under way, in either direction.
+  bool quiet() const { return !sending() && inbox_.quiet(); }
+
+  // What was sent to and received from other hosts.
+  struct Traffic {
+    void add(size_t some) {
+      messages.fetch_add(1, std::memory_order_relaxed);
+      bytes.fetch_add(some, std::memory_order_relaxed);
+    }
+    std::atomic<uint64_t> messages{0};
+    std::atomic<uint64_t> bytes{0};
+  };
+  const Traffic& sent() const { return sent_; }
+  const Traffic& received() const { return received_; }
+
+ private:
+  using KeyNumbers = std::pair<uint64_t, uint64_t>;
+  struct Pending {
+    size_t hosts = 0;
+    uint64_t text = 0;  // of the first host that announced, see KnownTexts
+    int rank = 0;       // its first rank, as messages call it
+    std::string error;
+    int32_t priority = 0;
+    uint32_t places = 1;
+    size_t bytes = 0;        // of network memory
+    uint64_t placement = 0;  // sum over the hosts
+    std::vector<ArrivalRecord> arrivals;
+  };
+  // Ready on all hosts, and waiting for its turn: by falling priority, then in the order in which they became ready.
+  struct Ready {
+    Key key;
+    Pending pending;
+  };
+
+  struct GivenUp {
+    std::string reason;
+    std::set<int> left;  // first ranks of the hosts that have not ended it
+  };
+
+  void tell_root(const Message& message);
+  void tell_all(const Message& message);
+  void flush();
+  void send(std::shared_ptr<const std::vector<char>> bytes, int to);
+  void handle(const Message& message, int from);
+  void collect(const Message& message, int from);
+  void give_verdicts();
+  void decide_end(const Message& message);
+  void tell_end(const Key& key);
+  void end(const Message& message);
+  void give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement = 0);
+
+  static constexpr int kTag = 1;
+
+  const World& world_;
+  HostTable& table_;
+  const size_t most_bytes_;
+  Inbox inbox_;
+  std::set<KeyNumbers> outstanding_;   // announced, without a verdict
+  std::vector<char> news_;             // for rank 0
+  std::vector<char> news_for_all_;     // of rank 0
+  std::unordered_set<uint64_t> told_;  // texts that rank 0 knows from here
+  bool closed_ = false;                // nothing more is agreed on
+  struct Sending {
+    std::shared_ptr<const std::vector<char>> bytes;
+    MPI_Request request;
+  };
+  std::list<Sending> sending_;
+  Traffic sent_;
+  Traffic received_;
+
+  // Of rank 0 alone.
+  uint64_t next_sequence_ = 1;
+  std::map<KeyNumbers, Pending> pending_;
+  std::map<std::pair<int64_t, uint64_t>, Ready> ready_;
+  uint64_t ready_count_ = 0;
+  std::map<KeyNumbers, GivenUp> given_up_;
+  std::map<uint64_t, size_t> under_way_;  // bytes, by sequence number
+  size_t bytes_under_way_ = 0;
+  KnownTexts texts_;
+  std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals_;  // of what was agreed on
+  std::string departed_;
+};
+
+}  // namespace mykv

@@ -1,0 +1,111 @@
+#include "agreement/messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/error.h"
+
+namespace mykv {
+
+namespace {
+
+enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4 };
+
+void put(std::vector<char>* out, const void* data, size_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  out->insert(out->end(), p, p + bytes);
+}
+
+void put(std::vector<char>* out, const std::string& text) {
+  const auto size = static_cast<uint16_t>(std::min<size_t>(text.size(), std::numeric_limits<uint16_t>::max()));
+  put(out, &size, sizeof size);
+  put(out, text.data(), size);
+}
+
+void require(bool right) {
+  if (!right) throw Error("mykv received a malformed message from another host (different versions?)");
+}
+
+class Reader {
+ public:
+  Reader(const char* data, size_t bytes) : data_(data), left_(bytes) {}
+  bool at_end() const { return left_ == 0; }
+  template <class T>
+  T number() {
+    T value;
+    std::memcpy(&value, take(sizeof value), sizeof value);
+    return value;
+  }
+  std::string text() {
+    const auto size = number<uint16_t>();
+    return std::string(take(size), size);
+  }
+
+ private:
+  const char* take(size_t bytes) {
+    require(bytes <= left_);
+    const char* taken = data_;
+    data_ += bytes;
+    left_ -= bytes;
+    return taken;
+  }
+
+  const char* data_;
+  size_t left_;
+};
+
+Message read(Reader& reader) {
+  Message message;
+  const auto type = reader.number<uint8_t>();
+  const auto flags = reader.number<uint8_t>();
+  require(type >= static_cast<uint8_t>(Message::Type::announce) && type <= static_cast<uint8_t>(Message::Type::ended));
+  require((flags & ~(kHasTexts | kHasError | kHasPlacement)) == 0);
+  message.type = static_cast<Message::Type>(type);
+  message.number = reader.number<uint64_t>();
+  if (message.type == Message::Type::depart) {
+    require(message.number < static_cast<uint64_t>(std::numeric_limits<int>::max()));
+  } else {
+    message.key.high = reader.number<uint64_t>();
+    message.key.low = reader.number<uint64_t>();
+  }
+  if (message.type == Message::Type::announce) message.priority = reader.number<int32_t>();
+  message.has_texts = (flags & kHasTexts) != 0;
+  if (message.has_texts) {
+    message.name = reader.text();
+    message.signature = reader.text();
+  }
+  if ((flags & kHasError) != 0) message.error = reader.text();
+  if ((flags & kHasPlacement) != 0) message.placement = reader.number<uint64_t>();
+  return message;
+}
+
+}  // namespace
+
+void encode(const Message& message, std::vector<char>* out) {
+  const auto flags =
+      static_cast<uint8_t>((message.has_texts ? kHasTexts : 0) | (message.error.empty() ? 0 : kHasError) |
+                           (message.placement == 0 ? 0 : kHasPlacement));
+  put(out, &message.type, sizeof message.type);
+  put(out, &flags, sizeof flags);
+  put(out, &message.number, sizeof message.number);
+  if (message.type != Message::Type::depart) {
+    put(out, &message.key.high, sizeof message.key.high);
+    put(out, &message.key.low, sizeof message.key.low);
+  }
+  if (message.type == Message::Type::announce) put(out, &message.priority, sizeof message.priority);
+  if (message.has_texts) {
+    put(out, message.name);
+    put(out, message.signature);
+  }
+  if (!message.error.empty()) put(out, message.error);
+  if (message.placement != 0) put(out, &message.placement, sizeof message.placement);
+}
+
+std::vector<Message> decode(const char* data, size_t bytes) {
+  std::vector<Message> all;
+  for (Reader reader(data, bytes); !reader.at_end();) all.push_back(read(reader));
+  return all;
+}
+
+}  // namespace mykv

@@ -1,0 +1,67 @@
+#include "agreement/question.h"
+
+#include "base/error.h"
+
+namespace mykv {
+
+namespace {
+
+void require(bool right) {
+  if (!right) throw Error("mykv received a malformed question or answer from another host (different versions?)");
+}
+
+}  // namespace
+
+// Its number and the two halves of each key.
+Numbers encode(const Question& question) {
+  Numbers numbers{question.number};
+  for (const Key& key : question.keys) numbers.insert(numbers.end(), {key.high, key.low});
+  return numbers;
+}
+
+Question decode_question(const Numbers& numbers) {
+  require(numbers.size() % 2 == 1);
+  Question question{numbers[0], {}};
+  for (size_t at = 1; at < numbers.size(); at += 2) question.keys.push_back({numbers[at], numbers[at + 1]});
+  return question;
+}
+
+// The question's number and lists of ranks, each after its length: two for each key, and the last one.
+Numbers encode(const OperationStates& standings) {
+  Numbers numbers{standings.question};
+  const auto add = [&](const std::vector<int>& ranks) {
+    numbers.push_back(ranks.size());
+    for (int rank : ranks) numbers.push_back(static_cast<uint64_t>(rank));
+  };
+  for (size_t k = 0; k < standings.missing.size(); ++k) {
+    add(standings.missing[k]);
+    add(standings.through[k]);
+  }
+  add(standings.unresponsive);
+  return numbers;
+}
+
+OperationStates decode_operation_states(const Numbers& numbers, int ranks) {
+  require(numbers.size() >= 2);
+  OperationStates standings;
+  standings.question = numbers[0];
+  std::vector<std::vector<int>> lists;
+  for (size_t at = 1; at < numbers.size();) {
+    const uint64_t length = numbers[at++];
+    require(length <= numbers.size() - at);
+    std::vector<int>& list = lists.emplace_back();
+    for (const size_t end = at + length; at < end; ++at) {
+      require(numbers[at] < static_cast<uint64_t>(ranks));
+      list.push_back(static_cast<int>(numbers[at]));
+    }
+  }
+  require(lists.size() % 2 == 1);
+  standings.unresponsive = std::move(lists.back());
+  for (size_t k = 0; k + 1 < lists.size(); k += 2) {
+    standings.missing.push_back(std::move(lists[k]));
+    standings.through.push_back(std::move(lists[k + 1]));
+  }
+  return standings;
+}
+
+}  // namespace mykv

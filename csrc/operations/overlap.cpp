@@ -1,0 +1,53 @@
+#include "operations/overlap.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace mykv {
+
+namespace {
+
+struct Memory {
+  uintptr_t begin;
+  uintptr_t end;
+  uintptr_t element_0;  // where element 0 of the operation would lie; wraps around
+  bool written;
+};
+
+std::vector<Memory> memory_of(const Request& request) {
+  const size_t width = item_size(request.operation.dtype);
+  std::vector<Memory> memory;
+  const auto add = [&](const void* data, size_t first, size_t count, bool written) {
+    const auto begin = reinterpret_cast<uintptr_t>(data);
+    if (count > 0) memory.push_back({begin, begin + count * width, begin - first * width, written});
+  };
+  for (const void* input : request.inputs) add(input, 0, request.operation.count, false);
+  for (const void* output : request.outputs) add(output, 0, request.operation.count, true);
+  for (const Source& source : request.sources) add(source.data, source.begin, source.count, false);
+  for (const Target& target : request.targets) add(target.data, target.begin, target.count, true);
+  return memory;
+}
+
+}  // namespace
+
+std::string overlap_in_part(const Request& request) {
+  std::vector<Memory> memory = memory_of(request);
+  std::sort(memory.begin(), memory.end(), [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
+  // An alltoall's elements are other ones where they come from and where they go.
+  const bool moves = request.operation.kind == Kind::alltoall;
+  std::vector<Memory> open;  // what may reach into the next one
+  for (const Memory& one : memory) {
+    open.erase(std::remove_if(open.begin(), open.end(), [&](const Memory& m) { return m.end <= one.begin; }),
+               open.end());
+    for (const Memory& other : open) {
+      const bool between = one.written != other.written;
+      if (one.written && other.written && one.element_0 != other.element_0) return "its outputs overlap in part";
+      if (between && (moves || one.element_0 != other.element_0)) return "its input and its output overlap in part";
+    }
+    open.push_back(one);
+  }
+  return "";
+}
+
+}  // namespace mykv

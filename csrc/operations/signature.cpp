@@ -1,0 +1,150 @@
+#include "operations/signature.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <iterator>
+
+#include "base/hash.h"
+#include "compress/compressor.h"
+
+namespace mykv {
+
+std::string shape_text(const std::vector<size_t>& shape) {
+  std::string text = "(";
+  for (size_t d = 0; d < shape.size(); ++d) text += (d > 0 ? ", " : "") + std::to_string(shape[d]);
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+namespace {
+
+std::string shards_text(const std::vector<Shard>& shards) {
+  char digest[24];
+  uint64_t hash = 0;
+  for (const Shard& shard : shards) {
+    const uint64_t numbers[3] = {shard.begin, shard.count, static_cast<uint64_t>(shard.root)};
+    hash = hash_bytes(numbers, sizeof numbers, hash);
+  }
+  std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(hash));
+  return "the owners of " + std::to_string(shards.size()) + " shards (division " + digest + ")";
+}
+
+const std::string kOnGpu = " on GPU";
+constexpr char kAfterLabel = '\x1f';  // then comes what the core knows of the operation
+
+std::vector<std::string> options_of(const std::string& label) {
+  std::vector<std::string> options(1);
+  for (const char c : label) {
+    if (c == kBetweenOptions) {
+      options.emplace_back();
+    } else {
+      options.back() += c;
+    }
+  }
+  return options;
+}
+
+std::string joined(const std::vector<std::string>& options) {
+  std::string text;
+  for (const std::string& option : options) text += (text.empty() ? "" : ", ") + option;
+  return text;
+}
+
+// Of a signature with a label, what it says of the arrays: ' of float32 (3, 4)'.
+std::string arrays_of(const std::string& signature) {
+  const size_t division = signature.find("(division ");
+  const size_t of = signature.find(" of ", division == std::string::npos ? signature.find(kAfterLabel) : division);
+  return of == std::string::npos ? "" : signature.substr(of);
+}
+
+// Of two texts that differ in where the arrays lie, the one that does not say it says so.
+void tell_places(std::string* one, std::string* other) {
+  const bool on_gpu = one->find(kOnGpu) != std::string::npos, other_on_gpu = other->find(kOnGpu) != std::string::npos;
+  if (on_gpu == other_on_gpu) return;
+  std::string& text = on_gpu ? *other : *one;
+  size_t at = text.size();
+  for (const char* rest : {", as ", ", compressed by "}) at = std::min(at, text.find(rest));
+  text.insert(at, " on CPU");
+}
+
+// The options that the others lack; all of them where that is none.
+std::vector<std::string> differing(const std::vector<std::string>& options, const std::vector<std::string>& others) {
+  std::vector<std::string> kept;
+  std::copy_if(options.begin(), options.end(), std::back_inserter(kept), [&](const std::string& option) {
+    return std::find(others.begin(), others.end(), option) == others.end();
+  });
+  return kept.empty() ? options : kept;
+}
+
+}  // namespace
+
+std::string signature_of(const Operation& operation, const std::string& shape, int root_label, const std::string& label,
+                         const std::vector<Shard>* shards) {
+  const std::string root = shards != nullptr ? shards_text(*shards) : "rank " + std::to_string(root_label);
+  std::string text;
+  if (operation.kind == Kind::broadcast) {
+    text = "broadcast from " + root;
+  } else if (operation.kind == Kind::alltoall) {
+    text = "alltoall from " + root;
+  } else {
+    text = std::string(operation.kind == Kind::reduce ? "reduce to " + root + ", " : "allreduce ") +
+           reduce_op_name(operation.reduce_op);
+    if (operation.scale != 1.0) {
+      char number[32];
+      std::snprintf(number, sizeof number, "%.17g", operation.scale);
+      text += std::string(" times ") + number;
+    }
+  }
+  text += std::string(" of ") + dtype_name(operation.dtype) + " " + shape;
+  if (operation.road != Road::host) text += kOnGpu;
+  if (operation.road == Road::nccl) text += " by NCCL";
+  if (operation.road == Road::layered) text += " by NCCL within hosts";
+  if (operation.wire) text += std::string(", as ") + dtype_name(*operation.wire) + " between hosts";
+  if (operation.compressor != nullptr) text += ", compressed by '" + operation.compressor->text() + "' between hosts";
+  return labelled(label, text);
+}
+
+std::string labelled(const std::string& label, const std::string& signature) {
+  return label.empty() ? signature : label + kAfterLabel + signature;
+}
+
+std::string shown(const std::string& signature) {
+  const size_t end = signature.find(kAfterLabel);
+  if (end == std::string::npos) return signature;
+  return joined(options_of(signature.substr(0, end))) + " (" + signature.substr(end + 1) + ")";
+}
+
+std::string shown_name(const std::string& name) {
+  const size_t end = name.find('/');
+  const std::string scope = name.substr(0, end), set = "set", call = "call/";
+  const bool is_set = scope.compare(0, set.size(), set) == 0 && scope.size() > set.size() &&
+                      scope.find_first_not_of("0123456789", set.size()) == std::string::npos;
+  if (end == std::string::npos || (scope != "world" && !is_set)) return name;
+  const std::string of = is_set ? " of process set " + scope.substr(set.size()) : "";
+  const std::string rest = name.substr(end + 1);
+  if (rest == "unnamed") return "an operation without a name" + of;
+  if (rest == "waiting") return "a call that waits" + of;
+  if (rest.compare(0, call.size(), call) == 0) return "'" + rest.substr(call.size()) + "'" + of;
+  return rest + of;
+}
+
+std::string difference(const std::string& name, int rank, const std::string& signature, int other_rank,
+                       const std::string& other_signature) {
+  std::string one = shown(signature), other = shown(other_signature);
+  const size_t end = signature.find(kAfterLabel), other_end = other_signature.find(kAfterLabel);
+  if (end != std::string::npos && other_end != std::string::npos) {
+    const std::vector<std::string> options = options_of(signature.substr(0, end));
+    const std::vector<std::string> other_options = options_of(other_signature.substr(0, other_end));
+    if (options != other_options) {
+      one = joined(differing(options, other_options));
+      other = joined(differing(other_options, options));
+    } else if (arrays_of(signature) != arrays_of(other_signature)) {
+      one = joined(options) + arrays_of(signature);
+      other = joined(options) + arrays_of(other_signature);
+    }
+  }
+  tell_places(&one, &other);
+  return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
+         std::to_string(other_rank) + " has " + other;
+}
+
+}  // namespace mykv

@@ -1,0 +1,121 @@
+#include "python/buckets.h"
+
+#include <pybind11/pybind11.h>
+
+#include "base/error.h"
+#include "operations/signature.h"
+#include "python/attached_bridge.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+namespace {
+
+void require_running(const Buffer& buffer) {
+  if (buffer.runtime()->left()) throw Error("the buffer is of a runtime that was shut down");
+}
+
+// The elements [begin, begin + count) of a GPU's memory, reduced where they lie.
+Request request_on_gpu(const std::string& name, const Runtime& runtime, const std::shared_ptr<gpu::Memory>& memory,
+                       size_t begin, const std::string& layout, Operation operation, const BucketShards& division) {
+  const size_t width = item_size(operation.dtype);
+  if (begin + operation.count > memory->bytes() / width) throw py::value_error("the bucket does not lie in the memory");
+  char* data = static_cast<char*>(memory->address()) + begin * width;
+  Request request;
+  request.name = name;
+  auto devices = std::make_shared<DeviceMemory>();
+  devices->inputs = devices->outputs = {memory->device()};
+  if (division.empty()) {
+    request.inputs = {data};
+    request.outputs = {data};
+  } else {
+    operation.kind = Kind::reduce;
+    request.scattered = true;
+    request.shards = shards_of(division, operation.count, runtime.world());
+    request.sources = {{0, operation.count, data}};
+    for (const Shard& shard : *request.shards) {
+      if (shard.root == runtime.world().rank())
+        request.targets.push_back({shard.begin, shard.count, data + shard.begin * width});
+    }
+  }
+  operation.road = runtime.gpus().road_of(operation, *devices, request.scattered);
+  request.operation = operation;
+  request.devices = std::move(devices);
+  request.signature = signature_of(operation, shape_text({operation.count}) + " in place " + layout,
+                                   runtime.world().label(operation.root), "", request.shards.get());
+  request.owner = memory;
+  return request;
+}
+
+// The elements [begin, begin + count) of a buffer, as a request in place.
+Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
+                         const std::string& layout, Operation operation, const BucketShards& division) {
+  require_running(*buffer);
+  operation.in_place = true;
+  const size_t width = item_size(operation.dtype);
+  if (begin + operation.count > buffer->bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
+  Request request;
+  request.name = name;
+  request.operation = operation;
+  if (!division.empty()) {
+    request.shards = shards_of(division, operation.count, buffer->runtime()->world());
+    request.operation.kind = Kind::reduce;
+  }
+  request.signature = signature_of(request.operation, shape_text({operation.count}) + " in place " + layout,
+                                   buffer->runtime()->world().label(operation.root), "", request.shards.get());
+  request.in_place = buffer->offset() + begin * width;
+  request.owner = buffer;
+  return request;
+}
+
+}  // namespace
+
+std::unique_ptr<Work> Group::submit_bucket(const std::string& name, const std::shared_ptr<Buffer>& buffer, size_t begin,
+                                           size_t count, const std::string& dtype, const std::string& layout,
+                                           const std::string& op, double scale, int priority, const std::string& wire,
+                                           const BucketShards& shards) {
+  if (!runs(*buffer)) throw Error("the buffer is of another runtime");
+  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
+  return post(request_in_place(name, buffer, begin, layout, operation, shards), {});
+}
+
+PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
+                               const std::string& dtype, const std::string& layout, const Handles& arrays,
+                               const std::string& op, double scale, int priority, const std::string& wire,
+                               const BucketShards& shards)
+    : runtime_(buffer->runtime()) {
+  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
+  prepared_ = bridge().prepare(request_in_place(name, buffer, begin, layout, operation, shards), handles(arrays));
+}
+
+PreparedBucket::PreparedBucket(const std::string& name, const std::shared_ptr<Group>& group,
+                               const std::shared_ptr<gpu::Memory>& memory, size_t begin, size_t count,
+                               const std::string& dtype, const std::string& layout, const Handles& arrays,
+                               const std::string& op, double scale, int priority, const std::string& wire,
+                               const BucketShards& shards)
+    : runtime_(group->runtime()) {
+  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
+  prepared_ =
+      bridge().prepare(request_on_gpu(name, *runtime_, memory, begin, layout, operation, shards), handles(arrays));
+}
+
+void PreparedBucket::push(const std::string& label, const std::string& turn_of) const {
+  if (runtime_->left()) throw Error("the bucket is of a runtime that was shut down");
+  const mxnet::Bridge& target = bridge();
+  py::gil_scoped_release release;
+  target.push(runtime_, prepared_, label, turn_of);
+}
+
+Fence::Fence(const Handles& arrays) : arrays_(bridge().api(), handles(arrays)) {}
+
+void Fence::push() const {
+  const mxnet::Bridge& target = bridge();
+  py::gil_scoped_release release;
+  target.push_fence(arrays_);
+}
+
+}  // namespace mykv

@@ -1,0 +1,42 @@
+// Buckets of gradients that are reduced where they lie, in every step by the same operation of MXNet's engine.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "gpu/device_memory.h"
+#include "python/arguments.h"
+#include "python/group.h"
+#include "runtime/buffer.h"
+
+namespace mykv {
+
+// An operation on a bucket that lies in the segment or on a GPU, pushed once for each step.
+class PreparedBucket {
+ public:
+  PreparedBucket(const std::string& name, const std::shared_ptr<Group>& group,
+                 const std::shared_ptr<gpu::Memory>& memory, size_t begin, size_t count, const std::string& dtype,
+                 const std::string& layout, const Handles& arrays, const std::string& op, double scale, int priority,
+                 const std::string& wire, const BucketShards& shards);
+  PreparedBucket(const std::string& name, std::shared_ptr<Buffer> buffer, size_t begin, size_t count,
+                 const std::string& dtype, const std::string& layout, const Handles& arrays, const std::string& op,
+                 double scale, int priority, const std::string& wire, const BucketShards& shards);
+  void push(const std::string& label, const std::string& turn_of) const;
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+  std::shared_ptr<const mxnet::PreparedOperation> prepared_;
+};
+
+// Lets no array be read before all that was pushed on any of them has run, as often as it is pushed. MXNet clears an
+// error for all arrays that share it when one of them raises it; an operation that comes later would run then.
+class Fence {
+ public:
+  explicit Fence(const Handles& arrays);
+  void push() const;
+
+ private:
+  mxnet::HeldArrays arrays_;
+};
+
+}  // namespace mykv

@@ -1,0 +1,42 @@
+#include "python/options.h"
+
+#include <algorithm>
+#include <string>
+
+namespace py = pybind11;
+
+namespace mykv {
+
+RuntimeOptions options_from(const py::dict& given) {
+  RuntimeOptions options;
+  for (const auto& item : given) {
+    const auto key = py::cast<std::string>(item.first);
+    if (key == "virtual_hosts") {
+      options.world.virtual_hosts = py::cast<int>(item.second);
+    } else if (key == "part_bytes") {
+      options.part_bytes = py::cast<size_t>(item.second);
+    } else if (key == "table_places") {
+      options.world.table_places = std::max<size_t>(py::cast<size_t>(item.second), 1);
+    } else if (key == "staging_bytes") {
+      options.staging_bytes = py::cast<size_t>(item.second);
+    } else if (key == "versions") {
+      for (const auto& [name, version] : py::cast<py::dict>(item.second))
+        options.world.versions.emplace_back(py::cast<std::string>(name), py::cast<std::string>(version));
+    } else if (key == "network_bytes") {
+      options.network_bytes = py::cast<size_t>(item.second);
+    } else if (key == "compress_bytes") {
+      options.compress_bytes = py::cast<size_t>(item.second);
+    } else if (key == "stall_abort_ms") {
+      options.stall_abort_ms = py::cast<size_t>(item.second);
+    } else if (key == "gpu") {
+      options.gpu.road = py::cast<std::string>(item.second);
+    } else if (key == "gpu_hosts") {
+      options.gpu.hosts = py::cast<std::string>(item.second);
+    } else {
+      throw py::value_error("mykv_core.init() has no option '" + key + "'");
+    }
+  }
+  return options;
+}
+
+}  // namespace mykv

@@ -1,0 +1,85 @@
+#include "python/stalls.h"
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "python/groups.h"
+#include "runtime/stall_watch.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+namespace {
+
+struct Watching {
+  std::mutex mutex;
+  std::condition_variable ended;
+  bool on = false;
+  std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // of the watching thread alone
+};
+Watching& g_watching = *new Watching;
+
+// Often enough for the shorter limit, and for a process that was stopped itself to be noticed.
+std::chrono::duration<double> look_every(const StallLimits& limits) {
+  double seconds = 1;
+  for (double limit : {limits.warn_seconds, limits.abort_seconds}) {
+    if (limit > 0) seconds = std::min(seconds, limit / 8);
+  }
+  return std::chrono::duration<double>(std::max(seconds, 0.01));
+}
+
+std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits) {
+  std::vector<std::pair<bool, std::string>> reports;
+  for (const std::weak_ptr<Runtime>& one : runtimes()) {
+    const std::shared_ptr<Runtime> runtime = one.lock();
+    if (!runtime) continue;
+    if (std::string note = runtime->take_gpu_note(); !note.empty()) reports.emplace_back(false, std::move(note));
+    for (StallReport& report : g_watching.of[one].look(*runtime, limits)) {
+      reports.emplace_back(report.over, std::move(report.text));
+    }
+  }
+  for (auto it = g_watching.of.begin(); it != g_watching.of.end();) {
+    it = it->first.expired() ? g_watching.of.erase(it) : std::next(it);
+  }
+  return reports;
+}
+
+}  // namespace
+
+std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds) {
+  const StallLimits limits{warn_seconds, abort_seconds};
+  const auto interval = look_every(limits);
+  py::gil_scoped_release release;
+  std::unique_lock<std::mutex> lock(g_watching.mutex);
+  while (g_watching.on) {
+    const auto before = std::chrono::steady_clock::now();
+    if (g_watching.ended.wait_for(lock, interval, [] { return !g_watching.on; })) break;
+    // This process was stopped, maybe all were: give them time for a step.
+    if (std::chrono::steady_clock::now() - before > 2 * interval + std::chrono::milliseconds(500)) continue;
+    lock.unlock();
+    std::vector<std::pair<bool, std::string>> reports = look_at_all(limits);
+    if (!reports.empty()) return reports;
+    lock.lock();
+  }
+  return std::nullopt;
+}
+
+void begin_stall_watch() {
+  std::lock_guard<std::mutex> lock(g_watching.mutex);
+  g_watching.on = true;
+}
+
+void end_stall_watch() {
+  std::lock_guard<std::mutex> lock(g_watching.mutex);
+  g_watching.on = false;
+  g_watching.ended.notify_all();
+}
+
+}  // namespace mykv

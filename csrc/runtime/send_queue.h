@@ -1,0 +1,95 @@
+// Flights with parts to send, by falling priority and by age, and on demand by key.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "runtime/request_state.h"
+
+namespace mykv {
+
+class SendQueue {
+  using ByPriority = std::multimap<int64_t, std::shared_ptr<RequestState>>;
+  using Age = std::pair<uint64_t, const RequestState*>;
+  using ByAge = std::map<Age, ByPriority::iterator>;
+
+ public:
+  using Place = ByPriority::iterator;
+
+  void add(const std::shared_ptr<RequestState>& posted) {
+    const Place place = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
+    ages_.emplace(age_of(*posted), place);
+    if (indexed_) index_.emplace(key_of(*posted), place);
+  }
+  void erase(Place place) {
+    ages_.erase(age_of(*place->second));
+    if (indexed_) {
+      const auto found = index_.find(key_of(*place->second));
+      if (found != index_.end() && found->second == place) index_.erase(found);
+    }
+    if (look_ == place) ++look_;
+    requests_.erase(place);
+  }
+  void clear() {
+    ages_.clear();
+    index_.clear();
+    sequences_.clear();
+    requests_.clear();
+    look_ = requests_.end();
+  }
+
+  bool empty() const { return requests_.empty(); }
+  Place begin() { return requests_.begin(); }
+  Place end() { return requests_.end(); }
+  // In the order in which they were asked for; each `second` is a place.
+  const ByAge& by_age() const { return ages_; }
+  // All hosts have agreed on the first part of a request of several.
+  void agree(RequestState& posted, uint64_t sequence) {
+    if (ages_.count(age_of(posted)) == 0) return;  // it has no other
+    posted.sequence = sequence;
+    sequences_.insert(sequence);
+  }
+  // Whether it is the one that they agreed on first, of those of which this rank has not brought all parts.
+  bool is_first_agreed(const RequestState& posted) const {
+    return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
+  }
+  // All parts have arrived.
+  void forget(const RequestState& posted) {
+    if (posted.sequence) sequences_.erase(*posted.sequence);
+  }
+  // The key of a request's first part. To be looked up by it, requests must be indexed.
+  static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
+  void index() {
+    indexed_ = true;
+    for (Place place = begin(); place != end(); ++place) index_.emplace(key_of(*place->second), place);
+  }
+  void forget_index() {
+    indexed_ = false;
+    index_.clear();
+  }
+  Place find(const Key& key) {
+    const auto found = index_.find(key);
+    return found == index_.end() ? end() : found->second;
+  }
+  // Where a look through all of them was broken off; end(): nowhere.
+  Place look() const { return look_; }
+  void look_next(Place place) { look_ = place; }
+
+ private:
+  struct Hash {
+    size_t operator()(const Key& key) const { return key.low; }
+  };
+  static Age age_of(const RequestState& posted) { return {posted.age, &posted}; }
+
+  ByPriority requests_;
+  ByAge ages_;
+  bool indexed_ = false;
+  std::unordered_map<Key, Place, Hash> index_;
+  std::set<uint64_t> sequences_;
+  Place look_ = requests_.end();
+};
+
+}  // namespace mykv

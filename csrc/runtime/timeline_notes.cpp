@@ -1,0 +1,114 @@
+// What a runtime tells the timeline: the times of a part, read off the shared table before the part leaves it.
+#include <algorithm>
+
+#include "base/clock.h"
+#include "operations/signature.h"
+#include "runtime/runtime.h"
+
+namespace mykv {
+
+namespace {
+
+PartRecord::Interval between(const Stamps& stamps, Stamp from, Stamp to) {
+  return stamps.get(from) != 0 && stamps.get(to) != 0 ? PartRecord::Interval{stamps.get(from), stamps.get(to)}
+                                                      : PartRecord::Interval{};
+}
+
+// One host: any of its ranks may have reduced some of it.
+PartRecord::Interval reduced_on_host(RankRecord* records, int ranks) {
+  PartRecord::Interval all;
+  for (int r = 0; r < ranks; ++r) {
+    if (records[r].stamps.get(Stamp::arrived) == 0) continue;
+    const PartRecord::Interval one = between(records[r].stamps, Stamp::begun, Stamp::finished);
+    if (one.begin == 0) continue;
+    all = all.begin == 0 ? one : PartRecord::Interval{std::min(all.begin, one.begin), std::max(all.end, one.end)};
+  }
+  return all;
+}
+
+}  // namespace
+
+void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
+  RankRecord* const records = table_.entry(part.entry).records();
+  const Stamps& mine = records[world_.local_rank()].stamps;
+  PartRecord times;
+  times.number = static_cast<uint32_t>(part.number);
+  if (part.copied_in != 0) times.copy_in = {part.copied_in, mine.get(Stamp::arrived)};
+  times.copy_out = copied_out;
+  bool all = true;
+  int64_t last = 0;
+  for (int r = 0; r < world_.local_size(); ++r) {
+    const int64_t time = records[r].stamps.get(Stamp::arrived);
+    all = all && time != 0;
+    last = std::max(last, time);
+  }
+  if (mine.get(Stamp::arrived) != 0) {
+    if (world_.hosts().size() > 1) {
+      times.wait = {mine.get(Stamp::arrived), part.agreed != 0 ? part.agreed : now_ns()};
+      times.reduce = between(mine, Stamp::begun, Stamp::scatter);
+      if (mine.get(Stamp::scattered) != 0) {
+        times.scatter = between(mine, Stamp::scatter, Stamp::scattered);
+        times.reduce_all = between(mine, Stamp::scattered, Stamp::gather);
+        times.gather = between(mine, Stamp::gather, Stamp::gathered);
+      } else {
+        times.gather = between(mine, Stamp::scatter, Stamp::gathered);
+      }
+      times.spread = between(mine, Stamp::gathered, Stamp::finished);
+    } else {
+      times.wait = {mine.get(Stamp::arrived), all ? last : now_ns()};
+      times.reduce = reduced_on_host(records, world_.local_size());
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  RequestRecord* const record = part.posted->record.get();
+  if (record == nullptr) return;
+  if (record->parts.empty()) {
+    record->parts.reserve(part.posted->parts);
+    record->arrivals.reserve(part.posted->parts * (static_cast<size_t>(world_.local_size()) + part.hosts.size()));
+  }
+  times.arrivals = record->arrivals.size();
+  for (int r = 0; r < world_.local_size(); ++r) {
+    const int64_t time = records[r].stamps.get(Stamp::arrived);
+    if (time == 0) continue;
+    record->arrivals.push_back({table_.ranks()[static_cast<size_t>(r)], time});
+    ++times.ranks;
+  }
+  record->arrivals.insert(record->arrivals.end(), part.hosts.begin(), part.hosts.end());
+  times.hosts = static_cast<uint32_t>(part.hosts.size());
+  record->parts.push_back(times);
+}
+
+void Runtime::record_end(RequestState& posted, const std::string* error) {
+  std::unique_ptr<RequestRecord> record;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    record = std::move(posted.record);
+  }
+  if (!record) return;
+  const int64_t copied_out = record->parts.empty() ? 0 : record->parts.back().copy_out.end;
+  record->end = error == nullptr && copied_out != 0 ? copied_out : now_ns();
+  record->name = posted.request.name;
+  record->signature = shown(posted.request.signature);
+  if (error != nullptr) record->error = *error;
+  record->bytes = posted.request.operation.bytes();
+  record->turn = posted.request.turn;
+  record->priority = posted.request.operation.priority;
+  record->parts_planned = posted.parts;
+  Timeline::instance().add(std::move(record));
+}
+
+// The runtime's thread has worked since it woke up, and is about to wait again.
+void Runtime::record_awake() {
+  if (!worked_ || awake_since_ == 0) return;
+  constexpr int kNamed = 8;
+  std::string thread = "runtime thread of ";
+  if (world_.size() <= kNamed) {
+    thread += world_.size() == 1 ? "rank" : "ranks";
+    for (int r = 0; r < world_.size(); ++r) thread += " " + std::to_string(world_.label(r));
+  } else {
+    thread += std::to_string(world_.size()) + " ranks";
+  }
+  Timeline::instance().add(AwakeRecord{Timeline::instance().session(), std::move(thread), awake_since_, now_ns()});
+}
+
+}  // namespace mykv

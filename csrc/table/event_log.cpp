@@ -1,0 +1,35 @@
+#include "table/event_log.h"
+
+namespace mykv {
+
+size_t EventLog::bytes() { return sizeof(Cell) * kEvents; }
+
+void EventLog::append(const TableEvent& event) {
+  const uint64_t tail = tail_.load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // a reader of an overwritten cell must see the tail move first
+  Cell& cell = cells_[tail % kEvents];
+  cell.type.store(event.type, std::memory_order_relaxed);
+  cell.entry.store(event.entry, std::memory_order_relaxed);
+  cell.generation.store(event.generation, std::memory_order_relaxed);
+  tail_.store(tail + 1, std::memory_order_seq_cst);
+}
+
+bool EventLog::next(TableEvent* event, bool* overrun) {
+  *overrun = false;
+  const uint64_t tail = tail_.load(std::memory_order_seq_cst);
+  if (head_ == tail) return false;
+  const Cell& cell = cells_[head_ % kEvents];
+  *event = {cell.type.load(std::memory_order_relaxed), cell.entry.load(std::memory_order_relaxed),
+            cell.generation.load(std::memory_order_relaxed)};
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // One cell of slack: the writer may be filling the oldest cell while it is copied here.
+  if (tail_.load(std::memory_order_relaxed) - head_ >= kEvents) {
+    *overrun = true;
+    head_ = tail;
+    return true;
+  }
+  ++head_;
+  return true;
+}
+
+}  // namespace mykv

@@ -1,0 +1,505 @@
+#include "table/host_table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/hash.h"
+#include "operations/signature.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr uint32_t kShares = 16;        // of a rank's part of them: Due::now and Due::agreed have one each
+constexpr uint32_t kEntriesStep = 64;   // memory is taken for so many of them at a time
+constexpr uint32_t kBuckets = 1 << 16;  // hash chains
+constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
+constexpr uint64_t kForgone = ~uint64_t{0};
+constexpr int64_t kLookUs = 1000000;        // for the table's lock, when somebody only wants to look
+constexpr int64_t kLookNs = 1000000000;     // after the lock's holder, in case it has died
+constexpr int64_t kBeatNs = 100000000;      // a beat in so many nanoseconds is enough
+constexpr int64_t kSilenceNs = 5000000000;  // some times the longest sleep of a rank's thread
+
+size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+void set_text(char* to, size_t capacity, const std::string& text) {
+  const size_t n = std::min(text.size(), capacity - 1);
+  std::memcpy(to, text.data(), n);
+  to[n] = '\0';
+}
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+size_t HostTable::bytes(int local_size) {
+  const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
+  const size_t bytes = round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
+                       LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
+                       round_up(EventLog::bytes()) + stride * kEntries;
+  return (bytes + 4095) / 4096 * 4096;
+}
+
+HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts)
+    : segment_(segment),
+      ranks_(std::move(ranks)),
+      local_rank_(local_rank),
+      several_hosts_(several_hosts),
+      stride_(sizeof(Entry) + sizeof(RankRecord) * ranks_.size()),
+      header_(reinterpret_cast<Header*>(segment.base())),
+      lock_(header_->lock, header_->verdict, local_rank,
+            {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
+  char* base = segment.base();
+  bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
+  launch_order_ = reinterpret_cast<LaunchOrder*>(bells_ + ranks_.size());
+  buckets_ = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(launch_order_) + LaunchOrder::bytes(local_size()));
+  char* const log = reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets);
+  log_.emplace(header_->log_tail, log);
+  entries_ = log + round_up(EventLog::bytes());
+  const auto least = static_cast<uint32_t>(kShares * ranks_.size());
+  if (places > 0) {
+    segment.commit(0, static_cast<size_t>(entries_ - base));
+    new (header_) Header{};
+    header_->places = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(places, least), kEntries));
+    header_->lock.mutex.init();
+    for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
+    launch_order_->init(local_size());
+  }
+  window_ = std::max(header_->places / least, 1u);
+  most_ahead_ = (kShares - 2) * window_ - 1;  // and so there is one place beyond the window
+}
+
+uint32_t* HostTable::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
+
+uint32_t HostTable::find(const Key& key) {
+  uint32_t link = *bucket(key);
+  while (link != kNone && !(entry(link - 1).key == key)) link = entry(link - 1).next;
+  return link;
+}
+
+bool HostTable::may_make(Due due) const {
+  return due == Due::now || bells_[local_rank_].ahead < most_ahead_ + (due == Due::agreed ? window_ : 0);
+}
+
+bool HostTable::take_entry(ArriveResult* arrival) {
+  if (header_->free_head != kNone) {
+    arrival->entry = header_->free_head - 1;
+    header_->free_head = entry(arrival->entry).next;
+    return true;
+  }
+  if (header_->used == header_->places) return false;
+  arrival->needs_memory = header_->used == header_->committed.load(std::memory_order_acquire);
+  if (arrival->needs_memory) return false;
+  arrival->entry = header_->used++;
+  return true;
+}
+
+// Memory for the next entries, so that too little of it is no SIGBUS; false where there is none now. Not under the
+// lock, since it may take a second. Ranks that do it at the same time do the same.
+bool HostTable::commit_entries() {
+  uint32_t first = header_->committed.load(std::memory_order_acquire);
+  const uint32_t more = std::min(kEntries - first, kEntriesStep);
+  const auto begin = static_cast<size_t>(entries_ - segment_.base()) + first * stride_;
+  try {
+    segment_.commit(begin, more * stride_);
+  } catch (const Error&) {
+    return false;
+  }
+  header_->committed.compare_exchange_strong(first, first + more, std::memory_order_acq_rel);
+  return true;
+}
+
+ArriveResult HostTable::arrive_locked(const Arriving& offer) {
+  ArriveResult arrival;
+  const uint32_t link = find(offer.key);
+  if (link != kNone) {
+    arrival.entry = link - 1;
+    if (entry(arrival.entry).records()[local_rank_].arrived) {
+      arrival.table_full = true;
+      return arrival;
+    }
+  } else {
+    if (departed_rank() >= 0) {
+      arrival.departed = true;
+      return arrival;
+    }
+    if (!may_make(offer.due) || !take_entry(&arrival)) {
+      arrival.table_full = true;
+      return arrival;
+    }
+    Entry& e = entry(arrival.entry);
+    e.key = offer.key;
+    ++e.generation;
+    e.next = *bucket(offer.key);
+    *bucket(offer.key) = arrival.entry + 1;
+    e.state = State::gathering;
+    e.arrived = 0;
+    e.left = 0;
+    e.sequence = 0;
+    e.placement = 0;
+    e.operation = offer.operation;
+    e.next_chunk.store(0, std::memory_order_relaxed);
+    e.done_chunks.store(0, std::memory_order_relaxed);
+    e.claimed.store(kNotStopped, std::memory_order_relaxed);
+    e.chunks = offer.chunks;
+    e.owner = offer.owner;
+    e.first = offer.first;
+    e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
+    bells_[local_rank_].ahead += offer.due != Due::now;
+    set_text(e.name, kNameBytes, *offer.name);
+    e.error[0] = '\0';
+    for (int r = 0; r < local_size(); ++r) {
+      e.records()[r].arrived = 0;
+      e.records()[r].stamps.forget_arrival();
+    }
+    if (header_->listeners > 0) tell_made(arrival.entry);
+  }
+  Entry& e = entry(arrival.entry);
+  RankRecord& mine = e.records()[local_rank_];
+  mine.arrived = 1;
+  mine.refused = offer.refusal != nullptr;
+  mine.slot = offer.slot;
+  mine.placement = offer.placement;
+  mine.launch = 0;
+  mine.stamps.clear();
+  if (stamping()) mine.stamps.set(Stamp::arrived);
+  mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
+  set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
+  ++e.arrived;
+  arrival.generation = e.generation;
+  arrival.failed = e.state == State::done;
+  arrival.last = !arrival.failed && e.arrived == ranks_.size();
+  return arrival;
+}
+
+void HostTable::listen(bool on) {
+  lock_.run([&] {
+    if (std::exchange(bells_[local_rank_].listens, on) != on) header_->listeners += on ? 1 : -1;
+  });
+}
+
+void HostTable::tell_made(uint32_t index) {
+  append(TableEvent::Type::made, index);
+  for (int r = 0; r < local_size(); ++r) {
+    if (r != local_rank_ && bells_[r].listens) bells_[r].ring();
+  }
+}
+
+std::optional<Key> HostTable::made(const TableEvent& event) {
+  return lock_.run([&]() -> std::optional<Key> {
+    Entry& e = entry(event.entry);
+    if (e.generation != event.generation || e.records()[local_rank_].arrived) return std::nullopt;
+    return e.first;
+  });
+}
+
+// A sentence on why the ranks of this host cannot run the operation together; empty when they can.
+std::string HostTable::disagreement(Entry& e) {
+  RankRecord* records = e.records();
+  for (int r = 0; r < local_size(); ++r) {
+    if (records[r].refused)
+      return shown_name(e.name) + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
+  }
+  for (int r = 1; r < local_size(); ++r) {
+    if (records[r].signature_hash != records[0].signature_hash) {
+      return difference(e.name, ranks_[0], records[0].text, ranks_[r], records[r].text);
+    }
+  }
+  return {};
+}
+
+void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
+  Entry& e = entry(arrival.entry);
+  const std::string error = disagreement(e);
+  if (several_hosts_) {
+    // The other hosts must hear of an error too: whoever agrees for this host carries the text along.
+    e.state = State::announced;
+    set_text(e.error, kErrorBytes, error);
+    arrival.last = false;
+    append(TableEvent::Type::announced, arrival.entry);
+    bells_[0].ring();
+    return;
+  }
+  if (!error.empty()) {
+    end_locked(arrival.entry, error);
+    arrival.failed = true;
+    arrival.last = false;
+    return;
+  }
+  if (e.operation.bytes() <= inline_limit) {
+    e.state = State::taken;
+    e.next_chunk.store(e.chunks, std::memory_order_relaxed);
+    return;
+  }
+  arrival.last = false;
+  if (e.operation.road == Road::nccl) {
+    e.placement = placement(e);
+    if (!give_launches(arrival.entry)) {
+      arrival.failed = true;
+      return;
+    }
+  }
+  e.state = State::ready;
+  append(TableEvent::Type::ready, arrival.entry);
+  if (e.owner != kAnybody) {
+    bells_[e.owner].ring();
+    return;
+  }
+  ring_others();
+  bells_[local_rank_].ring();
+}
+
+void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
+  used_launches_ = &order;
+  launching_ranks_ = std::move(ranks);
+}
+
+// False where the order cannot be had: then the operation has ended with that error.
+bool HostTable::give_launches(uint32_t index) {
+  if (used_launches_ == nullptr) return true;
+  try {
+    const std::lock_guard<LaunchOrder> guard(*used_launches_);
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      uint64_t& launch = entry(index).records()[r].launch;
+      if (launch != kForgone) launch = used_launches_->next(launching_ranks_[r]);
+    }
+    return true;
+  } catch (const Error& error) {
+    end_locked(index, shown_name(entry(index).name) + ": " + error.what());
+    return false;
+  }
+}
+
+uint64_t HostTable::forgo_launch(uint32_t index) {
+  return lock_.run([&] {
+    uint64_t& launch = entry(index).records()[local_rank_].launch;
+    return launch != 0 ? launch : (launch = kForgone, uint64_t{0});
+  });
+}
+
+uint64_t HostTable::given_launch(uint32_t index) {
+  const uint64_t launch = entry(index).records()[local_rank_].launch;
+  return launch == kForgone ? 0 : launch;
+}
+
+uint64_t HostTable::placement(Entry& e) const {
+  uint64_t digest = 0;
+  for (int r = 0; r < local_size(); ++r) digest = hash_bytes(&e.records()[r].placement, sizeof(uint64_t), digest);
+  return digest;
+}
+
+bool HostTable::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
+  return lock_.run([&] {
+    const uint32_t link = find(key);
+    if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
+    Entry& e = entry(link - 1);
+    if (!error.empty()) {
+      end_locked(link - 1, error);
+      return true;
+    }
+    e.sequence = sequence;
+    e.placement = placement;
+    if (e.operation.road == Road::nccl && !give_launches(link - 1)) return true;
+    e.state = State::ready;
+    append(TableEvent::Type::ready, link - 1);
+    ring_others();
+    return true;
+  });
+}
+
+void HostTable::finish_chunks(uint32_t index, uint32_t chunks) {
+  Entry& e = entry(index);
+  if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
+  lock_.run([&] {
+    if (e.state == State::ready || e.state == State::taken) end_locked(index, {});
+  });
+}
+
+void HostTable::stop_chunks(uint32_t index) {
+  Entry& e = entry(index);
+  const uint32_t claimed = e.next_chunk.fetch_or(kStopped, std::memory_order_acq_rel);
+  if ((claimed & kStopped) == 0) e.claimed.store(std::min(claimed, e.chunks), std::memory_order_release);
+}
+
+bool HostTable::settled(uint32_t index) {
+  Entry& e = entry(index);
+  const uint32_t done = e.done_chunks.load(std::memory_order_acquire);
+  const uint32_t claimed = e.claimed.load(std::memory_order_acquire);
+  return done >= e.chunks || (claimed != kNotStopped && done >= claimed);
+}
+
+bool HostTable::claim_chunk(uint32_t index) {
+  return (entry(index).next_chunk.fetch_add(1, std::memory_order_acq_rel) & kStopped) == 0;
+}
+
+void HostTable::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
+
+void HostTable::finish_refused(uint32_t index, const std::string& error) {
+  lock_.run([&] {
+    Entry& e = entry(index);
+    const bool last = e.done_chunks.fetch_add(1, std::memory_order_acq_rel) + 1 == e.chunks;
+    if (last && e.state == State::ready) end_locked(index, error);
+  });
+}
+
+void HostTable::end_locked(uint32_t index, const std::string& error) {
+  Entry& e = entry(index);
+  e.state = State::done;
+  if (!error.empty()) stop_chunks(index);
+  set_text(e.error, kErrorBytes, error);
+  append(TableEvent::Type::done, index);
+  for (int r = 0; r < local_size(); ++r) {
+    if (r != local_rank_ && e.records()[r].arrived) bells_[r].ring();
+  }
+}
+
+void HostTable::leave(uint32_t index) {
+  lock_.run([&] {
+    Entry& e = entry(index);
+    if (++e.left < ranks_.size()) return;
+    if (e.ahead_of != kNobody) --bells_[e.ahead_of].ahead;
+    uint32_t* link = bucket(e.key);
+    while (*link != index + 1) link = &entry(*link - 1).next;
+    *link = e.next;
+    e.next = header_->free_head;
+    header_->free_head = index + 1;
+  });
+}
+
+void HostTable::fail(uint32_t index, const std::string& error) {
+  lock_.run([&] {
+    if (entry(index).state != State::done) end_locked(index, error);
+  });
+}
+
+void HostTable::depart(int rank, const std::string& reason, bool fails) {
+  end_waiting(Departed(rank, reason), !several_hosts_, fails);
+}
+
+void HostTable::close(int rank, const std::string& reason) { end_waiting(Departed(rank, reason), true, false); }
+
+void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails) {
+  lock_.run([&] {
+    if (departed_rank() < 0 || fails) {
+      set_text(header_->departure, kErrorBytes, gone.reason);
+      header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
+    }
+    // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
+    for (uint32_t b = 0; b < kBuckets; ++b) {
+      for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
+        Entry& e = entry(link - 1);
+        if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
+          end_locked(link - 1, shown_name(e.name) + ": " + gone.what());
+        }
+      }
+    }
+    ring_all();
+  });
+}
+
+Departed HostTable::departed() const {
+  return lock_.run([&] { return Departed(departed_rank(), header_->departure); });
+}
+
+State HostTable::state(uint32_t index) {
+  return lock_.run([&] { return entry(index).state; });
+}
+
+OperationState HostTable::operation_state(const Key& key) {
+  return lock_.look(kLookUs, [&] {
+    OperationState operation_state;
+    const uint32_t link = find(key);
+    if (link == kNone) return operation_state;
+    Entry& e = entry(link - 1);
+    operation_state.found = true;
+    operation_state.state = e.state;
+    operation_state.waiting = e.state != State::done && e.records()[local_rank_].arrived;
+    for (int r = 0; r < local_size(); ++r) {
+      const RankRecord& record = e.records()[r];
+      if (!record.arrived) {
+        operation_state.missing.push_back(r);
+      } else if (record.refused || e.state == State::done) {
+        operation_state.through.push_back(r);
+      }
+    }
+    return operation_state;
+  });
+}
+
+bool HostTable::has_place(const Key& key, Due due) {
+  return lock_.run([&] {
+    const uint32_t link = find(key);
+    if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
+    if (departed_rank() >= 0) return true;
+    return may_make(due) && (header_->free_head != kNone || header_->used < header_->places);
+  });
+}
+
+std::vector<int> HostTable::behind() {
+  return lock_.look(kLookUs, [&] {
+    std::vector<bool> is_behind(ranks_.size());
+    for (uint32_t index = 0; index < header_->used; ++index) {
+      Entry& e = entry(index);
+      if (e.left == ranks_.size()) continue;  // its place is free
+      for (size_t r = 0; r < ranks_.size(); ++r) is_behind[r] = is_behind[r] || !e.records()[r].arrived;
+    }
+    std::vector<int> behind;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      if (is_behind[r] && static_cast<int>(r) != local_rank_) behind.push_back(static_cast<int>(r));
+    }
+    if (behind.empty() && is_behind[static_cast<size_t>(local_rank_)]) behind.push_back(local_rank_);
+    return behind;
+  });
+}
+
+bool HostTable::give_up(const Key& key, const std::string& reason, bool announced) {
+  return lock_.run([&] {
+    const uint32_t link = find(key);
+    if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
+    end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason);
+    bells_[local_rank_].ring();
+    return true;
+  });
+}
+
+void HostTable::beat() {
+  std::atomic<int64_t>& beat = bells_[local_rank_].beat;
+  const int64_t now = coarse_now_ns();
+  if (now - beat.load(std::memory_order_relaxed) > kBeatNs) beat.store(now, std::memory_order_relaxed);
+}
+
+void HostTable::look_after_lock() {
+  lock_.require_good();
+  const int64_t now = coarse_now_ns();
+  if (now - looked_ < kLookNs) return;
+  looked_ = now;
+  lock_.notice_death();
+}
+
+std::vector<int> HostTable::unresponsive() const {
+  const int64_t now = coarse_now_ns();
+  std::vector<int> ranks;
+  for (int r = 0; r < local_size(); ++r) {
+    if (now - bells_[r].beat.load(std::memory_order_relaxed) > kSilenceNs) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+void HostTable::append(TableEvent::Type type, uint32_t index) { log_->append({type, index, entry(index).generation}); }
+
+void HostTable::ring_all() {
+  for (int r = 0; r < local_size(); ++r) bells_[r].ring();
+}
+
+void HostTable::ring_others() {
+  for (int r = 0; r < local_size(); ++r) {
+    if (r != local_rank_) bells_[r].ring();
+  }
+}
+
+}  // namespace mykv

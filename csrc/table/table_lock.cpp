@@ -1,0 +1,164 @@
+#include "table/table_lock.h"
+
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "base/clock.h"
+
+namespace mykv {
+
+namespace {
+
+// Between two looks at who holds the lock. Time is counted in such waits, not by a clock, since this process may have
+// been stopped too.
+constexpr int64_t kSliceUs = 50000;
+constexpr int64_t kWritingNs = 100000000;  // a verdict's text is there long before, unless its writer was stopped
+
+// Ends the process where this thread has the mutex; only glibc tells who has it.
+void require_without(std::mutex& mutex) {
+#ifdef __GLIBC__
+  if (mutex.native_handle()->__data.__owner != syscall(SYS_gettid)) return;
+  std::fputs("mykv: the table's lock is taken under a mutex that is taken under it elsewhere\n", stderr);
+  std::abort();
+#else
+  (void)mutex;
+#endif
+}
+
+}  // namespace
+
+TableLock::TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around)
+    : shared_(shared), verdict_(verdict), local_rank_(local_rank), around_(std::move(around)) {}
+
+bool TableLock::take(int64_t limit_us) {
+  if (inner_ != nullptr) require_without(*inner_);
+  require_good();
+  const SharedMutex::Result result = shared_.mutex.try_lock();
+  if (result == SharedMutex::Result::inherited || result == SharedMutex::Result::unusable) died(result);
+  if (result == SharedMutex::Result::busy && !wait(limit_us)) return false;
+  // Plain moves: only the holder writes it.
+  const uint64_t last = shared_.holding.load(std::memory_order_relaxed);
+  shared_.holding.store((last / kTurn + 1) * kTurn + static_cast<uint64_t>(local_rank_) + 1, std::memory_order_relaxed);
+  if (verdict_.state.load(std::memory_order_acquire) != 0) {
+    give_back();
+    require_good();
+  }
+  return true;
+}
+
+void TableLock::give_back() {
+  const uint64_t mine = shared_.holding.load(std::memory_order_relaxed);
+  shared_.holding.store(mine / kTurn * kTurn, std::memory_order_relaxed);
+  shared_.mutex.unlock();
+}
+
+bool TableLock::wait(int64_t limit_us) {
+  std::multiset<int64_t>::iterator entered;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    entered = waits_.insert(now_ns());
+  }
+  const auto leave = [&](void*) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waits_.erase(entered);
+  };
+  const std::unique_ptr<void, decltype(leave)> leaving(this, leave);
+  uint64_t seen = shared_.holding.load(std::memory_order_relaxed);
+  for (int64_t kept_us = 0;;) {
+    const int64_t slice = limit_us > 0 ? std::min(kSliceUs, limit_us) : kSliceUs;
+    const SharedMutex::Result result = shared_.mutex.try_lock(slice);
+    if (result == SharedMutex::Result::taken) return true;
+    if (result != SharedMutex::Result::busy) died(result);
+    require_good();
+    around_.beat();
+    const uint64_t now = shared_.holding.load(std::memory_order_relaxed);
+    kept_us = std::exchange(seen, now) == now ? kept_us + slice : 0;
+    std::string why;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (patience_us_ > 0 && kept_us >= patience_us_) why = impatient_;
+    }
+    if (!why.empty()) {
+      give_up(locked().what() + (" (" + why + ")"));
+      require_good();
+    }
+    if (limit_us > 0 && kept_us >= limit_us) return false;
+  }
+}
+
+void TableLock::notice_death() {
+  const SharedMutex::Result result = shared_.mutex.try_lock();
+  if (result == SharedMutex::Result::taken) {
+    shared_.mutex.unlock();
+  } else if (result != SharedMutex::Result::busy) {
+    died(result);
+  }
+}
+
+// What a rank was changing when it died cannot be trusted. The lock stays unusable.
+void TableLock::died(SharedMutex::Result result) {
+  const int rank = holder();
+  const std::string who =
+      rank < 0 ? "a rank of this host" : "rank " + std::to_string(around_.ranks[static_cast<size_t>(rank)]);
+  give_up(who + " died while it changed mykv's shared table");
+  if (result == SharedMutex::Result::inherited) shared_.mutex.unlock();
+  throw TableGivenUp(verdict_text());
+}
+
+int TableLock::holder() const { return static_cast<int>(shared_.holding.load(std::memory_order_relaxed) % kTurn) - 1; }
+
+TableLocked TableLock::locked() const {
+  std::vector<int> ranks;
+  const int rank = holder();
+  // Before it says so, or after, it can only be one that is not seen any more.
+  if (rank >= 0)
+    ranks = {rank};
+  else
+    ranks = around_.unresponsive();
+  std::string who;
+  for (int r : ranks)
+    who += (who.empty() ? "rank " : " or rank ") + std::to_string(around_.ranks[static_cast<size_t>(r)]);
+  if (who.empty()) who = "a rank of this host";
+  return TableLocked("mykv's shared table is kept locked by " + who + ", which does not respond (is it stopped?)",
+                     rank);
+}
+
+void TableLock::give_up(const std::string& reason) {
+  uint32_t good = 0;
+  if (!verdict_.state.compare_exchange_strong(good, kWriting, std::memory_order_acq_rel)) return;
+  const size_t n = std::min(reason.size(), Verdict::kTextBytes - 1);
+  std::memcpy(verdict_.text, reason.data(), n);
+  verdict_.text[n] = '\0';
+  verdict_.state.store(kGivenUp, std::memory_order_release);
+  around_.ring_all();
+}
+
+std::string TableLock::verdict_text() const {
+  const int64_t since = now_ns();
+  while (verdict_.state.load(std::memory_order_acquire) != kGivenUp) {
+    if (now_ns() - since > kWritingNs) return "mykv's shared table was given up by a rank of this host";
+    sched_yield();
+  }
+  return verdict_.text;
+}
+
+void TableLock::lose_patience(int64_t limit_us, const std::string& why) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (patience_us_ > 0 && patience_us_ <= limit_us) return;
+  patience_us_ = limit_us;
+  impatient_ = why;
+}
+
+int64_t TableLock::longest_wait() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return waits_.empty() ? 0 : now_ns() - *waits_.begin();
+}
+
+}  // namespace mykv

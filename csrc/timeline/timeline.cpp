@@ -1,0 +1,224 @@
+#include "timeline/timeline.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "timeline/trace_events.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr auto kPeriod = std::chrono::milliseconds(100);  // between two writes, so at most this much is lost by a kill
+constexpr size_t kMany = 20000;                           // parts that are written at once, some 10 MB of text
+constexpr size_t kMost = 400000;                          // parts in memory (some 100 MB) when the disk cannot follow
+constexpr size_t kTextBytes = 4 << 20;                    // written at once
+constexpr size_t kSpare = 4096;                           // records that are kept
+constexpr int kNice = 10;                                 // training goes first
+
+// Signals are for the threads that the user knows of: Ctrl-C must reach Python's.
+class WithoutSignals {
+ public:
+  WithoutSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  WithoutSignals(const WithoutSignals&) = delete;
+  WithoutSignals& operator=(const WithoutSignals&) = delete;
+  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+void Timeline::Batch::clear() {
+  requests.clear();
+  awake.clear();
+  dropped = 0;
+  weight = 0;
+}
+
+// Never destroyed: threads of the process may come here until its very end.
+Timeline& Timeline::instance() {
+  static Timeline& timeline = *new Timeline;
+  return timeline;
+}
+
+// In a fork there is no writer, the locks may be held for ever, and the file is the parent's.
+bool Timeline::forked() const { return process_ != 0 && process_ != getpid(); }
+
+int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
+  if (forked()) throw Error("the timeline belongs to the process that this one is a fork of");
+  std::lock_guard<std::mutex> control(control_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (started_) throw Error("a timeline is being recorded already: call stop_timeline() first");
+  }
+  TraceFile trace(std::move(file));
+  const int failure = trace.begin(options.members, TraceRows::first_event(options.rank));
+  if (failure != 0) return failure;
+  process_ = getpid();
+  std::lock_guard<std::mutex> lock(mutex_);
+  batch_ = {};
+  stopping_ = false;
+  failure_ = 0;
+  {
+    const WithoutSignals block;
+    writer_ = std::thread(
+        [this, rows = TraceRows(options.rank, options.zero)](TraceFile file) { run(std::move(file), rows); },
+        std::move(trace));
+  }
+  started_ = true;
+  active_ = true;
+  session_.fetch_add(1, std::memory_order_relaxed);
+  for (std::atomic<uint32_t>* flag : interests_) flag->fetch_add(1, std::memory_order_relaxed);
+  marks_cycles_.store(options.mark_cycles, std::memory_order_relaxed);
+  on_.store(true, std::memory_order_relaxed);
+  return 0;
+}
+
+// Under mutex_.
+void Timeline::end_recording() {
+  if (!active_) return;
+  active_ = false;
+  on_.store(false, std::memory_order_relaxed);
+  marks_cycles_.store(false, std::memory_order_relaxed);
+  for (std::atomic<uint32_t>* flag : interests_) flag->fetch_sub(1, std::memory_order_relaxed);
+}
+
+int Timeline::stop() {
+  if (forked()) return 0;
+  std::lock_guard<std::mutex> control(control_);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!started_) return 0;
+    end_recording();
+    stopping_ = true;
+  }
+  news_.notify_one();
+  writer_.join();
+  std::lock_guard<std::mutex> lock(mutex_);
+  started_ = false;
+  batch_ = {};
+  spare_.clear();
+  return failure_;
+}
+
+bool Timeline::started() {
+  if (forked()) return false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  return started_;
+}
+
+std::unique_ptr<RequestRecord> Timeline::record() {
+  if (!on()) return nullptr;
+  std::unique_ptr<RequestRecord> request;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!spare_.empty()) {
+      request = std::move(spare_.back());
+      spare_.pop_back();
+    }
+  }
+  if (!request) request = std::make_unique<RequestRecord>();
+  request->session = session();
+  request->begin = now_ns();
+  return request;
+}
+
+void Timeline::add(std::unique_ptr<RequestRecord> request) {
+  const size_t weight = request->parts.size() + 1;
+  bool many;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!active_ || request->session != session()) return;
+    if (batch_.weight > kMost) {
+      ++batch_.dropped;
+      return;
+    }
+    many = batch_.weight < kMany && batch_.weight + weight >= kMany;
+    batch_.weight += weight;
+    batch_.requests.push_back(std::move(request));
+  }
+  if (many) news_.notify_one();
+}
+
+void Timeline::add(AwakeRecord awake) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!active_ || awake.session != session() || batch_.weight > kMost) return;
+  ++batch_.weight;
+  batch_.awake.push_back(std::move(awake));
+}
+
+// The writer. It is woken by stop() and by a batch that has grown large, and wakes by itself after each period.
+void Timeline::run(TraceFile file, TraceRows rows) {
+  prctl(PR_SET_NAME, "mykv timeline");
+  const sched_param unused{};
+  sched_setscheduler(0, SCHED_BATCH, &unused);  // takes no core from another thread when it wakes up
+  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
+  Batch batch;
+  std::string text;
+  for (bool last = false; !last;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      news_.wait_for(lock, kPeriod, [this] { return stopping_ || batch_.weight >= kMany; });
+      std::swap(batch, batch_);
+      last = stopping_;
+    }
+    int failure = 0;
+    const auto write_out = [&](size_t unless_smaller) {
+      if (failure == 0 && text.size() > unless_smaller) failure = file.append(&text);
+    };
+    for (const auto& request : batch.requests) {
+      rows.write(*request, &text);
+      write_out(kTextBytes);
+    }
+    for (const AwakeRecord& awake : batch.awake) rows.write(awake, &text);
+    for (auto& request : batch.requests) request->clear();
+    if (batch.dropped > 0) rows.write_dropped(batch.dropped, &text);
+    write_out(0);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (failure != 0) {
+        failure_ = failure;
+        end_recording();
+        batch_ = {};
+        return;
+      }
+      for (auto& request : batch.requests) {
+        if (spare_.size() < kSpare) spare_.push_back(std::move(request));
+      }
+    }
+    batch.clear();
+  }
+}
+
+Timeline::Interest::Interest(std::atomic<uint32_t>& flag) : flag_(flag) {
+  Timeline& timeline = instance();
+  std::lock_guard<std::mutex> lock(timeline.mutex_);
+  timeline.interests_.push_back(&flag_);
+  if (timeline.active_) flag_.fetch_add(1, std::memory_order_relaxed);
+}
+
+Timeline::Interest::~Interest() {
+  Timeline& timeline = instance();
+  if (timeline.forked()) return;
+  std::lock_guard<std::mutex> lock(timeline.mutex_);
+  auto& all = timeline.interests_;
+  all.erase(std::find(all.begin(), all.end(), &flag_));
+  if (timeline.active_) flag_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+}  // namespace mykv

@@ -1,0 +1,99 @@
+// The timeline of this process: what became of each operation, and when, for Perfetto. The threads that work on
+// operations only note times; a thread of the timeline's own makes text of them and writes it.
+//
+// One object for the process, since several runtimes (process sets) share one file.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/file_descriptor.h"
+#include "timeline/records.h"
+#include "timeline/trace_file.h"
+
+namespace mykv {
+
+struct TimelineOptions {
+  bool mark_cycles = false;
+  int rank = 0;
+  int64_t zero = 0;     // now_ns() that the file's times count from
+  std::string members;  // of the file's outer object, JSON
+};
+
+class TraceRows;
+
+class Timeline {
+ public:
+  // Whether operations that begin now are to be recorded. The only thing that costs when nothing is.
+  static bool on() { return on_.load(std::memory_order_relaxed); }
+  static bool marks_cycles() { return marks_cycles_.load(std::memory_order_relaxed); }
+  // The process's one timeline.
+  static Timeline& instance();
+
+  // Throws Error if it is started already; returns an errno if the file cannot be written.
+  int start(FileDescriptor file, const TimelineOptions& options);
+  // Writes what is there and ends; returns the errno that ended it earlier, or 0. Without effect when not started.
+  int stop();
+  // Between start() and stop(), even if it has ended itself for want of disk space.
+  bool started();
+
+  // A record of this session, begun now, or null when the timeline is off.
+  std::unique_ptr<RequestRecord> record();
+  uint64_t session() const { return session_.load(std::memory_order_relaxed); }
+  // Of an earlier session: is dropped.
+  void add(std::unique_ptr<RequestRecord> request);
+  void add(AwakeRecord awake);
+
+  // While one of these lives, `flag` in the memory shared by a host counts the timelines that need its ranks' stamps.
+  class Interest {
+   public:
+    explicit Interest(std::atomic<uint32_t>& flag);
+    Interest(const Interest&) = delete;
+    Interest& operator=(const Interest&) = delete;
+    ~Interest();
+
+   private:
+    std::atomic<uint32_t>& flag_;
+  };
+
+ private:
+  struct Batch {
+    std::vector<std::unique_ptr<RequestRecord>> requests;
+    std::vector<AwakeRecord> awake;
+    uint64_t dropped = 0;
+    size_t weight = 0;  // parts
+    void clear();
+  };
+  Timeline() = default;
+  void end_recording();
+  void run(TraceFile file, TraceRows rows);
+  bool forked() const;
+
+  inline static std::atomic<bool> on_{false};
+  inline static std::atomic<bool> marks_cycles_{false};
+  std::atomic<uint64_t> session_{0};
+
+  std::mutex control_;  // start() and stop(), one at a time
+  std::mutex mutex_;    // guards the members of this paragraph
+  std::condition_variable news_;
+  Batch batch_;
+  std::vector<std::unique_ptr<RequestRecord>> spare_;  // to be used again, with the memory that they hold
+  bool stopping_ = false;
+  bool active_ = false;  // records are taken
+  bool started_ = false;
+  int failure_ = 0;
+  std::vector<std::atomic<uint32_t>*> interests_;
+
+  std::thread writer_;
+  pid_t process_ = 0;  // that started one
+};
+
+}  // namespace mykv

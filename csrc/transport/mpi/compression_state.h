@@ -1,0 +1,81 @@
+// What compression between hosts remembers from one operation under a name to the next: what it has lost and how often
+// it was used. A rank has one for each part of each name, for the slice of it that the rank owns.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "compress/compressor.h"
+#include "operations/operation.h"
+
+namespace mykv {
+
+class CompressionState {
+ public:
+  CompressionState(const compress::Compressor& compressor, DType dtype, size_t count, size_t total, uint64_t name)
+      : compressor_(compressor), dtype_(dtype), count_(count), total_(total), name_(name) {}
+
+  const compress::Compressor& compressor() const { return compressor_; }
+  // Elements of the whole request, of which this is a part.
+  size_t total() const { return total_; }
+  // Another one for each name and part.
+  uint64_t name() const { return name_; }
+  bool is_of(const Operation& operation, size_t total) const {
+    return &compressor_ == operation.compressor && dtype_ == operation.dtype && count_ == operation.count &&
+           total_ == total;
+  }
+
+  // What follows is for the transport's thread alone.
+
+  // The memory for what is lost of element i of a slice of so many elements; null without error feedback. Zeros at
+  // first.
+  char* residual(size_t element, size_t slice);
+
+  // Chunks of one operation work beside those of the next one. Each takes a ticket, in the same order on all hosts, and
+  // what must happen in that order waits until it is its turn.
+  uint32_t take_ticket(uint32_t chunk) { return counters(chunk).taken++; }
+  bool is_turn(uint32_t chunk, uint32_t ticket) { return counters(chunk).turn == ticket; }
+  void end_turn(uint32_t chunk) { ++counters(chunk).turn; }
+
+ private:
+  struct Counters {
+    uint32_t taken = 0;
+    uint32_t turn = 0;
+  };
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  Counters& counters(uint32_t chunk) {
+    if (counters_.size() <= chunk) counters_.resize(chunk + 1);
+    return counters_[chunk];
+  }
+
+  const compress::Compressor& compressor_;
+  const DType dtype_;
+  const size_t count_;
+  const size_t total_;
+  const uint64_t name_;
+  std::unique_ptr<char, Free> residual_;
+  std::vector<Counters> counters_;
+};
+
+// Those of one runtime. Any thread may use it.
+class CompressionStates {
+ public:
+  // The state for a part of an operation of `total` elements. Where the last one under this name was of another
+  // compressor, dtype or number of elements, it begins anew.
+  std::shared_ptr<CompressionState> of(const std::string& name, size_t part, const Operation& operation, size_t total);
+  // Drops those of all names that begin with `prefix`.
+  void forget(const std::string& prefix);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::vector<std::shared_ptr<CompressionState>>> states_;  // by name, then by part
+};
+
+}  // namespace mykv

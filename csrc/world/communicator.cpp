@@ -1,0 +1,24 @@
+#include "world/communicator.h"
+
+namespace mykv {
+
+Communicator::~Communicator() {
+  if (comm_ == MPI_COMM_NULL) return;
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (!finalized) MPI_Comm_free(&comm_);
+}
+
+int Communicator::rank() const {
+  int rank = 0;
+  MPI_Comm_rank(comm_, &rank);
+  return rank;
+}
+
+int Communicator::size() const {
+  int size = 1;
+  MPI_Comm_size(comm_, &size);
+  return size;
+}
+
+}  // namespace mykv

@@ -1,0 +1,93 @@
+#include "world/segment_handover.h"
+
+#include <chrono>
+
+#include "base/error.h"
+#include "base/mpi_check.h"
+#include "world/door.h"
+
+namespace mykv {
+
+namespace {
+
+// What rank 0 tells the others: where to call, the job's secret, whether there is a segment, and whether to call.
+struct Offer {
+  Token name{};
+  Token secret{};
+  int made = 0;
+  int shared = 0;
+};
+
+// Attends to the door while the others call, until all who found it have been served. Others than they may crowd there:
+// they must not keep a rank from coming through.
+void serve(MPI_Comm comm, Door& door, const Token& secret, int fd) {
+  constexpr int kShortMs = 1;
+  constexpr int kLongMs = 100;
+  int callers = 0;
+  const int self = 0;
+  MPI_Request counting;
+  check_mpi(MPI_Iallreduce(&self, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
+  for (int all_called = 0; !all_called;) {
+    door.attend(secret, fd, kShortMs);
+    check_mpi(MPI_Test(&counting, &all_called, MPI_STATUS_IGNORE), "MPI_Test");
+  }
+  const auto over = std::chrono::steady_clock::now() + std::chrono::milliseconds(kPatienceMs);
+  while (door.served() < callers && std::chrono::steady_clock::now() < over) door.attend(secret, fd, kLongMs);
+}
+
+Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
+  Offer offer;
+  Handover mine;
+  Door door;
+  try {
+    *segment = Segment::create(bytes, &mine.lonely);
+    segment->commit(0, 4096);
+    offer.name = random_token();
+    offer.secret = random_token();
+    if (mine.lonely.empty()) door.open(offer.name, &mine.lonely);
+    offer.made = 1;
+    offer.shared = mine.lonely.empty();
+  } catch (const Error& error) {
+    mine = {Handover::Result::failed, error.what(), "", 0};
+  }
+  if (size == 1) return mine;
+  check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
+  if (!offer.made || !offer.shared) return mine;
+  serve(comm, door, offer.secret, segment->fd());
+  mine.strangers = door.strangers();
+  return mine;
+}
+
+Handover take(MPI_Comm comm, size_t bytes, Segment* segment) {
+  Offer offer;
+  check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
+  if (!offer.made) return {Handover::Result::failed, "", "", 0};
+  if (!offer.shared) return {Handover::Result::separate, "", "", 0};
+  const FileDescriptor connection = call(offer.name, offer.secret);
+  const int connected = connection ? 1 : 0;
+  int callers = 0;
+  MPI_Request counting;  // as rank 0 does, since it would match no blocking call
+  check_mpi(MPI_Iallreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
+  check_mpi(MPI_Wait(&counting, MPI_STATUS_IGNORE), "MPI_Wait");
+  if (!connection) return {Handover::Result::separate, "", "", 0};
+  FileDescriptor fd = receive_descriptor(connection.get());
+  if (!fd) return {Handover::Result::separate, "", "", 0};
+  try {
+    *segment = Segment::map(std::move(fd), bytes);
+  } catch (const Error& error) {
+    return {Handover::Result::failed, error.what(), "", 0};
+  }
+  return {};
+}
+
+}  // namespace
+
+Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment) {
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  return rank == 0 ? give(comm, size, bytes, segment) : take(comm, bytes, segment);
+}
+
+}  // namespace mykv

@@ -1,0 +1,112 @@
+// Who takes part: the ranks, the hosts they live on, and the communicators and the segment they share. Made once, by
+// all ranks together, with plain MPI calls; after that the runtime's own thread is the only one that talks MPI.
+#pragma once
+
+#include <mpi.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/segment.h"
+#include "table/entry.h"
+#include "world/communicator.h"
+
+namespace mykv {
+
+class ThreadHost;
+
+struct WorldOptions {
+  // Ranks of one machine are split into this many groups that share no memory, as if they were hosts (for tests).
+  int virtual_hosts = 1;
+  // What must be the same on all ranks, before anything else is exchanged: names and versions.
+  std::vector<std::pair<std::string, std::string>> versions;
+  // What messages call the ranks, where this is a part of a larger world; empty: by their ranks.
+  std::vector<int> labels;
+  // Operations under way on a host, at most; more wait in their own rank.
+  size_t table_places = kEntries;
+  // Address space, in bytes, that one host's segment may take.
+  size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
+};
+
+class World {
+ public:
+  World(MPI_Comm parent, const WorldOptions& options);
+  // A rank of such a host; has no communicators, and its settings are not compared.
+  World(const ThreadHost& host, int rank, const WorldOptions& options);
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+  ~World();
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int local_rank() const { return local_rank_; }
+  int local_size() const { return static_cast<int>(hosts_[host_].size()); }
+  int host() const { return host_; }
+  // Among the ranks with this local rank on all hosts: this rank's place, and how many they are.
+  int cross_rank() const;
+  int cross_size() const;
+  // Global ranks on each host, ascending; hosts in the order of their first rank.
+  const std::vector<std::vector<int>>& hosts() const { return hosts_; }
+  int host_of(int rank) const { return host_of_[rank]; }
+  // Whether these ranks are a part of a larger world.
+  bool is_part() const { return !options_.labels.empty(); }
+  // What messages call a rank.
+  int label(int rank) const { return options_.labels.empty() ? rank : options_.labels[static_cast<size_t>(rank)]; }
+  std::vector<int> labels(const std::vector<int>& ranks) const;
+
+  const Segment& segment() const { return segment_; }
+  // Never frees the communicators, which needs all their processes.
+  void let_go();
+  // This rank has nothing under way in the communicators: the next world of these processes may have them.
+  void is_quiet() { quiet_ = true; }
+  // Leaves the segment mapped for good: MPI may still be writing to it.
+  void keep_segment() { segment_.keep_forever(); }
+  size_t table_bytes() const { return table_bytes_; }
+  // Where this rank's region of the segment begins, and its size.
+  size_t region_begin() const { return table_bytes_ + region_bytes_ * static_cast<size_t>(local_rank_); }
+  size_t region_bytes() const { return region_bytes_; }
+
+  MPI_Comm control() const { return control_.get(); }  // small messages between the hosts' first ranks
+  MPI_Comm data() const { return data_.get(); }        // slices
+  int largest_tag() const { return largest_tag_; }
+
+  // Throws Error on every rank unless all ranks pass the same value. Collective.
+  void require_same(const char* what, uint64_t value) const;
+  // Throws Error on all ranks where one of them has failed with that; empty: it has not. Collective.
+  void throw_failures(const std::string& mine) const;
+  // What each rank says, cut after 1 KiB. Collective.
+  std::vector<std::string> texts(const std::string& mine) const;
+  // Why this rank shares no memory with the others of its machine, where that is not because they are in another
+  // container; empty on all but one rank of the machine.
+  const std::string& lonely() const { return lonely_; }
+  // Processes that called for this rank's segment and were turned away.
+  int strangers() const { return strangers_; }
+
+ private:
+  std::string meet_on_host(Communicator candidates);
+  std::string settle(const Communicator& group);
+  void require_same_versions() const;
+  void reuse_communicators();
+
+  const WorldOptions options_;
+  Communicator control_;
+  Communicator data_;
+  std::vector<int> processes_;  // by their ranks in MPI_COMM_WORLD, where all have one
+  uint64_t pair_number_ = 0;
+  bool quiet_ = false;
+  int largest_tag_ = 32767;  // what MPI promises at least
+  int rank_ = 0;
+  int size_ = 1;
+  int local_rank_ = 0;
+  int host_ = 0;
+  std::vector<std::vector<int>> hosts_;
+  std::vector<int> host_of_;
+  Segment segment_;
+  std::string lonely_;
+  int strangers_ = 0;
+  size_t table_bytes_ = 0;
+  size_t region_bytes_ = 0;
+};
+
+}  // namespace mykv
