@@ -35,8 +35,12 @@ class _LateUpdate(mx.optimizer.SGD):
             for _ in range(20):
                 large = mx.nd.dot(large, large) / 600
             zero = large[0, :1] * 0
-            zero = zero.as_np_ndarray() if mx.__version__.startswith("2.") else zero
-            gradient = gradient + zero if isinstance(gradient, type(zero)) else [one + zero for one in gradient]
+            is_list = isinstance(gradient, (list, tuple))
+            late = [
+                one + (zero.as_np_ndarray() if type(one) is not type(zero) else zero)
+                for one in (gradient if is_list else [gradient])
+            ]
+            gradient = late if is_list else late[0]
         super().update_multi_precision(index, weight, gradient, state)
 
 
