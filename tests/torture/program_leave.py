@@ -46,7 +46,9 @@ class _Rank:
     def __init__(self, hosts: int, virtual: int) -> None:
         self.comm, self.hosts, self._virtual = MPI.COMM_WORLD, hosts, virtual
         self.rank, self.size = self.comm.rank, self.comm.size
-        script = f"while read seconds; do sleep $seconds; kill -CONT {os.getpid()}; done"
+        # More than once, since a rank that waits for the table's lock may be stopped after the first one.
+        waking = f"for pause in $seconds 2 4; do sleep $pause; kill -CONT {os.getpid()}; done"
+        script = f"while read seconds; do ({waking}) & done; wait"
         self._waker = subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, text=True)
 
     def end(self) -> None:
