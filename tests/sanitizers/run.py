@@ -14,9 +14,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import model
-
 import build
+import model
 
 # Tests that never import MXNet, which is not in this environment: arguments of pytest.
 _RANKS = [
