@@ -131,8 +131,8 @@ class DistributedTrainer(gluon.Trainer):
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError
-        The workers have different parameters or arguments; or `elastic` is set, but the job was started so that it ends
-        with the first process that ends.
+        The workers have different parameters or arguments; or `elastic` is set, and the job cannot outlive one of its
+        processes.
     """
 
     @_without_store
