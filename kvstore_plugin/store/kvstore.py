@@ -656,7 +656,7 @@ class MyKV(KVStoreBase):
     def _refused(self, listed: list[Call], error: Exception, method: str) -> ArgumentValueError:
         """Refuse the rest of a call after the core rejects an array (a dtype, say); returns the error to raise.
 
-        After shutdown() there is no core, and this method raises the RuntimeError that says so.
+        Without a core (after shutdown(), say) this method raises the RuntimeError that says so.
         """
         reason = f"Key {listed[0].key!r}: {error}."
         for call in listed:
