@@ -13,7 +13,8 @@ from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
 from ..sharded_optimizer.checkpoint import leaves, mapped
 
-# Attributes of an optimizer that are not copied with it: this worker's names of its parameters never change.
+# Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
+# separately.
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "_kept_by_mykv"}
 
 # Counters and flags of a DistributedTrainer beside its optimizer, and its scale, which AMP changes.

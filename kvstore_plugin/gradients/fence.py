@@ -20,7 +20,7 @@ _grad_of = operator.attrgetter("_grad")
 
 
 class Fence:
-    """A fence behind the updates of some parameters. Each push() makes a new fence.
+    """A fence behind the updates of some parameters, which can be pushed in every step.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class SumsCheck:
         self._before = process.core.failed_operations()
 
     def failure(self) -> str | None:
-        """Why the gradients may not be summed; None if no operation has failed since begin()."""
+        """The reason to distrust the sums of gradients; None if no operation has failed since begin()."""
         before, self._before = self._before, None
         if before is None or process.core.failed_operations() == before:
             return None

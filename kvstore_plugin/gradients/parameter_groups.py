@@ -145,7 +145,7 @@ def divide(
 
 
 def _with_key(params: Any, key: Any) -> Any:
-    """The parameter with a key, or at a position; None where there is none."""
+    """The parameter with a key, or at a position; None if there is no such parameter."""
     try:
         return params[key]
     except (KeyError, IndexError, TypeError):

@@ -1,7 +1,7 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
-The trainer uses the class `Gradients` only. bucket_plan.py divides gradients into operations, and bucket_memory.py
-places gradients in shared memory.
+The class `Gradients` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
+bucket_memory.py places gradients in shared memory.
 
 When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
 gradients lie in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
@@ -50,7 +50,7 @@ class Gradients:
         Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
         priority: the next forward pass needs them first.
     reduction : Reduction
-        How gradients are reduced. It must be the same on all ranks; `options` and the label of a step check that.
+        How gradients are reduced. It must be the same on all ranks, which `options` checks.
     when_moved : callable
         Called without arguments when parameters have got other gradient arrays, before the new arrays are read.
     options : sequence of str

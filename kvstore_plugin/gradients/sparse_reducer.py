@@ -88,8 +88,8 @@ class SparseGradients:
         ----------
         ignore_stale : bool
             A stale gradient (no backward has written it since the last update) counts as a gradient without rows. A
-            parameter that is stale on all workers is left alone. One that is fresh on some worker is fresh on all
-            afterwards.
+            parameter that is stale on all workers is left alone. A parameter that is fresh on some worker is fresh on
+            all afterwards.
         label : str
             What else must be equal in the step on all ranks.
         compares : bool

@@ -54,7 +54,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         An argument is wrong, or `optimizer` is a DistributedOptimizer itself.
     """
 
-    averages_gradients = True  # read by code that would average gradients itself
+    averages_gradients = True  # the store rejects such an optimizer, since it sums gradients itself
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ def was_attached(trainer: gluon.Trainer) -> bool:
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
-    """Restore the store of a Trainer that updates on the store: set_data() and load_parameters() make it forget it.
+    """Restore the store of a Trainer that updates on the store, after set_data() or load_parameters() removed it.
 
     Otherwise its next step would broadcast the parameters again, which is not needed if they are equal on all workers.
     """
@@ -159,7 +159,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     with load_tracking.noting_failures(self._params if self in _attached else ()):
         failure = _sums[self].failure() if self in _sums and self not in _stepping else None
         if failure is not None:
-            trainer_state.count_update(self)  # as workers that have not seen the error and update from the sums
+            trainer_state.count_update(self)  # workers that have not seen the error update from the sums, and count
             load_tracking.note_failure(self._params)
             raise MXNetError(f"update() cannot be made: {failure}")
         original(self, ignore_stale_grad)

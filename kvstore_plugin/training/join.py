@@ -80,9 +80,9 @@ class join:
     *trainers : DistributedTrainer
         All trainers that the loop steps, of one process set, in the same order on all workers.
     divide_by_initial_world_size : bool, optional
-        The number of workers in the mean of gradients, when some workers have ended. True: all workers of the process
-        set, as before, so that each sample has the same weight in an epoch. False: the workers that have not ended. As
-        in PyTorch.
+        The workers over which gradients are averaged when some workers have ended. True, the default: all workers of
+        the process set, as before, so that each sample has the same weight in an epoch. False: the workers that have
+        not ended. As in PyTorch.
 
     Attributes
     ----------

@@ -29,7 +29,7 @@ _MATRICES = ("lcm", "gcm")
 # Counts, means and squared deviations of labels and predictions, and the sum of products of their deviations.
 _CORRELATION = ("_label_nums", "_mean_l", "_sse_l", "_pred_nums", "_mean_p", "_sse_p", "_conv", "num_inst")
 
-# The class whose counts are reset after each batch with average='macro', a mean over batches. Not in all releases.
+# The class whose counts are reset after each batch with average='macro', a mean over batches. MXNet 1.x only.
 _OF_BATCHES: Any = getattr(mxnet_metrics, "_BinaryClassificationMetrics", ())
 
 State = Any

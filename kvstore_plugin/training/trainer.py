@@ -451,7 +451,7 @@ class DistributedTrainer(gluon.Trainer):
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
-        """Let updates multiply gradients by `scale`; sums that stand for means also by the factor to their mean."""
+        """Let updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
         super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._options.sums_of_means else scale)
 
     def _mean_of_sum(self) -> float:
