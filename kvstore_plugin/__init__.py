@@ -1,9 +1,9 @@
 """mykv: synchronous data-parallel training of MXNet networks over shared memory and MPI.
 
-Importing the package registers the store, ``mx.kv.create('mykv')``. It does not initialize MPI: the store,
-`DistributedTrainer` and `broadcast_parameters` do that when they are first used, or init().
+Importing the package registers the store, ``mx.kv.create('mykv')``. It does not initialize MPI: init() does, or the
+first use of the store, `DistributedTrainer` or `broadcast_parameters`.
 
-One logger, ``kvstore_plugin``, carries all messages.
+All messages go to the logger ``kvstore_plugin``.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ mpi_settings.apply()
 
 
 def _is_selftest() -> bool:
-    """Whether this is ``python -m kvstore_plugin.selftest``, which reports what is missing and must not fail for it."""
+    """Whether this is ``python -m kvstore_plugin.selftest``, which reports failed imports and must not fail itself."""
     try:
         arguments = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

@@ -1,7 +1,7 @@
-"""run_elastic: training that goes on with the workers that are left when one has died (docs/elastic.md).
+"""run_elastic: training goes on with the remaining workers when a worker has died (docs/elastic.md).
 
-Every worker ends each run of the training function in one agreement of MPI's, which counts the living only: whoever has
-returned from it says yes, whoever has lost a worker no. With one no all begin again from the last commit.
+After each run of the training function, the living workers call MPI's fault-tolerant agreement. A worker says yes if
+the function has returned, and no if a worker was lost. After a single no all begin again from the last commit.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvstore_plugin")
 
-# An error of an operation may reach the training function before this worker knows of the death behind it.
+# An operation's error may reach the training function before the failure detector knows of the death that caused it.
 _GRACE_S = 2.0
 
 
 def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: Any, **named: Any) -> Any:
-    """Call a training function, and call it again whenever a worker has died, until all that are left have returned.
+    """Call a training function, and call it again whenever a worker has died, until all remaining workers return.
 
-    Before each call but the first the workers that are left have new ranks, in the same order, and the state is what it
-    was at the last commit that all of them have: the function must begin from what the state says. Then the callbacks
-    of `ElasticState.register_reset_callbacks` are called. Collective: all workers call it with the same function.
+    Before each call except the first, the remaining workers get new ranks, in the same order, and the state goes back
+    to the last commit that all of them have: the function must begin from the state. Then the callbacks of
+    `ElasticState.register_reset_callbacks` are called. Collective: all workers call it with the same function.
 
-    Errors that have nothing to do with a death are raised, and end the job.
+    Errors that no death has caused are raised, and end the job.
 
     Parameters
     ----------
     train : callable
         Called as ``train(state, *arguments, **named)``.
     state : ElasticState, optional
-        Without it, the result is a function that takes it, so that ``@run_elastic`` can stand above `train`.
+        Without a state, the result is a function that takes the state, so that ``@run_elastic`` can decorate `train`.
     *arguments, **named
-        Passed on.
+        Passed to `train`.
 
     Returns
     -------
     object
-        What `train` has returned.
+        The result of `train`.
 
     Raises
     ------
     RuntimeError
-        A worker was lost before the first commit, or with it the states of the optimizer (`ElasticState`).
+        A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`).
     """
     if state is None:
 
@@ -92,16 +92,16 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
 
 
 def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
-    """Join the workers that are left, and bring the state back."""
+    """Join the remaining workers, and restore the state."""
     began = time.monotonic()
     while True:
         process.leave_lost()
-        # From here on nobody writes to memory of the world that was.
+        # After this agreement no worker writes to memory of the old world.
         _, comm = _all(comm, True)
         failure = None
         try:
             process.join_again(comm)
-            errors.check()  # who was lost while the core began, and did not end with it
+            errors.check()  # a worker that died while the core started, without an error of the start
             sync_batch_norm.begin_again()
             check_in_step.begin_again()
             state._restore()
@@ -125,13 +125,13 @@ def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
 
 
 def _all(comm: MPI.Intracomm, mine: bool) -> tuple[bool, MPI.Intracomm]:
-    """Whether all living workers of a communicator say yes, the same on all of them; and a communicator of these."""
+    """Whether all living workers of a communicator say yes, equal on all of them; and their new communicator."""
     from mpi4py import MPI
 
     while True:
-        left = comm.Shrink()  # and not Ishrink, which Open MPI 5.0 ends with an internal error
+        left = comm.Shrink()  # not Ishrink: Open MPI 5.0 ends it with an internal error
         left.Set_errhandler(MPI.ERRORS_RETURN)
         try:
             return bool(left.Agree(int(mine))), left
-        except MPI.Exception:  # one of these has died meanwhile, which all of them get
+        except MPI.Exception:  # a worker of `left` has died meanwhile; all its workers get this error
             comm = left

@@ -1,8 +1,8 @@
-"""Shares of the optimizer's states as bytes: kept by another worker too, and divided anew when a worker was lost.
+"""Shares of the optimizer's states as bytes: another worker keeps a copy, and a loss of workers divides them again.
 
-A share is what one worker has of the states, those of its shards. With the optimizer on the store nobody else has them,
-so in each commit every worker gives a copy of its share to another one, its keeper: to the next one in the order of
-ranks on a single host, and where there are several to one of another host, so that a whole host may die.
+A worker's share is the states of its shards. With the optimizer on the store no other worker has these states. So in
+each commit every worker gives a copy of its share to another worker, its keeper. On a single host the keeper is the
+next rank. With several hosts the keeper is on another host, so that a whole host may die.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..sharded_optimizer.partition import Shard
 from ..world.process_set import global_process_set
 
-# MXNet 1.9 counts the elements of an array with 32 bits.
+# In bytes. MXNet 1.9 counts the elements of an array with 32 bits.
 _LARGEST_PIECE = 1 << 30
 
 
 def pack(states: Mapping[Hashable, Any]) -> np.ndarray:
-    """A share as bytes: the description's length in 8 of them, the description, and the arrays one after another."""
+    """A share as bytes: the length of the description in 8 bytes, the description, and the arrays in order."""
     described = pickle.dumps({key: mapped(state, described_array) for key, state in states.items()})
     parts = [np.array([len(described)], dtype=np.int64).view(np.uint8), np.frombuffer(described, dtype=np.uint8)]
     parts += [arrays.memory(array) for state in states.values() for array in leaves(state, NDArray)]
@@ -34,15 +34,15 @@ def pack(states: Mapping[Hashable, Any]) -> np.ndarray:
 
 
 def keepers(hosts: Sequence[Sequence[int]]) -> list[int]:
-    """Who keeps a copy of each worker's share, each of one.
+    """The keeper of each worker's share. Each worker keeps one copy.
 
-    Workers are taken host by host, and each one's keeper is as many places behind it as the largest host has workers:
-    beyond its own host, unless that has more than half of all.
+    Workers are listed host by host. A worker's keeper is as many positions after it as the largest host has workers:
+    on another host, unless the worker's host has more than half of all workers.
 
     Parameters
     ----------
     hosts : sequence of sequence of int
-        The ranks of each.
+        The ranks of each host.
     """
     order = [rank for ranks in hosts for rank in ranks]
     largest = max(len(ranks) for ranks in hosts)
@@ -54,13 +54,13 @@ def keepers(hosts: Sequence[Sequence[int]]) -> list[int]:
 
 
 def pass_on(share: np.ndarray, sizes: Sequence[int], keeper: int) -> np.ndarray:
-    """Give this worker's share to its keeper, and get the one that it keeps itself. Collective.
+    """Send this worker's share to its keeper, and return the share that this worker keeps. Collective.
 
     Parameters
     ----------
     share : ndarray of uint8
     sizes : sequence of int
-        Bytes of each worker's.
+        Bytes of each worker's share.
     keeper : int
     """
     received = []
@@ -80,18 +80,18 @@ def divide_anew(
     providers: Sequence[int],
     held: Mapping[int, np.ndarray],
 ) -> None:
-    """Give each worker the states of its shards as they are now, from the shares of a division before. Collective.
+    """Give each worker the states of its new shards, from the shares of the old division. Collective.
 
     Parameters
     ----------
     store_optimizer : StoreOptimizer
-        Its keys have owners among the workers as they are now.
+        Its keys have owners among the remaining workers.
     shards : mapping of key to sequence of Shard
-        The division before.
+        The old division.
     providers : sequence of int
-        For each worker of that division: who has its share now.
+        For each worker of the old division: the new rank of the worker that has its share.
     held : mapping of int to ndarray of uint8
-        Shares that this worker has, by the worker of that division.
+        Shares that this worker has, by rank in the old division.
     """
     states: dict[Hashable, Any] = {}
     for old, provider in enumerate(providers):
@@ -108,7 +108,7 @@ def divide_anew(
 
 
 def _made(store_optimizer: StoreOptimizer, key: Hashable, leaf: Leaf, before: Sequence[Shard]) -> NDArray:
-    """An array for this worker's shard, where `leaf` describes that of a shard before."""
+    """An array for this worker's new shard; `leaf` describes the array of an old shard."""
     mine, whole = store_optimizer.own_shard(key), sum(shard.count for shard in before)
     if len(before) == 1 and (leaf.size != whole or mine.count == whole):
         return made_array(leaf)
@@ -116,7 +116,7 @@ def _made(store_optimizer: StoreOptimizer, key: Hashable, leaf: Leaf, before: Se
 
 
 def _fill(array: NDArray, piece: np.ndarray, width: int, part: Shard, mine: Shard, as_it_is: bool) -> None:
-    """Take what `piece`, the bytes of the elements of `part`, has of the elements of `mine`."""
+    """Copy the elements of `mine` that are in `part` to `array`; `piece` has the bytes of `part`."""
     target = arrays.memory(array)
     if as_it_is:  # one number for the whole weight, or for each row
         target[:] = piece

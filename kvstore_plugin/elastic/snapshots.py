@@ -1,7 +1,7 @@
-"""What training goes back to: copies of parameters, and of what a trainer keeps, as they were at one moment.
+"""Snapshots that training goes back to: copies of parameters and of a trainer's state at one moment.
 
-Arrays are copied by MXNet's engine into arrays that are kept and used again, so a copy costs the memory traffic and no
-allocation. Whoever takes one waits for it, since an error that an array carries must show before the copy counts.
+MXNet's engine copies the arrays into arrays that are kept and used again, so a snapshot costs memory traffic and no
+allocation. The caller must wait for the copies: an error that an array carries must show before the snapshot is used.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
 from ..sharded_optimizer.checkpoint import leaves, mapped
 
-# Attributes of an optimizer that say what this worker calls its parameters, which never change.
+# Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
+# separately.
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "_kept_by_mykv"}
 
-# What a DistributedTrainer counts beside its optimizer; AMP changes the scale.
+# Counters and flags of a DistributedTrainer beside its optimizer, and its scale, which AMP changes.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_until_aux_sync", "_ignores_stale")
 
 
 class Parameters:
-    """A copy of the values of some Parameters; of those that have none yet, that they have none."""
+    """A copy of the values of Parameters. For a Parameter without values it keeps the deferred initialization."""
 
     def __init__(self) -> None:
         self._kept: dict[Parameter, NDArray] = {}
         self._deferred: dict[Parameter, tuple] = {}
 
     def take(self, parameters: Iterable[Parameter]) -> list[NDArray]:
-        """Copy them; returns what to wait for."""
+        """Copy the values; returns the arrays to wait for."""
         before, self._kept, self._deferred = self._kept, {}, {}
         for parameter in parameters:
             if parameter._data is None:
@@ -38,7 +39,7 @@ class Parameters:
         return list(self._kept.values())
 
     def restore(self) -> None:
-        """Give the Parameters their values again; those that had none get theirs in the next forward pass anew."""
+        """Restore the values. A Parameter that had no values is initialized again in the next forward pass."""
         for parameter, kept in self._kept.items():
             for value in parameter._data:
                 arrays.copy(kept, value)
@@ -48,7 +49,7 @@ class Parameters:
 
 
 class Training:
-    """A copy of what one DistributedTrainer keeps: states, counters and settings of its optimizer, and its own."""
+    """A copy of one DistributedTrainer's state, and of the states, counters and settings of its optimizer."""
 
     def __init__(self) -> None:
         self._states: list[dict[Hashable, Any]] = []  # for each updater
@@ -56,10 +57,10 @@ class Training:
         self._scheduler: tuple[Any, dict | None] = (None, None)
         self._trainer: dict[str, Any] = {}
         self._scaler: dict[str, Any] | None = None
-        self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: who had what
+        self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: each key's shards and their owners
 
     def take(self, trainer: Any) -> list[NDArray]:
-        """Copy it; returns what to wait for."""
+        """Copy the trainer's state; returns the arrays to wait for."""
         updaters = _updaters(trainer)
         before = self._states if len(self._states) == len(updaters) else [{} for _ in updaters]
         self._states = [
@@ -81,11 +82,11 @@ class Training:
 
     @property
     def states(self) -> dict[Hashable, Any]:
-        """The states of the first device; with the optimizer on the store those of this worker's shards."""
+        """The states of the first device; with the optimizer on the store, the states of this worker's shards."""
         return self._states[0]
 
     def restore(self, trainer: Any) -> None:
-        """Let the trainer go on from there. States of the optimizer on the store are not among it."""
+        """Let the trainer go on from the copy. States of an optimizer on the store are not restored here."""
         updaters = _updaters(trainer)
         if trainer._store_optimizer is None:
             for updater, states in zip(updaters, self._states):

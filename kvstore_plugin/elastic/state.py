@@ -1,9 +1,10 @@
-"""ElasticState: what training goes on from when a worker has died.
+"""ElasticState: the state from which training goes on when a worker has died.
 
-commit() is collective and has three steps. The workers wait for each other; so whoever begins to overwrite a copy knows
-that all have completed the commit before. Each copies, and passes its share of the optimizer's states on. Then, without
-talking, it calls the new copy its last one. There are two copies, and one is overwritten while the other is whole: so
-at any moment all living workers have the last commit but one of the fastest, and go back to the last that all have.
+commit() is collective and has three steps. First the workers wait for each other: a worker that begins to overwrite a
+copy knows that all workers have completed the previous commit. Then each worker copies its state, and sends its share
+of the optimizer's states to its keeper. Last, without communication, it marks the new copy as complete. Commits are
+double-buffered: one copy is overwritten while the other is complete. So at any moment all living workers share a
+complete commit, at most one behind the fastest worker, and they go back to the last commit that all have.
 """
 
 from __future__ import annotations
@@ -31,26 +32,26 @@ _REFUSED = (
 
 
 class ElasticState:
-    """What `run_elastic` brings back when a worker has died: networks, trainers and values of your own.
+    """The state that `run_elastic` restores when a worker has died: networks, trainers and your own values.
 
     Parameters
     ----------
     checkpoint : str, optional
-        With update_on_kvstore=True, a file of ``trainer.save_states`` from which states are loaded when a worker and
-        the one that keeps the copy of its share have died together. It is of an earlier step than the weights. Without
-        it such a loss ends the job.
+        With update_on_kvstore=True, a file of ``trainer.save_states``. States are loaded from it when a worker and the
+        keeper of its share have died together. The file is of an earlier step than the weights. Without a file such a
+        loss ends the job.
     **members
         By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer with
-        elastic=True), at least one; and whatever else `commit` shall keep, such as the number of the epoch and of the
-        batch, which must be values that copy.deepcopy takes. All are attributes of the state under their names, to be
-        read and assigned; names that are assigned later are kept too. Names that begin with ``_``, and those of
-        the methods, such as ``commit``, belong to the state itself.
+        elastic=True), at least one; and other values that `commit` keeps, such as the numbers of the epoch and the
+        batch, which copy.deepcopy must be able to copy. All members are attributes of the state, to be read and
+        assigned; attributes that are assigned later are kept too. Names that begin with ``_``, and names of methods,
+        such as ``commit``, are reserved.
 
     Raises
     ------
     TypeError, ValueError
-        There is no trainer, one is not elastic, or has parameters that no network has; or a name belongs to the state
-        itself. Assigning such a name later is an AttributeError.
+        There is no trainer, a trainer is not elastic or has parameters that no network has, or a name is reserved.
+        Assigning a reserved name later is an AttributeError.
 
     Examples
     --------
@@ -100,14 +101,16 @@ class ElasticState:
         super().__setattr__(name, value)
 
     def commit(self) -> None:
-        """Let training go on from here when a worker dies later. Collective: at the same step on all workers; waits.
+        """Keep the present state: training goes on from it when a worker dies later.
+
+        Collective: call it at the same step on all workers. It waits.
 
         Raises
         ------
         WorkersLost
-            A worker has died; `run_elastic` sees to it.
+            A worker has died; `run_elastic` handles it.
         MXNetError
-            A step before this has failed, or the workers do not commit the same.
+            An earlier step has failed, or the workers have made different numbers of commits.
         """
         errors.check()
         try:
@@ -118,14 +121,15 @@ class ElasticState:
             raise errors.any_failure(error) from None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Call functions, without arguments, whenever workers were lost: after the state is what it was at the last
-        commit and `rank` and `size` are new, before training goes on. There they divide the data anew, for example, or
-        change the learning rate.
+        """Call functions, without arguments, whenever workers were lost, before training goes on.
+
+        The state is then restored, and `rank` and `size` are new. The functions may divide the data again, for example,
+        or change the learning rate.
         """
         self._callbacks.extend(callbacks)
 
     def _parameters(self) -> list[Parameter]:
-        """Those of all networks, each once, in an order that is the same on all workers."""
+        """The parameters of all networks, each once, in the same order on all workers."""
         unique = {}
         for net in self._nets:
             for one in named_parameters(net.collect_params()):
@@ -153,7 +157,7 @@ class ElasticState:
         return {name: value for name, value in vars(self).items() if name not in self._own}
 
     def _restore(self) -> None:
-        """Go back to the last commit that all workers have, among those that are left, and commit it. Collective."""
+        """Go back to the last commit that all remaining workers have, and commit it again. Collective."""
         counts = global_process_set.numbers()
         places = [(one.number, one.rank, one.keepers) for one in self._copies]
         everyone = allgather_object((self._number, places, counts))
@@ -177,7 +181,7 @@ class ElasticState:
         for trainer, training in zip(self._trainers, last.training):
             training.restore(trainer)
             trainer._meet_again()
-            training.restore(trainer)  # what meeting has counted
+            training.restore(trainer)  # again: _meet_again() has changed counters
         for number, trainer in enumerate(self._trainers):
             if trainer._store_optimizer is not None:
                 self._restore_shares(number, trainer, last, [rank for _, rank, _ in places_then])
@@ -197,26 +201,26 @@ class ElasticState:
                     "ElasticState(checkpoint=...)."
                 )
             trainer.load_states(self._checkpoint)
-            last.training[number].restore(trainer)  # counters and settings, which the file has of an earlier step
+            last.training[number].restore(trainer)  # counters and settings: the file's are of an earlier step
             return
         held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
         shard_replicas.divide_anew(trainer._store_optimizer, last.training[number].shards, providers, held)
 
 
 class _Copy:
-    """One of the two copies.
+    """One of the two buffers of commits.
 
     Attributes
     ----------
     number : int
-        Of the commit; _NEVER while it is incomplete.
+        The number of the commit; _NEVER while the copy is incomplete.
     rank : int
-        Of this worker when it was made.
+        This worker's rank at the commit.
     keepers : list of int
-        Who had the copy of each worker's share then.
+        The keeper of each worker's share at the commit.
     own, kept : dict of ndarray
-        With the optimizer on the store, for each trainer that has it there: this worker's share of the states and that
-        of the worker whose keeper it is, as bytes.
+        For each trainer with the optimizer on the store: this worker's share of the states, and the share that this
+        worker keeps for another worker, as bytes.
     """
 
     def __init__(self, trainers: int) -> None:

@@ -1,11 +1,11 @@
-"""Gradients in memory that the ranks can reduce where backward writes them: the host's shared memory, or a GPU's own.
+"""Gradients in memory that the ranks can reduce in place: the host's shared memory, or a GPU's memory.
 
-A trainer gives its parameters gradient arrays that are views of buckets in such memory. That must happen before the
-first backward that writes them: a network hybridized with static_alloc goes on writing to the arrays of its first
-backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few methods (first
-initialization, a new grad_req, reset_ctx, cast), which are followed here, on the class, by the adoption of the new
-arrays. Gradients that were there when the trainer was made are adopted only if no backward has run since
-they were; the others are reduced by copying.
+A trainer gives its parameters gradient arrays that are views of buckets in such memory: it adopts the gradients. That
+must happen before the first backward that writes them: a network hybridized with static_alloc goes on writing to the
+arrays of its first backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few
+methods (first initialization, a new grad_req, reset_ctx, cast). This file patches these methods on the class, so that
+the new arrays are adopted at once. Gradients that are older than the trainer are adopted only if no backward has run
+since they were made; the other gradients are reduced by copying.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..compat.mxnet import NDArray, Parameter, autograd, view_of_device_memory, 
 from ..world import process
 from ..world.process_set import ProcessSet
 
-# DLPack's number for the type of a GPU.
+# DLPack's code for a CUDA device (kDLCUDA).
 _DLPACK_GPU = 2
 
-# Slots start on a cache line, which no two gradients share, and on a boundary that suits the widest vectors.
+# A gradient starts on a cache line, so that no two gradients share a line, and is aligned for the widest vectors.
 _ALIGNMENT = 64
 
-# Types of elements that numpy, through which the views are made, and the core both know.
+# Types of elements that both numpy and the core know; the views are made with numpy.
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 _backwards = 0  # how often backward has run in this process
@@ -36,16 +36,13 @@ _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: w
 
 
 class Bucket:
-    """Gradients of one dtype on one device, one after another, reduced by one operation.
-
-    Subclasses know the memory.
-    """
+    """Gradients of one dtype on one device, side by side, reduced by one operation. Subclasses own the memory."""
 
     def __init__(self, dtype: np.dtype, capacity: int) -> None:
         self.dtype = dtype
         self.capacity = capacity  # bytes
         self.used = 0  # bytes
-        self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its place in bytes and its view
+        self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its offset in bytes and its view
 
     def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
         """A view for the gradient, with its shape, dtype and values."""
@@ -57,12 +54,12 @@ class Bucket:
         return view
 
     def live(self) -> list[tuple[Parameter, int, NDArray]]:
-        """Members whose Parameter still has this very gradient array; the places of the others lie idle."""
+        """Members whose Parameter still has this gradient array; the memory of the other members is unused."""
         return [member for member in self.members if member[0]._grad is not None and member[0]._grad[0] is member[2]]
 
     @property
     def attached(self) -> bool:
-        """Whether it is of the core as it runs now, and not of one that was shut down."""
+        """Whether the bucket belongs to the running core, and not to a core that was shut down."""
         raise NotImplementedError
 
     def prepare(self, name: str, count: int, layout: str, handles: list[int], *how: Any, **options: Any) -> Any:
@@ -70,7 +67,7 @@ class Bucket:
         raise NotImplementedError
 
     def _view(self, begin: int, gradient: NDArray) -> NDArray:
-        """An array like the gradient at a place in bytes."""
+        """An array like the gradient at an offset in bytes."""
         raise NotImplementedError
 
 
@@ -120,7 +117,7 @@ class DeviceBucket(Bucket):
 
 
 def renew(parameters: Iterable[Parameter]) -> None:
-    """Let the gradients of Parameters be adopted anew: nothing that was recorded before will write to them again."""
+    """Let the gradients of Parameters be adopted again. The caller ensures that no earlier graph writes to them."""
     for parameter in parameters:
         if parameter._grad is not None:
             _born[parameter] = _backwards
@@ -132,10 +129,10 @@ class GradientMemory:
     Parameters
     ----------
     process_set : ProcessSet
-        The ranks that share it.
+        The ranks that share the memory.
     bucket_bytes : int
-        Gradients share a bucket up to this size, in bytes; a larger one has a bucket of its own. 0: none is adopted.
-        Those of a group share a bucket for each dtype and device whatever its size.
+        Gradients share a bucket up to this size, in bytes; a larger gradient has its own bucket. 0: no gradient is
+        adopted. Gradients of a group share a bucket of any size for each dtype and device.
     """
 
     def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
@@ -145,15 +142,15 @@ class GradientMemory:
         self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
         self.buckets: list[Bucket] = []
         self._places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
-        self.late: list[Parameter] = []  # had gradients before a backward that may have written them
+        self.late: list[Parameter] = []  # Parameters whose gradients an earlier backward may have written
 
     def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
-        """Adopt the gradients of Parameters, of those that have one now, and whenever one gets a new one.
+        """Adopt the gradients that Parameters have now, and every gradient array that they get later.
 
         Parameters
         ----------
         parameters : sequence of (Parameter, int or None)
-            In the order in which they shall lie; each with the number of its group, or None where there are no groups.
+            In the order of their gradients in the buckets; each with the number of its group, or None without groups.
         """
         if not self._bucket_bytes:
             return
@@ -172,7 +169,7 @@ class GradientMemory:
             self.late.append(parameter)
 
     def adopt(self, parameter: Parameter) -> None:
-        """Give the Parameter a gradient array in a bucket, with the values of the one that it has."""
+        """Give the Parameter a gradient array in a bucket, with the values of its present gradient array."""
         if not self._adoptable(parameter):
             return
         gradient = parameter._grad[0]
@@ -187,20 +184,20 @@ class GradientMemory:
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
     def release(self) -> None:
-        """Own no Parameter any more. Those that have gradients here keep them until others adopt them."""
+        """Own no Parameter any more. A Parameter keeps its gradient here until another memory adopts it."""
         for parameter in [one for one, owner in _owners.items() if owner() is self]:
             del _owners[parameter]
 
     def attached(self) -> bool:
-        """Whether the buckets are of the core as it runs now, and not of one that was shut down."""
+        """Whether the buckets belong to the running core, and not to a core that was shut down."""
         if not process.is_initialized() or not self._process_set.included():
             return False
         return all(bucket.attached for bucket in self.buckets)
 
     def _earlier_view(self, parameter: Parameter, gradient: NDArray) -> NDArray | None:
-        """The view that the Parameter had before, where that fits, with the new values.
+        """An earlier view of the Parameter that fits the gradient, with the new values; None if no view fits.
 
-        So what still writes to the old array (a network hybridized with static_alloc) writes to the right one.
+        A network hybridized with static_alloc may still write to the old array, so the Parameter gets it back.
         """
         for view in self._places.get(parameter, ()):
             alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
@@ -222,7 +219,7 @@ class GradientMemory:
         return bucket
 
     def _group_bytes(self, group: int, dtype: np.dtype) -> int:
-        """What the gradients of a group need that have no place yet; a guess where not all shapes are known."""
+        """Bytes for the gradients of a group that have no view yet; an estimate if some shapes are unknown."""
         members = [parameter for parameter, number in self._group_of.items() if number == group]
         shapes = [
             parameter.shape
@@ -235,17 +232,17 @@ class GradientMemory:
 
     @staticmethod
     def _adoptable(parameter: Parameter) -> bool:
-        # Replicas on several devices are summed first, which a copying reduction does on the way.
+        # Replicas on several devices must be summed first. A reduction by copying sums them while it copies.
         if len(parameter._grad) != 1:
             return False
         gradient = parameter._grad[0]
         dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
-        # Every cpu(n) is the same memory, and MXNet computes with arrays of several. A view is one of cpu(0).
+        # Every cpu(n) is the same memory, and MXNet mixes arrays of several cpu(n). A view is always on cpu(0).
         on_device = gradient.context.device_type in ("cpu", "gpu")  # and not cpu_pinned or cpu_shared
         return dense and on_device and np.dtype(gradient.dtype).name in _DTYPES
 
     def __reduce__(self) -> tuple:
-        # A copy has other parameters, which own no memory yet.
+        # A copy of the trainer has other Parameters, which have no views yet.
         return GradientMemory, (self._process_set, self._bucket_bytes)
 
 
@@ -259,7 +256,7 @@ def _gpu_of(array: NDArray) -> int | None:
 
 
 def _dtype_name(dtype: Any) -> str:
-    """Name of a Parameter's dtype; that of bfloat16, which numpy does not know, is as good as any other."""
+    """Name of a Parameter's dtype. numpy does not know bfloat16; any name does for it, since it is never adopted."""
     try:
         return np.dtype(dtype).name
     except TypeError:
@@ -299,5 +296,5 @@ def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: A
 )
 def _backward(original: Callable, count: Any, outputs: Any, gradients: Any, variables: Any, *others: Any) -> int:
     global _backwards
-    _backwards += not getattr(variables, "value", variables)  # autograd.grad() names variables, and writes new arrays
+    _backwards += not getattr(variables, "value", variables)  # autograd.grad() passes variables, and writes new arrays
     return original(count, outputs, gradients, variables, *others)

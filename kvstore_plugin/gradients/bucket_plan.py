@@ -1,9 +1,9 @@
 """How the gradients of a trainer are divided into operations.
 
-Those that lie in shared memory are reduced there, a bucket by one operation. The others are copied in and out: packed,
-several by one operation, or alone. Each rank proposes what suits its own arrays. Where the proposals differ (layers
-were initialized in another order, say), all ranks follow that of rank 0: a bucket that lies alike everywhere is still
-reduced in place, and the gradients of any other are copied.
+Gradients in shared memory are reduced in place, one operation for each bucket. The other gradients are copied in and
+out: packed, several by one operation, or alone. Each rank proposes operations for its own arrays. If the proposals
+differ (layers were initialized in another order, say), all ranks follow the proposal of rank 0. A bucket with the same
+layout on all ranks is still reduced in place; the gradients of any other bucket are copied.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_memory import Bucket, GradientMemory
 
-# Only these are compressed between hosts.
+# Only these dtypes are compressed between hosts.
 _COMPRESSED_DTYPES = ("float32", "float64")
 
-# Packs save the cost of an operation for each small gradient. Larger ones come later into their copies' overlap: those
-# of 4 MiB took a step of ResNet-50's gradients longer than gradients that are copied alone.
+# Packs save the cost of one operation for each small gradient. Larger packs overlap copying and reducing less: with
+# packs of 4 MiB a step of ResNet-50's gradients was slower than with gradients that are copied alone.
 _LARGEST_PACKED = 512 << 10  # bytes
 
-# On one host few operations are the cheapest. Between hosts the wire is the limit, and it must not stand idle: what the
-# next forward pass needs first should not wait behind much else. Training of ResNet-18 over 1 Gbit/s took 1.22 times
-# as long as its communication alone with 16 MiB, 1.17 with 4 MiB and 1.13 with 1 MiB. Each rank is sent a part of a
-# bucket in messages of its own, which should not be tiny.
+# On one host few operations are the cheapest. Between hosts the network is the bottleneck and must not idle: gradients
+# that the next forward pass needs first should not wait behind many others. Training of ResNet-18 over 1 Gbit/s took
+# 1.22 times as long as its communication alone with 16 MiB, 1.17 with 4 MiB and 1.13 with 1 MiB. Each rank gets its
+# piece of a bucket in separate messages, which should not be tiny.
 _BUCKET_BYTES_ON_ONE_HOST = 16 << 20
 _LEAST_BUCKET_BYTES = 1 << 20
 _BYTES_FOR_EACH_RANK = 16 << 10
 
 
 def default_bucket_bytes(hosts: int, ranks: int) -> int:
-    """Bytes of a bucket where the user says nothing."""
+    """Bytes of a bucket if the user gives none."""
     if hosts == 1:
         return _BUCKET_BYTES_ON_ONE_HOST
     return min(_BUCKET_BYTES_ON_ONE_HOST, max(_LEAST_BUCKET_BYTES, _BYTES_FOR_EACH_RANK * ranks))
@@ -52,11 +52,11 @@ class Slot:
     Attributes
     ----------
     label, name : str
-        What the parameter is called in messages, and its gradient's own operation.
+        The parameter's name in messages, and the name of the operation that reduces its gradient alone.
     group : int or None
-        Number of the group that it is reduced with.
+        Number of the group that the gradient is reduced with.
     key : int
-        What the optimizer calls it.
+        The parameter's index in the optimizer.
     """
 
     def __init__(
@@ -71,24 +71,24 @@ class Slot:
 
 
 class Reduction(NamedTuple):
-    """What becomes of a gradient, equal on all ranks."""
+    """How gradients are reduced; equal on all ranks."""
 
     process_set: ProcessSet
     mean: bool  # or sum
-    compression: str  # type or compressor between hosts, empty for values as they are
-    bucket_bytes: int  # 0: nothing is packed
+    compression: str  # type or compressor between hosts; empty: uncompressed
+    bucket_bytes: int  # 0: no packs
     num_groups: int  # 0: gradients are packed by bucket_bytes
-    store_optimizer: StoreOptimizer | None = None  # what updates from the sums, each worker its shards
-    divisor: float = 1.0  # of sums; means have the number of workers
+    store_optimizer: StoreOptimizer | None = None  # updates from the sums; each worker updates its shards
+    divisor: float = 1.0  # of sums; means are divided by the number of workers
 
     @property
     def scale(self) -> float:
-        """What the sum over ranks is multiplied by."""
+        """The factor of the sum over ranks."""
         return 1.0 / (self.process_set.size() if self.mean else self.divisor)
 
     @property
     def counts_elements(self) -> bool:
-        """Whether the compressor sends a certain number of elements of each array."""
+        """Whether the compressor sends a fixed number of elements of each array."""
         return counts_elements(self.compression)
 
     @property
@@ -98,29 +98,29 @@ class Reduction(NamedTuple):
 
     @property
     def wire(self) -> str:
-        """Type in which rows travel between hosts. Compressors remember places, and the next rows are others."""
+        """Type of rows between hosts. Compressors keep an error per position, but each step has other rows."""
         return self.compression if self.compression in ("float16", "bfloat16") else ""
 
     def wire_of(self, dtype: Any) -> str:
-        """Type or compressor for a gradient of this dtype between hosts; empty for values as they are."""
+        """Type or compressor for a gradient of this dtype between hosts; empty: uncompressed."""
         return self.compression if self.compression and np.dtype(dtype).name in _COMPRESSED_DTYPES else ""
 
 
 class Operation(NamedTuple):
-    """One operation of a step: its name, the gradients that it reduces and where they lie, and how it is pushed."""
+    """One operation of a step: its name, its gradients and their layout, and how it is pushed."""
 
     name: str
     slots: Sequence[Slot]
-    layout: str  # empty where they are copied
-    push: Callable[[str], None]  # with the label of the step
-    update: ShardedUpdate | None = None  # what follows, with an optimizer on the store
+    layout: str  # empty if the gradients are copied
+    push: Callable[[str], None]  # takes the label of the step
+    update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
 
     def __str__(self) -> str:
         return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}"
 
 
 class Comparison:
-    """An operation that sums nothing: its label must be the same on all ranks of a process set.
+    """An operation without content: its label must be the same on all ranks of a process set.
 
     Parameters
     ----------
@@ -133,19 +133,19 @@ class Comparison:
         self._buffer: Any = None
 
     def push(self, name: str, written: Sequence[NDArray], priority: int, label: str, turn_of: str = "") -> None:
-        """Let arrays wait for the comparison, and carry the error where labels differ. Returns at once.
+        """Let arrays wait for the comparison, and carry the error if the labels differ. Returns at once.
 
         Parameters
         ----------
         name : str
-            What the ranks are matched by.
+            The name of the operation.
         written : sequence of NDArray
-            Their values stay as they are.
+            The arrays that wait. Their values do not change.
         priority : int
-            Operations with a higher one run first.
+            Operations with a higher priority run first.
         label : str
         turn_of : str, optional
-            The name under which this has the last turn; by default it has the next one under its own.
+            The comparison takes the last turn of this name; by default it takes the next turn of its own name.
         """
         if self._buffer is None or not self._buffer.attached:
             self._buffer = self._process_set.core.allocate(1)
@@ -158,28 +158,28 @@ class Comparison:
 
 
 def propose(scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[Slot]) -> list[Operation]:
-    """The operations that suit the gradients of this rank as they lie now."""
+    """The operations that fit the present layout of this rank's gradients."""
     operations = _bucket_operations(scope, reduction, memory, active)
     covered = {id(slot) for operation in operations for slot in operation.slots}
     rest = [slot for slot in active if id(slot) not in covered]
     return operations + [_copied(scope, reduction, slots) for slots in _packed(reduction, rest)]
 
 
-# The operations that all ranks follow: the numbers of the slots of each, and the name of the bucket if it is in place.
+# The operations that all ranks follow: the name of the bucket (empty: by copying) and the numbers of the slots.
 Plan = Sequence[Sequence[Any]]
 
 
 def agree(reduction: Reduction, carrier: str, active: Sequence[Slot], proposed: Sequence[Operation]) -> Plan:
-    """Rank 0's proposal, as far as it can be followed on all ranks. Collective.
+    """Rank 0's proposal, as far as all ranks can follow it. Collective.
 
     Parameters
     ----------
     reduction : Reduction
-        With the ranks that take part.
+        Its process set has the ranks that take part.
     carrier : str
-        The name that the exchanges go under.
+        The name of the exchanges.
     active : sequence of Slot
-        Those with gradients, the same on all ranks.
+        The slots with gradients, the same on all ranks.
     proposed : sequence of Operation
         This rank's own operations.
     """
@@ -189,7 +189,7 @@ def agree(reduction: Reduction, carrier: str, active: Sequence[Slot], proposed: 
     plan = []
     for operation in proposed:
         members = [number[id(slot)] for slot in operation.slots]
-        single = [i for i in members if replicas[i] == 1]  # several devices of a rank are summed on the way
+        single = [i for i in members if replicas[i] == 1]  # replicas on several devices are summed while copying
         in_place = bool(operation.layout) and len(single) == len(members)
         plan += [[operation.name if in_place else "", single]] if single else []
         plan += [["", [i]] for i in members if replicas[i] > 1]
@@ -225,7 +225,7 @@ def _bucket_operations(
 
 
 def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence[tuple]) -> Operation:
-    # Places matter, not only names: two ranks could have put the same gradients into a bucket in another order.
+    # Offsets matter, not only names: two ranks may have put the same gradients into a bucket in different orders.
     places = "; ".join(f"{slot.label} at {begin} {view.shape}" for slot, begin, view in members)
     layout = f"of {len(members)} gradients, layout {hashlib.blake2b(places.encode(), digest_size=8).hexdigest()}"
     handles = arrays.handles([view for _, _, view in members])
@@ -244,7 +244,7 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
 
 
 def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[tuple]) -> list[tuple[int, int, int]]:
-    """The division of a bucket: that of its gradients, and what lies between them with the one before it."""
+    """The shards of a bucket: those of its gradients; a gap between gradients belongs to the shard before the gap."""
     pieces = [
         (begin // bucket.dtype.itemsize + shard.begin, shard.owner)
         for slot, begin, _ in sorted(members, key=lambda member: member[1])
@@ -292,7 +292,7 @@ def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operatio
 
 
 def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:
-    """The gradients that are copied, divided into operations, in the order of the network."""
+    """Divide the gradients that are copied into operations, in the order of the network."""
     if not reduction.packs:
         return [[slot] for slot in slots]
     packs: list[list[Slot]] = []

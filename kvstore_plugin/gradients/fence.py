@@ -1,9 +1,9 @@
-"""Fences behind the updates of a step, so that a step that fails changes no weight, in whatever order arrays are read.
+"""Fences behind the updates of a step, so that a failed step changes no weight, in whatever order arrays are read.
 
-All arrays that an operation has failed on share one error in MXNet's engine, and so do those that are computed from
-them. When one of them raises the error, the engine clears it for all: an update that has not run by then would run with
-a gradient that was not summed (ThreadedEngine::ThrowException). A fence is an operation on the gradients and weights of
-some parameters that does nothing. It comes after their updates, and reading one of these arrays waits for it.
+In MXNet's engine all arrays of a failed operation share one error, and so do all arrays computed from them. When one
+array raises the error, the engine clears it for all (ThreadedEngine::ThrowException). An update that has not run by
+then would run with a gradient that was not summed. A fence is an operation without effect on the gradients and weights
+of some parameters. It comes after their updates, and reading one of these arrays waits for the fence.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _grad_of = operator.attrgetter("_grad")
 
 
 class Fence:
-    """A fence behind the updates of some parameters, as often as it is pushed.
+    """A fence behind the updates of some parameters, which can be pushed in every step.
 
     Parameters
     ----------
     parameters : iterable of Parameter
-        Few enough that the next forward pass, which waits for all of them, is not held up.
+        Should be few: the next forward pass waits for all of them.
     """
 
     def __init__(self, parameters: Iterable[Parameter]) -> None:
@@ -34,7 +34,7 @@ class Fence:
         self._fence: Any = None
 
     def push(self) -> None:
-        """Let who reads an array of these parameters wait for all operations on them. Returns at once."""
+        """Reading an array of these parameters now waits for all operations on all of them. Returns at once."""
         if mxnet.engine_blocks():
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters)]
@@ -51,9 +51,9 @@ class Fence:
 
 
 class SumsCheck:
-    """Tells whether update() may use what allreduce_grads() has summed, where the two are called one after the other.
+    """Tells whether update() may use the sums of allreduce_grads(), where the user calls the two methods separately.
 
-    Reading a gradient that was not summed raises the error once. An update after that would take it as it is.
+    Reading a gradient that was not summed raises the error once. A later update would use this gradient as it is.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class SumsCheck:
         self._before = process.core.failed_operations()
 
     def failure(self) -> str | None:
-        """Why the gradients may be no sums; None where no operation has failed since begin()."""
+        """The reason to distrust the sums of gradients; None if no operation has failed since begin()."""
         before, self._before = self._before, None
         if before is None or process.core.failed_operations() == before:
             return None
@@ -75,5 +75,5 @@ class SumsCheck:
 
 
 def in_groups(parameters: Sequence[Parameter], most: int) -> list[Fence]:
-    """Fences for at most so many parameters each."""
+    """Fences for at most `most` parameters each."""
     return [Fence(parameters[begin : begin + most]) for begin in range(0, len(parameters), most)]

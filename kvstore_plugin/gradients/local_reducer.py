@@ -1,4 +1,4 @@
-"""The gradients of parameters that are no other worker's: nothing is reduced but the devices of this process."""
+"""The gradients of local parameters, which no other worker trains: they are summed over this process's devices only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..compat.mxnet import Parameter, sum_over_devices
 
 
 class LocalGradients:
-    """Stands in for `Gradients` where parameters belong to no process set.
+    """Replaces `Gradients` for parameters that belong to no process set.
 
     Parameters
     ----------
     parameters : sequence of Parameter
-        Those that stay local.
+        The local parameters.
     when_moved : callable
         Called without arguments when parameters have got other gradient arrays.
     """
@@ -39,27 +39,27 @@ class LocalGradients:
                 sum_over_devices(replicas)
 
     def fence(self) -> None:
-        """No operation of these parameters fails with another worker's."""
+        """No-op: no failure of another worker reaches these parameters."""
 
     def compare(self, label: str) -> None:
-        """Nobody else updates these parameters."""
+        """No-op: no other worker updates these parameters."""
 
     def refuse_comparison(self, reason: str) -> None:
-        """Nobody waits."""
+        """No-op: no other worker waits."""
 
     def has_begun(self) -> bool:
-        """Nobody else takes part."""
+        """False: no other worker takes part."""
         return False
 
     def share_freshness(self) -> None:
-        """Nobody shares it."""
+        """No-op: no other worker has these parameters."""
 
     def awaited_by(self) -> list[int]:
-        """Nobody waits."""
+        """No ranks: no other worker waits."""
         return []
 
     def refuse_awaited(self, reason: str) -> None:
-        """Nobody waits."""
+        """No-op: no other worker waits."""
 
     def refuse(self, reason: str) -> None:
-        """Nobody waits."""
+        """No-op: no other worker waits."""

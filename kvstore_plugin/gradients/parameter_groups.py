@@ -1,4 +1,4 @@
-"""Whom the parameters of a trainer are trained with: its process set, sets of their own, or nobody."""
+"""The workers that train each parameter of a trainer: the trainer's process set, another set, or this worker alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CALL = "DistributedTrainer()"
 
 
 class Share(NamedTuple):
-    """The parameters that are trained together by one process set, and how its members know them."""
+    """The parameters that one process set trains together, and their names."""
 
     process_set: ProcessSet
     scope: str
@@ -24,28 +24,29 @@ class Share(NamedTuple):
 
 
 class Company:
-    """All workers of a trainer: those that skip a step together, or go on together when one has no more data.
+    """The workers of a trainer's process set. They skip a step together, and join() lets them end at different steps.
 
     Parameters
     ----------
     process_set : ProcessSet
-        That of the trainer.
+        The trainer's process set.
     shares : sequence of Share
-        The trainer's.
+        The trainer's shares.
     stays_local : bool
-        Whether it has parameters that are trained on this worker alone.
+        Whether the trainer has parameters that are trained on this worker alone.
 
     Attributes
     ----------
     process_set : ProcessSet
     scope : str
-        Begins the names of what the workers do together; empty where this worker is not among them.
+        Begins the names of the set's operations; empty if this worker is not in the set.
     is_apart : bool
-        Whether some worker has parameters that are not reduced over all of them, so that they may see other gradients.
+        Whether some parameter on some worker is not reduced over the whole set. Gradients may then differ between
+        workers.
     is_divided : bool
-        Whether some worker shares parameters with a part of them.
+        Whether some worker trains parameters in another process set.
     reaches_out : bool
-        Whether some worker shares parameters with workers that are not among them.
+        Whether some worker shares parameters with workers outside the set.
     """
 
     def __init__(self, process_set: ProcessSet, shares: Sequence[Share], stays_local: bool) -> None:
@@ -58,13 +59,13 @@ class Company:
         self.reaches_out = any(not inside.issuperset(one.ranks) for one in others)
 
     def meet(self) -> None:
-        """Let all workers know what is so on some of them. Collective over the process set."""
+        """Set each attribute on all workers if it is set on some worker. Collective over the process set."""
         mine = [self.is_apart, self.is_divided, self.reaches_out]
         _, some = agreement.extremes(self.process_set, f"{self.scope}/parameters", mine)
         self.is_apart, self.is_divided, self.reaches_out = map(bool, some)
 
     def check_undivided(self, what: str) -> None:
-        """Raise a ValueError if some parameters are trained by a part of the workers."""
+        """Raise a ValueError if some parameters are trained in another process set."""
         if self.is_divided:
             raise ValueError(
                 f"{what} needs each parameter of a trainer in its process set, or local: here parameter_process_sets "
@@ -72,7 +73,7 @@ class Company:
             )
 
     def check(self, what: str) -> None:
-        """Raise a ValueError if what all workers must do alike would concern workers that are not among them."""
+        """Raise a ValueError if some worker shares parameters with workers outside the set."""
         if self.reaches_out:
             raise ValueError(
                 f"{what} needs all workers that share parameters of a trainer in its process set: here "
@@ -81,9 +82,9 @@ class Company:
 
 
 def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
-    """The process sets of a trainer's parameters, of those that this rank is in.
+    """The process sets of a trainer's parameters that include this rank.
 
-    The order is the same on all ranks: who meets the others in one set after the other must not wait in a circle.
+    The order is the same on all ranks: ranks meet in one set after the other, and different orders could deadlock.
     """
     given = [process_set if isinstance(process_set, ProcessSet) else global_process_set]
     if isinstance(of_parameters, Mapping):
@@ -93,7 +94,7 @@ def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
 
 
 def scopes_of(sets: Sequence[ProcessSet]) -> dict[ProcessSet, str]:
-    """What begins the names of a trainer's operations in each process set. Meets the other members of each."""
+    """The prefix of a trainer's operation names in each process set. Meets the other members of each set."""
     scopes = {}
     for number, one in enumerate(sets):
         try:
@@ -106,13 +107,13 @@ def scopes_of(sets: Sequence[ProcessSet]) -> dict[ProcessSet, str]:
 
 
 def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
-    """Tell the other members of process sets, which meet there first, why this rank makes no trainer."""
+    """Tell the other members of process sets, which meet first in DistributedTrainer(), why this rank fails."""
     for one in sets:
         operation.waiting(one, _CALL).leave_out(str(error), None)
 
 
 def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
-    """Rank within a process set of the worker whose values count there."""
+    """Rank within a process set of the worker whose initial values the set gets."""
     if process_set is of_trainer and root_rank != 0:
         return process_set.position_of(root_rank)
     return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
@@ -121,7 +122,7 @@ def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> 
 def divide(
     params: Any, named: Sequence[Named], process_set: ProcessSet, of_parameters: Any
 ) -> dict[ProcessSet | None, list[Named]]:
-    """The parameters of each process set that this rank is in, and under None those that stay local."""
+    """The parameters of each process set that this rank is in, and under None the local parameters."""
     if of_parameters is not None and not isinstance(of_parameters, Mapping):
         raise TypeError(f"parameter_process_sets must be a dict, not {type(of_parameters).__name__}.")
     known = {id(one.value) for one in named}
@@ -144,7 +145,7 @@ def divide(
 
 
 def _with_key(params: Any, key: Any) -> Any:
-    """The parameter with a key, or at a position; None where there is none."""
+    """The parameter with a key, or at a position; None if there is no such parameter."""
     try:
         return params[key]
     except (KeyError, IndexError, TypeError):

@@ -1,14 +1,13 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
-The trainer knows nothing of it but this one class. How gradients are divided into operations is in bucket_plan.py, and
-how they come to lie in shared memory in bucket_memory.py.
+The class `Gradients` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
+bucket_memory.py places gradients in shared memory.
 
-When the trainer is made, the ranks agree which parameters have gradients, and in the first step how these lie in
-buckets, so that an ordinary step exchanges nothing but gradients. A rank where this has changed (grad_req, a frozen
-layer, cast) must find out whether it has changed on the others too, although these, if it has not, do not know that
-anybody asks. So it sends its question under the name of the first operation that was agreed on: if all ranks ask, they
-get an answer; if one pushes gradients instead, the core sees that the two do not fit, and all of them get an error. The
-stale flags of a step travel in the same way.
+When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
+gradients lie in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
+(grad_req, a frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of
+the first operation that was agreed on. If all ranks ask, they get an answer. If a rank pushes gradients instead, the
+core sees that the two calls do not match, and all ranks get an error. The stale flags of a step travel in the same way.
 """
 
 from __future__ import annotations
@@ -48,22 +47,22 @@ class Gradients:
     scope : str
         Begins the names of all other operations, for example ``'trainer0'``.
     named : sequence of Named
-        Parameters with names that are the same on all ranks. Those near the network's input get a higher priority:
-        the next forward pass needs them first.
+        Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
+        priority: the next forward pass needs them first.
     reduction : Reduction
-        What becomes of them, the same on all ranks, which `label` sees to.
+        How gradients are reduced. It must be the same on all ranks, which `options` checks.
     when_moved : callable
-        Called without arguments when parameters have got other gradient arrays, before these are looked at.
+        Called without arguments when parameters have got other gradient arrays, before the new arrays are read.
     options : sequence of str
-        What else must be the same on all ranks, as the error shows it where it is not.
+        Further lines that must be the same on all ranks, as the error shows them.
     keys : dict of int, optional
-        What the optimizer on the store calls each parameter, by id().
+        The key of each parameter in the optimizer on the store, by the parameter's id().
 
     Raises
     ------
     RuntimeError
-        The ranks have other parameters, or other ones that have gradients, or other arguments. Collective: all ranks
-        get it.
+        The ranks differ in their parameters, in the parameters with gradients, or in their arguments. Collective: all
+        ranks get the error.
     """
 
     def __init__(
@@ -87,20 +86,20 @@ class Gradients:
             for name, parameter, position in named
         ]
         self._parameters = [slot.parameter for slot in self._slots]
-        self._seen: list[Any] = []  # their gradient arrays as they were when last looked at
+        self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
-        # How often parameters had been initialized when all ranks last had values.
+        # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self.have_values: Sequence[Any] = ()  # parameters that had values on all ranks when the trainer was made
         self._sums = SumsCheck()
         self._compares = False  # whether update() follows the last allreduce()
-        self._is_due = False  # it has not come yet
+        self._is_due = False  # the comparison in that update() has not been made yet
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
-        self._fences: list[Fence] = []  # one for each of them
-        self._fence = Fence(self._parameters)  # for all together
-        self._proposed: list[str] = []  # what this rank proposed for it
-        self._plan: Plan | None = None  # what the ranks follow; None where all had proposed the same
+        self._fences: list[Fence] = []  # a fence for each operation
+        self._fence = Fence(self._parameters)  # a fence for all parameters
+        self._proposed: list[str] = []  # the operations that this rank proposed last
+        self._plan: Plan | None = None  # what the ranks follow; None where all ranks had proposed the same
         labels = [slot.label for slot in self._slots]
         agreement.check_options(self._process_set, meeting, options, scope)
         agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
@@ -113,9 +112,9 @@ class Gradients:
 
     def _place_gradients(self) -> None:
         """Let the gradients lie in shared memory from now on, or from their initialization."""
-        # In the order of the network, in which they are initialized too, so that layouts agree between ranks.
+        # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
-        if self._reduction.counts_elements:  # of each array, so that each has an operation of its own
+        if self._reduction.counts_elements:  # the compressor counts per array, so each array needs its own operation
             for number, slot in enumerate(in_order):
                 slot.group = number
         else:
@@ -135,12 +134,12 @@ class Gradients:
             )
 
     def release(self) -> None:
-        """Give up the shared memory, when the process set has come to its end."""
+        """Give up the shared memory, when the process set has ended."""
         self._memory.release()
         self._operations = []
 
     def _moved(self) -> bool:
-        """Whether a parameter has other gradient arrays than at the last step: cast, reset_ctx, grad_req, first use."""
+        """Whether a parameter has other arrays than in the last step: after cast, reset_ctx, grad_req or first use."""
         if not self._operations or not self._memory.attached():
             return True
         if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
@@ -155,19 +154,19 @@ class Gradients:
         Parameters
         ----------
         ignore_stale : bool
-            A gradient that no backward has written since the last update counts as zeros; where that is so on all
-            workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
+            A stale gradient (no backward has written it since the last update) counts as zeros. A parameter that is
+            stale on all workers is left alone. A parameter that is fresh on some worker is fresh on all afterwards.
         label : str
-            What the step of all ranks must have in common besides.
+            What else must be equal in the step on all ranks.
         compares : bool
-            Whether update() follows, and compare() in it.
+            Whether update() follows, which calls compare().
 
         Raises
         ------
         DeferredInitializationError
-            A parameter has no values yet; the other ranks get an MXNetError that names it.
+            A parameter has no values yet; the other ranks get an MXNetError that names the parameter.
         MXNetError
-            The ranks do not take this step alike.
+            The ranks' steps differ.
         ValueError
             A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
             removed.
@@ -199,7 +198,7 @@ class Gradients:
                 raise
 
     def update(self) -> None:
-        """Let the optimizer on the store update the parameters from what allreduce() has brought. Returns at once."""
+        """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
         while self._to_update:
             operation, keys = self._to_update.pop(0)
             try:
@@ -209,29 +208,29 @@ class Gradients:
                 raise
 
     def fence(self) -> None:
-        """Call this after the updates: no array of a step that fails can be read before all of them have run."""
+        """Call this after the updates: no array of a failed step can be read before all updates have run."""
         if self._process_set.size() > 1:
             for fence in [self._fence] if self._compares else self._fences:  # compare() is one operation on all arrays
                 fence.push()
 
     def refuse_update(self, reason: str) -> None:
-        """Let the others not wait for the weights of updates that allreduce() has begun and update() has not done."""
+        """Refuse the weights of updates that allreduce() has begun and update() has not made, so no rank waits."""
         begun, self._to_update = self._to_update, []
         for operation, _ in begun:
             operation.update.refuse_weights(reason)
 
     def _leave_out_comparison(self, reason: str) -> None:
-        """Refuse the comparison that was to follow, if it is still due."""
+        """Refuse the comparison of the last allreduce(), if it is still due."""
         if self._is_due:
             self.refuse_comparison(reason)
 
     def _refuse_comparison_of(self, reason: str) -> None:
-        """Refuse what is to follow a step that was refused, if it is to, as after the last one."""
+        """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
         self._is_due = self._compares and bool(self._operations)
         self._leave_out_comparison(reason)
 
     def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
-        """Refuse what is left of a step of which some operations are pushed."""
+        """Refuse the rest of a step after some of its operations were pushed."""
         self._to_update = [(one, None) for one in pushed if one.update is not None]
         self.refuse_update(reason)
         for operation in others:
@@ -245,20 +244,20 @@ class Gradients:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
     def compare(self, label: str) -> None:
-        """Let an update fail on all ranks, before it has changed a weight, where not all make it alike.
+        """Let an update fail on all ranks, before it changes a weight, if the ranks' updates differ.
 
-        Returns at once. It has the turn of the allreduce() before; a rank that leaves it out refuses it later. Without
-        an allreduce() before it goes under the name of the first operation.
+        Returns at once. The comparison has the turn of the preceding allreduce(). A rank that leaves the comparison out
+        refuses it later. Without a preceding allreduce() it has the name of the first operation.
 
         Parameters
         ----------
         label : str
-            What the updates of all ranks must have in common.
+            What must be equal in the updates of all ranks.
 
         Raises
         ------
         MXNetError
-            The allreduce() before has failed, and this rank has seen it.
+            The preceding allreduce() has failed, and this rank knows it.
         """
         failure = self._sums.failure()
         if failure is not None:
@@ -271,7 +270,7 @@ class Gradients:
             try:
                 self._comparison.push(own, gradients, priority, label, turn_of)
             except MXNetError:
-                raise  # the operation has its turn: MXNet's NaiveEngine has run it
+                raise  # the turn is taken: MXNet's NaiveEngine has run the operation
             except BaseException as error:
                 self.refuse_comparison(f"update() has failed there: {error}")
                 raise
@@ -279,7 +278,7 @@ class Gradients:
                 self._is_due = False
 
     def refuse_comparison(self, reason: str) -> None:
-        """Take no part in `compare`, and let the other ranks' update fail with the reason."""
+        """Refuse the turn of `compare`: the other ranks' update fails with the reason."""
         if not self._operations:
             return
         name = self._operations[0].name
@@ -290,11 +289,11 @@ class Gradients:
         self._is_due = False
 
     def share_freshness(self) -> None:
-        """Let a parameter that some worker has used since the last update count as fresh on all workers."""
+        """Mark a parameter as fresh on all workers if some worker has used it since the last update."""
         self._share_freshness(clear=False)
 
     def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step, or an update, that this one has not called for."""
+        """The ranks that have begun a step or an update that this rank has not begun."""
         core, names = self._process_set.core, self._names()
         come = core.waiting_for_this(names)
         if self._is_due:
@@ -302,18 +301,18 @@ class Gradients:
         return sorted({rank for ranks in come for rank in ranks})
 
     def refuse_awaited(self, reason: str) -> None:
-        """Take no part in what the others wait for: an update, or the next step."""
+        """Refuse what the other ranks wait for: an update, or the next step."""
         if self._is_due:
             self.refuse_comparison(reason)
         else:
             self.refuse(reason)
 
     def has_begun(self) -> bool:
-        """Whether the other ranks may push a step that this one does not take part in; in the first one all meet."""
+        """Whether the other ranks may push a step without this rank. In the first step they cannot: all ranks meet."""
         return bool(self._operations)
 
     def refuse(self, reason: str) -> None:
-        """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        """Refuse a step: it fails on the other ranks with the reason."""
         self._leave_out_comparison(reason)
         self._give_back(reason)
         self._refuse_step(reason)
@@ -326,7 +325,7 @@ class Gradients:
         self._refuse_comparison_of(reason)
 
     def _look_again(self) -> None:
-        """Take note of the gradient arrays as they are now, and let the ranks agree if they lie in another way."""
+        """Read the gradient arrays anew. If their layout has changed, the ranks agree on operations again."""
         process.rank()  # raises after shutdown()
         process_sets.check(self._process_set)  # it may have been removed
         self._check_values()
@@ -347,7 +346,7 @@ class Gradients:
                 self._agree(active, operations)
             except Exception:
                 if new:
-                    store_optimizer.release(new)  # other ranks have not given them owners
+                    store_optimizer.release(new)  # the other ranks have not given these keys owners
                 raise
             self._proposed = proposed
         if self._plan is not None:
@@ -376,14 +375,14 @@ class Gradients:
             )
 
     def _give_back(self, reason: str) -> None:
-        """Before the first step has begun, let parameters wait that some rank had no values of, on all ranks alike."""
+        """Before the first step, defer again the parameters that some rank has no values of, on all ranks alike."""
         if not self._operations:
             deferred_init.give_back(self._parameters, self._times, self.have_values, reason)
 
     def _check_values(self) -> None:
-        """Raise an error on all ranks if a parameter has values on some only, or none where it needs a gradient.
+        """Raise an error on all ranks if a parameter has values on some ranks only, or needs a gradient without values.
 
-        All ranks meet for that in the first step, and after parameters were initialized, which happens on all ranks.
+        All ranks meet for this check in the first step and after parameters were initialized, which all ranks do.
         """
         times = [deferred_init.times(parameter) for parameter in self._parameters]
         lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
@@ -404,7 +403,7 @@ class Gradients:
         self._times = times
 
     def _share_freshness(self, clear: bool = True) -> list[Slot]:
-        """Slots that are fresh on some worker; with `clear`, zeros replace what is stale there on this one."""
+        """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
         active = [slot for operation in self._operations for slot in operation.slots]
         if not active:
             return []
@@ -420,16 +419,16 @@ class Gradients:
         return used
 
     def _names(self) -> list[str]:
-        """Names of the operations that the other ranks expect next from this one."""
+        """Names of the operations that the other ranks expect next from this rank."""
         return [operation.name for operation in self._operations] or [self._carrier]
 
     def _ask(self, exchange: Any) -> Any:
-        """Run an exchange under the name of the first operation that the others would push if they did not ask."""
+        """Run an exchange under the name of the first operation, which the other ranks push if they do not ask."""
         try:
             return exchange(self._names()[0])
         except RuntimeError as error:
             sentence = f"The ranks do not take this step of {self._scope} alike: {error}"
-            # The first one's turn is over; its weights, and the other operations, are what other ranks may wait for.
+            # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
             self._break_off(self._operations[:1], self._operations[1:], sentence)
             raise MXNetError(sentence) from error
 
@@ -446,12 +445,12 @@ class Gradients:
 
 
 def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
-    """Keys and weights, in the order of the network, in which their gradients come to lie in buckets too."""
+    """Keys and weights in the order of the network, which is also the order of their gradients in buckets."""
     return [(slot.key, slot.parameter._data[0]) for slot in sorted(slots, key=lambda slot: -slot.priority)]
 
 
 def _divide(slots: Sequence[Slot], num_groups: int) -> None:
-    """Give the slots the numbers of their groups: as many gradients in each, in their order."""
+    """Number the groups of the slots: each group has as many gradients as the others, in the slots' order."""
     if not num_groups:
         return
     trainable = sum(slot.parameter.grad_req != "null" for slot in slots)

@@ -1,7 +1,7 @@
-"""The row_sparse gradients of one trainer, beside `Gradients`, which has the dense ones.
+"""The row_sparse gradients of one trainer. `Gradients` has the dense gradients.
 
-They are reduced by collectives/row_sparse.py. In every step the workers tell each other how many rows each gradient
-has, which also shows whether they take the step alike, and who has used which parameter.
+collectives/row_sparse.py reduces them. In every step the workers tell each other how many rows each gradient has. This
+exchange also shows whether the workers' steps are alike, and which worker has used which parameter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .fence import Fence
 class _Gradient(NamedTuple):
     label: str
     parameter: Parameter
-    key: int  # what the optimizer on the store calls it
+    key: int  # of the parameter, in the optimizer on the store
 
 
 class SparseGradients:
@@ -39,16 +39,16 @@ class SparseGradients:
     named : sequence of Named
         Parameters with names that are the same on all ranks.
     reduction : Reduction
-        What becomes of them; how dense gradients are packed does not concern them.
+        How the gradients are reduced. Its fields about packing are for dense gradients and are not used here.
     when_moved : callable
         Called without arguments when parameters may have moved to other devices.
     keys : dict of int, optional
-        What the optimizer on the store calls each parameter, by id().
+        The key of each parameter in the optimizer on the store, by the parameter's id().
 
     Raises
     ------
     RuntimeError
-        The ranks have other parameters. Collective: all ranks get it.
+        The ranks have different parameters. Collective: all ranks get the error.
     """
 
     def __init__(
@@ -68,40 +68,41 @@ class SparseGradients:
         self._workspace = row_sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
         self._parameters = [one.parameter for one in self._gradients]
-        # How often parameters had been initialized when all ranks last had values.
+        # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self.have_values: Sequence[Any] = ()  # as `Gradients` has it
-        self._all_have_values = False  # in some step before this one, all ranks had values of all that need gradients
+        self._all_have_values = False  # in an earlier step all ranks had values of all parameters that need gradients
         self._comparison = Comparison(reduction.process_set)
         self._fence = Fence(self._parameters)
-        self._is_due = False  # the comparison of an update() that is to follow the last allreduce() has not come yet
-        self._has_begun = False  # all ranks have taken the last allreduce(), and update() follows
+        self._is_due = False  # update() follows the last allreduce(), and its comparison has not been made yet
+        self._has_begun = False  # all ranks have called the last allreduce(), and update() follows
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
     def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
-        Waits until backward has written the gradients on all workers, and they are summed.
+        Waits until backward has written the gradients on all workers and the gradients are summed.
 
         Parameters
         ----------
         ignore_stale : bool
-            A gradient that no backward has written since the last update counts as one without rows; where that is so
-            on all workers the parameter is left alone, elsewhere it counts as fresh afterwards, on all workers.
+            A stale gradient (no backward has written it since the last update) counts as a gradient without rows. A
+            parameter that is stale on all workers is left alone. A parameter that is fresh on some worker is fresh on
+            all afterwards.
         label : str
-            What the step of all ranks must have in common besides.
+            What else must be equal in the step on all ranks.
         compares : bool
-            Whether update() follows, and compare() in it.
+            Whether update() follows, which calls compare().
 
         Raises
         ------
         DeferredInitializationError
-            A parameter has no values yet; the other ranks get an MXNetError that names it.
+            A parameter has no values yet; the other ranks get an MXNetError that names the parameter.
         MXNetError
-            The ranks do not take this step alike, or a gradient carries an error on one of them.
+            The ranks' steps differ, or a gradient carries an error on some rank.
         ValueError
-            What is wrong with a gradient of this rank; the other ranks get an MXNetError that says so.
+            What is wrong with a gradient of this rank; the other ranks get an MXNetError with the same reason.
         """
         self._leave_out_comparison("update() was not called there after allreduce_grads()")
         self._has_begun = False
@@ -125,7 +126,7 @@ class SparseGradients:
     def _sum(
         self, active: Sequence[_Gradient], contributions: Sequence[Contribution], met: np.ndarray, ignore_stale: bool
     ) -> None:
-        """Sum what the ranks have, who have told each other about it, and keep it for update() or as gradients."""
+        """Sum the rows after the exchange, and keep the sums for update() or as gradients."""
         load_tracking.forget(self._parameters)
         fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
@@ -149,7 +150,7 @@ class SparseGradients:
                 _set_fresh(active[number].parameter)
 
     def update(self) -> None:
-        """Let the optimizer on the store update the parameters from what allreduce() has brought. Returns at once."""
+        """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
         while self._to_update:
             update, rows = self._to_update.pop(0)
             try:
@@ -159,12 +160,12 @@ class SparseGradients:
                 raise
 
     def fence(self) -> None:
-        """As `Gradients.fence`: compare() is one operation on all weights, and the sums are not waited for here."""
+        """As `Gradients.fence`. One fence is enough: compare() is one operation on all weights. Waits for no sum."""
         if self._reduction.process_set.size() > 1:
             self._fence.push()
 
     def refuse_update(self, reason: str) -> None:
-        """Leave out what update() has not done yet, and let it fail on the other ranks, with the reason."""
+        """Drop the updates that update() has not made yet; they fail on the other ranks with the reason."""
         for update, _ in self._to_update:
             update.refuse(f"the update has failed there: {reason}")
         self._to_update = []
@@ -177,7 +178,7 @@ class SparseGradients:
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
     def compare(self, label: str) -> None:
-        """Let an update fail where not all ranks make it alike, as `Gradients.compare`.
+        """Let an update fail if the ranks' updates differ, as `Gradients.compare`.
 
         The operations of allreduce() have other names than its exchange, so the exchange has the last turn under its
         name until the next step.
@@ -188,7 +189,7 @@ class SparseGradients:
         try:
             self._comparison.push(own, weights, self._priority, label, turn_of)
         except MXNetError:
-            raise  # the operation has its turn: MXNet's NaiveEngine has run it
+            raise  # the turn is taken: MXNet's NaiveEngine has run the operation
         except BaseException as error:
             self.refuse_comparison(f"update() has failed there: {error}")
             raise
@@ -196,7 +197,7 @@ class SparseGradients:
             self._is_due = False
 
     def refuse_comparison(self, reason: str) -> None:
-        """Take no part in `compare`, and let the other ranks' update fail with the reason."""
+        """Refuse the turn of `compare`: the other ranks' update fails with the reason."""
         core = self._reduction.process_set.core
         if self._is_due:
             core.refuse(f"{self._name}/update", reason, turn_of=self._name)
@@ -205,19 +206,19 @@ class SparseGradients:
         self._is_due = False
 
     def _leave_out_comparison(self, reason: str) -> None:
-        """Refuse the comparison that was to follow, if it is still due."""
+        """Refuse the comparison of the last allreduce(), if it is still due."""
         if self._is_due:
             self.refuse_comparison(reason)
 
     def has_begun(self) -> bool:
-        """Whether the other ranks may count an update that this one does not make.
+        """Whether the other ranks may count an update that this rank does not make.
 
-        They meet in each step, so none pushes one that another does not take; update() alone does not wait.
+        The ranks meet in each step, so no rank can push a step alone; only update() does not wait.
         """
         return self._has_begun
 
     def share_freshness(self) -> None:
-        """Let a parameter that some worker has used since the last update count as fresh on all workers."""
+        """Mark a parameter as fresh on all workers if some worker has used it since the last update."""
         active = self._active()
         with self._turn() as turn:
             label = f"an update with the sparse gradients {', '.join(one.label for one in active)}"
@@ -226,7 +227,7 @@ class SparseGradients:
             _set_fresh(active[number].parameter)
 
     def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step, or an update, that this one has not called for."""
+        """The ranks that have begun a step or an update that this rank has not begun."""
         core = self._reduction.process_set.core
         come = core.waiting_for_this([self._name])
         if self._is_due:
@@ -234,14 +235,14 @@ class SparseGradients:
         return sorted({rank for ranks in come for rank in ranks})
 
     def refuse_awaited(self, reason: str) -> None:
-        """Take no part in what the others wait for: an update, or the next step."""
+        """Refuse what the other ranks wait for: an update, or the next step."""
         if self._is_due:
             self.refuse_comparison(reason)
         else:
             self.refuse(reason)
 
     def refuse(self, reason: str) -> None:
-        """Take no part in a step, and let the other ranks' part in it fail with the reason."""
+        """Refuse a step: it fails on the other ranks with the reason."""
         self._leave_out_comparison(reason)
         self._has_begun = False
         self._give_back(reason)

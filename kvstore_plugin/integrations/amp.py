@@ -1,14 +1,14 @@
-"""MXNet's automatic mixed precision (AMP) beside several workers: all of them skip a step, or none does.
+"""MXNet's automatic mixed precision (AMP) with several workers: either all workers skip a step, or none does.
 
-AMP multiplies the loss by a scale, so that small gradients in 16 bits do not vanish, and a Trainer looks for infinite
-and NaN gradients between their reduction and the update: if there are any, it leaves the update out and halves the
-scale. An infinite or NaN gradient of one worker makes the sum over the workers infinite or NaN, so all workers see the
-same and do the same. This file deals with the cases in which that is not so:
+AMP multiplies the loss by a scale, so that small gradients in 16 bits do not vanish. A Trainer checks for infinite and
+NaN gradients between their reduction and the update; if there are any, it skips the update and halves the scale. An
+infinite or NaN gradient of one worker makes the sum over the workers infinite or NaN, so all workers make the same
+decision. This file handles the exceptions:
 
-- The optimizer runs in the store or in a DistributedOptimizer: there the weights are updated before AMP has looked, or
-  gradients are reduced after that. These are refused where AMP is given the trainer.
-- A DistributedTrainer has parameters that are not reduced over all its workers: the workers tell each other what they
-  have found.
+- The optimizer runs in the store or in a DistributedOptimizer: weights are updated before AMP checks, or gradients are
+  reduced after AMP's check. Such a trainer raises an error when AMP gets it.
+- A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
+  their checks.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from .distributed_optimizer import DistributedOptimizer
 
 
 def skips_step(trainer: gluon.Trainer, company: Company) -> bool:
-    """Whether a gradient on some worker is infinite or NaN; AMP's scale follows on all of them. Collective; waits.
+    """Whether a gradient on some worker is infinite or NaN. Adapts AMP's scale on all workers. Collective; waits.
 
     Parameters
     ----------
     trainer : gluon.Trainer
-        One that AMP was given.
+        A trainer that AMP was given.
     company : Company
         The workers that skip a step together.
     """
     overflows = not all_finite([parameter._grad[0] for parameter in trainer._params if parameter._grad is not None])
     _, (overflows,) = agreement.extremes(company.process_set, f"{company.scope}/overflow", [overflows])
-    # The scaler reads nothing but the first gradient of each parameter, so it is shown one that says what all found.
+    # The scaler reads only the first gradient of each parameter, so a stand-in can carry the result of all workers.
     return trainer._amp_loss_scaler.has_overflow([_Finding(bool(overflows))])
 
 
 @contextlib.contextmanager
 def without_scaler(trainer: gluon.Trainer) -> Iterator[None]:
-    """Let the trainer update without looking for overflow itself."""
+    """Let the trainer update without its own check for overflow."""
     scaler = vars(trainer).pop("_amp_loss_scaler")
     try:
         yield
@@ -51,7 +51,7 @@ def without_scaler(trainer: gluon.Trainer) -> Iterator[None]:
 
 
 class _Finding:
-    """Stands for a parameter whose gradient is infinite, or zero."""
+    """Stand-in for a parameter whose gradient is infinite or zero."""
 
     def __init__(self, overflows: bool) -> None:
         value = [float("inf") if overflows else 0.0]
@@ -59,7 +59,7 @@ class _Finding:
 
 
 def _check(trainer: gluon.Trainer) -> None:
-    """Raise a ValueError if a worker's overflow cannot be made to skip the step on all workers."""
+    """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
     check = getattr(trainer, "_check_mixed_precision", None)
     if check is not None:
         check()
@@ -80,13 +80,13 @@ ON_STORE = (
 
 
 def update_on_workers(trainer: gluon.Trainer) -> None:
-    """Do not let a Trainer with AMP choose by itself to update on the store."""
+    """Keep a Trainer with AMP from choosing update_on_kvstore=True by default."""
     if vars(trainer).get("_amp_loss_scaler") is not None and trainer._kvstore_params["update_on_kvstore"] is None:
         trainer._kvstore_params["update_on_kvstore"] = False
 
 
 class _CheckedScaler:
-    """The attribute in which AMP leaves its scaler. Setting it raises an error if the trainer cannot work with AMP."""
+    """Descriptor for AMP's scaler in a Trainer. Setting it raises an error if the trainer cannot work with AMP."""
 
     def __get__(self, trainer: Any, owner: Any) -> Any:
         if trainer is None:

@@ -1,7 +1,7 @@
 """DistributedOptimizer: an optimizer of MXNet that averages gradients over all workers before it uses them.
 
-It stands where the wrapped optimizer would: whatever is read from it or written to it is the wrapped one's, but for the
-two methods by which MXNet asks for an update.
+It is a proxy of the wrapped optimizer: all attributes are read from and written to the wrapped optimizer, except the
+two methods that MXNet calls for an update.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..store.kvstore import is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
-# All other attributes are the wrapped optimizer's.
+# Attributes of the wrapper. All other attributes belong to the wrapped optimizer.
 _OWN = frozenset(["update", "update_multi_precision", "_optimizer", "_mean"])
 
 
@@ -27,26 +27,26 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     """Wraps an optimizer so that it updates from gradients averaged over all workers.
 
     For ``Module.fit(optimizer=..., kvstore=None)``, for ``gluon.Trainer(params, optimizer, kvstore=None)``, and
-    wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is the faster way. Give all workers the
-    same parameters first (`broadcast_parameters`). Gradients are averaged in place, over the workers and not over the
-    devices of one, and the calls return at once. All workers must create their optimizers in the same order, and update
-    each index equally often, in whatever order.
+    wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is faster. Give all workers the same
+    parameters first (`broadcast_parameters`). Gradients are averaged in place, over the workers and not over the
+    devices of a worker, and the calls return at once. All workers must create their optimizers in the same order, and
+    update each index equally often, in any order.
 
-    Attributes are those of the wrapped optimizer, also where they are written. So `rescale_grad` is that of one worker:
-    one divided by its own batch size.
+    Attributes are read from and written to the wrapped optimizer. So `rescale_grad` is for a single worker: one divided
+    by the worker's own batch size.
 
     Parameters
     ----------
     optimizer : mx.optimizer.Optimizer
-        The one to wrap.
+        The optimizer to wrap.
     gradient_predivide_factor : float, optional
-        Finite and above 0. As for `DistributedTrainer`, the result is the mean whatever it is.
+        Finite and above 0. As for `DistributedTrainer`, it does not change the mean.
     num_groups : int, optional
-        The gradients that one call of update() is given are reduced in so many groups, as many gradients in each, in
-        the order of their indices: those of a group by one operation. 0, and where an index is given alone: each by
-        itself. With groups, all workers must give update() the same lists of indices, in whatever order.
+        The number of groups in which the gradients of one update() are reduced. Each group has as many gradients as the
+        others, in the order of their indices, and is reduced by one operation. 0, or if update() gets a single index:
+        each gradient by itself. With groups, all workers must give update() the same lists of indices, in any order.
     process_set : ProcessSet, optional
-        The workers that train together. A worker outside of it updates from its own gradients.
+        The workers that train together. A worker outside the set updates from its own gradients.
 
     Raises
     ------
@@ -54,7 +54,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         An argument is wrong, or `optimizer` is a DistributedOptimizer itself.
     """
 
-    averages_gradients = True  # for what does so itself
+    averages_gradients = True  # the store rejects such an optimizer, since it sums gradients itself
 
     def __init__(
         self,
@@ -80,9 +80,9 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         Parameters
         ----------
         index : int or str, or a list of them
-            What MXNet knows the weights by, and what the workers are matched by.
+            MXNet's index of the weight. The workers' gradients are matched by it.
         weight, grad : NDArray, or a list of them
-            Weights and gradients; dense ones.
+            Weights and gradients; dense.
         state : object, or a list of them
             States of the wrapped optimizer, from its create_state().
 
@@ -96,7 +96,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         self._optimizer.update(index, weight, grad, state)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """As update(), with the master copies in float32 that create_state_multi_precision() has made."""
+        """As update(), with the float32 master weights of create_state_multi_precision()."""
         self._mean.replace(index, grad)
         self._optimizer.update_multi_precision(index, weight, grad, state)
 
@@ -138,8 +138,8 @@ class _Mean:
     num_groups : int
         As for `DistributedOptimizer`.
     scope : str or None
-        Begins the names of all operations. None in a copy, which counts among the optimizers of the set once it is
-        used: workers may make copies that they never use.
+        Begins the names of all operations. None in a copy, which is numbered among the set's optimizers at its first
+        use: workers may make copies that they never use.
     """
 
     def __init__(self, process_set: ProcessSet, num_groups: int, scope: str | None) -> None:
@@ -148,11 +148,11 @@ class _Mean:
         self._scope = scope
 
     def rename(self, scope: str) -> None:
-        """Begin the names of all operations anew with another scope, the same on all workers."""
+        """Change the scope of all operations; the new scope must be the same on all workers."""
         self._scope = scope
 
     def replace(self, index: Any, gradient: Any) -> None:
-        """Replace the gradient of an index, or those of a list of them."""
+        """Replace the gradient of an index, or the gradients of a list of indices."""
         if not self.process_set.included():
             process.rank()  # raises after shutdown()
             check_is_added(self.process_set)  # it may have been removed
@@ -170,7 +170,7 @@ class _Mean:
         self._push(groups, gradients)
 
     def _groups(self, indices: list) -> list[_Group]:
-        """The indices, divided into those that one operation reduces."""
+        """Divide the indices into groups; one operation reduces each group."""
         if not self.num_groups:
             return [_Group([one], [place]) for place, one in enumerate(indices)]
         places = sorted(range(len(indices)), key=lambda place: (isinstance(indices[place], str), indices[place]))
@@ -209,7 +209,7 @@ class _Mean:
 
 
 class _Group(NamedTuple):
-    """Indices whose gradients one operation reduces, and their places in the lists that update() was given."""
+    """Indices whose gradients one operation reduces, and their positions in the lists of update()."""
 
     indices: list
     places: list
@@ -221,7 +221,8 @@ def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
     Raises
     ------
     TypeError, ValueError
-        There are more or fewer, one is no dense array, or lies on a GPU without a CUDA runtime that the core can use.
+        There are more or fewer gradients than indices, or a gradient is no dense array, or lies on a GPU without a CUDA
+        runtime that the core can use.
     """
     if not isinstance(gradients, (list, tuple)):
         raise ArgumentTypeError(f"A list of indices needs a list of gradients, not {type(gradients).__name__}.")
@@ -235,7 +236,7 @@ def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
 
 
 def _plain(index: Any) -> int | str:
-    """The index as a plain int or str, so that workers that use other types of them agree."""
+    """The index as a plain int or str, so that workers agree even if their types of index differ."""
     if type(index) is int or type(index) is str:
         return index
     if isinstance(index, bytes):
@@ -244,12 +245,12 @@ def _plain(index: Any) -> int | str:
 
 
 def _priority(index: int | str) -> int:
-    """Lower indices first: in a network they are nearer to its input, where the next forward pass begins."""
+    """Lower indices first: they are nearer to the network's input, where the next forward pass begins."""
     return -index if isinstance(index, int) and 0 <= index < 2**31 else 0
 
 
 def _rebuilt(optimizer: Any, mean: _Mean) -> DistributedOptimizer:
-    patches.install()  # where it comes from another process, there was no init() yet
+    patches.install()  # unpickled in another process, where init() may not have run yet
     rebuilt = DistributedOptimizer.__new__(DistributedOptimizer)
     rebuilt._optimizer, rebuilt._mean = optimizer, mean
     return rebuilt

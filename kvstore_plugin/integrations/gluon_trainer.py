@@ -1,4 +1,4 @@
-"""What gluon.Trainer lacks with the store 'mykv', so that a checkpoint can be loaded at any time."""
+"""Patches of gluon.Trainer for the store 'mykv': checkpoints at any time, and errors on all workers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _ANOTHER_STORE = "another store than 'mykv'"
 
 _BY_NAME = "A Trainer that was given the name 'mykv' runs no code of this package before. "
 
-# Of Trainers that have given their parameters to a store of ours, what they know of it.
+# Trainers that are attached: they have given their parameters to a store 'mykv'. Values: their attributes of the store.
 _attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
 
-# How many parameters a fence behind their updates has: the next forward pass waits for all of them.
+# Parameters per fence behind their updates. Few, because the next forward pass waits for all of them.
 _FENCED_TOGETHER = 16
 
 _fences: weakref.WeakKeyDictionary[gluon.Trainer, list[fence.Fence]] = weakref.WeakKeyDictionary()
 
-# Of Trainers whose allreduce_grads() was called outside of step().
+# Checks of Trainers whose allreduce_grads() was called outside of step().
 _sums: weakref.WeakKeyDictionary[gluon.Trainer, fence.SumsCheck] = weakref.WeakKeyDictionary()
 
 # Trainers that are in step().
@@ -37,14 +37,14 @@ _stepping: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
-    """Whether a Trainer has given its parameters to a store of ours, at whatever time."""
+    """Whether a Trainer has ever given its parameters to a store 'mykv'."""
     return trainer in _attached
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
-    """Undo what set_data() and load_parameters() do to a Trainer that updates on the store: it forgets its store.
+    """Restore the store of a Trainer that updates on the store, after set_data() or load_parameters() removed it.
 
-    In its next step it would broadcast the parameters again. That is not needed where all workers have the same.
+    Otherwise its next step would broadcast the parameters again, which is not needed if they are equal on all workers.
     """
     vars(trainer).update(_attached[trainer], _kv_initialized=True, _params_to_init=[])
 
@@ -72,7 +72,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
         if self._contains_sparse_weight or self._contains_sparse_grad:
-            # MXNet's own error does not say what to do; for the name of a store and sparse values it has none.
+            # MXNet's own error gives no remedy, and MXNet has no error for a store's name with sparse values.
             raise ValueError(
                 "gluon.Trainer cannot train sparse parameters with the store 'mykv': use "
                 "kvstore_plugin.DistributedTrainer(params, optimizer, optimizer_params) in its place, without kvstore."
@@ -106,11 +106,11 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
             _meet(self, self._kvstore)
         if self not in _stepping:
             _sums.setdefault(self, fence.SumsCheck()).begin()
-        # A step that breaks off between two keys has summed some gradients, from which the others update.
+        # If the step breaks off between two keys, the other workers update from the gradients that are summed already.
         with self._kvstore.labelled(label, _keys(self)), load_tracking.noting_failures(self._params):
             original(self)
     except BaseException:
-        if not self._update_on_kvstore:  # the others see it in their updates, which they have counted
+        if not self._update_on_kvstore:  # the other workers get the error in their updates, which they have counted
             trainer_state.count_update(self)
         raise
 
@@ -129,7 +129,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     try:
         self._check_and_rescale_grad(self._scale / batch_size)
     except Exception as error:
-        wrong = error  # there is no store yet to tell the others by
+        wrong = error  # raised below: without a store it cannot be told to the other workers yet
     if not self._kv_initialized:
         self._init_kvstore()
     if self._params_to_init:
@@ -159,7 +159,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     with load_tracking.noting_failures(self._params if self in _attached else ()):
         failure = _sums[self].failure() if self in _sums and self not in _stepping else None
         if failure is not None:
-            trainer_state.count_update(self)  # as workers do that have not looked, and update from what was summed
+            trainer_state.count_update(self)  # workers that have not seen the error update from the sums, and count
             load_tracking.note_failure(self._params)
             raise MXNetError(f"update() cannot be made: {failure}")
         original(self, ignore_stale_grad)
@@ -191,10 +191,10 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 
 
 def _label(trainer: gluon.Trainer) -> str:
-    """What the workers' Trainers must have in common in a step, so that their weights stay equal; see factors.py.
+    """The label of a step: what must be equal in all workers' Trainers, so that their weights stay equal.
 
-    An optimizer on the store has a label of its own. It is the same kind of label in each step, whatever became of the
-    steps before, of which workers may know unequally much.
+    See coordination/step_label.py. An optimizer on the store has its own label. The label does not depend on the
+    outcome of earlier steps, since workers may know different outcomes.
     """
     optimizer = trainer._optimizer
     rate = step_label.learning_rate_of(optimizer)
@@ -203,7 +203,7 @@ def _label(trainer: gluon.Trainer) -> str:
 
 
 def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
-    """Find out whether all workers have loaded what this one has, in place of the next step's first operation."""
+    """Compare what the workers have loaded, in place of the next step's first operation."""
     keys = _keys(trainer)
     if keys:
         store.meet(keys, load_tracking.label(trainer._params))
@@ -211,12 +211,12 @@ def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
 
 
 def _awaited_by(trainer: gluon.Trainer) -> list[int]:
-    """The ranks that have begun a step that this one has not called for."""
+    """The ranks that have begun a step that this rank has not begun."""
     return _store_of(trainer).awaited_by(_keys(trainer))
 
 
 def _refuse(trainer: gluon.Trainer, reason: str) -> None:
-    """Let a step of the other workers fail, which have counted it as an update."""
+    """Refuse a step of the other workers, and count an update, as the other workers do."""
     _store_of(trainer).refuse(_keys(trainer), reason)
     trainer_state.count_update(trainer)
     sync_batch_norm.end_step()
@@ -224,7 +224,7 @@ def _refuse(trainer: gluon.Trainer, reason: str) -> None:
 
 @contextlib.contextmanager
 def _refusing(trainer: gluon.Trainer) -> Iterator[None]:
-    """Let the other workers' step fail with an exception that comes before this worker's part in it."""
+    """Refuse the other workers' step with the reason, if an exception occurs before this worker's part in it."""
     try:
         yield
     except BaseException as error:
@@ -233,7 +233,7 @@ def _refusing(trainer: gluon.Trainer) -> Iterator[None]:
 
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:
-    """The store of a Trainer, which MXNet forgets in load_parameters(); a copy of a Trainer has only its own."""
+    """The store of a Trainer. MXNet forgets it in load_parameters(); a copied Trainer has only its attribute."""
     return _attached.get(trainer, vars(trainer))["_kvstore"]
 
 

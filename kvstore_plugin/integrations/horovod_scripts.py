@@ -1,7 +1,7 @@
-"""Scripts that were written for Horovod: how they are known, and what they must be told.
+"""Scripts that were written for Horovod: how to recognize them, and warnings for them.
 
-They reach this package by its name, ``import kvstore_plugin as hvd``, or by a module ``horovod.mxnet`` that hands on
-what is here. Where a call means something else than in Horovod, and training would change silently, a warning says so.
+Such a script imports this package by ``import kvstore_plugin as hvd``, or by a module ``horovod.mxnet`` that re-exports
+it. If a call means something else than in Horovod, and training would change silently, a warning says so.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from ..world.process_set import ProcessSet
 
 _log = logging.getLogger("kvstore_plugin")
 
-_told: set[str] = set()  # what this process was warned of
+_told: set[str] = set()  # warnings that this process has given
 
 
 def tell_of_means(trainer: Any, process_set: ProcessSet, frame: FrameType | None) -> None:
-    """Warn, once, that gradients after allreduce_grads() are means here, if a script for Horovod calls it.
+    """Warn once that gradients after allreduce_grads() are means here, if a script for Horovod calls it.
 
     Parameters
     ----------
     trainer : DistributedTrainer
     process_set : ProcessSet
-        Its workers, of which the first one warns. Of a single worker sums are means.
+        The trainer's workers. The first worker warns. With a single worker there is no warning: sums are means.
     frame : frame
-        Of the caller. Its callers are looked at too, since programs wrap trainers in classes of their own.
+        The caller's frame. The frames of its callers are checked too, since programs wrap trainers in classes.
     """
     if "means" in _told or not process_set.included() or process_set.size() == 1 or process_set.rank() != 0:
         return
@@ -43,7 +43,7 @@ def tell_of_means(trainer: Any, process_set: ProcessSet, frame: FrameType | None
 
 
 def _is_for_horovod(trainer: Any, frame: FrameType | None) -> bool:
-    """Whether a module named horovod.mxnet offers the trainer's class, or one named `hvd` in the script does."""
+    """Whether the trainer's class comes from a module named horovod.mxnet, or a module that the script calls `hvd`."""
     if _offers(sys.modules.get("horovod.mxnet"), trainer):
         return True
     while frame is not None:

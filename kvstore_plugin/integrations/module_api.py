@@ -1,8 +1,8 @@
 """The store in MXNet's Module API, which only 1.x has: ``mx.mod.Module(...).fit(kvstore='mykv')``.
 
-Module was written for MXNet's own stores. It counts the workers in rescale_grad only where a store's type has 'dist'
-and '_sync' in it; where it does not update on the store, it never gives the workers equal starting weights; and it
-leaves it to the user that all workers have batches of one size. What it calls is replaced here for this store alone.
+Module was written for MXNet's own stores. It counts the workers in rescale_grad only if the store's type contains
+'dist' and '_sync'. If it does not update on the store, it never gives the workers equal starting weights. It does not
+check that all workers have the same batch size. The functions that Module calls are replaced here for this store only.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _ANOTHER_STORE = "another store than 'mykv'"
 
 
 class ModuleStore(MyKV):
-    """A store under a type that Module takes for that of a synchronous store of several workers.
+    """A view of a store whose type Module takes for a synchronous store of several workers.
 
-    It is the store itself under another class, so that whatever happens to one happens to the other. gluon.Trainer must
-    not see this type: with such a store it would not let the learning rate or the parameters be changed.
+    It shares the attributes of the store, so that the two always have the same state. gluon.Trainer must not see this
+    type: with such a store it would reject changes of the learning rate or the parameters.
 
     Parameters
     ----------
     store : MyKV
-        The store that it is.
+        The store whose attributes it shares.
     """
 
     def __init__(self, store: MyKV) -> None:
@@ -56,7 +56,7 @@ class ModuleStore(MyKV):
         Raises
         ------
         RuntimeError
-            The workers' Modules have other parameters, or not all update on the store. All workers get it.
+            The workers' Modules have different parameters, or only some update on the store. All workers get the error.
         """
         where = "on the store" if update_on_kvstore else "on the workers"
         agreement.check_names(
@@ -80,15 +80,15 @@ class ModuleStore(MyKV):
         Parameters
         ----------
         module : Module
-            One that has its optimizer.
+            A Module with an optimizer.
         is_modules_own : bool
-            Whether Module has made rescale_grad, so that it may be made again for workers with unequal batches, as
-            those with unequal numbers of devices have: it is then one divided by the sum of all batches.
+            Whether Module has computed rescale_grad. It may then be computed again for workers with unequal batches,
+            for example with unequal numbers of devices: as one divided by the sum of all batch sizes.
 
         Raises
         ------
         MXNetError
-            The workers' factors differ and were given by the user. All workers get it.
+            The workers' factors differ, and the user has given a factor. All workers get the error.
         """
         optimizer = module._optimizer
         factor = value_of(optimizer.rescale_grad)

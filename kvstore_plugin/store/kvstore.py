@@ -1,7 +1,7 @@
 """The store 'mykv': MXNet's KVStore interface over the compiled core.
 
-Ranks are matched by key. What one rank can see to be wrong alone is refused there, and told to the others under the
-same key, so that they get an error and do not wait.
+Calls of the ranks are matched by key. A rank that finds a wrong argument raises an error, and refuses its turn under
+the same key, so that the other ranks get an error and do not wait.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .values import StoredValues
 class MyKV(KVStoreBase):
     """Store for synchronous data-parallel training, made with ``mx.kv.create('mykv')`` or ``MyKV(process_set=...)``.
 
-    Creating the first one initializes MPI and joins the other ranks, if kvstore_plugin.init() was not called before.
-    Each store has keys of its own; all ranks must create their stores in the same order. 3 and '3' are different keys.
-    In a process that no mpirun started it is rank 0 of 1.
+    Creating the first store initializes MPI and joins the other ranks, if kvstore_plugin.init() was not called before.
+    Each store has its own keys; all ranks must create their stores in the same order. 3 and '3' are different keys.
+    In a process that mpirun has not started, the store is rank 0 of 1.
 
-    Calls return at once, and MXNet's engine orders their results: whatever reads or writes an array waits for them as
-    for any operator. An error that another rank caused is raised as MXNetError where the array is read.
+    Calls return at once, and MXNet's engine orders their results: reads and writes of an array wait for them as for any
+    operator. An error that another rank caused is raised as MXNetError where the array is read.
 
     Parameters
     ----------
     process_set : ProcessSet, optional
-        The ranks that take part, all of them by default. Where the store counts ranks, it does so within the set.
+        The ranks that take part, by default all. The store's ranks and numbers of workers are those within the set.
 
     Raises
     ------
     TypeError, ValueError
-        It is no ProcessSet, is not added, or this process is not in it.
+        `process_set` is not a ProcessSet, was not added, or does not include this process.
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
@@ -61,9 +61,9 @@ class MyKV(KVStoreBase):
         self._process_set = process_set
         self._scope = scope
         self._values = StoredValues()
-        self._wire = ""  # how sums travel between hosts, in the words of the core
-        self._left: dict[Any, None] = {}  # keys of a step that are still to be pushed
-        self._label = ""  # what the calls of all workers have in common besides
+        self._wire = ""  # compression of sums between hosts, as the core names it
+        self._left: dict[Any, None] = {}  # keys of a step that are not pushed yet
+        self._label = ""  # must be equal in the calls of all workers; see labelled()
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
@@ -80,7 +80,7 @@ class MyKV(KVStoreBase):
 
     @property
     def rank(self) -> int:
-        """Number of this worker among those of the store, from 0."""
+        """Number of this worker among the store's workers, from 0."""
         return self._process_set.rank()
 
     @property
@@ -95,7 +95,7 @@ class MyKV(KVStoreBase):
 
     @property
     def local_rank(self) -> int:
-        """Number of this worker among those of its host, from 0."""
+        """Number of this worker among the workers of its host, from 0."""
         return self._process_set.core.local_rank()
 
     @property
@@ -107,25 +107,25 @@ class MyKV(KVStoreBase):
         """Copy the bits of rank 0's `value` into `out` on every rank.
 
         The first array of `out` is the value in the store from then on: push() and an optimizer on the store change
-        it, and pull() copies from it.
+        this array, and pull() copies from it.
 
         Parameters
         ----------
         key : int, str, or list of them
-            What the ranks are matched by.
+            The ranks' calls are matched by key.
         value : NDArray, or list of NDArray for a list of keys
-            Any shape; the dtypes that the release has. On ranks other than 0 only its shape and dtype count, and it is
-            nowhere changed unless it is in `out` itself.
+            Any shape; the dtypes of this release of MXNet. On ranks other than 0 only its shape and dtype are used. No
+            rank changes it, unless it is also in `out`.
         out : NDArray or list of NDArray (several devices), or a list of these for a list of keys; optional
             Where the result goes; into `value` by default.
         priority : int, optional
-            Operations with a higher one run first.
+            Operations with a higher priority run first.
 
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone: wrong types, other shapes or dtypes in `out` than in `value`, lists of other
-            lengths. The other ranks then get an MXNetError in `out` that says so.
+            What this rank can see alone: wrong types, shapes or dtypes in `out` that differ from `value`, lists of
+            different lengths. The other ranks then get an MXNetError in `out` with the reason.
         """
         listed = self._calls("broadcast", key, value, out, priority)
         self._push_broadcasts(listed, [call.outputs for call in listed], priority)
@@ -135,22 +135,22 @@ class MyKV(KVStoreBase):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Sum `value` over all workers and over all devices of a list.
 
-        The value that the store holds under the key is left as it is. With an optimizer (`set_optimizer`), the sum is
-        the gradient by which it updates the value, and `out` gets the new value.
+        The value in the store does not change. With an optimizer (`set_optimizer`), the sum is the gradient by which
+        the optimizer updates the value in the store, and `out` gets the new value.
 
         Parameters
         ----------
         key : int, str, or list of them
-            What the ranks are matched by.
+            The ranks' calls are matched by key.
         value : NDArray or list of NDArray (several devices), or a list of these for a list of keys
-            Any shape; the dtypes that the release has. float16 and bfloat16 are summed in float32. Not changed unless
-            it is in `out` itself.
+            Any shape; the dtypes of this release of MXNet. float16 and bfloat16 are summed in float32. Not changed
+            unless it is also in `out`.
         out : like `value`, optional
             Where the sum, or the new value, goes, on every rank; into `value` by default. As a list, it has the devices
-            of `value` in the same order. Floats are converted. An array may be there under several keys: all are
-            pushed before the first is pulled.
+            of `value` in the same order. Floats are converted. An array may occur under several keys: all inputs are
+            read before the first output is written.
         priority : int, optional
-            Operations with a higher one run first.
+            Operations with a higher priority run first.
 
         Raises
         ------
@@ -171,12 +171,12 @@ class MyKV(KVStoreBase):
     def init(self, key: Any, value: Any) -> None:
         """Store a copy of rank 0's `value` on every rank. Returns at once.
 
-        A key that has a value already gets this one in its place.
+        It replaces an earlier value of the key.
 
         Parameters
         ----------
         key : int, str, or list of them
-            What the ranks are matched by.
+            The ranks' calls are matched by key.
         value : NDArray, or list of NDArray for a list of keys
             As for `broadcast`; it is not changed.
 
@@ -191,23 +191,23 @@ class MyKV(KVStoreBase):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         """Sum `value` over all workers and all devices of a list, and store the sum. Returns at once.
 
-        The sum replaces the value in the store, as in MXNet's dist_sync. With an optimizer (`set_optimizer`), it is the
-        gradient by which that updates the value.
+        The sum replaces the value in the store, as in MXNet's dist_sync. With an optimizer (`set_optimizer`), the sum
+        is the gradient by which the optimizer updates the value.
 
         Parameters
         ----------
         key : int, str, or list of them
-            What the ranks are matched by; init() or broadcast() was called for them.
+            The ranks' calls are matched by key. init() or broadcast() must have been called for the key.
         value : NDArray or list of NDArray (several devices), or a list of these for a list of keys
-            Of the shape of the value in the store, and of its dtype; sums of floats are converted. It is not changed.
+            With the shape and dtype of the value in the store; sums of floats are converted. It is not changed.
         priority : int, optional
-            Operations with a higher one run first.
+            Operations with a higher priority run first.
 
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone: a key was never initialized, another shape or dtype, a list on other devices
-            than another list for its key. The other ranks get an MXNetError in what they pull.
+            What this rank can see alone: a key was never initialized, a wrong shape or dtype, a list on other devices
+            than an earlier list for the same key. The other ranks get an MXNetError in what they pull.
         """
         listed = self._calls("push", key, value, None, priority, stored=True)
         if self._optimizer is not None or self._function is not None:
@@ -216,7 +216,7 @@ class MyKV(KVStoreBase):
         self._push_sums(listed, [[self._values.own(call)] for call in listed], priority)
 
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        """Copy the value in the store, as the calls before this one leave it, into `out`. Returns at once.
+        """Copy the value in the store, as the earlier calls leave it, into `out`. Returns at once.
 
         Nothing is sent: every worker holds the value.
 
@@ -225,11 +225,11 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             Keys for which init() or broadcast() was called.
         out : NDArray or list of NDArray (several devices), or a list of these for a list of keys
-            Of the shape of the value in the store, and of its dtype; floats are converted.
+            With the shape and dtype of the value in the store; floats are converted.
         priority : int, optional
             Without effect.
         ignore_sparse : bool, optional
-            Whether sparse arrays in `out` are left alone. If not, they get the whole value.
+            True: sparse arrays in `out` are left alone. False: they get the whole value.
 
         Raises
         ------
@@ -250,12 +250,12 @@ class MyKV(KVStoreBase):
         key : int, str, or list of them
             Keys for which init() or broadcast() was called.
         out : row_sparse NDArray or list of them (several devices), or a list of these for a list of keys
-            Of the shape of the value in the store. They hold the rows that were asked for, and no others. Floats are
+            With the shape of the value in the store. They get the requested rows, and no other rows. Floats are
             converted.
         priority : int, optional
             Without effect.
         row_ids : NDArray, list of NDArray, or a list of these for a list of keys
-            Numbers of rows, in any order, also repeatedly: one array for all of `out`, or one for each array in it.
+            Numbers of rows, in any order, also repeated: one array for all of `out`, or one for each array in it.
 
         Raises
         ------
@@ -272,7 +272,7 @@ class MyKV(KVStoreBase):
                 arrays.copy_rows(home, next(numbers), array, f"out of key {call.key!r}")
 
     def barrier(self) -> None:
-        """Wait until all workers call it. Operations that were started before may still be under way."""
+        """Wait until all workers call it. Operations that were started earlier may still be running."""
         gather.barrier(self._process_set)
 
     _barrier = barrier  # its name in MXNet's own stores
@@ -283,24 +283,24 @@ class MyKV(KVStoreBase):
         return isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER
 
     def set_optimizer(self, optimizer: Any) -> None:
-        """Let an optimizer update the values in the store: push() and pushpull() bring it gradients from then on.
+        """Let an optimizer update the values in the store: push() and pushpull() take gradients from then on.
 
-        Each worker updates a share of the values and keeps the states of that share alone. The optimizer must be the
-        same on all workers: where its kind differs, its settings as they are now, or the learning rate of an update,
-        the update is an error that shows both. States belong to the store, so another store begins without. The
-        optimizer is kept by reference, so that what is changed in it (learning rate, rescale_grad) counts from the next
-        update on. The store's keys are the indices by which it knows parameters.
+        Each worker updates a share of the values and keeps the states of that share only. The optimizer must be the
+        same on all workers: if its class, its present settings, or the learning rate of an update differ, the update
+        fails with an error that shows both. States belong to the store, so another store begins without states. The
+        optimizer is kept by reference, so changes to it (learning rate, rescale_grad) take effect at the next update.
+        The store's keys are the optimizer's indices of parameters.
 
         Parameters
         ----------
         optimizer : mxnet.optimizer.Optimizer
-            Any that works on single parameters. The one that the store has already changes nothing.
+            Any optimizer that works on single parameters. Setting the store's present optimizer again is a no-op.
 
         Raises
         ------
         TypeError, ValueError
-            It is no optimizer, is a `DistributedOptimizer`, cannot update a share on each worker (Nadam, SGLD), or the
-            store has another one.
+            `optimizer` is not an optimizer, is a `DistributedOptimizer`, or cannot update a share on each worker
+            (Nadam, SGLD); or the store has another optimizer.
         """
         if self._optimizer is None:
             self._optimizer = StoreOptimizer(self._process_set, optimizer)
@@ -314,10 +314,10 @@ class MyKV(KVStoreBase):
             )
 
     def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
-        """Let a function change the values in the store: what push() and pushpull() bring is summed and given to it.
+        """Let a function change the values in the store: it gets the sums of push() and pushpull().
 
-        Every worker calls it with the same sum, and must do the same with it. An optimizer is better off with
-        set_optimizer(), which divides its work and its states.
+        Every worker calls the function with the same sum, and the function must do the same on all workers. Use
+        set_optimizer() for an optimizer: it divides the work and the states over the workers.
 
         Parameters
         ----------
@@ -327,7 +327,7 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            It is not callable, or the store has an optimizer.
+            `updater` is not callable, or the store has an optimizer.
         """
         if not callable(updater):
             raise TypeError(f"The updater must be a function, not {type(updater).__name__}.")
@@ -346,14 +346,14 @@ class MyKV(KVStoreBase):
     def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
         """Write the states of the optimizer on the store to a file. Collective; the store's first worker writes.
 
-        The file is MXNet's own: it holds whole states, so that another number of workers can load it, or a Trainer
-        without a store. It is written whole or not at all. Workers that do not call this within MYKV_CHECKPOINT_WAIT_S
-        (60 s) make it an error on those that have.
+        The file has MXNet's format: it holds whole states, so that another number of workers can load it, or a Trainer
+        without a store. It is written atomically. If some workers do not call this method within
+        MYKV_CHECKPOINT_WAIT_S (60 s), the call fails on the other workers.
 
         Parameters
         ----------
         fname : str
-            Counts on the first worker.
+            Only the first worker's is used.
         dump_optimizer : bool, optional
             Whether the optimizer is written too, with its settings, scheduler and counts of updates.
 
@@ -362,23 +362,23 @@ class MyKV(KVStoreBase):
         RuntimeError
             The store has no optimizer.
         OSError
-            On the first worker: the file cannot be written, and is what it was before.
+            On the first worker: the file cannot be written. An existing file is unchanged.
         MXNetError
-            On the other workers then; workers are missing, or have other parameters.
+            On the other workers in that case; or workers are missing, or have different parameters.
         """
         self._assign_known("save_optimizer_states")
         checkpoint.save(self._optimizer, self._scope, fname, dump_optimizer)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Go on with the optimizer's states from a file. Collective; the store's first worker reads.
+        """Load the optimizer's states from a file. Collective; the store's first worker reads.
 
-        The values in the store must be there: each worker gets the states of its share of them. A file with an
-        optimizer replaces that of the store. What the file may hold: see docs/optimizer-on-the-store.md.
+        The store must have its values: each worker gets the states of its share of them. An optimizer in the file
+        replaces the store's optimizer. What the file may hold: see docs/optimizer-on-the-store.md.
 
         Parameters
         ----------
         fname : str
-            Counts on the first worker.
+            Only the first worker's is used.
 
         Raises
         ------
@@ -386,9 +386,9 @@ class MyKV(KVStoreBase):
             The store has no optimizer.
         OSError, ValueError
             On the first worker: the file cannot be read, is damaged, or is of another network or optimizer. The states
-            are what they were before, on all workers.
+            are unchanged on all workers.
         MXNetError
-            On the other workers then; workers are missing, or have other parameters.
+            On the other workers in that case; or workers are missing, or have different parameters.
         """
         self._assign_known("load_optimizer_states")
         checkpoint.load(self._optimizer, self._scope, fname)
@@ -399,18 +399,18 @@ class MyKV(KVStoreBase):
         self._optimizer.assign(one for one in self._values.all() if self._optimizer.is_trained(one[0]))
 
     def set_gradient_compression(self, compression_params: dict) -> None:
-        """Compress what push() and pushpull() bring to other hosts, from now on.
+        """Compress what push() and pushpull() send to other hosts, from now on.
 
-        Within a host everything is summed in full precision. Between hosts, the hosts' sums and the result travel
-        compressed; all workers get the same bits. What is lost is kept, and added under the same key the next time
-        (error feedback). Only float32 and float64 are compressed, in arrays of at least MYKV_COMPRESS_BYTES; not
-        row_sparse values. All workers must choose the same; otherwise calls fail with an error that shows both.
+        Within a host everything is summed in full precision. Between hosts, the hosts' sums and the result are sent
+        compressed; all workers get the same bits. The compression error is kept, and added to the next value of the
+        same key (error feedback). Only float32 and float64 are compressed, in arrays of at least MYKV_COMPRESS_BYTES;
+        row_sparse values are not. All workers must choose the same; otherwise calls fail with an error that shows both.
 
         Parameters
         ----------
         compression_params : dict
-            'type' (or 'compressor', as BytePS calls it), and parameters of that type. All but 'none', 'fp16' and 'bf16'
-            have 'ef', whether there is error feedback, True by default.
+            'type' (or 'compressor', as in BytePS), and parameters of that type. All types except 'none', 'fp16' and
+            'bf16' have 'ef': whether to use error feedback, True by default.
 
             - 'none', 'fp16', 'bf16': as `Compression` has them.
             - '2bit': 'threshold', above 0, 0.5 by default. MXNet's own: threshold, -threshold or 0 for each element.
@@ -428,15 +428,17 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            It is no dictionary, or has an unknown type, or parameters that this type does not know or take.
+            `compression_params` is no dictionary, has an unknown type, or has parameters or values that this type does
+            not have.
         """
         self._wire = gradient_compression(compression_params).wire
 
     @contextlib.contextmanager
     def labelled(self, label: str, keys: Sequence[int | str] = ()) -> Iterator[None]:
-        """Let calls of pushpull() fail where other workers make them with another label.
+        """Let calls of pushpull() fail if other workers make them with another label.
 
-        Those for `keys` that an exception leaves out fail on the other workers too, with its text.
+        After an exception, the calls for `keys` that were not made fail on the other workers, with the exception's
+        text.
         """
         before, self._label, self._left = self._label, label, dict.fromkeys(keys)
         try:
@@ -452,7 +454,7 @@ class MyKV(KVStoreBase):
         return _store_named, (self._scope, self._process_set)
 
     def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int, stored: bool = False) -> list[Call]:
-        """Check a whole call before any of it runs; if something is wrong, refuse all of it on the other ranks too.
+        """Check a whole call before any of it runs; on an error, refuse all of it, so that the other ranks fail too.
 
         With `stored`, the keys must have values in the store, and the arrays must fit them.
         """
@@ -470,20 +472,20 @@ class MyKV(KVStoreBase):
             raise
 
     def meet(self, keys: Sequence[int | str], label: str) -> None:
-        """Wait until all workers come to this with the same label, in place of their next call for the keys.
+        """Wait until all workers call this with the same label, in place of their next call for the keys.
 
         Parameters
         ----------
         keys : sequence of int or str
-            Those that a worker which does not come here would push next.
+            The keys that a worker that does not call this would push next.
         label : str
             What all workers must be about to do.
 
         Raises
         ------
         MXNetError
-            A worker has other things to do. The sentence has the label; the others get it in the results of their
-            calls.
+            A worker does something else. The message has the label; the other workers get the error in the results of
+            their calls.
         """
         carrier, *others = [name for key in keys for name in requests.names(self._scope, key)]
         try:
@@ -499,12 +501,12 @@ class MyKV(KVStoreBase):
             raise MXNetError(str(error)) from error
 
     def awaited_by(self, keys: Sequence[int | str]) -> list[int]:
-        """The ranks that have pushed one of some keys once more than this one."""
+        """The ranks that have pushed one of `keys` once more than this rank."""
         names = [name for key in keys for name in requests.names(self._scope, key)]
         return sorted({rank for ranks in self._process_set.core.waiting_for_this(names) for rank in ranks})
 
     def refuse(self, keys: Sequence[int | str], reason: str) -> None:
-        """Take no part in the next push of each of some keys, and let it fail on the other ranks with the reason."""
+        """Refuse the next push of each key: it fails on the other ranks with the reason."""
         for key in keys:
             for name in requests.names(self._scope, key):
                 self._refuse(name, reason, "pushpull")
@@ -543,7 +545,7 @@ class MyKV(KVStoreBase):
                 arrays.copy(made, array)
 
     def _sum_rows(self, listed: list[Call], targets: Sequence[NDArray], priority: int) -> None:
-        """Sum the row_sparse arrays of the first one of some calls."""
+        """Sum the row_sparse arrays of the first call of a list; on an error refuse the later calls."""
         call = listed[0]
         try:
             sum_rows(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, targets, priority)
@@ -553,7 +555,7 @@ class MyKV(KVStoreBase):
             raise
 
     def _update(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
-        """Let the optimizer, or the function in its place, update the values of some calls from the sums of inputs."""
+        """Let the optimizer, or the function of _set_updater(), update values from the sums of the calls' inputs."""
         if self._optimizer is None:
             self._update_by_function(listed, priority, with_outputs)
             return
@@ -594,7 +596,7 @@ class MyKV(KVStoreBase):
                 raise
 
     def _update_by_function(self, listed: list[Call], priority: int, with_outputs: bool) -> None:
-        """Let the function of _set_updater() change the values of some calls, on each worker by itself."""
+        """Let the function of _set_updater() change the values of calls, on each worker separately."""
         sums = [
             mx.nd.sparse.zeros("row_sparse", first.shape, ctx=first.context, dtype=first.dtype)
             if is_row_sparse(first)
@@ -610,7 +612,7 @@ class MyKV(KVStoreBase):
                 arrays.copy(home, array)
 
     def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
-        """Let the optimizer update the value of the first one of some calls from row_sparse gradients."""
+        """Let the optimizer update the value of the first call of a list from row_sparse gradients."""
         call = listed[0]
         try:
             update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
@@ -620,7 +622,7 @@ class MyKV(KVStoreBase):
         try:
             rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority, label)
         except Exception as error:
-            update.refuse(str(error))  # the others have failed too, and refuse as well
+            update.refuse(str(error))  # all other ranks of the set have raised an error too, and refuse as well
             self._refuse_later(listed, error)
             raise
         try:
@@ -630,19 +632,19 @@ class MyKV(KVStoreBase):
             raise
 
     def _refuse_later(self, listed: list[Call], error: BaseException) -> None:
-        """Refuse the calls after the first one, whose update has failed."""
+        """Refuse the calls after the first call, whose update has failed."""
         for later in listed[1:]:
             self._refuse(later.name, f"the update of key {listed[0].key!r} has failed there: {error}", "push")
 
     def _waits_in_updates(self) -> bool:
-        """Whether the optimizer waits for gradients, so that workers must update keys in one order."""
+        """Whether the optimizer waits for gradients, so that all workers must update keys in the same order."""
         return self._process_set.size() > 1 and traits.reads_gradients(self._optimizer.optimizer)
 
     def _is_assigned(self, call: Call) -> bool:
         return self._optimizer.is_assigned(call.key, self._values.home(call))
 
     def _refuse(self, name: str, reason: str, method: str) -> None:
-        """Let what the other ranks do with a key by this method fail: an update is two operations."""
+        """Refuse a call of `method` under a name, so that it fails on the other ranks. An update is two operations."""
         is_update = self._optimizer is not None and method in ("push", "pushpull")
         if is_update:
             if self._waits_in_updates():
@@ -652,9 +654,9 @@ class MyKV(KVStoreBase):
             self._process_set.core.refuse(name, reason)
 
     def _refused(self, listed: list[Call], error: Exception, method: str) -> ArgumentValueError:
-        """Refuse what is left of a call whose first array the core does not take (a dtype); returns what to raise.
+        """Refuse the rest of a call after the core rejects an array (a dtype, say); returns the error to raise.
 
-        Where there is no core, this raises the RuntimeError that says so.
+        Without a core (after shutdown(), say) this method raises the RuntimeError that says so.
         """
         reason = f"Key {listed[0].key!r}: {error}."
         for call in listed:
@@ -662,18 +664,18 @@ class MyKV(KVStoreBase):
         return ArgumentValueError(reason)
 
 
-# By scope, for copies: a copy of a store is the store.
+# Stores by scope. A copy of a store is the same store.
 _stores: weakref.WeakValueDictionary[str, MyKV] = weakref.WeakValueDictionary()
-_pickled: set[str] = set()  # scopes of stores that may come back
+_pickled: set[str] = set()  # scopes of stores that a pickle may bring back
 
 
 def _forget(scope: str, process_set: ProcessSet, generation: int) -> None:
-    """Let the core drop what it counts for the keys of a store that is gone."""
+    """Let the core drop its counters for the keys of a deleted store."""
     operation_names.forget(process_set, scope, generation, comes_back=scope in _pickled)
 
 
 def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
-    """The store with this name; in another process than the one that made it, one without values."""
+    """The store with this scope; in a process that has not made this store, a new store without values."""
     if scope not in _stores:
         store = MyKV.__new__(MyKV)
         store._begin(scope, process_set)
@@ -686,5 +688,5 @@ def is_ours(store: Any) -> bool:
 
 
 def created(store: Any) -> Any:
-    """The argument `kvstore` of MXNet's trainers, with the store in the place of its name 'mykv'."""
+    """The argument `kvstore` of MXNet's trainers, with the store in place of the name 'mykv'."""
     return mx.kv.create("mykv") if isinstance(store, str) and is_ours(store) else store

@@ -1,7 +1,6 @@
-"""What a call of the store was given, checked and divided into one call for each key.
+"""The arguments of the store's methods, checked and divided into one call for each key.
 
-A Trainer comes by here for every parameter in every step, so the common case, one key and one array, goes through few
-lines.
+A Trainer calls this code for every parameter in every step, so the common case, one key and one array, takes few lines.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import NDArray
 from ..coordination import operation
 
-# Methods that take one value for each key, not one for each device.
+# Methods with one value for each key, not one for each device.
 _OF_ONE_VALUE = ("broadcast", "init")
 
 
@@ -24,13 +23,13 @@ class Call(NamedTuple):
     Attributes
     ----------
     key : int or str
-        As the user knows it.
+        The user's key.
     name : str
-        What the ranks are matched by.
+        The name of the operation.
     inputs : sequence of NDArray
-        What goes in, one array for each device; for pull, what comes out.
+        The inputs, one array for each device; for pull, the outputs.
     outputs : sequence of NDArray
-        What comes out, one array for each device; the inputs themselves where there is no `out`.
+        The outputs, one array for each device; the inputs themselves if there is no `out`.
     """
 
     key: int | str
@@ -40,13 +39,13 @@ class Call(NamedTuple):
 
     @property
     def devices(self) -> list[Any]:
-        """Devices of the longer one of both lists."""
+        """Devices of the longer of the two lists."""
         longer = self.outputs if len(self.outputs) > len(self.inputs) else self.inputs
         return [array.context for array in longer]
 
 
 def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: Any) -> list[Call]:
-    """The calls for each of the keys.
+    """One call for each key.
 
     Parameters
     ----------
@@ -55,12 +54,12 @@ def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: A
     method : str
         The method of the store.
     key, value, out, priority
-        As given to it.
+        The arguments of the method.
 
     Raises
     ------
     TypeError, ValueError
-        Something is wrong with any of them.
+        An argument is wrong.
     """
     operation.checked_priority(priority)
     if type(key) is int or type(key) is str:
@@ -69,7 +68,7 @@ def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: A
 
 
 def names(scope: str, key: Any) -> list[str]:
-    """Names of the keys in `key`, each once; those that are no keys have none."""
+    """Names of the keys in `key`, each once. Elements that are not keys are skipped."""
     keys = key if isinstance(key, (list, tuple)) else [key]
     return list(dict.fromkeys(f"{scope}/{_plain(k)!r}" for k in keys if isinstance(k, (int, str))))
 
@@ -95,18 +94,18 @@ def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call
 
 
 def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
-    """The rows that each array of some calls of row_sparse_pull() is to get, in their order.
+    """The row numbers for each array of calls of row_sparse_pull(), in the order of the arrays.
 
     Parameters
     ----------
     given : NDArray, list of NDArray or list of lists of NDArray
-        One array for all, one for each array, or a list for each key with one for each of its arrays.
+        One array for all arrays, one for each array, or a list for each key with one for each of its arrays.
     calls : sequence of Call
 
     Raises
     ------
     TypeError, ValueError
-        It is something else.
+        `given` has another form.
     """
     listed = list(given) if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(one, (list, tuple)) for one in listed):
@@ -124,9 +123,10 @@ def row_ids(given: Any, calls: Sequence[Call]) -> list[NDArray]:
 
 
 def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
-    """Calls of pushpull() whose inputs no earlier one of them overwrites: such inputs are copied here.
+    """Calls of pushpull() whose inputs are copied if an earlier call of the list would overwrite them.
 
-    So an array may be there under several keys: all are pushed before the first is pulled, as in MXNet's own stores.
+    So an array may occur under several keys: all inputs are read before the first output is written, as in MXNet's own
+    stores.
     """
     written: set[int] = set()
     result = []
@@ -140,10 +140,10 @@ def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
 
 
 def check_devices(key: int | str, what: str, devices: list[Any], other: str, others: list[Any]) -> None:
-    """Refuse lists of arrays of one key that lie on other devices, or on the same ones in another order.
+    """Raise an error if two lists of arrays of one key are on different devices, or in a different order.
 
-    Arrays are matched by their places in the lists: what is the second one of a value comes back in the second one of
-    `out`. One array in place of a list is no list.
+    Arrays are matched by position: the second array of a value comes back in the second array of `out`. A single array
+    is not a list.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def _several(scope: str, method: str, key: Any, value: Any, out: Any) -> list[Ca
 
 
 def _grouped(method: str, calls: list[Call]) -> list[Call]:
-    """Calls in which a key occurs more than once: its values are devices of one value, as in MXNet's own stores."""
+    """Merge calls with equal keys: their arrays are the devices of one value, as in MXNet's own stores."""
     if method in _OF_ONE_VALUE:
         raise ArgumentValueError(f"A list of keys for {method} must not hold a key twice.")
     groups: dict[str, Call] = {}
@@ -194,5 +194,5 @@ def _grouped(method: str, calls: list[Call]) -> list[Call]:
 
 
 def _plain(key: int | str) -> int | str:
-    """The key as a plain int or str, so that ranks that use subclasses of these agree with ranks that do not."""
+    """The key as a plain int or str, so that ranks agree even if some use subclasses of int or str."""
     return int(key) if isinstance(key, int) else str(key)

@@ -1,10 +1,11 @@
-"""Updates that wait come in the same order on all workers; where not, an error on all of them.
+"""Check that all workers make blocking updates in the same order; if not, all workers get an error.
 
-Some optimizers (LARS and LBSGD of MXNet 1.9.1) read norms of the gradient as numbers while they update. So push() waits
-there until all workers have pushed the key, and workers that push keys in different orders would wait for each other
-for ever. Before such an update they therefore meet, and show each other which key it is for.
+Some optimizers (LARS and LBSGD of MXNet 1.9.1) read norms of the gradient as numbers while they update. With these,
+push() waits until all workers have pushed the key, and workers that push keys in different orders would deadlock. So
+workers meet before such an update and compare their keys.
 
-A push of a sparse gradient does not come here: it meets under its key, since the others may have a dense one.
+A push of a sparse gradient does not use this meeting: it meets under its key, since other workers may have a dense
+gradient.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from .requests import Call
 
 
 def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
-    """Wait for the other workers, which are about to update the same key.
+    """Wait until all other workers are about to update the same key.
 
     Parameters
     ----------
     process_set : ProcessSet
     scope : str
-        Of the store.
+        The store's scope.
     call : Call
-        What is pushed.
+        The call that updates.
 
     Raises
     ------
     MXNetError
-        A worker is about to update another key, has refused or left, or has brought its gradient without coming here.
+        A worker is about to update another key, has refused or left, or has pushed its gradient without this meeting.
     """
     core = process_set.core
     update = f"the update of key {call.key!r}"
@@ -46,7 +47,7 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
 
 
 def refuse(process_set: ProcessSet, scope: str, reason: str) -> None:
-    """Take no part in the next meeting, and let it fail on the other workers, with the reason."""
+    """Refuse the next meeting: it fails on the other workers with the reason."""
     process_set.core.refuse(_name(scope), reason)
 
 

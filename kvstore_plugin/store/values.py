@@ -1,9 +1,9 @@
-"""What a store keeps between calls: for each key its home, the array that holds the key's value on this worker.
+"""The state of a store between calls: for each key its home, the array that holds the key's value on this worker.
 
-All workers' homes of a key hold the same bits after every operation, so that pull() needs no communication. Where
-broadcast() has filled an array of the caller's, in Gluon the parameter's own weight, that array is the home: nothing is
-held twice, and an optimizer on the store updates the weight where it lies. An array that holds a value for init(), or
-the sum that push() leaves without an optimizer, is the store's own. All of them are dense.
+The homes of a key hold the same bits on all workers after every operation, so pull() needs no communication. After
+broadcast() the home is the caller's array, in Gluon the parameter's weight: no value is held twice, and an optimizer on
+the store updates the weight in place. The store owns the home after init(), and after a push() without an optimizer.
+All homes are dense.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .requests import Call
 
 
 class _Home:
-    """Where the value of one key is."""
+    """The home of one key."""
 
     __slots__ = ("array", "devices", "is_lent", "key")
 
@@ -26,17 +26,17 @@ class _Home:
         self.key = key
         self.array = array
         self.is_lent = is_lent  # the caller of broadcast() holds it too
-        self.devices = devices  # those of the key's lists of arrays; None before the first list
+        self.devices = devices  # devices of the key's lists of arrays; None before the first list
 
 
 class StoredValues:
-    """The values of one store, by the names of its keys. None of this waits or communicates."""
+    """The values of one store, by the names of its keys. No method waits or communicates."""
 
     def __init__(self) -> None:
         self._homes: dict[str, _Home] = {}
 
     def lend(self, call: Call) -> None:
-        """Let the first array that a broadcast fills be the home of its key from now on; of a row_sparse one a copy."""
+        """Make the first output of a broadcast the home of its key; for a row_sparse output, a dense copy of it."""
         home, is_sparse = call.outputs[0], isinstance(call.outputs[0], SparseNDArray)
         if is_sparse:
             home = arrays.empty(home.shape, home)
@@ -45,19 +45,19 @@ class StoredValues:
         self._homes[call.name] = _Home(call.key, home, not is_sparse, devices)
 
     def create(self, call: Call) -> NDArray:
-        """Make an array of the store's own, without values, for a key that init() was called with."""
+        """Make an uninitialized array, which the store owns, as the home of a key of init()."""
         value = call.inputs[0]
         self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False, None)
         return self._homes[call.name].array
 
     def home(self, call: Call) -> NDArray:
-        """The array that holds the value of a call's key, which fits the arrays of the call; floats are converted.
+        """The home of a call's key, checked against the arrays of the call; floats are converted.
 
         Raises
         ------
         ValueError
-            The key was never initialized; or the arrays have another shape or dtype, or are a list that lies on other
-            devices than another list for this key.
+            The key was never initialized; or the arrays have another shape or dtype, or are a list on other devices
+            than an earlier list for this key.
         """
         home = self._homes.get(call.name)
         if home is None:
@@ -77,12 +77,12 @@ class StoredValues:
         return array
 
     def check_devices(self, call: Call) -> None:
-        """Refuse a call with lists of arrays on other devices than those of the key's lists before.
+        """Raise an error if a call has lists of arrays on other devices than the key's earlier lists.
 
         Raises
         ------
         ValueError
-            Names both.
+            Names both lists of devices.
         """
         home = self._homes.get(call.name)
         if home is None:
@@ -98,7 +98,7 @@ class StoredValues:
         return [(home.key, home.array) for home in homes]
 
     def own(self, call: Call) -> NDArray:
-        """The array of the store's own that a sum may overwrite; in place of a lent home, which keeps its values."""
+        """The home of a call's key, which a sum may overwrite. A lent home is replaced first, and keeps its values."""
         home = self._homes[call.name]
         if home.is_lent:
             home.array, home.is_lent = arrays.empty(home.array.shape, home.array), False

@@ -1,8 +1,8 @@
-"""broadcast_states: what one worker trains on from, for all, as after it alone has loaded a checkpoint.
+"""broadcast_states: sends the training state of one worker to all workers, after it alone has loaded a checkpoint.
 
-The root sends a description, as a pickle: what there is, the optimizer with its scheduler, and the numbers that the
-trainer keeps. Arrays follow as operations of the core. What a worker has of all this is overwritten in place, so that
-whoever holds the optimizer, its scheduler or AMP's scaler holds the right one.
+The root sends a description as a pickle: names and shapes, the optimizer with its scheduler, and the numbers that the
+trainer keeps. Arrays follow as operations of the core. The objects of a worker are overwritten in place, so that
+references to the optimizer, its scheduler or AMP's scaler stay valid.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .trainer import DistributedTrainer
 
-# Attributes of an optimizer: those that count updates, and those that say what this worker calls its parameters.
+# Attributes of an optimizer: its counts of updates, and this worker's names of its parameters.
 _COUNTERS = {"num_update", "begin_num_update", "_index_update_count", "_all_index_update_counts"}
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info"}
 
-# What a Trainer keeps beside its optimizer; AMP changes and adds to it.
+# Attributes of a Trainer beside its optimizer. AMP changes the first and adds the second.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale")
 
 
 class _Share(NamedTuple):
-    """The parameters that one process set trains, of which the root gives all members the values."""
+    """The parameters that one process set trains; the root sends their values to all members."""
 
     process_set: ProcessSet
     named: Sequence[Named]
     root: int  # within the set
-    with_optimizer: bool  # and not only the states of these parameters
+    with_optimizer: bool  # False: only the states of these parameters
 
 
 class _Array(NamedTuple):
-    """Stands for an array in a description."""
+    """Describes an array."""
 
     shape: tuple
     dtype: Any
@@ -53,34 +53,35 @@ class _Array(NamedTuple):
 
 
 def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool = True) -> None:
-    """Give all workers what one of them has: parameters, optimizer states and all else that training goes on from.
+    """Send the training state of one worker to all workers: parameters, optimizer states, settings and counts.
 
-    For a worker that alone has loaded a checkpoint, with ``net.load_parameters`` and ``trainer.load_states``.
-    Collective; returns when everything has arrived. It brings the values of all the trainer's parameters, frozen and
-    auxiliary ones too, the optimizer's states, settings (such as the learning rate) and scheduler, the scale of AMP,
-    and the counts of updates. Parameters whose initialization is deferred are initialized where the root has values;
-    states that a worker has not made yet are made.
+    For use after one worker alone has loaded a checkpoint, with ``net.load_parameters`` and ``trainer.load_states``.
+    Collective; returns when everything has arrived. It sends the values of all parameters of the trainer (also frozen
+    and auxiliary parameters), the optimizer's states, settings (such as the learning rate) and scheduler, the scale of
+    AMP, and the counts of updates. Deferred parameters are initialized if the root has values. States that a worker has
+    not created yet are created.
 
-    With the optimizer on the store nobody has all states: each worker has those of its share, and load_states, which
-    all workers call, gives each of them its own. So all else is brought, and they stay as they are.
+    With the optimizer on the store no worker has all states: each worker has the states of its share, and load_states,
+    which all workers call, gives each worker its own. So states are not sent then, and stay as they are.
 
     Parameters
     ----------
     trainer : gluon.Trainer or DistributedTrainer
-        Made on all workers alike. A gluon.Trainer's workers are those of its store 'mykv' or its DistributedOptimizer,
-        all of them where it has neither. The process sets of a DistributedTrainer's parameters get their values from
-        the root as far as it is in them, and from their first worker otherwise; local parameters are left alone.
+        Made with the same arguments on all workers. A gluon.Trainer's workers are those of its store 'mykv' or its
+        DistributedOptimizer; with neither, all workers. In a DistributedTrainer, each parameter's process set gets its
+        values from the root, or from the set's first worker if the root is not in the set. Local parameters are left
+        alone.
     root_rank : int, optional
-        The worker, as a global rank. In a process set that does not hold rank 0, the default means its first one.
+        The worker, as a global rank. In a process set without rank 0, the default means the set's first worker.
     counters : bool, optional
-        Whether the counts of updates are brought, which learning rate schedules and Adam's correction of its bias
-        follow. Without them each worker keeps its own.
+        Whether to send the counts of updates, which learning rate schedules and Adam's bias correction use. False: each
+        worker keeps its own counts.
 
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: `trainer` is something else, `root_rank` is no worker of it, a parameter has
-        another shape or dtype than the root's. The other ranks get an MXNetError that names this one.
+        What this rank can see alone: `trainer` is of another type, `root_rank` is not a worker of the trainer, a
+        parameter has another shape or dtype than the root's. The other ranks get an MXNetError that names this rank.
     MXNetError
         The workers' trainers differ in parameters, in AMP, or in where they update; a worker waits in another call or
         has left; an array carries an error.
@@ -98,7 +99,7 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
 
 
 class _Exchange:
-    """What broadcast_states does for one process set."""
+    """The exchange of broadcast_states in one process set."""
 
     def __init__(self, trainer: gluon.Trainer, share: _Share, root_rank: int, counters: bool) -> None:
         self._trainer = trainer
@@ -136,7 +137,7 @@ class _Exchange:
         load_tracking.forget([one.value for one in share.named])
 
     def _meet(self) -> np.ndarray:
-        """Compare the trainers; returns which workers have given their parameters to a store."""
+        """Compare the trainers; returns a flag for each worker, whether its trainer is attached to a store."""
         share, trainer = self._share, self._trainer
         names = [one.name for one in share.named]
         with_scaler = getattr(trainer, "_amp_loss_scaler", None) is not None
@@ -163,7 +164,7 @@ class _Exchange:
             )
 
     def _described(self) -> dict[str, Any]:
-        """All that the root sends, with arrays replaced by what is to be known of them."""
+        """All that the root sends, with arrays replaced by descriptions."""
         trainer = self._trainer
         states = {}
         for name, parameter, _ in self._share.named:
@@ -187,7 +188,7 @@ class _Exchange:
         }
 
     def _check(self, described: dict[str, Any]) -> None:
-        """Raise what keeps this worker from taking what the root has."""
+        """Raise an error if this worker cannot take what the root has."""
         root = self._share.process_set.ranks[self._share.root]
         for (name, parameter, _), like in zip(self._share.named, described["parameters"]):
             if like is None:
@@ -212,10 +213,10 @@ class _Exchange:
             )
 
     def _attach(self, attached: np.ndarray) -> None:
-        """Bring stock Trainers to where all or none have given their parameters to the store.
+        """Attach the gluon.Trainers of all workers to the store if some are attached.
 
-        Some may have set up their store in load_states(), before their first step, and those that update on the store
-        forget it in load_parameters().
+        A Trainer may have set up its store in load_states(), before its first step. A Trainer that updates on the store
+        forgets its store in load_parameters().
         """
         trainer = self._trainer
         if gluon_trainer.was_attached(trainer):
@@ -242,10 +243,10 @@ class _Exchange:
         return received
 
     def _keep_states(self, described: dict[str, Any], received: list[NDArray]) -> None:
-        """Give each device's updater states of its own, which move to the device when they are used."""
+        """Give each device's updater its own states; MXNet moves them to the device at their first use."""
         for number, updater in enumerate(self._trainer._updaters):
             with arrays.not_recorded():
-                # The root's first updater has these very arrays.
+                # On the root, `received` are the arrays of its first updater: no copy is needed.
                 own = received if number == 0 else [array.copy() for array in received]
             left = iter(own)
             states = {name: _put_together(skeleton, left) for name, skeleton in described.items()}
@@ -273,7 +274,7 @@ class _Exchange:
                 optimizer.num_update, optimizer.begin_num_update = received.num_update, received.begin_num_update
 
     def _keep_names(self) -> None:
-        """Let wrappers of the optimizer, of which loading states makes copies, have names that are the same."""
+        """Give wrappers of the optimizer equal names on all workers: loading states copies wrappers on some workers."""
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         wrappers = [one for one in held if isinstance(one, DistributedOptimizer)]
         if wrappers:
@@ -298,13 +299,13 @@ class _Exchange:
                         counts[self._index_of[id(parameter)]] = described["counts"][name]
 
     def _optimizers(self) -> list[Any]:
-        """Those that the trainer and its updaters hold: mostly one."""
+        """The optimizers of the trainer and its updaters, each once; mostly there is one."""
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         return list({id(one): one for one in map(_unwrapped, held)}.values())
 
 
 def _process_set_of(trainer: Any) -> ProcessSet:
-    """The process set in which a trainer's workers meet."""
+    """The process set of a trainer's workers."""
     if isinstance(trainer, DistributedTrainer):
         return trainer._company.process_set
     if not isinstance(trainer, gluon.Trainer):
@@ -318,7 +319,7 @@ def _process_set_of(trainer: Any) -> ProcessSet:
 
 
 def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
-    global_process_set.position_of(root_rank)  # raises where it is no rank
+    global_process_set.position_of(root_rank)  # raises if root_rank is no rank
     main = _process_set_of(trainer)
     if isinstance(trainer, DistributedTrainer):
         return [
@@ -349,7 +350,7 @@ def _made(like: _Array) -> NDArray:
 
 
 def _taken_apart(state: Any, arrays_of: list[NDArray]) -> Any:
-    """A state with each dense array replaced by a number, under which it is added to a list."""
+    """A state with each dense array replaced by a `_Place`; the arrays are appended to a list, in order."""
     if isinstance(state, NDArray) and not isinstance(state, SparseNDArray):
         arrays_of.append(state)
         return _Place()
@@ -359,7 +360,7 @@ def _taken_apart(state: Any, arrays_of: list[NDArray]) -> Any:
 
 
 class _Place(NamedTuple):
-    """Where an array stands in a state."""
+    """Placeholder of an array in a state."""
 
 
 def _put_together(state: Any, left: Iterator[NDArray]) -> Any:

@@ -1,11 +1,11 @@
-"""join: training goes on where workers run out of data at different steps.
+"""join: workers may run out of data at different steps.
 
-A worker that has left the loop stands in for itself in the steps of the others: it contributes zeros to the sums of
-gradients and makes the same updates, so that its parameters, optimizer states and counters, and its share of an
-optimizer that is divided over the workers, stay what they would be if it had gone on. For that all workers tell each
-other, at the beginning of each step, who takes it and how; nobody does so outside of join().
+A worker that has left the loop still takes part in the steps of the other workers: it contributes zeros to the sums of
+gradients and makes the same updates. So its parameters, optimizer states and counters, and its share of an optimizer
+that is divided over the workers, are the same as if it had gone on. For that all workers exchange, at the beginning of
+each step, which of them take the step and how. Outside of join() there is no such exchange.
 
-The idea is that of PyTorch's torch.distributed.algorithms.Join.
+The idea is from PyTorch's torch.distributed.algorithms.Join.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..world.process_set import ProcessSet, global_process_set
 from .trainer import DistributedTrainer
 
 _CALL = "a step in join()"
-# What a worker does next, as it tells the others.
+# What a worker does next, as a number for the exchange.
 _ENDED, _STEP, _ALLREDUCE, _UPDATE = range(4)
 _METHODS = {_STEP: "step()", _ALLREDUCE: "allreduce_grads()", _UPDATE: "update()"}
 
@@ -32,22 +32,22 @@ _running: dict[ProcessSet, join] = {}
 
 
 class _Plan(NamedTuple):
-    """What the workers that have not ended are about to do, all the same."""
+    """The next call of the workers that have not ended; it must be equal on all of them."""
 
     kind: int
     trainer: int  # number in the arguments of join()
-    factor: float  # what the update multiplies gradients by, of step() and update()
-    learning_rate: float  # 0.0 where a scheduler has it
+    factor: float  # of gradients in the update, for step() and update()
+    learning_rate: float  # 0.0 if a scheduler sets it
     ignore_stale: bool
 
     def numbers(self) -> list[int]:
-        """The same, as numbers that travel."""
+        """The plan as numbers for the exchange."""
         floats = np.array([self.factor, self.learning_rate]).view(np.int64).tolist()
         return [self.kind, self.trainer, *floats, int(self.ignore_stale)]
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> _Plan:
-        """The plan that has these numbers."""
+        """The plan with these numbers."""
         kind, trainer, *floats, ignore_stale = numbers.tolist()
         factor, learning_rate = np.array(floats, dtype=np.int64).view(np.float64).tolist()
         return cls(kind, trainer, factor, learning_rate, bool(ignore_stale))
@@ -69,45 +69,46 @@ _NOTHING = _Plan(_ENDED, 0, 0.0, 0.0, False)
 class join:
     """A context in which workers may take different numbers of steps. Collective; each step in it waits.
 
-    All workers write ``with join(trainer):`` around their training loops. Who ends its loop waits at the end of the
-    ``with`` block for the others, and meanwhile takes part in their steps: it contributes zeros to the sums of
-    gradients, and makes the same updates. When the last worker has ended, all go on, with the same parameters and
-    optimizer states. Inside, step(), allreduce_grads() and update() of these trainers wait for the same call of all
-    workers that have not ended.
+    All workers write ``with join(trainer):`` around their training loops. A worker that ends its loop waits at the end
+    of the ``with`` block for the other workers, and meanwhile takes part in their steps: it contributes zeros to the
+    sums of gradients, and makes the same updates. When the last worker has ended, all workers go on, with the same
+    parameters and optimizer states. In the block, step(), allreduce_grads() and update() of these trainers wait for the
+    same call of all workers that have not ended.
 
     Parameters
     ----------
     *trainers : DistributedTrainer
-        All that are stepped in the loop, of one process set, in the same order on all workers.
+        All trainers that the loop steps, of one process set, in the same order on all workers.
     divide_by_initial_world_size : bool, optional
-        What gradients are averaged over when workers have ended: by default over all of the process set, as before, so
-        that each sample has the same weight in an epoch; False: over those that have not ended. As in PyTorch.
+        The workers over which gradients are averaged when some workers have ended. True, the default: all workers of
+        the process set, as before, so that each sample has the same weight in an epoch. False: the workers that have
+        not ended. As in PyTorch.
 
     Attributes
     ----------
     last_rank : int or None
-        After the block: the worker, as a global rank, that ended last; of several the highest. None if nobody took a
-        step.
+        After the block: the worker, as a global rank, that ended last; of several workers the highest rank. None if no
+        worker took a step.
     steps : int
-        How many updates of the trainers there were in the block, on all workers the same.
+        The number of the trainers' updates in the block, the same on all workers.
 
     Raises
     ------
     TypeError, ValueError
-        A trainer is not a DistributedTrainer, is in a join() already, belongs to another process set than the others,
-        or shares parameters with a part of its process set (`parameter_process_sets`).
+        A trainer is not a DistributedTrainer, is in a join() already, belongs to another process set than the first
+        trainer, or has parameters in other process sets (`parameter_process_sets`).
     MXNetError
         The workers have unequal numbers of devices. Or, in the block, at its beginning or its end: the workers that
-        have not ended do not take the same step with the same batch size and learning rate, one calls something else
-        that waits (barrier, allreduce_metric, ...) while others are in a step, or one has left the block with an
-        exception or has exited.
+        have not ended do not take the same step with the same batch size and learning rate; a worker calls something
+        else that waits (barrier, allreduce_metric, ...) while others are in a step; or a worker has left the block with
+        an exception or has exited.
 
     Notes
     -----
-    The learning rate is told to workers that have ended; what else the loop changes in an optimizer is not. Collective
-    operations other than those of the trainers, and metrics, belong behind the block. Between allreduce_grads() and
-    update() the gradients may be changed (clipped, say); those who have ended get the result. A worker without any data
-    must have initialized its parameters, with their shapes: by in_units and the like, or by a batch of zeros before.
+    Workers that have ended follow the learning rate, but no other change that the loop makes to an optimizer. Metrics,
+    and collective operations other than the trainers', belong after the block. Between allreduce_grads() and update()
+    the gradients may be changed (clipped, say); workers that have ended get the result. A worker without any data must
+    have initialized its parameters, with their shapes: by in_units and the like, or by an earlier batch of zeros.
 
     Examples
     --------
@@ -124,7 +125,7 @@ class join:
         self.steps = 0
         self._trainers = trainers
         self._divides_by_all = bool(divide_by_initial_world_size)
-        self._failed = False  # on all workers: they know, and wait for nothing more
+        self._failed = False  # set on all workers together; after that no worker waits in this join()
         process.require()
         try:
             self._process_set = _process_set_of(trainers)
@@ -142,8 +143,8 @@ class join:
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
         _running[self._process_set] = self
         self._failed = False
-        # Another call that waits, in the block, meets the others' steps, and fails with them. Who catches that is told
-        # so in its next step, and nobody takes a turn for this join() any more.
+        # Another call that waits, in the block, meets the steps of other workers and fails with them. A worker that
+        # catches this error gets another in its next step, and no worker takes a turn for this join() any more.
         operation.when_failed[operation.waiting_name(self._process_set)] = self._note_failure
         for trainer in self._trainers:
             trainer._join = self
@@ -167,7 +168,7 @@ class join:
         self._failed = True
 
     def take_part(self, trainer: DistributedTrainer, kind: int, factor: float, ignore_stale: bool) -> None:
-        """Call a method of a trainer as soon as the others have said that they do the same."""
+        """Call a method of a trainer once all other active workers have announced the same call."""
         number = next(number for number, one in enumerate(self._trainers) if one is trainer)
         plan = _Plan(kind, number, factor, _learning_rate(trainer), ignore_stale)
         self._perform(*self._meet(plan))
@@ -185,13 +186,13 @@ class join:
         self.take_part(trainer, _UPDATE, factor, ignore_stale)
 
     def _meet(self, mine: _Plan) -> tuple[_Plan, np.ndarray]:
-        """What is to be done, and the positions in the process set of those who have not ended."""
+        """The common plan, and the positions in the process set of the workers that have not ended."""
         if self._failed:
             raise MXNetError(
                 "This join() has failed: the workers have lost step. Leave the block; calls that wait (barrier, "
                 "allreduce_metric, ...) belong behind it."
             )
-        self._failed = True  # whatever ends this exchange ends it on all workers
+        self._failed = True  # an error in this exchange ends it on all workers
         with operation.waiting(self._process_set, "join") as turn:
             rows = turn.meet(_CALL, [*mine.numbers(), _device_count(self._trainers[mine.trainer])])
         rows, devices = rows[:, :-1], rows[:, -1]
@@ -214,7 +215,7 @@ class join:
         return (_Plan.of(rows[active[0]]) if active.size else _NOTHING), active
 
     def _stand_in(self) -> None:
-        """Take part in the steps of the others until all have ended."""
+        """Take part in the steps of the other workers until all have ended."""
         while True:
             plan, active = self._meet(_NOTHING)
             if not active.size:
@@ -232,7 +233,7 @@ class join:
                 raise
 
     def _fail(self, reason: str) -> None:
-        """Let the others' next step fail."""
+        """Let the next step of the other workers fail."""
         if not self._failed and process.is_initialized():
             self._failed = True
             operation.waiting(self._process_set, "join").leave_out(reason, None)
@@ -256,7 +257,7 @@ class join:
         self.steps += plan.kind != _ALLREDUCE
 
     def _broadcast_gradients(self, trainer: DistributedTrainer, root: int) -> None:
-        """Give those who have ended what the others have made of the gradients since they were reduced."""
+        """Send the gradients, which the loop may have changed after their reduction, to the workers that have ended."""
         core = self._process_set.core
         for parameter, name, position in _shared(trainer):
             if parameter._grad_stype != "default":
@@ -270,14 +271,14 @@ class join:
 
 
 class _Absent:
-    """Stands in a trainer's list for a parameter that no update may touch."""
+    """Placeholder in a trainer's list for a parameter that no update may touch."""
 
     grad_req = "null"
     _data = _grad = None
 
 
 def _process_set_of(trainers: Any) -> ProcessSet | None:
-    """The process set of the trainers, or None where this worker is not in it."""
+    """The process set of the trainers, or None if this worker is not in it."""
     if not trainers:
         raise TypeError(
             "join() needs the trainers that the loop steps: write `with join(trainer):` around the loop, in place of a "
@@ -308,7 +309,7 @@ def _shared(trainer: DistributedTrainer) -> list[tuple[Parameter, str, int]]:
 
 @contextlib.contextmanager
 def _without_local_parameters(trainer: DistributedTrainer) -> Iterator[None]:
-    """Let the trainer's updates leave alone what only this worker trains."""
+    """Exclude local parameters from the trainer's updates."""
     shared = {id(parameter) for parameter, _, _ in _shared(trainer)}
     given = trainer._params
     trainer._params = [one if id(one) in shared else _Absent() for one in given]
@@ -319,7 +320,7 @@ def _without_local_parameters(trainer: DistributedTrainer) -> Iterator[None]:
 
 
 def _contribute_nothing(shared: list[tuple[Parameter, str, int]], ignore_stale: bool) -> None:
-    """Make this worker's gradients zeros, or stale ones where these count as zeros and nobody need use a parameter."""
+    """Make this worker's gradients zeros, or with `ignore_stale` stale: no update if no worker uses the parameter."""
     for parameter, _, _ in shared:
         if parameter._grad is None:
             continue

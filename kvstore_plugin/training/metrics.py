@@ -1,7 +1,7 @@
 """allreduce_metric: the value of an evaluation metric over the data of all workers.
 
-The mean of the workers' values is wrong where workers have seen different numbers of samples, and for metrics that
-are no means, such as F1. So the workers exchange what the value is computed from: sums and counts.
+The mean of the workers' values is wrong if workers have seen different numbers of samples, or if the metric is no mean,
+such as F1. So the workers exchange the sums and counts from which the value is computed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _COUNTS = tuple(
     for count in ("true_positives", "false_positives", "true_negatives", "false_negatives")
 )
 _MATRICES = ("lcm", "gcm")
-# Two sides of a correlation, and the sum of products of their deviations.
+# Counts, means and squared deviations of labels and predictions, and the sum of products of their deviations.
 _CORRELATION = ("_label_nums", "_mean_l", "_sse_l", "_pred_nums", "_mean_p", "_sse_p", "_conv", "num_inst")
 
-# Where MXNet has these counts, they begin anew after each batch if average='macro', which is a mean over batches.
+# The class whose counts are reset after each batch with average='macro', a mean over batches. MXNet 1.x only.
 _OF_BATCHES: Any = getattr(mxnet_metrics, "_BinaryClassificationMetrics", ())
 
 State = Any
 
 
 class _Kind(NamedTuple):
-    """How metrics of a class are combined."""
+    """How a kind of metric is combined."""
 
     matches: Callable[[Any], bool]
     state: Callable[[Any], State]
@@ -44,7 +44,7 @@ class _Kind(NamedTuple):
 
 
 def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) -> Any:
-    """Combine a metric over all workers, as if one had seen the data of all. Collective; waits.
+    """Combine a metric over all workers, as if one worker had seen all data. Collective; waits.
 
     Workers may have seen different numbers of samples, or none. Metrics that MXNet averages over batches are averaged
     over the batches of all workers.
@@ -52,27 +52,25 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
     Parameters
     ----------
     metric : EvalMetric, or sequence of them
-        Any of MXNet's metrics (mx.metric, in 2.0 mx.gluon.metric), also composite ones, and metrics of your own that
-        only add to `sum_metric` and `num_inst`. It is not changed, so that it can go on counting. The same on all
-        ranks.
+        Any metric of MXNet (mx.metric, in 2.0 mx.gluon.metric), also composite, and your own metrics that only add to
+        `sum_metric` and `num_inst`. It is not changed, so that it can go on counting. The same on all ranks.
     process_set : ProcessSet, optional
         The workers that take part.
 
     Returns
     -------
     EvalMetric, or list of them
-        A copy with what all workers have counted, for ``get()``. All ranks get the same numbers; sums are formed in
-        float64.
+        A copy with the counts of all workers, for ``get()``. All ranks get the same numbers; sums are in float64.
 
     Raises
     ------
     TypeError
-        `metric` is something else, or it keeps a state of its own (its class, outside of MXNet, overrides ``reset()``),
-        which cannot be added up here. The other ranks' call raises an MXNetError that names this one.
+        `metric` is of another type, or has a state that cannot be added up (its class, outside of MXNet, overrides
+        ``reset()``). The other ranks' call raises an MXNetError that names this rank.
     ValueError
         This rank is not in the process set.
     MXNetError
-        Ranks pass different metrics; one waits in another call, has refused or left.
+        Ranks pass different metrics; or a rank waits in another call, has refused or left.
 
     References
     ----------
@@ -87,7 +85,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
         described = ", ".join(f"{type(leaf).__name__} {leaf.name!r}" for leaf in leaves)
         turn.meet(f"allreduce_metric of {described}")
     everyones = allgather_object(states, process_set=process_set)
-    # Copies of what the metrics count, but not of what they call, which may be a network.
+    # The function of a CustomMetric is shared and not copied: it may hold a network.
     called = [leaf._feval for leaf in leaves if isinstance(leaf, mxnet_metrics.CustomMetric)]
     combined = copy.deepcopy(given, {id(function): function for function in called})
     leaves = [leaf for one in combined for leaf in _leaves(one)]
@@ -97,7 +95,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
 
 
 def _leaves(metric: Any) -> list:
-    """The metrics that a composite one, also one in another, is made of."""
+    """The metrics of a composite metric, also of nested composites."""
     if isinstance(metric, mxnet_metrics.CompositeEvalMetric):
         return [leaf for one in metric.metrics for leaf in _leaves(one)]
     if not isinstance(metric, mxnet_metrics.EvalMetric):
@@ -115,7 +113,7 @@ def _kind(metric: Any) -> _Kind:
 
 
 def _number(value: Any) -> Any:
-    """A sum or count as numbers of Python or numpy, which add up exactly as long as they are whole, to 2**53."""
+    """A sum or count as a number of Python or numpy. Sums of whole numbers are exact up to 2**53."""
     if isinstance(value, NDArray):
         value = value.asnumpy()
     if isinstance(value, (np.ndarray, np.generic)):
@@ -140,7 +138,7 @@ def _add_totals(metric: Any, states: Sequence[State]) -> None:
 
 
 def _counts_of(metric: Any) -> Any:
-    """The positives and negatives that F1 and MCC count, where the value is computed from their sums."""
+    """The object with the positives and negatives of F1 and MCC; None if the value is not computed from their sums."""
     counts = getattr(metric, "metrics", None) or getattr(metric, "_metrics", None)
     if isinstance(counts, _OF_BATCHES) and "macro" in (vars(metric).get("average"), vars(metric).get("_average")):
         return None

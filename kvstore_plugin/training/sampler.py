@@ -1,8 +1,8 @@
 """DistributedSampler: which samples of a data set this worker takes in an epoch.
 
-The workers draw nothing from each other: all of them make the same order of all samples from the seed and the epoch,
-and the worker of rank r takes the r-th, the (r + size)-th and so on. So the n-th batches of all workers together are
-the n-th batch of one worker with a batch that is `size` times as large.
+The workers do not communicate: each makes the same order of all samples from the seed and the epoch, and the worker of
+rank r takes the r-th, the (r + size)-th sample and so on. So the n-th batches of all workers together are the n-th
+batch of a single worker with a batch that is `size` times as large.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from ..world.process_set import ProcessSet, global_process_set
 class DistributedSampler(gluon.data.Sampler):
     """Divides the samples of a data set among the workers: as the `sampler` of a gluon.data.DataLoader.
 
-    Workers that train must make equally many steps, so by default each gets equally many samples, where needed by
-    giving some of them twice. All workers must pass the same arguments, but for `rank`.
+    In training all workers must make the same number of steps. So by default all workers get the same number of
+    samples; if needed, some samples are taken twice. All workers must pass the same arguments, except `rank`.
 
     Parameters
     ----------
     length : int
         Number of samples in the data set, ``len(dataset)``.
     shuffle : bool, optional
-        Take the samples in a random order, another one in each epoch, see `set_epoch`; otherwise in their own.
+        True: a random order, another in each epoch (see `set_epoch`). False: the order of the data set.
     seed : int, optional
-        Begins the random orders; at least 0.
+        Seed of the random orders; at least 0.
     drop_last : bool, optional
-        Leave out the last samples of the order that do not suffice for all workers, in place of repeating the first.
+        True: drop the last samples of the order if they do not suffice for all workers. False: repeat the first
+        samples.
     even : bool, optional
-        False: give each sample to exactly one worker, once, so that some workers get one more than others. For
-        evaluation, in which workers do not wait for each other; in training such workers come out of step.
+        False: give each sample to exactly one worker, once, so that some workers get one sample more than others. For
+        evaluation, in which workers do not wait for each other; in training the workers would get out of step.
     rank, size : int, optional
-        This worker and the number of workers, given both, in place of those of `process_set`.
+        This worker and the number of workers, in place of those of `process_set`. Give both or neither.
     process_set : ProcessSet, optional
-        The workers that share the data. kvstore_plugin is initialized if nobody has done that.
+        The workers that share the data. kvstore_plugin is initialized if needed.
 
     Raises
     ------
@@ -82,12 +83,12 @@ class DistributedSampler(gluon.data.Sampler):
             raise ValueError(f"drop_last=True drops all {length} samples, since there are {self._size} workers.")
 
     def set_epoch(self, epoch: int) -> None:
-        """Take the order of this epoch from the next iteration on; to be called before each epoch on all workers.
+        """Use the order of this epoch from the next iteration on. Call it before each epoch on all workers.
 
         Parameters
         ----------
         epoch : int
-            At least 0. Without a call it is 0, so that each epoch has the same order.
+            At least 0. Without a call the epoch is 0, so that each epoch has the same order.
         """
         self._epoch = whole_number("epoch", epoch, 0)
 
@@ -100,13 +101,13 @@ class DistributedSampler(gluon.data.Sampler):
         return self._length // self._size if self._drop_last else -(-self._length // self._size)
 
     def _order(self) -> np.ndarray:
-        """The samples in the order in which the workers take them by turns, with repetition or without the last."""
+        """The order in which the workers take samples in turn; if even, extended or cut to a multiple of `size`."""
         order = np.arange(self._length)
         if self._shuffle:
             # The numbers of a RandomState are the same in all releases of numpy, unlike those of a Generator.
             bits = np.random.MT19937(np.random.SeedSequence([self._seed, self._epoch]))
             np.random.RandomState(bits).shuffle(order)
-        # np.resize repeats from the beginning, as often as it takes, or cuts.
+        # np.resize repeats the order from its beginning, or cuts its end.
         return np.resize(order, len(self) * self._size) if self._even else order
 
 

@@ -34,7 +34,7 @@ from .trainer_options import TrainerOptions
 
 
 def _without_store(original: Any) -> Any:
-    """DistributedTrainer.__init__, which says what to do about an argument that only gluon.Trainer has."""
+    """DistributedTrainer.__init__ with a clear error for `kvstore`, an argument that only gluon.Trainer has."""
 
     @functools.wraps(original)
     def __init__(self: DistributedTrainer, *arguments: Any, **named: Any) -> None:
@@ -48,91 +48,91 @@ def _without_store(original: Any) -> Any:
 
 
 class DistributedTrainer(gluon.Trainer):
-    """Trains the same parameters on all workers, each on data of its own.
+    """Trains the same parameters on all workers, each worker on its own data.
 
-    Gradients are averaged over the workers, so that the arguments of step() mean what they mean in one process with a
-    worker's batch. Of row_sparse gradients only rows travel that some worker has. All workers start from the values of
-    `root_rank`, also where the parameters are initialized later, in the first forward pass or anew. Creating a trainer
-    is collective, as init() is, which it calls if nobody has; all workers must create their trainers in the same order,
-    with the same arguments.
+    Gradients are averaged over the workers, so the arguments of step() mean the same as in one process with a worker's
+    batch. Of a row_sparse gradient, only the rows that some worker has are sent. All workers start from the values of
+    `root_rank`, also if parameters are initialized later (in the first forward pass) or again. Creating a trainer is
+    collective and calls init() if needed. All workers must create their trainers in the same order, with the same
+    arguments.
 
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter
         Matched between workers by key, or by position in a list or a ParameterDict; never by Parameter.name. A
-        Parameter that is there twice is trained once.
+        Parameter that occurs twice is trained once.
     optimizer : str or Optimizer
-        As for gluon.Trainer. Of a `DistributedOptimizer` the wrapped optimizer is taken, with a UserWarning, since
-        gradients need averaging once.
+        As for gluon.Trainer. A `DistributedOptimizer` is unwrapped, with a UserWarning, since gradients need averaging
+        once.
     optimizer_params : dict, optional
         As for gluon.Trainer.
     compression : optional
         Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`.
-        Others are in `compression_params`; give only one of the two.
+        `compression_params` has other compressors; give only one of the two arguments.
     gradient_predivide_factor : float, optional
-        Finite and above 0. Elsewhere it divides gradients before they are summed, so that sums of float16 stay in
-        range, and multiplies the result. Here sums of 16 bits are formed in 32, and one scale is applied to the sum, so
-        the result is the mean whatever the factor is. Only sums that stand in 16 bits need it, those of
-        `gradients_after_allreduce`, which it divides.
+        Finite and above 0. For Horovod compatibility. In Horovod it divides gradients before they are summed, so that
+        sums of float16 stay in range, and multiplies the result. Here 16-bit gradients are summed in 32 bits and scaled
+        once, so it does not change the mean. With ``gradients_after_allreduce='sum'`` it divides the sums, which are
+        stored in 16 bits.
     prefix : str, optional
         Part of the names in error messages.
     num_groups : int, optional
-        Gradients are reduced in so many groups, as many gradients in each, in the order of `params`: those of a group
-        and a dtype by one operation, whatever their size. 0: `bucket_bytes` divides them. With more groups than
-        gradients each is a group.
+        The number of groups in which gradients are reduced. Each group has as many gradients as the others, in the
+        order of `params`; one operation reduces the gradients of a group and a dtype, whatever their size. 0:
+        `bucket_bytes` divides the gradients. With more groups than gradients, each gradient is a group.
     process_set : ProcessSet, optional
-        The workers that train together. In a trainer of another worker all parameters stay local.
+        The workers that train together. On a worker outside the set all parameters stay local.
     root_rank : int, optional
-        The worker, as a global rank, whose initial values count. In a process set that does not hold rank 0, the
-        default means its first one.
+        The worker, as a global rank, whose initial values all workers get. In a process set without rank 0, the
+        default means the set's first worker.
     update_on_kvstore : bool, optional
         True: each worker runs the optimizer on its share of the parameters only, keeps the states of that share only,
-        and gets the other weights from the workers that update them. The result is the same, in less time and memory;
-        it needs step(), since allreduce_grads() would have no gradients to show, and one process set. False, the
+        and gets the other weights from the workers that update them. The result is the same, in less time and memory.
+        It needs step(), since no worker has whole gradients after allreduce_grads(), and one process set. False, the
         default: each worker updates all parameters itself.
     bucket_bytes : int, optional
-        Gradients are put into shared memory next to each other, up to so many bytes, and each such bucket is reduced
-        by one operation. 0: they stay where MXNet made them, and each is copied into shared memory and back (with
-        `num_groups`, by one operation for each group). By default 16 MiB on one host, and on several 1 MiB, or 16 KiB
-        for each worker where that is more: there a bucket that the next forward pass needs first overtakes the others
-        on their way. The same on all workers; the division of gradients into buckets is that of the set's first one.
+        Gradients lie next to each other in shared memory, in buckets of up to this size; one operation reduces each
+        bucket. 0: gradients stay where MXNet made them, and each is copied into shared memory and back (with
+        `num_groups`, by one operation for each group). By default 16 MiB on one host. On several hosts 1 MiB, or 16 KiB
+        for each worker if that is more: between hosts, a bucket that the next forward pass needs first overtakes other
+        buckets. The same on all workers; the set's first worker divides the gradients into buckets.
     reduce_method : str, optional
-        'mean' or 'sum': what becomes of the gradients of several workers.
+        'mean' or 'sum' of the gradients over the workers.
     gradients_after_allreduce : str, optional
-        What the gradients of the parameters are between allreduce_grads() and update(): 'mean' or 'sum' over the
-        workers, by default what `reduce_method` says. 'sum' with means is Horovod's way: update() divides by the number
-        of workers too, and by step() the result is that of 'mean', up to roundings. Scripts written for Horovod may
-        need it, such as one that clips at ``max_norm * hvd.size()``. The sum is divided by `gradient_predivide_factor`
-        then. It needs one process set, and no `update_on_kvstore`.
+        What the parameters' gradients are between allreduce_grads() and update(): 'mean' or 'sum' over the workers, by
+        default as `reduce_method`. 'sum' with ``reduce_method='mean'`` works as Horovod: update() also divides by the
+        number of workers, and step() gives the result of 'mean', up to rounding. Scripts for Horovod may need it, such
+        as a script that clips at ``max_norm * hvd.size()``. The sum is then divided by `gradient_predivide_factor`. It
+        needs one process set, and no `update_on_kvstore`.
     broadcast_period : int, optional
-        0: parameters are broadcast at the start only. n > 0: in every n-th step, before the update, they are again
-        overwritten on every worker and device with those of `root_rank`. -1: they are never broadcast, those whose
-        initialization is deferred neither; the workers must see to equal values themselves.
+        0: parameters are broadcast at the start only. n > 0: in every n-th step, before the update, the parameters of
+        `root_rank` overwrite those on every worker and device again. -1: parameters are never broadcast, not even after
+        deferred initialization; the workers must ensure equal values themselves.
     aux_sync_period : int, optional
         n > 0: in every n-th step the running means and variances of BatchNorm, as far as they are in `params`, are
-        averaged over all devices of all workers, as `sync_aux_params` does; the step does not wait for it. 0: never, so
-        call `sync_aux_params` before evaluating and saving.
+        averaged over all devices of all workers, as in `sync_aux_params`; the step does not wait for the averages. 0:
+        never, so call `sync_aux_params` before evaluating and saving.
     compression_params : dict, optional
-        How gradients are compressed between hosts, as `MyKV.set_gradient_compression` takes it: for example
-        ``{'type': 'topk', 'k': 0.01}``. row_sparse gradients travel as they are, but for 'fp16' and 'bf16'.
+        How gradients are compressed between hosts, as for `MyKV.set_gradient_compression`: for example
+        ``{'type': 'topk', 'k': 0.01}``. Only 'fp16' and 'bf16' compress row_sparse gradients.
     parameter_process_sets : dict, optional
         Process sets of single parameters, in place of `process_set`. Its keys are Parameters, or keys of `params`.
-        Where the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
+        If the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
         reduced, and trained on this worker's gradients alone.
     elastic : bool, optional
-        True: when a worker dies, training can go on without it, in `run_elastic`, which see. It needs a job that was
+        True: when a worker dies, training can go on without it, in `run_elastic` (see there). It needs a job that was
         started with ``mpirun --with-ft ulfm``, and all parameters on all workers.
 
     Raises
     ------
     NotImplementedError
-        An argument has a value that is not built yet; or a parameter is sparse, and of a kind or in a release of MXNet
-        that cannot be trained.
+        An argument has a value that is not supported yet; or a parameter is sparse, and its kind or this release of
+        MXNet cannot be trained.
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError
-        The workers have other sets of parameters, or other arguments; or `elastic` is set, and the job ends with its
-        first process that does.
+        The workers have different parameters or arguments; or `elastic` is set, and the job cannot outlive one of its
+        processes.
     """
 
     @_without_store
@@ -182,7 +182,7 @@ class DistributedTrainer(gluon.Trainer):
             options.check_parameters(named)
             placement.check_devices((one.name, one.value) for one in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
-            global_process_set.position_of(root_rank)  # raises where it is no rank
+            global_process_set.position_of(root_rank)  # raises if root_rank is no rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
             self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
@@ -194,7 +194,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options
-        # Devices when gradients were last looked at: of each parameter, and the parameters of each.
+        # Devices at the last look at the gradients: each parameter's device, and each device's parameters.
         self._held: list[Any] = [self] * len(self._params)  # sentinel: unequal to every `_data`
         self._where: list[Any] = [None] * len(self._params)
         self._places: list[set[Parameter]] = []
@@ -204,7 +204,7 @@ class DistributedTrainer(gluon.Trainer):
         self._join: Any = None  # the `join` around the training loop
         self._steps = 0
         self._until_aux_sync = options.aux_sync_period
-        self._labelled: tuple[Any, str] = (None, "")  # what _label() was made of, and the label
+        self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
 
     def _meet_members(
         self,
@@ -213,7 +213,7 @@ class DistributedTrainer(gluon.Trainer):
         roots: dict[ProcessSet, int],
         named_of: dict[ProcessSet | None, list[Named]],
     ) -> None:
-        """Meet the other workers of all process sets, and keep the gradients of the parameters."""
+        """Meet the other workers of all process sets, and create the reducers of the gradients."""
         suffix = f".{options.prefix}" if options.prefix else ""
         self._shares = [
             parameter_groups.Share(
@@ -236,14 +236,14 @@ class DistributedTrainer(gluon.Trainer):
 
     @property
     def _is_elastic(self) -> bool:
-        """Whether it can go on with the workers that are left when one has died."""
+        """Whether training can go on with the remaining workers after a worker has died."""
         return self._meeting is not None
 
     def _meet_again(self) -> None:
-        """Begin anew with the workers that are left, which have given the parameters equal values. Collective.
+        """Begin again with the remaining workers, which have given the parameters equal values. Collective.
 
-        Nothing that was recorded before may write gradients any more. With update_on_kvstore=True the states are empty
-        afterwards, and the parameters that have values have owners among these workers.
+        No graph recorded before may write gradients any more. With update_on_kvstore=True the states are empty
+        afterwards, and the parameters with values have owners among the remaining workers.
         """
         self._join = None
         for gradients in self._gradients:
@@ -264,8 +264,8 @@ class DistributedTrainer(gluon.Trainer):
     def _met(
         self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str], are_equal: bool = False
     ) -> list[Any]:
-        """Meet the other members of each process set, give the parameters equal values, and keep their gradients."""
-        met, sparse = [], []  # these at the end, since they wait for backward, after which the dense ones have begun
+        """Meet the other members of each process set, give the parameters equal values, and return their reducers."""
+        met, sparse = [], []  # sparse last: they block until backward ends, and dense ones should be running by then
         for number, share in enumerate(self._shares):
             try:
                 reduction = how._replace(process_set=share.process_set)
@@ -299,17 +299,18 @@ class DistributedTrainer(gluon.Trainer):
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters.
 
-        Returns at once, unless there are row_sparse gradients: then it waits until all workers have computed theirs.
+        Returns at once, unless there are row_sparse gradients: then it waits until all workers have computed their
+        gradients.
 
         Parameters
         ----------
         batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
-            on all workers, whatever their numbers of devices: with others their weights would drift apart, so that is
-            an error. An NDArray of one element is waited for.
+            on all workers, whatever their numbers of devices. Different sizes are an error, since the weights would
+            drift apart. An NDArray of one element is waited for.
         ignore_stale_grad : bool, optional
-            A worker whose backward has not used a parameter contributes zeros; all workers update it if any has used
-            it, and none if none has. This waits for the other workers.
+            A worker whose backward has not used a parameter contributes zeros. All workers update the parameter if some
+            worker has used it, and no worker updates it otherwise. This waits for the other workers.
 
         Raises
         ------
@@ -317,9 +318,9 @@ class DistributedTrainer(gluon.Trainer):
             A parameter was not used since the last step, and `ignore_stale_grad` is not set. The other workers get an
             MXNetError.
         MXNetError
-            A parameter has no values yet, here or on another worker, or the workers do not take this step alike, for
-            example with batches of different sizes or other learning rates. Mostly that is seen where the parameters
-            are read. They are what they were before then, on all workers, which have counted one update more.
+            A parameter has no values yet, here or on another worker; or the workers' steps differ, for example in batch
+            size or learning rate. The error is mostly raised where the parameters are read. The parameters are then
+            unchanged on all workers, and all workers have counted one more update.
         """
         errors.check()
         factor = self._factor_of(batch_size, self._refuse)
@@ -329,7 +330,7 @@ class DistributedTrainer(gluon.Trainer):
             self._join.step(self, factor, ignore_stale_grad)
 
     def _factor_of(self, batch_size: Any, refuse: Callable[[str], None]) -> float:
-        """What gradients are multiplied by; where that cannot be told, the other workers' call fails too."""
+        """The factor of the gradients; if it cannot be computed, the other workers' call fails too."""
         if self._join is not None:
             return step_label.of_batch(self._scale, batch_size)
         with self._counted():
@@ -349,7 +350,7 @@ class DistributedTrainer(gluon.Trainer):
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Whatever happens to an update here, count it, since the other workers do."""
+        """Count an update even if it fails here, since the other workers count it."""
         counted = self._updates_counted()
         try:
             yield
@@ -361,7 +362,7 @@ class DistributedTrainer(gluon.Trainer):
             raise
 
     def _label(self, factor: float, what: str = "a step") -> str:
-        """What the operations of a step have in common on all workers; see coordination/step_label.py."""
+        """The label of a step's operations, which must be equal on all workers; see coordination/step_label.py."""
         try:
             state = (factor, step_label.scale_of(self), step_label.learning_rate_of(self._optimizer), what)
         except Exception as error:
@@ -376,13 +377,15 @@ class DistributedTrainer(gluon.Trainer):
         return sum(self._optimizer._index_update_count.values())
 
     def allreduce_grads(self) -> None:
-        """Average the gradients over the workers, for use before update(): clip them, look at them.
+        """Average the gradients over the workers, for use before update(): to clip or inspect gradients.
 
-        With ``gradients_after_allreduce='sum'`` they are summed, and update() divides them by the number of workers.
+        With ``gradients_after_allreduce='sum'`` gradients are summed, and update() divides the sums by the number of
+        workers.
 
         Returns at once, unless there are row_sparse gradients, as step() does.
 
-        Once update() was called with ignore_stale_grad=True, this takes stale gradients as zeros, as step() then does.
+        After an update() with ignore_stale_grad=True, this method takes stale gradients as zeros, as step() does with
+        that argument.
 
         Raises
         ------
@@ -401,8 +404,8 @@ class DistributedTrainer(gluon.Trainer):
     def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from gradients that allreduce_grads() has averaged.
 
-        Returns at once, but for ignore_stale_grad=True, which waits for the other workers, and for a batch size in an
-        NDArray, which is waited for.
+        Returns at once, with two exceptions: ignore_stale_grad=True waits for the other workers, and a batch size in an
+        NDArray is waited for.
 
         Parameters
         ----------
@@ -416,8 +419,8 @@ class DistributedTrainer(gluon.Trainer):
         RuntimeError
             The trainer was made with update_on_kvstore=True.
         MXNetError
-            The workers do not update alike, for example with batches of different sizes. It is raised where parameters
-            are read; they are what they were before then, on all workers.
+            The workers' updates differ, for example in batch size. The error is raised where parameters are read. The
+            parameters are then unchanged on all workers.
         """
         self._require_local_updates("update")
         factor = self._factor_of(batch_size, self._refuse_comparison)
@@ -448,26 +451,26 @@ class DistributedTrainer(gluon.Trainer):
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
-        """Let updates multiply gradients by `scale`, and sums that stand for means also by what makes means of them."""
+        """Let updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
         super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._options.sums_of_means else scale)
 
     def _mean_of_sum(self) -> float:
-        """What sums after allreduce_grads() are multiplied by to be means."""
+        """The factor from a sum of allreduce_grads() to the mean."""
         of_all = self._company.process_set
         return self._options.predivide / of_all.size() if of_all.included() else 1.0
 
     def _refuse(self, reason: str) -> None:
-        """Take no part in a step of the other workers."""
+        """Refuse a step of the other workers."""
         for gradients in self._gradients:
             gradients.refuse(reason)
         sync_batch_norm.end_step()
 
     def _awaited_by(self) -> list[int]:
-        """The ranks that have begun a step, or an update, that this one has not called for."""
+        """The ranks that have begun a step or an update that this rank has not begun."""
         return sorted({rank for gradients in self._gradients for rank in gradients.awaited_by()})
 
     def _refuse_awaited(self, reason: str) -> None:
-        """Let what the others wait for fail; they have counted it as an update."""
+        """Refuse what the other ranks wait for; they have counted it as an update."""
         for gradients in self._gradients:
             gradients.refuse_awaited(reason)
         sync_batch_norm.end_step()
@@ -475,7 +478,7 @@ class DistributedTrainer(gluon.Trainer):
             trainer_state.count_update(self)
 
     def _refuse_comparison(self, reason: str) -> None:
-        """Take no part in an update() of the other workers."""
+        """Refuse an update() of the other workers."""
         for gradients in self._gradients:
             gradients.refuse_comparison(reason)
 
@@ -508,7 +511,7 @@ class DistributedTrainer(gluon.Trainer):
                 self._run_updaters(ignore_stale_grad)
 
     def _due_averagings(self) -> list[Averaging]:
-        """Count a step, and return what is to be averaged in it."""
+        """Count a step, and return the averagings that are due in it."""
         self._until_aux_sync -= 1
         if self._until_aux_sync != 0:
             return []
@@ -525,7 +528,7 @@ class DistributedTrainer(gluon.Trainer):
                 try:
                     gradients.update()
                 except Exception as error:
-                    for later in self._gradients[number + 1 :]:  # the sparse ones
+                    for later in self._gradients[number + 1 :]:  # SparseGradients
                         later.refuse_update(str(error))
                     raise
             for parameter in self._params:
@@ -537,7 +540,7 @@ class DistributedTrainer(gluon.Trainer):
             super()._update(ignore_stale_grad)
             self._push_fences()
             return
-        # One call of an optimizer takes arrays of one device. MXNet passes over a Parameter without gradient.
+        # A call of an optimizer takes arrays of one device only. MXNet skips a Parameter with grad_req 'null'.
         try:
             for place in places or [set(given)]:
                 self._params = [
@@ -556,8 +559,8 @@ class DistributedTrainer(gluon.Trainer):
     def save_states(self, fname: str) -> None:
         """Write the optimizer with its states to a file, which any Trainer of these parameters can load.
 
-        The file is written whole or not at all. With update_on_kvstore=True it is collective, and the first worker
-        writes. Otherwise each worker that calls it writes all states, which are the same on all, so that one should.
+        The file is written atomically. With update_on_kvstore=True the call is collective, and the first worker writes.
+        Otherwise each worker that calls it writes all states. They are the same on all workers, so call it on one.
 
         Parameters
         ----------
@@ -566,22 +569,22 @@ class DistributedTrainer(gluon.Trainer):
         Raises
         ------
         OSError
-            The file cannot be written, and is what it was before.
+            The file cannot be written. An existing file is unchanged.
         MXNetError
             With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
         """
         if self._store_optimizer is None:
-            save = super().save_states  # which opens what it is given, a name or a descriptor, and closes it
+            save = super().save_states  # opens a name or a descriptor, and closes it
             atomic_file.write(fname, lambda file: save(os.dup(file.fileno())))
             return
         self._assign_owners()
         checkpoint.save(self._store_optimizer, self._shares[0].scope, fname, True)
 
     def load_states(self, fname: str) -> None:
-        """Go on with the optimizer and its states from a file that any Trainer of these parameters has saved.
+        """Load the optimizer and its states from a file that any Trainer of these parameters has saved.
 
-        With update_on_kvstore=True it is collective, the first worker reads, and the parameters must have values;
-        nothing is changed where it fails. Otherwise each worker reads.
+        With update_on_kvstore=True the call is collective, the first worker reads, and the parameters must have values;
+        a failed call changes nothing. Otherwise each worker reads.
 
         Parameters
         ----------
@@ -611,7 +614,7 @@ class DistributedTrainer(gluon.Trainer):
         )
 
     def _keys(self) -> dict[int, int]:
-        """The numbers by which the optimizer knows the parameters."""
+        """The parameters' indices in the optimizer, by id()."""
         return {id(parameter): number for number, parameter in enumerate(self._params)}
 
     def _require_local_updates(self, method: str) -> None:
@@ -622,14 +625,14 @@ class DistributedTrainer(gluon.Trainer):
             )
 
     def _check_fresh(self, refuse: Callable[[str], None]) -> None:
-        """Raise MXNet's warning of gradients that no backward has written, and tell the other workers before."""
+        """Raise MXNet's warning about gradients that no backward has written, after telling the other workers."""
         sentence = trainer_state.stale_gradient(self._params)
         if sentence is not None:
             refuse(sentence)
             raise UserWarning(sentence)
 
     def _check_mixed_precision(self) -> None:
-        """Raise a ValueError if a worker's overflow cannot be made to skip the step on all workers."""
+        """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
         if self._store_optimizer is not None:
             raise ValueError(amp.ON_STORE)
         if len(placement.places(self._params)) > 1:
@@ -640,24 +643,24 @@ class DistributedTrainer(gluon.Trainer):
         self.allreduce_grads()
 
     def _row_sparse_pull(self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False) -> None:
-        """Some rows of a row_sparse Parameter, for its row_sparse_data() and for saving it; it holds all of them."""
+        """Copy rows of a row_sparse Parameter, which holds all its rows, for row_sparse_data() and for saving."""
         for array in out if isinstance(out, (list, tuple)) else [out]:
             if all(array is not weight for weight in parameter._data):
                 arrays.copy_rows(parameter._data[0], row_id, array, f"out of {parameter.name}")
 
     def _init_kvstore(self) -> None:
-        # There is no store to set up, and MXNet's own version wants all parameters to be initialized.
+        # There is no store to set up, and MXNet's own version needs all parameters to be initialized.
         self._kv_initialized = True
 
     def _check_contexts(self) -> list | None:
-        # MXNet's own one, under either name, refuses a network that is spread over devices.
+        # MXNet's own version, under either name, refuses a network that is spread over devices.
         devices = [mxnet.contexts(parameter) for parameter in self._params]
         return devices[0] if devices else None
 
     _check_devices = _check_contexts
 
     def _follow_devices(self) -> None:
-        """Give each device of the parameters an updater whose states live there, after reset_ctx moved them."""
+        """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""
         held = [one._data for one in self._params]
         if all(one is other for one, other in zip(held, self._held)):
             return
@@ -675,7 +678,7 @@ class DistributedTrainer(gluon.Trainer):
 
 
 class _Elsewhere:
-    """Stands for a Parameter that is updated in another call."""
+    """Placeholder for a Parameter that another call updates."""
 
     grad_req = "null"
 
@@ -696,6 +699,6 @@ def _unwrapped(optimizer: Any) -> Any:
 
 
 def _in_mxnets_order(params: Any) -> list[Parameter]:
-    """The parameters in the order in which gluon.Trainer numbers them, by which states are saved; each once."""
+    """The parameters, each once, in gluon.Trainer's order: their positions are the keys of saved states."""
     ordered = params if isinstance(params, (list, tuple)) else [params[key] for key in sorted(params.keys())]
     return list({id(parameter): parameter for parameter in ordered}.values())

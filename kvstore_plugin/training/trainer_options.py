@@ -1,4 +1,4 @@
-"""The arguments of a DistributedTrainer: checked, and as the lines that must be the same on all workers."""
+"""The arguments of a DistributedTrainer: their checks, and the lines that must be the same on all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDUCE_METHODS = ("mean", "sum")
 
 @dataclasses.dataclass(frozen=True)
 class TrainerOptions:
-    """Arguments of a DistributedTrainer, under their names there."""
+    """Arguments of a DistributedTrainer, with the same names."""
 
     process_set: ProcessSet
     parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None
@@ -40,19 +40,19 @@ class TrainerOptions:
 
     @classmethod
     def checked(cls, *, compression_params: Mapping[str, Any] | None, **given: Any) -> TrainerOptions:
-        """The options of arguments as the user has given them.
+        """The options from the user's arguments.
 
         Raises
         ------
         TypeError, ValueError, NotImplementedError
-            What is wrong with one of them.
+            What is wrong with an argument.
         """
         process_set = given["process_set"]
         check_is_added(process_set)
         given["compression"] = compressions.choose(given["compression"], compression_params)
         check_predivide_factor(given["gradient_predivide_factor"])
         if given["bucket_bytes"] is None:
-            core = process_set.core if process_set.included() else process.core  # a worker outside trains alone
+            core = process_set.core if process_set.included() else process.core  # outside the set: trains alone
             given["bucket_bytes"] = default_bucket_bytes(len(core.host_ranks()), core.size())
         for name, least in (("num_groups", 0), ("bucket_bytes", 0), ("broadcast_period", -1), ("aux_sync_period", 0)):
             given[name] = whole_number(name, given[name], least)
@@ -63,16 +63,16 @@ class TrainerOptions:
 
     @property
     def sums_of_means(self) -> bool:
-        """Whether gradients are sums between allreduce_grads() and update(), which divides them."""
+        """Whether gradients are sums between allreduce_grads() and update(), and update() divides the sums."""
         return self.reduce_method == "mean" and self.gradients_after_allreduce == "sum"
 
     @property
     def predivide(self) -> float:
-        """What such sums are divided by before."""
+        """The divisor of these sums in allreduce_grads(); 1.0 if gradients are not such sums."""
         return float(self.gradient_predivide_factor) if self.sums_of_means else 1.0
 
     def lines(self, optimizer: Any) -> list[str]:
-        """What must be the same on all workers, as an error shows it."""
+        """The lines that must be the same on all workers, as an error shows them."""
         lines = [
             f"prefix={self.prefix!r}",
             f"root_rank={self.root_rank}",
@@ -93,7 +93,7 @@ class TrainerOptions:
         return lines
 
     def reduction(self, store_optimizer: Any) -> Reduction:
-        """What becomes of a gradient."""
+        """How gradients are reduced."""
         return Reduction(
             self.process_set,
             self.reduce_method == "mean" and not self.sums_of_means,
@@ -105,12 +105,12 @@ class TrainerOptions:
         )
 
     def check_parameters(self, named: Sequence[Named]) -> None:
-        """Raise what keeps these parameters from being trained with these options.
+        """Raise an error if these parameters cannot be trained with these options.
 
         Raises
         ------
         TypeError, ValueError, NotImplementedError
-            The sentence names the parameter.
+            The message names the parameter.
         """
         for label, parameter, _ in named:
             _check_parameter(label, parameter)
