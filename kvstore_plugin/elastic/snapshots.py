@@ -15,7 +15,7 @@ from ..sharded_optimizer.checkpoint import leaves, mapped
 
 # Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
 # separately.
-_OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler", "_kept_by_mykv"}
+_OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler"}
 
 # Counters and flags of a DistributedTrainer beside its optimizer, and its scale, which AMP changes.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_until_aux_sync", "_ignores_stale")
