@@ -19,7 +19,7 @@ def load() -> ModuleType:
     Raises
     ------
     ImportError
-        It is not installed, its MPI library is missing, or it belongs to another Python or system.
+        The core is not installed, its MPI library is missing, or it belongs to another Python or system.
     """
     try:
         return importlib.import_module("mykv_core")
