@@ -81,7 +81,7 @@ class Contribution(NamedTuple):
 
 
 def is_row_sparse(value: Any) -> bool:
-    """Whether `value` is a row_sparse array, or a list that begins with one."""
+    """Whether `value` is a row_sparse array, or a list that begins with a row_sparse array."""
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
     return isinstance(value, SparseNDArray) and value.stype == "row_sparse"

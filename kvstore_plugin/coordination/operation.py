@@ -1,8 +1,8 @@
 """One rank's participation in a collective: it starts the operation or tells the others why it cannot.
 
 Operations are matched by name, and under one name by the order of the calls (turns). A rank whose arguments are wrong
-must therefore take its turn too, with the reason (a refusal). Otherwise the others would wait for it, and all its later
-turns would be matched with wrong ones.
+must therefore take its turn too, with the reason (a refusal). Otherwise the other ranks would wait for this rank, and
+all later turns would be mismatched.
 
 Calls that wait (allgather, barrier, add_process_set and the like) all take their turns under one name of the process
 set. So ranks that wait in different calls are matched, their labels differ, and they get an error that shows both.
@@ -54,7 +54,7 @@ class Turn:
     Raises
     ------
     ValueError
-        This process is not in the process set. No rank is told, since no rank waits for this one.
+        This process is not in the process set. No rank is told, since no rank waits for this rank.
     RuntimeError
         kvstore_plugin is not initialized.
     """

@@ -63,7 +63,7 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
 def numbered_alike(turn: operation.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
     """As `numbered`, but after a meeting in which all ranks take the largest of their counts.
 
-    The counts differ after one rank alone has made an object: it has failed there, and the others have made none.
+    The counts differ after a call that a single rank has made: the call has failed, but that rank has counted it.
     """
     counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
     process_set.skip_to({kind: int(counts.max())})

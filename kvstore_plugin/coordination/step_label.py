@@ -18,8 +18,8 @@ BETWEEN = "\x1e"
 def label(factor: float, scale: float, learning_rate: float | None, what: str = "a step") -> str:
     """The label of all operations of a step: operations of steps that differ fail on all workers.
 
-    So no worker waits to compare. After the error all workers are in the same state: none has updated, and all have
-    counted an update.
+    So no worker waits for a comparison. After the error all workers are in the same state: no worker has updated, and
+    all workers have counted an update.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def of_batch(scale: float, batch_size: Any) -> float:
     Parameters
     ----------
     scale : float
-        The factor for a batch of one.
+        The factor for a batch of one sample.
     batch_size : number, or NDArray of one element
         The call waits for an NDArray, since the workers compare the number before they update.
 

@@ -5,7 +5,7 @@ goes to its owner, the owner's updater changes its shard of the weight, and all 
 makes states for its shards only, so each of N workers holds 1/N of the states and does 1/N of the work.
 (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020, stage 1 and 2.)
 
-The weights are the same on all workers, with any optimizers, since all bits of an element come from one worker.
+The weights are the same on all workers, even if the optimizers differ: all bits of an element come from one worker.
 """
 
 from __future__ import annotations

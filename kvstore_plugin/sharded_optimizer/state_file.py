@@ -17,7 +17,7 @@ import numpy as np
 from ..compat.mxnet import NDArray, mx
 from . import safe_unpickler
 
-_DEEPEST = 16  # lists within lists; those of MXNet's optimizers have three levels
+_DEEPEST = 16  # levels of nested lists; states of MXNet's optimizers have three levels
 
 
 class Content(NamedTuple):

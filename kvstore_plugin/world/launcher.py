@@ -191,7 +191,7 @@ def _cores_of_job() -> int:
 
 
 def _cores_of_cgroup() -> int | None:
-    """Number of cores in the cpuset of this process's control group (version 2), or None where there is none."""
+    """Number of cores in the cpuset of this process's control group (version 2), or None without a cpuset."""
     try:
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         group = next(line[3:] for line in groups.splitlines() if line.startswith("0::"))

@@ -1,4 +1,4 @@
-"""Settings of MPI libraries that keep ranks from spinning when they outnumber the cores.
+"""Settings of MPI libraries, without which ranks that outnumber the cores spin, and wait for each other.
 
 mykv's own thread never waits inside MPI, and its messages fill the wire without settings: with the defaults of Open
 MPI, MPICH (over UCX and over libfabric) and Intel MPI they reached 93 to 96% of a link of 1 Gbit/s. But a script's own
@@ -10,7 +10,7 @@ time slices. Time of an exchange of 4 KB over TCP:
   I_MPI_THREAD_YIELD alone.
 - MPICH yields by itself: 0.2 ms.
 
-No MPI sleeps, with any setting.
+None of the three sleeps in a wait, with any setting.
 
 An MPI reads its settings from the environment when it is initialized. So the import of the package sets them, unless
 the user has: in the environment, on the command line of mpirun (which uses the environment) or in Open MPI's file of

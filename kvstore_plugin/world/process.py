@@ -94,7 +94,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     """Join the other ranks. Collective; a second call with the same or no communicator is a no-op.
 
     MPI is initialized here, at MPI_THREAD_MULTIPLE, unless it is initialized already. If it is initialized here, it is
-    finalized when Python exits, whatever mpi4py.rc says.
+    finalized when Python exits, also if mpi4py.rc says otherwise.
 
     Parameters
     ----------
@@ -111,10 +111,10 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         The compiled core, an MPI library or mpi4py is missing.
     RuntimeError
         The launcher belongs to another MPI, MPI has no MPI_THREAD_MULTIPLE or was finalized, init() was called before
-        with another communicator or without one of `process_sets`, or this process is a forked child.
+        with another communicator or without a set of `process_sets`, or this process is a forked child.
     TypeError, ValueError
-        `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this rank; or one of
-        `process_sets` is wrong. If all ranks see the mistake, no rank is initialized afterwards. A setting (an
+        `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this rank; or a set
+        of `process_sets` is wrong. If all ranks see the mistake, no rank is initialized afterwards. A setting (an
         environment variable MYKV_...) has a wrong value on some rank: then all ranks raise the ValueError.
     """
     if _forked:
@@ -224,7 +224,7 @@ def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
 
 
 def world_communicator() -> MPI.Intracomm:
-    """The communicator of the last init(), also after this rank has left: survivors agree over it who is left."""
+    """The communicator of the last init(), also after this rank has left: survivors agree over it on the ranks left."""
     return _last_comm
 
 
@@ -282,7 +282,7 @@ def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = 
                 next_look += min(next_look, max(first_look, _LONGEST_PAUSE_S))
                 look()
     except BaseException:
-        keep(work)  # Ctrl-C, or whatever a signal handler raises
+        keep(work)  # Ctrl-C, or any exception of a signal handler
         raise
 
 

@@ -43,7 +43,7 @@ class ProcessSet:
     TypeError
         `ranks_or_comm` is something else.
     ValueError
-        There are no ranks, one is negative, or one is there twice.
+        There are no ranks, a rank is negative, or a rank is there twice.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -195,7 +195,7 @@ class _AllRanks(ProcessSet):
         return "global_process_set"
 
     def __reduce__(self) -> str:
-        return "global_process_set"  # copies and pickles are this one object
+        return "global_process_set"  # copies and pickles are this object itself
 
 
 global_process_set: ProcessSet = _AllRanks()
