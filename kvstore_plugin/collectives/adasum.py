@@ -1,12 +1,13 @@
-"""Adasum: a sum of gradients that does not overshoot where they point the same way.
+"""Adasum: a sum of gradients that does not overshoot if they point in the same direction.
 
 Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924, equation 4:
 
     Adasum(a, b) = (1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b
 
-and pairs of pairs are combined in the same way, which needs a power of two of ranks. Every rank gets all ranks' arrays
-and combines them by itself, in float64 and with sums of a fixed order, so that all get the same bits. That costs `size`
-times the traffic and memory of a sum, but takes one operation, in which ranks that do something else are noticed.
+Pairs of pairs are combined in the same way, so the number of ranks must be a power of two. Every rank gets all ranks'
+arrays and combines them by itself, in float64 and with sums in a fixed order, so that all ranks get the same bits. That
+costs `size` times the traffic and memory of a sum, but takes a single operation, which detects ranks in another
+operation.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from ..compat import arrays
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import NDArray, mx
 
-# More than a process has threads for an operator.
+# More than the threads that a process has for an operator.
 _ROWS = 256
 
 
 def check(tensors: Sequence[NDArray], size: int) -> None:
-    """Refuse what has no Adasum.
+    """Refuse arrays and numbers of ranks for which there is no Adasum.
 
     Raises
     ------
@@ -41,7 +42,7 @@ def check(tensors: Sequence[NDArray], size: int) -> None:
 
 
 def gathered(tensor: NDArray, turn: Any) -> NDArray:
-    """An array of shape (ranks, elements) whose sum over all ranks is every rank's `tensor`, one per row."""
+    """An array of shape (ranks, elements); its sum over all ranks has every rank's `tensor` in a row of its own."""
     size, rank = turn.core.size(), turn.core.rank()
     if not tensor.size:
         return arrays.empty((size, 0), tensor.as_nd_ndarray())
@@ -79,7 +80,7 @@ def _of_rows(rows: NDArray, first: int, last: int) -> NDArray:
 
 
 def _share(product: NDArray, square: NDArray) -> NDArray:
-    """1 - product / (2 * square), of shape (1,); 1 where the square is 0, since the array is then."""
+    """1 - product / (2 * square), of shape (1,); 1 if the square is 0, since then the array is 0."""
     nonzero = square != 0
     return 1 - nonzero * product / (2 * (square + (1 - nonzero)))
 
@@ -87,7 +88,7 @@ def _share(product: NDArray, square: NDArray) -> NDArray:
 def _total(values: NDArray) -> NDArray:
     """Sum of a row, of shape (1,), in an order that does not depend on the number of threads.
 
-    MXNet gives each thread whole rows where there are as many rows as threads.
+    MXNet gives each thread whole rows if there are at least as many rows as threads.
     """
     columns, rest = divmod(values.size, _ROWS)
     if columns > 1:

@@ -1,6 +1,6 @@
-"""In what form gradients travel between hosts: what the argument `compression` of a trainer says of it.
+"""The argument `compression` of a trainer: the type in which gradients travel between hosts.
 
-More ways, which keep what they lose, are named by a dictionary: see gradient_compression.py.
+A dictionary names other compressors, which keep the error that they make: see gradient_compression.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BFLOAT16 = np.dtype([("bfloat16", np.uint16)])  # as MXNet names it
 class _Method:
     def __init__(self, name: str, wire: str) -> None:
         self.name = name
-        self.wire = wire  # the core's name of the type; empty for the gradient's own
+        self.wire = wire  # the core's name of the type; empty for the gradient's own type
 
     def compress(self, tensor: NDArray) -> tuple[NDArray, Any]:
-        """An array in the type that travels, and what `decompress` needs; as Horovod's compressors have it.
+        """An array in the type that travels, and what `decompress` needs; as in Horovod's compressors.
 
-        For programs that call it themselves, around an `allreduce`. A trainer does not: there the core compresses.
+        For programs that call it around an `allreduce`. A trainer does not call it: there the core compresses.
 
         Parameters
         ----------
@@ -34,21 +34,21 @@ class _Method:
         Returns
         -------
         NDArray, dtype or None
-            The array in 16 bits, or `tensor` itself; and the dtype of `tensor`, or None where it was not converted.
+            The array in 16 bits, or `tensor` itself; and the dtype of `tensor`, or None if it was not converted.
         """
         if not self.wire or arrays.dtype_name(tensor.dtype) not in ("float32", "float64"):
             return tensor, None
         return _cast(tensor, _BFLOAT16 if self.wire == "bfloat16" else self.wire), tensor.dtype
 
     def decompress(self, tensor: NDArray, ctx: Any) -> NDArray:
-        """An array that `compress` has made, or a sum of such, in its own dtype again; `ctx` is what it returned."""
+        """An array from `compress`, or a sum of such arrays, in its own dtype again; `compress` returns the `ctx`."""
         return tensor if ctx is None else _cast(tensor, ctx)
 
     def __repr__(self) -> str:
         return f"Compression.{self.name}"
 
     def __reduce__(self) -> tuple:
-        return getattr, (Compression, self.name)  # a copy is this very object
+        return getattr, (Compression, self.name)  # a copy is this object itself
 
 
 def _cast(tensor: NDArray, dtype: Any) -> NDArray:
@@ -59,19 +59,19 @@ def _cast(tensor: NDArray, dtype: Any) -> NDArray:
 class Compression:
     """Choices for the argument `compression` of `DistributedTrainer`.
 
-    They concern what travels between hosts, where the network is the limit: gradients of float32 and float64 travel in
-    16 bits there, and those of other types as they are. Within a host, in shared memory, gradients are summed in their
-    own type, which is faster than to convert them, and exact. So on one host all choices give the same bits.
+    They apply to transfers between hosts, where the network is the limit: there gradients of float32 and float64 travel
+    in 16 bits, and gradients of other types unchanged. Within a host, in shared memory, gradients are summed in their
+    own type, which is faster than a conversion, and exact. So on one host all choices give the same bits.
 
-    The argument `compression_params` names these too, and others that make messages shorter still. Each has methods
-    ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress by themselves.
+    The argument `compression_params` takes these choices too, and compressors with even shorter messages. Each choice
+    has methods ``compress(tensor)`` and ``decompress(tensor, ctx)``, for programs that compress by themselves.
 
     Attributes
     ----------
     none
         Gradients travel in their own dtype.
     fp16
-        As float16, with 11 bits of precision and values up to 65504; larger ones become infinite.
+        As float16, with 11 bits of precision and values up to 65504; larger values become infinite.
     bf16
         As bfloat16, with 8 bits of precision and the range of float32.
     """
@@ -82,14 +82,14 @@ class Compression:
 
 
 def choose(compression: Any, compression_params: Any) -> _Method | GradientCompression:
-    """What the arguments `compression` and `compression_params` of a trainer say together.
+    """The choice of the arguments `compression` and `compression_params` of a trainer.
 
-    The result has an attribute `wire`, the core's text for it.
+    The result has an attribute `wire`, the core's text for the choice.
 
     Raises
     ------
     TypeError, ValueError
-        One of them is wrong, or both choose something.
+        An argument is wrong, or both choose something.
     """
     if not isinstance(compression, _Method) and hasattr(compression, "decompress"):
         raise TypeError(

@@ -1,7 +1,7 @@
-"""Operations that wait until all ranks have come to them, since the sizes of their results depend on the other ranks.
+"""Operations that wait until all ranks call them, since the sizes of their results depend on the other ranks.
 
-Only that is waited for: the results themselves arrive later, as those of other operations. These calls are matched by
-their order in the process set, whatever their names.
+The calls wait only for the sizes: the results arrive later, as in other operations. The calls are matched by their
+order in the process set, with any names.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def allgather(
     Parameters
     ----------
     tensor : NDArray
-        Of shape (n, ...) and any dtype; n, which may be 0, may differ between the ranks. It is not changed, and may be
-        changed or deleted at once.
+        Of shape (n, ...) and any dtype; n, which may be 0, may differ between the ranks. It is not changed, and the
+        caller may change or delete it at once.
     name : str, optional
         Shown in errors; the same on all ranks. Calls that wait are matched by their order in the process set.
     priority : int, optional
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     process_set : ProcessSet, optional
         The ranks that take part.
 
@@ -39,17 +39,17 @@ def allgather(
     -------
     NDArray
         New, with the type and dtype of `tensor` and the sum of all n as its first dimension; in the order of ranks. It
-        may be used before it is ready.
+        may be used at once: the engine lets readers wait.
 
     Raises
     ------
     TypeError, ValueError
         What this rank can see alone: `tensor` is a scalar or sparse, or on a GPU, and the core has found no CUDA
-        runtime; this rank is not in the process set. The other ranks' call raises an MXNetError that names this one.
+        runtime; this rank is not in the process set. The other ranks' call raises an MXNetError that names this rank.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in dtype, name, a dimension but the first, or in whether the array is on a GPU; one waits in
+        Ranks differ in dtype, name, a dimension except the first, or in whether the array is on a GPU; a rank waits in
         another call, has refused or left. At the result (with NaiveEngine here): a rank's array carries an error.
     """
     with operation.waiting(process_set, operation.described("allgather", name)) as turn:
@@ -64,7 +64,7 @@ def grouped_allgather(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> list[NDArray]:
-    """Concatenate several arrays, each with those of all ranks at its place. Waits until all ranks call it.
+    """Concatenate several arrays, each with the arrays of all ranks at its position. Waits until all ranks call it.
 
     Parameters
     ----------
@@ -103,20 +103,20 @@ def alltoall(
     Parameters
     ----------
     tensor : NDArray
-        Of shape (n, ...) and any dtype; n may differ between the ranks. It is not changed, and may be changed or
-        deleted at once.
+        Of shape (n, ...) and any dtype; n may differ between the ranks. It is not changed, and the caller may change or
+        delete it at once.
     splits : NDArray of int32 or sequence of int, shape (size,), optional
-        How many rows go to each rank, in the order of ranks; together n. Without it all ranks get the same number.
+        How many rows go to each rank, in the order of ranks; n in total. By default all ranks get the same number.
     name, priority, process_set
         As for `allgather`.
 
     Returns
     -------
     output : NDArray
-        New, with the type and dtype of `tensor`: the rows that the ranks have sent to this one, in the order of ranks.
-        It may be used before it is ready.
+        New, with the type and dtype of `tensor`: the rows that the ranks have sent to this rank, in the order of ranks.
+        It may be used at once: the engine lets readers wait.
     received_splits : NDArray of int32, shape (size,)
-        How many rows each rank has sent; only where `splits` was given.
+        How many rows each rank has sent; only if `splits` was given.
 
     Raises
     ------
@@ -157,14 +157,14 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        A rank waits in another call, has refused one, or has left.
+        A rank waits in another call, has refused a call that waits, or has left.
     """
     with operation.waiting(process_set, "barrier") as turn:
         turn.meet("barrier")
 
 
 def _meet(turn: operation.Turn, tensors: list[NDArray], what: str, priority: Any) -> np.ndarray:
-    """First dimensions of all ranks' arrays, shape (size, len(tensors)), once it is clear that the others are alike."""
+    """First dimensions of all ranks' arrays, shape (size, len(tensors)), after a check that all else is equal."""
     for tensor in tensors:
         arrays.check_rows(tensor, turn.call)
     operation.checked_priority(priority)
@@ -185,7 +185,7 @@ def _gathered(
 
 
 def _row(tensor: NDArray) -> str:
-    """Dtype and dimensions of an array but for its first, as ``'float32 (*, 3)'``, and whether it is on a GPU."""
+    """Dtype and all dimensions of an array except the first, as ``'float32 (*, 3)'``, and whether it is on a GPU."""
     place = " on GPU" if arrays.on_gpu(tensor) else ""
     return f"{arrays.dtype_name(tensor.dtype)} ({', '.join(['*', *map(str, tensor.shape[1:])])}){place}"
 

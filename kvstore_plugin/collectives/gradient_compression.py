@@ -1,6 +1,6 @@
-"""What users say of compression between hosts: checked, and put into the words of the core.
+"""The user's parameters of compression between hosts: checked, and translated into the core's text.
 
-The vocabulary is that of MXNet's `set_gradient_compression`, ``{'type': '2bit', 'threshold': 0.5}``, and of BytePS,
+The names are those of MXNet's `set_gradient_compression`, ``{'type': '2bit', 'threshold': 0.5}``, and of BytePS,
 ``{'compressor': 'topk', 'k': 0.01}``. The compressors themselves are in csrc/compress/.
 """
 
@@ -19,9 +19,9 @@ class GradientCompression(NamedTuple):
     Attributes
     ----------
     parameters : dict
-        With 'type' and all others, those too that the user left out.
+        With 'type' and all other parameters, also those that the user left out.
     wire : str
-        What the core makes it from; empty for none. Equal texts mean equal compressors.
+        The text from which the core makes the compressor; empty for none. Equal texts mean equal compressors.
     """
 
     parameters: dict
@@ -33,7 +33,7 @@ class GradientCompression(NamedTuple):
 
 class _Parameter(NamedTuple):
     default: Any
-    read: Callable[[str, Any], Any]  # of its name in messages and its value; raises what is wrong with it
+    read: Callable[[str, Any], Any]  # given the name for messages and the value; raises if the value is wrong
 
 
 def _number(what: str, value: Any) -> float:
@@ -41,7 +41,7 @@ def _number(what: str, value: Any) -> float:
         raise TypeError(f"{what} must be a number, not {value!r}.")
     try:
         number = float(value)
-    except OverflowError:  # a whole number or a fraction beyond all floats
+    except OverflowError:  # a whole number or a fraction too large for a float
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{what} must be finite, not {value!r}.")
@@ -86,7 +86,7 @@ _seed = _whole(0, 2**63 - 1)
 
 
 def _few(what: str, value: Any) -> int | float:
-    """A number of elements, or a share of them."""
+    """A number of elements, or a fraction of all elements."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{what} must be a whole number from 1 or a fraction between 0 and 1, not {value!r}.")
     if isinstance(value, numbers.Integral) and 1 <= value <= 2**31:
@@ -108,7 +108,7 @@ def _one_of(*choices: str) -> Callable[[str, Any], str]:
 _EF = {"ef": _Parameter(True, _feedback)}
 _FEW = {"k": _Parameter(0.01, _few)}
 _SEED = {"seed": _Parameter(0, _seed)}
-_LEVELS = {"linear": (127, 32767), "natural": (7, 32)}  # by partition: how many by default, and at most
+_LEVELS = {"linear": (127, 32767), "natural": (7, 32)}  # by partition: the default and the maximum of k
 
 # For each type, its parameters.
 _COMPRESSORS: Mapping[str, Mapping[str, _Parameter]] = {
@@ -133,25 +133,25 @@ _KEYS = {name for known in _COMPRESSORS.values() for name in known}
 
 
 def counts_elements(wire: str) -> bool:
-    """Whether a compressor, in the words of the core, sends a certain number of elements of each array."""
+    """Whether a compressor, given by the core's text, sends a fixed number of elements of each array."""
     return re.match(r"(topk|randomk) k=\d+ ", wire) is not None
 
 
 def gradient_compression(params: Any) -> GradientCompression:
-    """What a user's dictionary means.
+    """The compressor that a user's dictionary names.
 
     Parameters
     ----------
     params : dict
-        For example ``{'type': 'topk', 'k': 0.01}``; see `MyKV.set_gradient_compression` for all. What is None or an
-        empty string is absent. 'fp16' may be True in place of a type; beside one it has no effect, since gradients are
-        summed in their own type within a host. With 'compressor' in place of 'type', parameters of other compressors
-        have no effect.
+        For example ``{'type': 'topk', 'k': 0.01}``; see `MyKV.set_gradient_compression` for all. Items with None or an
+        empty string are ignored. 'fp16' may be True in place of a type; beside a type it has no effect, since gradients
+        are summed in their own type within a host. With 'compressor' in place of 'type', parameters of other
+        compressors have no effect.
 
     Raises
     ------
     TypeError, ValueError
-        It is no dictionary, names no compressor, or has a parameter that this one does not know or take.
+        `params` is no dictionary, names no compressor, or has an unknown parameter or a wrong value.
     """
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict such as {{'type': '2bit'}}, not {params!r}.")
@@ -166,7 +166,7 @@ def gradient_compression(params: Any) -> GradientCompression:
         )
     is_half = _flag("The parameter 'fp16' of compression_params", given.pop("fp16", False))
     kind = given.pop("type", given.pop("compressor", None))
-    if "compressor" in params:  # BytePS's examples pass all keys, and each compressor takes what it knows
+    if "compressor" in params:  # BytePS's examples pass all keys, and each compressor takes the keys that it knows
         known = _COMPRESSORS.get(kind, {}) if isinstance(kind, str) else {}
         given = {name: value for name, value in given.items() if name in known or name not in _KEYS}
     if kind is None and (is_half or "compressor" in params):

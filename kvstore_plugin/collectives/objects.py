@@ -1,4 +1,4 @@
-"""Objects of Python that go from rank to rank, pickled. Both calls wait until all ranks have come to them."""
+"""Broadcast and allgather of Python objects, pickled. Both calls wait until all ranks call them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Give all ranks the object that one of them has. Waits until all ranks call it.
+    """Give all ranks the object of one rank, the root. Waits until all ranks call it.
 
     Parameters
     ----------
     obj : object
-        What pickle takes, or cloudpickle where that is installed (lambdas and the like); of any size that fits into
-        memory twice. It counts on the root only.
+        Any object that pickle takes, or cloudpickle if it is installed (lambdas and the like); of any size that fits
+        into memory twice. Ignored on ranks other than the root.
     root_rank : int, optional
-        The global rank whose object counts; it is in the process set.
+        The global rank of the root; it is in the process set.
     name : str, optional
         Shown in errors; the same on all ranks. Calls that wait are matched by their order in the process set.
     process_set : ProcessSet, optional
@@ -40,13 +40,13 @@ def broadcast_object(
     ------
     TypeError, ValueError
         `root_rank` is no rank or not in the process set, or this rank is not. The other ranks' call raises an
-        MXNetError that names this one.
+        MXNetError that names this rank.
     Exception
         What pickle raises, on the root; the other ranks' call raises an MXNetError with its text.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in root or name; one waits in another call, has refused or left.
+        Ranks differ in root or name; a rank waits in another call, has refused or left.
     """
     with operation.waiting(process_set, operation.described("broadcast_object", name)) as turn:
         root = process_set.position_of(root_rank)
@@ -63,14 +63,14 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     Parameters
     ----------
     obj : object
-        As for `broadcast_object`; this rank's part.
+        This rank's object; as for `broadcast_object`.
     name, process_set
         As for `broadcast_object`.
 
     Returns
     -------
     list of object
-        In the order of ranks. At this rank's place there is a copy of `obj`.
+        In the order of ranks, with a copy of `obj` for this rank.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
 
 class _Broadcast:
-    """Bytes under way from `root`, a rank of the process set, whose own are `mine`."""
+    """A broadcast of bytes from `root`, a rank in the process set; `mine` are the bytes on the root."""
 
     def __init__(self, process_set: ProcessSet, name: Any, root: int, mine: bytes, size: int) -> None:
         self._work = None

@@ -1,7 +1,7 @@
-"""Operations that return at once: their results are arrays that MXNet's engine fills when all ranks have taken part.
+"""Asynchronous operations: their results are arrays that MXNet's engine fills when all ranks have taken part.
 
-Ranks are matched by name, so that they may start operations in any order. See coordination/operation.py for what
-happens when the arguments of one rank are wrong.
+Operations are matched by name, so ranks may start them in any order. See coordination/operation.py for what happens
+when the arguments of a rank are wrong.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def allreduce(
     ----------
     tensor : NDArray
         Any shape, the same on all ranks, and any dtype that the release has; of mx.nd or mx.np, dense, on the CPU or a
-        GPU. It is not changed, and may be changed or deleted at once; MXNet's engine lets what else uses it wait for
-        the operation, so that several operations on one array need the same order on all ranks.
+        GPU. It is not changed, and the caller may change or delete it at once. MXNet's engine lets other operations on
+        the array wait for this operation, so several operations on one array need the same order on all ranks.
     average : bool, optional
-        True means ``op=Average``, False ``op=Sum``. Older than `op`, of which it takes the place.
+        True means ``op=Average``, False ``op=Sum``. An older argument in place of `op`.
     name : str, optional
-        What the ranks are matched by. Operations without a name are matched by their order in the process set, and
-        operations of the same name by theirs.
+        The name by which the operation is matched. Operations without a name are matched by their order in the process
+        set, and operations of the same name by the order of their calls.
     priority : int, optional
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     prescale_factor, postscale_factor : float, optional
-        Factors of the inputs and of the result. For `Average` and `Sum` of floating-point numbers they are one factor
-        of the result; integers are rounded toward zero on each rank before they are added up, and after that.
+        Factors of the inputs and of the result. For `Average` and `Sum` of floating-point numbers their product is
+        applied to the result; integers are rounded toward zero on each rank before the sum, and after it.
     process_set : ProcessSet, optional
         The ranks that take part.
     op : ReduceOp, optional
@@ -54,20 +54,21 @@ def allreduce(
     Returns
     -------
     NDArray
-        New, with the type, shape and dtype of `tensor`; the same bits on all ranks. It may be used before it is ready.
-        float16 and bfloat16 are reduced in float32. Integers wrap around, and are rounded toward zero where they are
-        averaged or scaled; that is exact to 2**51. For bool, `Sum` and `Max` are "or", `Product` and `Min` "and".
+        New, with the type, shape and dtype of `tensor`; the same bits on all ranks. It may be used at once: the engine
+        lets readers wait. float16 and bfloat16 are reduced in float32. Integers wrap around, and are rounded toward
+        zero when they are averaged or scaled, which is exact to 2**51. For bool, `Sum` and `Max` are "or", `Product`
+        and `Min` "and".
 
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: `op` and `average` given both, bool with `Average` or with a factor, integers
+        What this rank can see alone: both `op` and `average` are given, bool with `Average` or with a factor, integers
         with `Adasum`, sparse arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that
-        this rank is not in. The other ranks get an MXNetError at their result, which names this one.
+        this rank is not in. The other ranks get an MXNetError at their result, which names this rank.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, one has refused or
+        At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, a rank has refused or
         left, or its array carries an error.
 
     References
@@ -114,13 +115,13 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
     op: ReduceOp | None = None,
 ) -> list[NDArray]:
-    """Reduce several arrays over all ranks in one operation, with one transfer for each dtype among them.
+    """Reduce several arrays over all ranks in one operation, with one transfer for each dtype.
 
     Parameters
     ----------
     tensors : sequence of NDArray
-        Of any shapes and dtypes; the same number, shapes and dtypes in the same order on all ranks. Where it is empty,
-        nothing happens.
+        Of any shapes and dtypes; the same number, shapes and dtypes in the same order on all ranks. An empty sequence
+        is a no-op.
     average, name, priority, prescale_factor, postscale_factor, process_set, op
         As for `allreduce`.
 
@@ -182,21 +183,21 @@ def broadcast(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray:
-    """Give all ranks the values that one of them has.
+    """Give all ranks the values of one rank, the root.
 
     Parameters
     ----------
     tensor : NDArray
-        Of any shape and dtype, the same on all ranks. Its values count on the root only; nowhere are they changed.
+        Of any shape and dtype, the same on all ranks. It is not changed; only the root's values are used.
     root_rank : int
-        The global rank whose values count; it is in the process set.
+        The global rank of the root; it is in the process set.
     name, priority, process_set
         As for `allreduce`.
 
     Returns
     -------
     NDArray
-        New, like `tensor`, with the bits of the root's; it may be used before it is ready.
+        New, like `tensor`, with the bits of the root's values. It may be used at once: the engine lets readers wait.
 
     Raises
     ------
@@ -221,7 +222,7 @@ def broadcast_(
     priority: int = 0,
     process_set: ProcessSet = global_process_set,
 ) -> NDArray:
-    """Give all ranks the values that one of them has, in place; otherwise as `broadcast`.
+    """Give all ranks the values of one rank in place; otherwise as `broadcast`.
 
     Returns
     -------
@@ -257,8 +258,8 @@ def reducescatter(
     Returns
     -------
     NDArray
-        New, of shape (n // size, ...), on the lower n % size ranks one row more: the ranks' rows one after the other
-        are what `allreduce` gives. It may be used before it is ready.
+        New, of shape (n // size, ...), with one row more on the lowest n % size ranks: the rows of all ranks in their
+        order are the result of `allreduce`. It may be used at once: the engine lets readers wait.
 
     Raises
     ------
@@ -318,7 +319,7 @@ def grouped_reducescatter(
         if not inputs:
             return turn.leave_out("its group is empty", tensors)
         rows = [_own_rows(turn, tensor) for tensor in inputs]
-        # All rows travel, since several operations under one name could not notice that ranks have fewer or more.
+        # One operation with all rows: several operations under one name could not detect different numbers of arrays.
         reduced = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
         plan = _scatter_plan(turn, inputs, op, prescale_factor, postscale_factor)
         _push(turn, inputs, reduced, plan, f"grouped_reducescatter {plan.label}", priority, grouped=True)
@@ -382,7 +383,7 @@ def _group(tensors: Any) -> list[NDArray]:
 
 
 def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
-    """First row of this rank, and the one after its last."""
+    """First row of this rank, and the row after its last row."""
     arrays.check_rows(tensor, turn.call)
     each, more = divmod(tensor.shape[0], turn.core.size())
     rank = turn.core.rank()

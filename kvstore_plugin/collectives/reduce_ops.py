@@ -1,4 +1,4 @@
-"""The operators of reductions: how they are asked for, and what the core is to compute for them."""
+"""The operators of reductions: the user's arguments, and what the core computes for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..compat.mxnet import NDArray
 
 
 class ReduceOp(enum.Enum):
-    """How the values of the ranks become one, element by element; `Adasum` goes by whole arrays."""
+    """How the values of the ranks are combined, element by element; `Adasum` combines whole arrays."""
 
     Average = "average"
     Sum = "sum"
@@ -41,27 +41,27 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 """The product; for bool, whether all ranks have True."""
 Adasum = ReduceOp.Adasum
-"""A sum of whole arrays in which what they have in common counts once (Maleki et al., 2020)."""
+"""A sum of whole arrays in which their common part counts once (Maleki et al., 2020)."""
 
 
 class Plan(NamedTuple):
-    """What the core is asked for."""
+    """The parameters of a reduction for the core."""
 
     op: str  # 'sum', 'min', 'max' or 'product'
     first: float  # what the inputs are multiplied by before the reduction
     scale: float  # what the result is multiplied by
-    label: str  # what the ranks must agree on besides
+    label: str  # must be equal on all ranks
 
 
 def chosen(op: Any, average: Any) -> ReduceOp:
-    """The operator that the arguments `op` and `average` ask for.
+    """The operator that the arguments `op` and `average` select.
 
     Raises
     ------
     ValueError
-        Both are given.
+        Both arguments are given.
     TypeError
-        One of them is something else.
+        An argument has a wrong type.
     """
     if op is None and average is None:
         return Average
@@ -77,12 +77,12 @@ def chosen(op: Any, average: Any) -> ReduceOp:
 
 
 def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any, size: int) -> Plan:
-    """What the core is to do for `op` with these arrays on `size` ranks.
+    """What the core computes for `op` with these arrays on `size` ranks.
 
     Raises
     ------
     TypeError, ValueError
-        A factor is no finite number, or the arrays have a dtype that the operator or a factor does not make sense for.
+        A factor is no finite number, or the operator or a factor makes no sense for a dtype of the arrays.
     """
     before = _factor("prescale_factor", prescale_factor)
     after = _factor("postscale_factor", postscale_factor)
@@ -103,7 +103,7 @@ def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any
     if op is Average:
         scale /= size
         if "integer" in kinds and size & (size - 1):
-            # 1/size is rounded, maybe down, and what is a bit less than a whole number would lose 1 when truncated.
+            # 1/size may be rounded down: a mean just below a whole number would lose 1 in the truncation.
             scale = float(np.nextafter(scale, np.copysign(np.inf, scale)))
         return Plan("sum", before, scale, label)
     if op is Sum:

@@ -1,13 +1,15 @@
-"""Sums of row_sparse arrays over devices and workers: only rows travel that one of them holds.
+"""Sums of row_sparse arrays over devices and workers: only rows travel that a device or worker holds.
 
-The workers first tell each other which rows they hold. Each then lays its own out among the rows that any of them
-holds, with zeros for those that it lacks, and the core sums these as it sums any arrays: so the result has the same
-bits on all workers, and, unless it is compressed between hosts, those that the sum of dense arrays has. Compared with a
-gather of every worker's rows, which each of them then adds up, this moves less wherever workers share rows, as those
-that train on words do, the work of adding is divided among them, and at most twice as much travels where they share
-none.
+The workers first tell each other which rows they hold. Each worker lays its rows out among the rows of all workers (the
+union), with zeros for rows that it lacks. The core sums the layouts like any arrays. So the result has the same bits on
+all workers and, unless it is compressed between hosts, the bits of the sum of dense arrays.
 
-How many rows there are is known when the arrays are, so all of this waits for them, and for the other workers.
+The alternative is a gather of every worker's rows, which each worker then sums. The union moves less data if workers
+share rows, as they do in training on words, and divides the additions among the workers. If workers share no rows, at
+most twice as much data travels.
+
+The number of rows is known only when the arrays are written, so these functions wait for the arrays, and for the other
+workers.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ from ..compat.mxnet import NDArray, SparseNDArray, mx
 from ..coordination import operation
 from ..world.process_set import ProcessSet
 
-# The types of which both numpy and the core know how to sum.
+# The types that both numpy and the core can sum.
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 
 class Rows(NamedTuple):
-    """Some rows of a matrix: that with number indices[i] is values[i]. A matrix here is an array of any dimensions."""
+    """Some rows of a matrix: values[i] is row indices[i]. A matrix here is an array of any dimensions."""
 
     indices: np.ndarray  # int64, shape (n,)
     values: np.ndarray  # shape (n, elements of a row)
@@ -42,18 +44,18 @@ class Workspace:
         self._buffers: dict[str, Any] = {}  # by the name of the dtype
 
     def buffer(self, dtype: np.dtype, count: int) -> Any:
-        """Memory for so many elements, with any values in it.
+        """Uninitialized memory for `count` elements.
 
         Raises
         ------
         RuntimeError
-            There is none left.
+            There is no memory left.
         """
         nbytes = count * dtype.itemsize
         held = self._buffers.get(dtype.name)
         if held is None or not held.attached or held.nbytes < nbytes:
             self._buffers.pop(dtype.name, None)
-            held = None  # before there is another
+            held = None  # frees the old memory before the new memory is allocated
             held = self._buffers[dtype.name] = self._process_set.core.allocate(nbytes + nbytes // 4)
         return held
 
@@ -62,7 +64,7 @@ class Workspace:
 
 
 class Contribution(NamedTuple):
-    """What one worker adds to a sum."""
+    """One worker's rows in a sum."""
 
     shape: tuple[int, ...]  # of the whole array
     dtype: np.dtype
@@ -79,7 +81,7 @@ class Contribution(NamedTuple):
 
 
 def is_row_sparse(value: Any) -> bool:
-    """Whether `value` is a row_sparse array, or a list that begins with one."""
+    """Whether `value` is a row_sparse array, or a list that begins with a row_sparse array."""
     if isinstance(value, (list, tuple)):
         value = value[0] if value else None
     return isinstance(value, SparseNDArray) and value.stype == "row_sparse"
@@ -91,19 +93,19 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
     Parameters
     ----------
     replicas : sequence of row_sparse NDArray
-        One for each device. Their memory is used, not copied: they must not change until they were summed.
+        An array for each device. Their memory is used, not copied: they must not change before the sum is done.
     what : str
-        What to call them in an error, for example ``'gradient of embedding.weight'``.
+        What errors call the arrays, for example ``'gradient of embedding.weight'``.
     left_out : sequence of bool, optional
         For each device, whether it contributes no rows.
 
     Raises
     ------
     ValueError
-        One is not row_sparse, or lies on a GPU; they differ in shape or dtype; the dtype cannot be summed; a row is
-        there twice, or is none of the array.
+        An array is not row_sparse, or lies on a GPU; the arrays differ in shape or dtype; the dtype cannot be summed; a
+        row is there twice, or out of range.
     MXNetError
-        One carries an error.
+        An array carries an error.
     """
     for array in replicas:
         _check(array, what)
@@ -138,26 +140,26 @@ def allreduce(
     process_set : ProcessSet
         The workers that take part.
     name : str
-        What the ranks are matched by.
+        The prefix of the names by which the operations are matched.
     contributions : sequence of Contribution
-        As many on all workers, of the same shapes and dtypes.
+        Equally many on all workers, of the same shapes and dtypes.
     counts : ndarray of int64, shape (size, len(contributions))
-        How many rows each worker contributes, as they have told each other.
+        How many rows each worker contributes, from an exchange of the workers.
     scale : float, optional
         What the sums are multiplied by.
     priority : int, optional
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     wire : str, optional
-        Type in which float32 and float64 travel between hosts; empty for their own.
+        Type in which float32 and float64 travel between hosts; empty for their own type.
     workspace : Workspace, optional
-        Where the sums are formed, which saves copies. Either all workers pass one, each with arrays on one device, or
-        none does.
+        Memory in which the sums are formed, which saves copies. Either all workers pass a workspace, each with arrays
+        on one device, or no worker does.
 
     Returns
     -------
     list of Rows
-        The same bits on all workers, in the order of `contributions`; rows ascend. Those in a workspace are there
-        until its next use.
+        The same bits on all workers, in the order of `contributions`; rows ascend. Rows in a workspace are valid until
+        its next use.
 
     Raises
     ------
@@ -189,12 +191,12 @@ def allreduce(
 
 
 def sum_over_devices(replicas: Sequence[NDArray], what: str) -> None:
-    """Overwrite row_sparse arrays, one for each device, with their sum. Waits for them.
+    """Overwrite row_sparse arrays, one for each device, with their sum. Waits for the arrays.
 
     Parameters
     ----------
     replicas : sequence of row_sparse NDArray
-        Of one shape and dtype.
+        Of the same shape and dtype.
     what : str
         As for `contribution`.
 
@@ -217,7 +219,7 @@ def assign(array: NDArray, rows: Rows) -> None:
     Parameters
     ----------
     array : row_sparse NDArray
-        The array itself is written, so that what knows it (autograd, a Parameter) finds them there.
+        The array itself is written, so that autograd or a Parameter that refers to it finds the rows.
     rows : Rows
         Ascending. May be changed afterwards.
     """
@@ -258,7 +260,7 @@ def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
 
 
 def _memory(array: NDArray, count: int, width: int, dtype: np.dtype) -> np.ndarray:
-    """The rows that an array holds, in its own memory; its `data` would be a copy."""
+    """The rows that an array holds, as a view of its memory; its `data` would be a copy."""
     address = ctypes.c_void_p()
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     memory = (ctypes.c_uint8 * (count * width * dtype.itemsize)).from_address(address.value)
@@ -270,8 +272,8 @@ def _ascends(indices: np.ndarray) -> bool:
 
 
 def _union(lists: Sequence[np.ndarray], row_count: int) -> np.ndarray:
-    """The numbers that are in any of some lists, ascending, each once."""
-    if row_count > 32 * sum(map(len, lists)):  # from there on sorting them is faster than looking at a byte for each
+    """The union of some lists of numbers, ascending, each number once."""
+    if row_count > 32 * sum(map(len, lists)):  # then sorting the numbers is faster than reading a byte for each row
         return np.unique(np.concatenate(lists))
     held = np.zeros(row_count, dtype=bool)
     for indices in lists:
@@ -305,9 +307,9 @@ def _unions(
 def _laid_out(
     contributions: Sequence[Contribution], unions: Sequence[np.ndarray], memory: np.ndarray | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """One array for each device, with the rows of all contributions one after another, and views for the sums.
+    """An array for each device, with the rows of all contributions one after another, and views for the sums.
 
-    The first array is `memory`, if that is given.
+    The first array is `memory`, if it is given.
     """
     ends = np.cumsum([union.size * one.width for one, union in zip(contributions, unions)])
     inputs = [np.zeros(ends[-1], contributions[0].dtype) if memory is None else memory]

@@ -1,6 +1,6 @@
 """row_sparse arrays in calls of the store: their sums, and their broadcast.
 
-The store itself holds a dense array under each key, since each worker has all rows of it anyway.
+The store itself holds a dense array under each key, since each worker has all rows of the array anyway.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .row_sparse import Rows
 def push_broadcast(
     process_set: ProcessSet, name: str, value: NDArray, targets: Sequence[NDArray], root: int, priority: int
 ) -> None:
-    """Start a broadcast of an array, any of them dense or row_sparse. Returns at once.
+    """Start a broadcast of an array; value and targets may be dense or row_sparse. Returns at once.
 
     Parameters
     ----------
     process_set : ProcessSet
         The ranks that take part.
     name : str
-        What the ranks are matched by.
+        The name by which the broadcast is matched.
     value : NDArray
-        The root's travels, as a dense array.
+        The root's value is sent, as a dense array.
     targets : sequence of NDArray
-        Of the shape and dtype of `value`. Those that are row_sparse hold all rows afterwards.
+        Of the shape and dtype of `value`. Row_sparse targets hold all rows afterwards.
     root : int
-        The rank within the set whose value counts.
+        The rank of the root within the set.
     priority : int
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     """
     sent = value.tostype("default") if isinstance(value, SparseNDArray) else value
     received = [arrays.empty(array.shape, array) if isinstance(array, SparseNDArray) else array for array in targets]
@@ -46,27 +46,27 @@ def push_broadcast(
 def sum_rows(
     process_set: ProcessSet, name: str, what: str, values: Sequence[NDArray], targets: Sequence[NDArray], priority: int
 ) -> None:
-    """Sum row_sparse arrays over the devices of each worker and over the workers. Waits for all of them.
+    """Sum row_sparse arrays over the devices of each worker and over the workers. Waits for all workers.
 
     Parameters
     ----------
     process_set : ProcessSet
         The ranks that take part.
     name : str
-        What the ranks are matched by. If this raises an error, the others get one too.
+        The name by which the sum is matched. If this raises an error, the other ranks get an error too.
     what : str
-        What to call the arrays in an error, for example ``'value of key 3'``.
+        What errors call the arrays, for example ``'value of key 3'``.
     values : sequence of row_sparse NDArray
-        One for each device.
+        An array for each device.
     targets : sequence of NDArray
-        Each gets the sum; row_sparse ones the rows that any worker holds, dense ones zeros for the others.
+        Each gets the sum: a row_sparse target the rows that any worker holds, a dense target zeros in all other rows.
     priority : int
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
 
     Raises
     ------
     ValueError, MXNetError
-        As for `sparse.contribution`; the workers differ in shape or dtype, or one of them has refused or left.
+        As for `row_sparse.contribution`; the workers differ in shape or dtype, or a worker has refused or left.
     """
     for array, rows in zip(targets, [summed(process_set, name, what, values, priority)] * len(targets)):
         assign(array, rows)
@@ -83,7 +83,7 @@ def summed(
 
 
 def assign(array: NDArray, rows: Rows) -> None:
-    """Let an array hold these rows, and, if it is dense, zeros in place of all others."""
+    """Let an array hold these rows, and, if it is dense, zeros in all other rows."""
     if isinstance(array, SparseNDArray):
         row_sparse.assign(array, rows)
         return
@@ -93,9 +93,9 @@ def assign(array: NDArray, rows: Rows) -> None:
 
 
 def with_all_rows(dense: NDArray) -> NDArray:
-    """A dense array as a row_sparse one that holds every row, also those of zeros. Returns at once.
+    """A dense array as a row_sparse array that holds every row, also rows of zeros. Returns at once.
 
-    MXNet's optimizers update row_sparse weights only where these hold all rows.
+    MXNet's optimizers update row_sparse weights only if the weights hold all rows.
     """
     with arrays.not_recorded():
         every = mx.nd.arange(dense.shape[0], dtype="int64", ctx=dense.context)

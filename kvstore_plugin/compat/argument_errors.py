@@ -1,4 +1,4 @@
-"""What operations raise about their arguments: Python's usual errors, which are MXNet's too.
+"""Errors about arguments of operations: Python's usual errors, which are MXNetErrors too.
 
 Scripts for Horovod and for MXNet's own stores catch MXNetError, or RuntimeError, around operations.
 """

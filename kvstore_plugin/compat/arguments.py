@@ -12,24 +12,24 @@ from ..world.process_set import ProcessSet
 
 
 def check_is_added(process_set: Any) -> None:
-    """Raise what is wrong with a value of the argument `process_set`, of which this process need not be a member.
+    """Raise an error if the argument `process_set` is wrong; this process need not be a member.
 
     Raises
     ------
     TypeError, ValueError
-        It is no ProcessSet, or not added.
+        `process_set` is no ProcessSet, or not added.
     """
     if not isinstance(process_set, ProcessSet) or process_set.included() is None:
         process_sets.check(process_set)
 
 
 def check_predivide_factor(value: Any) -> None:
-    """Raise what is wrong with a value of the argument `gradient_predivide_factor`.
+    """Raise an error if the argument `gradient_predivide_factor` is wrong.
 
     Raises
     ------
     TypeError, ValueError
-        It is no number, or not finite and above 0.
+        The value is no number, or not finite and above 0.
     """
     if not isinstance(value, numbers.Real):
         raise TypeError(f"gradient_predivide_factor must be a number, not {type(value).__name__}.")
@@ -45,14 +45,14 @@ def whole_number(name: str, value: Any, least: int) -> int:
     name : str
         The argument.
     value : int
-        Its value, of whatever type of whole numbers.
+        Its value, of any type of whole numbers.
     least : int
-        The smallest that is right.
+        The smallest value that is allowed.
 
     Raises
     ------
     TypeError, ValueError
-        It is no whole number, or smaller.
+        The value is no whole number, or too small.
     """
     try:
         number = operator.index(value)

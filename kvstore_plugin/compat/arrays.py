@@ -1,6 +1,7 @@
-"""What this package takes as arrays: dense ones, one or a list with one per device.
+"""Checks and helpers for arrays, as this package takes them: a dense array, or a list with an array per device.
 
-The common case, one dense array, must cost well under a microsecond: a Trainer comes by here for every parameter.
+The check of the common case, one dense array, must cost well under a microsecond: a Trainer runs it for every
+parameter.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..world import gpu_libraries
 from .argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .mxnet import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 
-# Exact types that need no second look; subclasses of a user take the longer way.
+# Exact types that need no further check; a user's subclasses take the slower path.
 _DENSE = {NDArray, mx.np.ndarray}
 
 
@@ -26,14 +27,14 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     value : NDArray or sequence of NDArray
         What the user passed.
     what : str
-        What to call it in an error, for example ``'value of key 3'``.
+        What errors call `value`, for example ``'value of key 3'``.
     dense : bool, optional
         Whether sparse arrays are refused.
 
     Raises
     ------
     TypeError
-        Something in it is no NDArray.
+        An item of `value` is no NDArray.
     ValueError
         The list is empty, or an array is sparse, or lies on a GPU and there is no CUDA runtime that the core can use.
     """
@@ -67,17 +68,17 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
 
 
 def on_gpu(array: NDArray) -> bool:
-    """Whether it lies in the memory of a GPU."""
+    """Whether an array lies in the memory of a GPU."""
     return HAS_GPUS and not array.context.device_type.startswith("cpu")
 
 
 def one(value: Any, what: str) -> NDArray:
-    """`value`, if it is one dense array.
+    """`value`, if it is a single dense array.
 
     Raises
     ------
     TypeError, ValueError
-        As for `as_list`, and where it is a list.
+        As for `as_list`; also, `value` is a list.
     """
     if isinstance(value, (list, tuple)):
         raise ArgumentTypeError(f"The {what} must be an NDArray, not a {type(value).__name__}.")
@@ -85,27 +86,27 @@ def one(value: Any, what: str) -> NDArray:
 
 
 def kind(array: NDArray) -> str:
-    """What the elements of an array are: ``'float'``, ``'integer'`` or ``'bool'``."""
+    """The kind of an array's elements: ``'float'``, ``'integer'`` or ``'bool'``."""
     name = np.dtype(array.dtype).kind
     return "bool" if name == "b" else "integer" if name in "iu" else "float"  # bfloat16 is 'V'
 
 
 def empty(shape: Sequence[int], like: NDArray) -> NDArray:
-    """A new array without values, with the type, dtype and device of another; any number of dimensions and elements."""
+    """An uninitialized array, with the type, dtype and device of `like`; any number of dimensions and elements."""
     dtype = like.as_nd_ndarray().dtype  # mx.np has no name for bfloat16
-    with mx.util.np_shape(True):  # where 0 is a length and () a shape
+    with mx.util.np_shape(True):  # which allows the length 0 and the shape ()
         made = mx.nd.empty(tuple(shape), ctx=like.context, dtype=dtype)
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 
 def from_numpy(values: np.ndarray, like: NDArray) -> NDArray:
-    """A new array with these values and their dtype, with the type and device of another."""
+    """A new array with these values and their dtype, with the type and device of `like`."""
     made = mx.nd.array(values, ctx=like.context, dtype=values.dtype)
     return made.as_np_ndarray() if isinstance(like, mx.np.ndarray) else made
 
 
 def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
-    """The array, or a copy of it in the dtype of another; not recorded."""
+    """`array`, or a copy of it in the dtype of `like`; not recorded."""
     if array.dtype == like.dtype:
         return array
     with not_recorded():
@@ -113,7 +114,7 @@ def with_dtype_of(like: NDArray, array: NDArray) -> NDArray:
 
 
 def copy(source: NDArray, target: NDArray) -> None:
-    """Copy an array of any kind and shape into another, dense or sparse, of its shape; not recorded."""
+    """Copy an array of any kind and shape into an array of the same shape, dense or sparse; not recorded."""
     if target is source:
         return
     with not_recorded(), mx.util.np_shape(True):
@@ -126,24 +127,24 @@ def copy(source: NDArray, target: NDArray) -> None:
 
 
 def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> None:
-    """Let a row_sparse array hold some rows of another array, of its shape and dtype. Waits for both arguments.
+    """Let a row_sparse array hold some rows of an array of its shape and dtype. Waits for `source` and `numbers`.
 
     Parameters
     ----------
     source : NDArray
         Shape (n, ...).
     numbers : NDArray
-        The numbers of the rows, of any shape and order; one that is there twice counts once.
+        The numbers of the rows, of any shape and order; duplicates count once.
     target : row_sparse NDArray
     what : str
-        What to call the target in an error.
+        What errors call the target.
 
     Raises
     ------
     ValueError
         The target is not row_sparse.
     IndexError
-        A number is that of no row.
+        A number is out of range.
     """
     if not isinstance(target, SparseNDArray) or target.stype != "row_sparse":
         raise ArgumentValueError(f"The {what} must be a row_sparse array, not a {target.stype} one.")
@@ -171,7 +172,7 @@ def duplicate(array: NDArray) -> NDArray:
 
 
 def total(replicas: Sequence[NDArray]) -> NDArray:
-    """The sum of arrays on several devices, on the first one's; a single array itself."""
+    """The sum of arrays on several devices, on the device of the first array; a single array itself."""
     if len(replicas) == 1:
         return replicas[0]
     with not_recorded(), mx.util.np_shape(True):
@@ -182,7 +183,7 @@ def total(replicas: Sequence[NDArray]) -> NDArray:
 
 
 def elements(array: NDArray, begin: int, count: int) -> NDArray:
-    """A view of elements [begin, begin + count) of a dense array: flat, or the array itself if they are all of it."""
+    """A flat view of elements [begin, begin + count) of a dense array, or the array itself for all elements."""
     if count == array.size:
         return array
     with not_recorded():
@@ -214,7 +215,7 @@ def check_rows(array: NDArray, call: str) -> None:
 
 
 def not_recorded() -> Any:
-    """A context in which what is computed is not recorded for a backward pass."""
+    """A context in which operations are not recorded for a backward pass."""
     return autograd.pause(train_mode=autograd.is_training())
 
 
@@ -224,7 +225,7 @@ def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = Fal
     Raises
     ------
     ValueError
-        Names both sides.
+        Two arrays differ; the error names both shapes and dtypes.
     """
     first = arrays[0]
     shape, dtype = first.shape, first.dtype
@@ -239,15 +240,15 @@ def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = Fal
 
 
 def dtype_name(dtype: Any) -> str:
-    """Name of an array's dtype as the core has it, for example ``'float32'``."""
+    """The core's name of an array's dtype, for example ``'float32'``."""
     return getattr(dtype, "__name__", None) or ("bfloat16" if "bfloat16" in str(dtype) else str(dtype))
 
 
 def memory(array: NDArray) -> np.ndarray:
-    """The bytes of a dense array, as uint8, once it is written.
+    """The bytes of a dense array, as uint8. Waits until the array is written.
 
-    On the CPU they are the array itself, which may be written; asnumpy() would copy them. Of an array on a GPU they are
-    a copy on the host, which is read-only, since nothing that is written to it would reach the array.
+    On the CPU the result is a view of the array's memory, which may be written; asnumpy() would copy it. For an array
+    on a GPU the result is a copy on the host, which is read-only, since writes to it would not reach the array.
 
     Raises
     ------
@@ -264,15 +265,15 @@ def memory(array: NDArray) -> np.ndarray:
         copied.flags.writeable = False
         return copied
     address = ctypes.c_void_p()
-    # Here MXNet brings values that an operator keeps in a layout of its own back into the usual one.
+    # Here MXNet converts values that an operator keeps in a layout of its own back into the usual layout.
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address.value), dtype=np.uint8)
 
 
 def memory_of_weight(array: NDArray) -> np.ndarray:
-    """As `memory`, of an array that an inference pass which still runs may read, and bring into another layout.
+    """As `memory`, for an array that a running inference pass may still read, and convert into another layout.
 
-    Not for operators: it waits for all that reads the array, and so an operator would wait for itself.
+    Not for use in operators: it waits for all readers of the array, so an operator would deadlock on itself.
 
     Raises
     ------
@@ -285,5 +286,5 @@ def memory_of_weight(array: NDArray) -> np.ndarray:
 
 
 def handles(arrays: Sequence[NDArray]) -> list[int]:
-    """Addresses of the arrays in MXNet's library, as the core takes them; the arrays must live until it was called."""
+    """Addresses of the arrays in MXNet's library, for calls of the core; the arrays must live until the call."""
     return [array.handle.value for array in arrays]

@@ -10,9 +10,9 @@ from .mxnet import HAS_GPUS, mx
 def default_devices() -> list:
     """Devices of this worker, for `ctx` or `device` of Gluon's methods.
 
-    Its share of the host's GPUs, where MXNet is built for them and finds some: worker after worker in the order of
-    their local ranks, for example ``[mx.gpu(2), mx.gpu(3)]`` for the second of two workers that see four. Where there
-    are more workers than GPUs, several have the same one, and the log says so. Without GPUs: ``[mx.cpu()]``.
+    If MXNet is built for GPUs and finds some: this worker's share of the host's GPUs, in the order of local ranks, for
+    example ``[mx.gpu(2), mx.gpu(3)]`` for the second of two workers that see four GPUs. If there are more workers than
+    GPUs, several workers share a GPU, and the log says so. Without GPUs: ``[mx.cpu()]``.
 
     Returns
     -------

@@ -1,9 +1,8 @@
-"""Waits for MXNet's engine, but not for ever.
+"""Waits for MXNet's engine with a time limit.
 
-MXNet has no wait with a limit, so a thread waits, and whoever asked it goes on when the time is over. The thread is
-made once in a process, at its first init(), since Python 3.12 starts none any more while it exits. One is enough:
-MXNet's wait ends when nothing is left to do, whoever pushed it, so those who ask while it waits for others would wait
-no shorter in a thread of their own.
+MXNet has no wait with a limit, so a thread waits, and the caller goes on when the time is over. The thread is started
+once per process, at the first init(), since Python 3.12 cannot start threads while it exits. One thread is enough:
+waitall() waits for the whole engine, so a second waiter would not return earlier.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _Wait = Callable[[list], None]
 
 
 class _Waiter:
-    """A thread that runs a wait as often as it is asked to, and keeps the errors that nobody has taken yet."""
+    """A thread that runs a wait on request, and keeps the errors that no caller has taken yet."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -31,7 +30,7 @@ class _Waiter:
             mine = self._asked
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._done >= mine, seconds)
-            return [self._errors.pop(0) for _ in range(len(self._errors))]  # the thread may be adding another one
+            return [self._errors.pop(0) for _ in range(len(self._errors))]  # the thread may be adding an error
 
     def _run(self) -> None:
         while True:
@@ -51,7 +50,7 @@ _waiter: _Waiter | None = None
 
 
 def begin() -> None:
-    """Make the thread."""
+    """Start the thread."""
     global _waiter
     try:
         _waiter = _Waiter()
@@ -60,12 +59,12 @@ def begin() -> None:
 
 
 def wait(wait_for_all: _Wait, seconds: float) -> list[str]:
-    """Let a wait run until its end or for so many seconds; returns the errors that it has moved to its list so far.
+    """Run a wait until its end, or for at most `seconds`; returns the errors that it has collected so far.
 
     Parameters
     ----------
     wait_for_all : callable
-        Waits, and moves errors to the list that it is given.
+        Waits, and appends errors to the list that it gets.
     seconds : float
     """
     if _waiter is not None:

@@ -1,9 +1,9 @@
-"""Room for the errors of MXNet's engine, so that it need not look for more while many operations fail.
+"""Capacity for the errors of MXNet's engine, so that its vector is not reallocated while many operations fail.
 
 The engine notes the error of each operation in a vector, ThreadedEngine::global_exception_refs_, without a lock. The
-core lets its operations fail one after another (csrc/mxnet/bridge.cpp). But operations of MXNet on their results end
-meanwhile on threads of the engine, and look whether their error is in there: that is safe as long as the vector stays
-where it is. A vector keeps its memory, also when waitall() empties it.
+core lets its operations fail one after another (csrc/mxnet/bridge.cpp). But meanwhile operations of MXNet on their
+results end on threads of the engine, and search the vector for their error: that is safe only if the vector is not
+reallocated. A vector keeps its memory, also when waitall() empties it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from types import ModuleType
 
 from ..world import core as core_loader
 
-# Those that make room stay in the vector, as null, until waitall() is called. Vectors double, from 1024 to 2048 here:
-# there is room for 1023 more, and for 2048 after waitall().
+# The errors that make room stay in the vector, as null, until waitall() is called. A vector doubles its capacity, here
+# from 1024 to 2048: there is room for 1023 more errors, and for 2048 after waitall().
 _ERRORS = 1025
 
 _made = False
 
 
 def make_room(compat: ModuleType) -> None:
-    """Let so many operations fail, once in a process; takes some milliseconds. Errors of others stay as they are."""
+    """Let _ERRORS operations fail, once per process; takes some milliseconds. Other errors are not affected."""
     global _made
     if _made:
         return
@@ -30,5 +30,5 @@ def make_room(compat: ModuleType) -> None:
     for _ in range(_ERRORS):
         core.push_failing(array.handle.value)
         with contextlib.suppress(compat.MXNetError):
-            array.wait_to_read()  # which takes the error out of what waitall() would raise
+            array.wait_to_read()  # removes the error from those that waitall() would raise
     _made = True

@@ -1,4 +1,4 @@
-"""WorkersLost: what operations end with where a worker has died and the others can go on (docs/elastic.md)."""
+"""WorkersLost: the error of operations after a worker has died, if the others can go on (docs/elastic.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .mxnet import MXNetError, mx
 
 
 class WorkersLost(MXNetError):
-    """A worker's process has ended, and what needed it has failed on all others: `run_elastic` goes on without it."""
+    """A worker's process has ended, and its operations have failed on all others: `run_elastic` goes on without it."""
 
 
 # The core's errors reach Python through MXNet's engine as texts that begin with this name.
@@ -24,6 +24,6 @@ def check() -> None:
 
 
 def any_failure(error: BaseException) -> Any:
-    """A WorkersLost in place of an error of the core or of MXNet where a worker was lost; otherwise the error."""
+    """A WorkersLost in place of an error of the core or of MXNet if a worker was lost; otherwise the error."""
     sentence = failure_detector.lost()
     return WorkersLost(f"{error} ({sentence})") if sentence and not isinstance(error, WorkersLost) else error

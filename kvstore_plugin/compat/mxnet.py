@@ -1,4 +1,4 @@
-"""MXNet itself, and everything that differs between its releases 1.9.1 and 2.0.0b1; no other file compares versions."""
+"""MXNet and all differences between its releases 1.9.1 and 2.0.0b1; no other file compares versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs,
 def _numpy_with_bool() -> str:
     """Put numpy.bool back, which MXNet uses and numpy 1.24 removed, and return numpy's version.
 
-    MXNet asks for numpy<1.24 for its sake, but there is no such numpy for Python 3.12.
+    MXNet requires numpy<1.24 for that reason, but there is no such numpy for Python 3.12.
     """
     import numpy
 
@@ -69,13 +69,13 @@ from mxnet.kvstore.base import KVStoreBase  # noqa: E402
 NDArray = ndarray.NDArray
 SparseNDArray = ndarray.sparse.BaseSparseNDArray
 
-# Dictionaries whose keys are Parameter.name, which carries a counter of the process; 2.0 has none.
+# Dictionaries whose keys are Parameter.name, which has a counter of the process in it; 2.0 has no such dictionaries.
 NAME_KEYED_DICTS: tuple = (gluon.ParameterDict,) if MAJOR == 1 else ()
 
 # The module of EvalMetric.
 metric = mx.metric if MAJOR == 1 else gluon.metric
 
-# So many arrays multi_all_finite takes; with 500 the process crashes.
+# At most so many arrays go to one call of multi_all_finite; with 500 the process crashes.
 _MOST_INPUTS = 200
 
 # Kind, bits and lanes of the types in DLPack that a Parameter may have.
@@ -89,7 +89,7 @@ _DLPACK_TYPES = {
     "float64": (2, 64, 1),
 }
 
-# Whether a Parameter can have row_sparse values and gradients; Gluon 2.0 initializes none.
+# Whether a Parameter can have row_sparse values and gradients; Gluon 2.0 cannot initialize such Parameters.
 HAS_SPARSE_PARAMETERS: bool = MAJOR == 1
 
 # Whether this build has devices besides the CPU.
@@ -139,9 +139,9 @@ def engine_blocks() -> bool:
 
 
 def wait_for_all(errors: list[str]) -> None:
-    """Wait until MXNet's engine has nothing to do, and move the errors that nobody has looked at to a list.
+    """Wait until MXNet's engine is idle, and move the errors that were raised nowhere to a list.
 
-    MXNet raises an error whose text begins with the name of a class, as "ValueError: ", as one of that class.
+    If the text of an error begins with the name of a class, as "ValueError: ", MXNet raises an error of that class.
     """
     while True:
         try:
@@ -161,25 +161,25 @@ def trainer_contexts(trainer: gluon.Trainer) -> list:
 
 
 def trainer_of(parameter: Parameter) -> gluon.Trainer | None:
-    """The Trainer that was made last of those that train a Parameter, if it is there."""
+    """The last Trainer that was made for a Parameter, or None."""
     trainer = parameter._trainer
     return trainer() if isinstance(trainer, weakref.ref) else trainer
 
 
 def set_trainer_contexts(trainer: gluon.Trainer, devices: list) -> None:
-    """Tell a Trainer that its parameters live on other devices now."""
+    """Tell a Trainer that its parameters are on other devices now."""
     setattr(trainer, "_contexts" if MAJOR == 1 else "_devices", devices)
 
 
 def updater_with(optimizer: Any, states: bytes) -> Any:
-    """An updater with states of another, which move to the device of a weight when that is updated first."""
+    """An updater with the states of another updater; a state moves to its weight's device at the first update."""
     updater = mx.optimizer.get_updater(optimizer)
     updater.set_states(states)
     return updater
 
 
 def all_finite(arrays: Sequence[NDArray]) -> bool:
-    """Whether no element of the arrays, which are of floating-point numbers, is infinite or NaN. Waits for them."""
+    """Whether no element of some floating-point arrays is infinite or NaN. Waits for the arrays."""
     alike: dict[Any, list] = {}  # one call takes arrays of one dtype
     for array in arrays:
         alike.setdefault(array.dtype, []).append(array.as_nd_ndarray())
@@ -190,7 +190,7 @@ def all_finite(arrays: Sequence[NDArray]) -> bool:
 
 
 def forget_recorded(block: gluon.Block) -> None:
-    """Let a block, without its children, record its next pass anew, and find shapes that are not known any more."""
+    """Let a block, without its children, record its next pass again, and infer shapes that are not known any more."""
     if not isinstance(block, gluon.HybridBlock):
         return
     block._clear_cached_op()
@@ -199,12 +199,12 @@ def forget_recorded(block: gluon.Block) -> None:
 
 
 def set_current_device(optimizer: Any, device_id: int) -> None:
-    """Let an optimizer count the updates of a device; it has counters for each."""
+    """Let an optimizer count the updates of a device; it has counters for each device."""
     (optimizer._set_current_context if MAJOR == 1 else optimizer._set_current_device)(device_id)
 
 
 def fill_with_zeros(array: NDArray) -> None:
-    """Set an array, of mx.nd or mx.np and of any shape, to zero; a row_sparse one holds no rows afterwards."""
+    """Set an array, of mx.nd or mx.np and of any shape, to zero; a row_sparse array holds no rows afterwards."""
     if isinstance(array, SparseNDArray):
         ndarray.sparse.zeros(array.stype, array.shape, ctx=array.context, dtype=array.dtype).copyto(array)
     elif isinstance(array, mx.np.ndarray):
@@ -214,7 +214,7 @@ def fill_with_zeros(array: NDArray) -> None:
 
 
 def sum_over_devices(replicas: list) -> None:
-    """Overwrite each of some arrays, of one shape on several devices, with their sum."""
+    """Overwrite arrays of the same shape on several devices with their sum."""
     total = replicas[0].copy()
     for array in replicas[1:]:
         total += array.as_in_context(total.context)
@@ -242,7 +242,7 @@ class BatchNorm(gluon.nn.BatchNorm):
 
 
 def view_of_memory(memory: Any, like: NDArray) -> NDArray:
-    """An array over the memory of a numpy array, without a copy, of mx.np or mx.nd as `like` is."""
+    """An array over the memory of a numpy array, without a copy; of mx.np or mx.nd as `like`."""
     view = ndarray.from_numpy(memory, zero_copy=True)
     return view.as_np_ndarray() if isinstance(like, mx.np.ndarray) else view
 
@@ -250,20 +250,20 @@ def view_of_memory(memory: Any, like: NDArray) -> NDArray:
 def view_of_device_memory(
     owner: Any, address: int, shape: Sequence[int], dtype: Any, device: tuple[int, int], like: NDArray
 ) -> NDArray:
-    """An array over memory of a device, without a copy, of mx.np or mx.nd as `like` is.
+    """An array over memory of a device, without a copy; of mx.np or mx.nd as `like`.
 
     Parameters
     ----------
     owner : object
         Lives as long as the array.
     address : int
-        Of the first element; the memory is contiguous.
+        Address of the first element; the memory is contiguous.
     shape : sequence of int
         At least one dimension.
     dtype : numpy.dtype
-        One of those that numpy and DLPack have.
+        A dtype that both numpy and DLPack have.
     device : (int, int)
-        Type and number of the device, as DLPack has them: (2, 1) is gpu(1).
+        DLPack's type and number of the device: (2, 1) is gpu(1).
     """
     holder = ndarray.ndarray if MAJOR == 1 else mx.dlpack
     make = _LIB.MXNDArrayFromDLPackEx if MAJOR == 1 else _LIB.MXNDArrayFromDLPack

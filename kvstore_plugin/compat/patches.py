@@ -1,8 +1,8 @@
 """What this package replaces in MXNet: one decorator, and the table that docs/architecture.md shows.
 
-A replacement is in place from the import of the package on where a program may use what it replaces before any code of
-this package runs; all others are put in place by the first init(), which each store and trainer calls. Nothing is
-replaced twice, also where a module is imported or reloaded a second time.
+A replacement is in place from the import of the package on if a program may use the original before any code of this
+package runs. The first init(), which each store and trainer calls, puts all other replacements in place. No name is
+replaced twice, also if a module is imported or reloaded a second time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Patch(NamedTuple):
     when: str  # AT_IMPORT or AT_INIT
     why: str
     does: str
-    undone_by: str  # after what, or for which calls, MXNet's own does its work alone
+    undone_by: str  # after what, or for which calls, MXNet's own function works alone
     replacement: Callable
-    makes: bool  # the replacement returns what takes the place
+    makes: bool  # the replacement returns the new value of the name
 
 
 _table: dict[str, Patch] = {}
-# Owner and name of what was replaced, what was there, and whether the owner itself had it.
+# For each replacement: the owner, the name, the original, and whether the owner itself (not a base class) had the name.
 _replaced: list[tuple[Any, str, Any, bool]] = []
 
 
@@ -52,20 +52,20 @@ def replaces(
     Parameters
     ----------
     names : str
-        Such as ``"gluon.Trainer.step"``. The function is called with MXNet's own as its first argument.
+        Such as ``"gluon.Trainer.step"``. The function is called with MXNet's original as its first argument.
     why, does, undone_by, when : str
         For the table; see `Patch`.
     releases : sequence of int
-        Major numbers of the releases of MXNet in which the names are replaced. Others need not have them.
+        Major numbers of the releases of MXNet in which the names are replaced. Other releases may lack the names.
     makes : bool
-        The function is called once, with MXNet's own or None as its only argument, and returns what takes the place.
+        The function is called once, with MXNet's original or None as its only argument, and returns the new value.
 
     Raises
     ------
     ValueError
-        Another function replaces one of the names.
+        Another function replaces a name already.
     AttributeError
-        MXNet has none of that name.
+        MXNet does not have a name.
     """
 
     def register(replacement: Callable) -> Callable:
@@ -82,18 +82,18 @@ def replaces(
 
 
 def install() -> None:
-    """Put in place what waits for the first init()."""
+    """Put the replacements in place that wait for the first init()."""
     for patch in _table.values():
         _put(patch)
 
 
 def table() -> list[Patch]:
-    """All replacements, those for other releases of MXNet included, sorted by name."""
+    """All replacements, also for other releases of MXNet, sorted by name."""
     return [_table[name] for name in sorted(_table)]
 
 
 def undo() -> None:
-    """Give MXNet back all that was replaced. For tests: trainers that were made before are not what they were."""
+    """Put all of MXNet's originals back. For tests only: trainers that were made before change their behaviour."""
     while _replaced:
         owner, name, original, was_own = _replaced.pop()
         if was_own:

@@ -1,1 +1,1 @@
-"""How ranks agree: one operation of a set of ranks, labels, names, deadlocks, process sets."""
+"""How ranks agree: operations of a process set, labels, names, the deadlock check, process sets."""

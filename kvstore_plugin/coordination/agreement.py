@@ -1,7 +1,7 @@
-"""Small exchanges by which the ranks of a process set find out whether they are about to do the same.
+"""Small exchanges by which the ranks of a process set check that they are about to do the same.
 
-Operations are matched by name, so ranks with other sets of names would wait for each other for ever. These exchanges
-block until all ranks have come to them (operation.py); none happens in a step of ordinary training.
+Operations are matched by name, so ranks with different names would deadlock. The exchanges block until all ranks have
+called them (operation.py). A step of ordinary training makes none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def extremes(
     numbers : sequence of int
         Equally many on all ranks, of 64 bits.
     label : str, optional
-        A text that must be the same on all ranks; where it is not, the error shows what two of them have.
+        A text that must be the same on all ranks; otherwise the error shows the labels of two ranks.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], wha
     Raises
     ------
     RuntimeError
-        They differ; the sentence says how many there are here and elsewhere.
+        The names differ; the error says how many names this rank and the others have.
     MXNetError
         As for `extremes`.
     """
@@ -79,7 +79,7 @@ def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], wha
 
 
 def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str], what: str) -> None:
-    """Raise an error on every rank, which shows those that differ, unless all ranks pass the same options.
+    """Raise an error on every rank, which shows the options that differ, unless all ranks pass the same options.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     Raises
     ------
     RuntimeError
-        They differ.
+        The options differ.
     MXNetError
         As for `extremes`.
     """
@@ -138,7 +138,7 @@ def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool
 
 
 def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
-    """The text that the set's rank 0 passes, on all of them.
+    """The text that the set's rank 0 passes, on all ranks of the set.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
     carrier : str
         The name that the exchange itself goes under.
     text : str
-        Not empty. Those of the other ranks do not count.
+        Not empty. The texts of the other ranks are ignored.
 
     Raises
     ------
@@ -167,5 +167,5 @@ def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str
 
 
 def digest(texts: Sequence[str]) -> int:
-    """A number, above 0 and below 2**57, that is the same where the texts are."""
+    """A hash of the texts, above 0 and below 2**57."""
     return 1 + int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")

@@ -1,13 +1,13 @@
-"""Steps of trainers and calls that wait for other ranks come in the same order on all ranks; where not, an error.
+"""Deadlock check: steps of trainers and calls that wait must come in the same order on all ranks; if not, an error.
 
-A worker that has less data than the others leaves its training loop and goes on to the evaluation. There it waits for
-the others, and these for its part in their step: nobody would ever go on. So a rank that waits for long looks whether
-others have begun a step of a trainer that it has not called for. Where the order is the same on all ranks, that cannot
-be: who is in a call that waits has called for all steps before it, and nobody has called for those behind it.
+A worker with less data than the others leaves its training loop and goes on to the evaluation. It waits for the others
+in, say, barrier(), and they wait for its gradients: a deadlock. So a rank that waits for long asks whether other ranks
+have begun a step of a trainer that this rank has not begun. If all ranks had the same order, that could not be: a rank
+in a call that waits has begun all steps before the call, and no rank has begun a step behind it.
 
-All of them get an error then: in the call that waits, and in the gradients of the step. The next call that waits of a
-rank that had not come to this one fails for the same reason. In the same way a rank that waits finds those that save
-the states of an optimizer without it.
+Then all ranks get an error: in the call that waits, and in the gradients of the step. A rank that had not come to this
+call gets the same error in its next call that waits. In the same way a rank that waits finds ranks that save the states
+of an optimizer without it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Callable, Sequence
 
 from ..world import process
 
-# Trainers, with the threads that have taken their last steps; None before the first.
+# For each trainer the thread that took its last step; None before the first step.
 _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
-# How to find the ranks that wait for a step of theirs, and how to take no part in it.
+# For each trainer how to find the ranks that wait in a step of it, and how to refuse that step.
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
 _SAVING = (
@@ -40,7 +40,7 @@ def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[
     ----------
     trainer : gluon.Trainer
     awaited_by : callable
-        Given the trainer, returns the ranks that have begun a step that this one has not called for.
+        Given the trainer, returns the ranks that have begun a step that this rank has not begun.
     refuse : callable
         Given the trainer and a reason, lets that step fail on the other ranks.
     """
@@ -49,13 +49,13 @@ def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[
 
 
 def stepped(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
-    """Note that this thread takes a step of a trainer, which may be a copy that nobody has made; as `made`."""
+    """Note that this thread takes a step of a trainer, also of a copy that was not passed to `made`; as `made`."""
     _threads[trainer] = threading.get_ident()
     _calls[trainer] = (awaited_by, refuse)
 
 
 def failed(reason: str) -> None:
-    """After a call that waits has failed: where another rank gave it up for those that save states, tell these."""
+    """After a failed call that waits: if ranks that save states were the reason, let their save fail too."""
     if _SAVING not in reason:
         return
     with contextlib.suppress(RuntimeError):
@@ -65,7 +65,7 @@ def failed(reason: str) -> None:
 
 
 def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
-    """The ranks that have come to a checkpoint for which this one was not called."""
+    """The ranks that wait in a checkpoint that this rank has not called."""
     try:
         return process_set.core.waiting_for_this([checkpoint])[0]
     except ValueError:  # the set was removed
@@ -88,16 +88,16 @@ def forget_states(scope: str) -> None:
 
 
 def look(core: Any, name: str, call: str) -> None:
-    """Give a call that waits up, on all ranks, if others have begun a step, or to save, without this thread.
+    """Give up a call that waits, on all ranks, if other ranks have begun a step or a save without this thread.
 
     Parameters
     ----------
     core : Group
-        Of the process set in which this rank waits.
+        The group of the process set in which this rank waits.
     name : str
-        What the ranks are matched by in it.
+        The name by which the call is matched.
     call : str
-        What the ranks are told about it.
+        The call, as the other ranks are told.
     """
     try:
         for trainer, thread in list(_threads.items()):
@@ -110,22 +110,22 @@ def look(core: Any, name: str, call: str) -> None:
                 continue
             if others:
                 reason = _reason(call, others)
-                core.give_up(name, reason)  # first, since those who get an error may go on to this call
+                core.give_up(name, reason)  # first, since ranks whose step fails may go on to this call
                 refuse(trainer, reason)
                 return
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
             others = _who_saves(checkpoint, process_set)
             if others:
                 reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
-                core.give_up(name, reason)  # first, since those who save go on to this call
+                core.give_up(name, reason)  # first, since ranks whose save fails go on to this call
                 process_set.core.refuse(checkpoint, reason)
                 return
-    except RuntimeError:  # of the core, which was shut down, or whose table a rank keeps locked
+    except RuntimeError:  # the core was shut down, or a rank keeps its table locked
         return
 
 
 def _is_alone() -> bool:
-    """Whether no other thread can be meant to take a step."""
+    """Whether no other thread of the user can take the steps."""
     return all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
 
 

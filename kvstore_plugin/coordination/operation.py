@@ -1,10 +1,11 @@
-"""This rank's part in one operation of a process set: its turn, which it takes with work or with a refusal.
+"""One rank's participation in a collective: it starts the operation or tells the others why it cannot.
 
-Ranks are matched by name, and under one name by the order of their calls. A rank whose arguments are wrong must
-therefore take its turn as well, with the reason, or the others would wait for it and all later turns would be crossed.
+Operations are matched by name, and under one name by the order of the calls (turns). A rank whose arguments are wrong
+must therefore take its turn too, with the reason (a refusal). Otherwise the other ranks would wait for this rank, and
+all later turns would be mismatched.
 
 Calls that wait (allgather, barrier, add_process_set and the like) all take their turns under one name of the process
-set. So ranks that wait in different calls meet there, find that their labels differ, and get an error that shows both.
+set. So ranks that wait in different calls are matched, their labels differ, and they get an error that shows both.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..world import process
 from ..world.process_set import check
 from . import deadlock_check
 
-# Called when a turn under a name has failed, on all ranks of the process set.
+# By name: called when a turn under the name has failed, on all ranks of the process set.
 when_failed: dict[str, Callable[[], None]] = {}
 
 # Priorities travel as 32 bits.
@@ -32,28 +33,28 @@ _GIVEN_UP = re.compile(r"was given up by rank \d+ .*not called it: \[([\d, ]*)\]
 
 
 class Limit(NamedTuple):
-    """How long a rank waits for others that do not come, and the setting that says so."""
+    """How long a rank waits for missing ranks, and the setting that says so."""
 
     seconds: float
     setting: str
 
 
 class Turn:
-    """A context in which an operation is checked and started; an exception in it before that becomes a refusal.
+    """A context in which an operation is checked and started; an exception before the start becomes a refusal.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Whose ranks take part.
+        The ranks that take part.
     name : str
-        What they are matched by; begins with the scope of the set.
+        The name by which the operation is matched; begins with the scope of the set.
     call : str
-        What the other ranks are told that was refused, for example ``"allreduce 'x'"``.
+        The call, as the other ranks read it in a refusal, for example ``"allreduce 'x'"``.
 
     Raises
     ------
     ValueError
-        This process is not in the process set. Nobody is told, since nobody waits.
+        This process is not in the process set. No rank is told, since no rank waits for this rank.
     RuntimeError
         kvstore_plugin is not initialized.
     """
@@ -76,14 +77,14 @@ class Turn:
             self._tell()
 
     def push(self, function: Callable, *arguments: Any, **options: Any) -> None:
-        """Start the operation with one of the core's functions, which takes the name first.
+        """Start the operation with a function of the core that takes the name first.
 
         Raises
         ------
         ValueError
             The core does not take the arrays.
         MXNetError
-            The operation has failed, with an engine that runs it at once.
+            The operation has failed, with an engine that runs operations at once.
         """
         try:
             function(self.name, *arguments, **options)
@@ -101,7 +102,7 @@ class Turn:
         return result
 
     def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
-        """Start the operation with one of the core's functions for numpy arrays, and return its work."""
+        """Start the operation with a function of the core for numpy arrays, and return its work."""
         work = function(self.name, *arguments, **options)
         self._taken = True
         return work
@@ -113,20 +114,20 @@ class Turn:
         limit: Limit | None = None,
         look: Callable[[], None] | None = None,
     ) -> np.ndarray:
-        """Wait for the other ranks, which show each other some numbers.
+        """Wait for the other ranks, and exchange some numbers with them.
 
-        Whoever waits long looks whether others wait for this rank in another call; then all of them get an error.
+        A rank that waits long checks whether other ranks wait for it in another call; then all ranks get an error.
 
         Parameters
         ----------
         label : str
-            The call, with what all ranks must agree on.
+            The call, with what must be equal on all ranks.
         numbers : sequence of int, optional
             Equally many on all ranks with this label, of 64 bits.
         limit : Limit, optional
-            After this time the call is given up if some ranks have not come to it.
+            The call is given up after this time if a rank is missing.
         look : callable, optional
-            Called without arguments now and then while this waits; may give the call up.
+            Called without arguments now and then during the wait; may give up the call.
 
         Returns
         -------
@@ -162,7 +163,7 @@ class Turn:
     def _give_up(self, limit: Limit) -> None:
         missing = sorted({rank for one in self.core.waiting(self.name) for rank in one[2]})
         if missing:
-            # From here on nobody is waited for: the core ends the call on all ranks, if it does not succeed now.
+            # From here on no rank waits: the core ends the call on all ranks, if it does not succeed now.
             self.core.give_up(
                 self.name,
                 f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
@@ -183,20 +184,20 @@ def exchange(
     limit: Limit | None = None,
     look: Callable[[], None] | None = None,
 ) -> np.ndarray:
-    """Wait for the other ranks, which show each other some numbers: a turn and its `meet` in one call.
+    """Wait for the other ranks, and exchange some numbers with them: a turn and its `meet` in one call.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Whose ranks take part.
+        The ranks that take part.
     name : str
-        What they are matched by.
+        The name by which the exchange is matched.
     call : str
-        For errors: what this rank is in.
+        The call of this rank, for errors.
     label : str, optional
-        Must be the same on all ranks; where it is not, the error shows what two of them have.
+        Must be the same on all ranks; otherwise the error shows the labels of two ranks.
     numbers, limit, look
-        As for `Turn.meet`. A call that was given up counts for nobody: a rank that comes later takes part in the next.
+        As for `Turn.meet`. A late rank skips a call that was given up, and takes part in the next call.
 
     Returns
     -------
@@ -215,17 +216,17 @@ def exchange(
             except MXNetError as error:
                 given_up = _GIVEN_UP.search(str(error)) if limit is not None else None
                 if given_up is None or str(process.rank()) not in given_up.group(1).split(", "):
-                    raise  # otherwise it was given up before this rank came
+                    raise  # otherwise the call was given up before this rank came: take the next turn
 
 
 def named(process_set: Any, name: Any, call: str) -> Turn:
-    """The turn in an operation that a user has given a name, or none.
+    """The turn in an operation, with or without a name from the user.
 
     Raises
     ------
     TypeError, ValueError
-        `process_set` is none that this process can use; or `name` is neither a str nor an int nor None, in which case
-        the next turn without a name is refused.
+        This process cannot use `process_set`; or `name` is neither a str nor an int nor None, in which case the next
+        turn without a name is refused.
     """
     check(process_set)
     if name is None:
@@ -243,7 +244,7 @@ def waiting(process_set: Any, call: str) -> Turn:
 
 
 def waiting_name(process_set: Any) -> str:
-    """What the ranks are matched by in calls that wait."""
+    """The name by which calls that wait are matched."""
     return f"{process_set.scope}/waiting"
 
 
@@ -258,7 +259,7 @@ def checked_priority(priority: Any) -> int:
     Raises
     ------
     TypeError, ValueError
-        It is no int, or has more than 32 bits.
+        `priority` is no int, or has more than 32 bits.
     """
     try:
         number = operator.index(priority)
@@ -272,7 +273,7 @@ def checked_priority(priority: Any) -> int:
 
 
 def described(call: str, name: Any) -> str:
-    """A call as labels and errors show it: with its name, where it has one."""
+    """A call as labels and errors show it: with its name, if it has a name."""
     return call if name is None else f"{call} {str(name)!r}"
 
 
@@ -282,7 +283,7 @@ def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) 
     Raises
     ------
     MXNetError
-        It has failed.
+        The work has failed.
     """
     try:
         process.wait(work, look, *first_look)

@@ -1,9 +1,9 @@
-"""What the core counts for the names of operations that one object of this rank makes, until nobody here makes them.
+"""How long the core keeps the turn counts of names: as long as an object of this rank may use the names.
 
-A rank may drop its counts of a name when it will never use that name again: nobody waits then for a turn of its that it
-could number wrongly. Others may go on, and wait for it or not as if it still counted. So names that are numbered
-(stores, trainers) go with their object, but those that a user gives an operation stay until shutdown(): they may come
-again, on some ranks before others know that the last turn has ended everywhere.
+A rank may drop its counts of a name when it will never use that name again: then no turn of this rank can get a wrong
+number. For the other ranks nothing changes. So the counts of numbered names (stores, trainers) go with their object.
+The counts of names that a user gives to operations stay until shutdown(): a name may come again, on some ranks before
+other ranks know that its last turn has ended everywhere.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from . import deadlock_check, operation
 
 
 class KeptNames:
-    """Keeps what is counted for all names of a scope; whoever may yet use one of them holds a reference.
+    """Keeps the turn counts of all names of some scopes; every object that may use the names holds a reference.
 
     Parameters
     ----------
     process_set : ProcessSet
-        Whose operations they are.
+        The process set of the operations.
     *scopes : str
-        With which the names begin, and no others; never used again before the next init().
+        The prefixes of the names, and of no other names; never used again before the next init().
     """
 
     __slots__ = ("__weakref__",)
@@ -36,9 +36,9 @@ class KeptNames:
 
 
 def forget(process_set: Any, scope: str, generation: int, comes_back: bool = False) -> None:
-    """Drop what is known of a scope, and unless it comes back, what the core counts; not after another init()."""
+    """Drop what is known of a scope, and the core's counts unless the scope comes back; not after another init()."""
     if generation != process.generation:
-        return  # these names are somebody else's now
+        return  # other objects have these names now
     deadlock_check.forget_states(scope)
     if comes_back:
         return
@@ -47,12 +47,12 @@ def forget(process_set: Any, scope: str, generation: int, comes_back: bool = Fal
 
 
 def numbered(process_set: ProcessSet, kind: str) -> str:
-    """Begins the names of the operations of the next store, trainer and so on that the members of a set make.
+    """The prefix of the operations' names for the next store, trainer and so on that the members of a set make.
 
     Parameters
     ----------
     process_set : ProcessSet
-        The members count by themselves, since other ranks make others.
+        Has counts of its own, since other ranks make other objects.
     kind : str
         What is counted, for example ``'trainer'``.
     """
@@ -61,9 +61,9 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
 
 
 def numbered_alike(turn: operation.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
-    """As `numbered`, but all ranks meet, and count on alike where they have counted differently.
+    """As `numbered`, but after a meeting in which all ranks take the largest of their counts.
 
-    A rank that was alone in a call has made one that failed, and the others have not.
+    The counts differ after a call that a single rank has made: the call has failed, but that rank has counted it.
     """
     counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
     process_set.skip_to({kind: int(counts.max())})

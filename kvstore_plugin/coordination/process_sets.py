@@ -1,4 +1,4 @@
-"""Adds and removes process sets: all ranks together, so that all of them know all sets by the same numbers."""
+"""Adds and removes process sets: all ranks together, so that all ranks know all sets by the same numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..world import gpu_libraries, process, settings
 from ..world.process_set import ProcessSet, global_process_set, shown
 from . import operation
 
-# What a rank proposes in place of its set's number where there is none.
+# What a rank proposes in place of the number of a set that is not added.
 _NOT_ADDED = -1
 # Why a set cannot be used any more.
 _SHUT_DOWN = "ended with shutdown(): add it again after init()"
@@ -19,7 +19,7 @@ _LOST = "ended when a worker was lost: add one again, of ranks as they are now"
 
 
 class _Known(NamedTuple):
-    """A set that is there, as every rank knows it."""
+    """A set that was added, as every rank knows it."""
 
     ranks: tuple[int, ...]
     process_set: ProcessSet | None  # None where another rank's call has added it
@@ -30,26 +30,26 @@ _next_id = 1
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Add a process set. Collective over all ranks, also those that are not members; returns when it is there.
+    """Add a process set. Collective over all ranks, members and others; returns when the set can be used.
 
-    All ranks add their sets in the same order. In one call they may add different ones, as those of a ``comm.Split``,
-    provided that all members of a set add that one.
+    All ranks add their sets in the same order. In one call they may add different sets, as after ``comm.Split``,
+    provided that all members of a set add that set.
 
     Parameters
     ----------
     process_set : ProcessSet, sequence of int, or mpi4py.MPI.Intracomm
-        The set, or what to make it of.
+        The set, or its ranks or communicator.
 
     Returns
     -------
     ProcessSet
-        `process_set` itself if it is one.
+        `process_set` itself if it is a ProcessSet.
 
     Raises
     ------
     TypeError, ValueError
-        It is no set, a rank is there twice or is out of range, the communicator has other processes than ours, or the
-        same ranks are in a set already. The other ranks' call raises too.
+        `process_set` is no set, a rank is there twice or is out of range, the communicator has processes outside of
+        init(), or a set has the same ranks already. The other ranks' call raises too.
     MXNetError
         The ranks do not add the same set, or another rank's call has failed.
     RuntimeError
@@ -67,9 +67,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a process set. Collective over all ranks, also those that are not members.
+    """Remove a process set. Collective over all ranks, members and others.
 
-    What this rank has asked for in the set is given time to finish, as in shutdown().
+    Operations of this rank in the set get time to finish, as in shutdown().
 
     Parameters
     ----------
@@ -79,12 +79,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Returns
     -------
     bool
-        Whether it is gone: False for `global_process_set`, and for a set that is not added.
+        Whether the set was removed: False for `global_process_set`, and for a set that is not added.
 
     Raises
     ------
     TypeError
-        It is no ProcessSet.
+        `process_set` is no ProcessSet.
     MXNetError
         The ranks do not remove the same set, or another rank's call has failed.
     RuntimeError
@@ -96,7 +96,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         number = _NOT_ADDED if process_set.process_set_id is None else process_set.process_set_id
         proposed = turn.meet("remove_process_set", [number])[:, 0].tolist()
     for proposer, one in enumerate(proposed):
-        # Others than members may remove another set at the same time, one of their own.
+        # Ranks outside the set may remove a set of their own at the same time.
         for member in _known[one].ranks if one in _known else range(process.size()):
             if proposed[member] != one:
                 raise MXNetError(
@@ -117,9 +117,9 @@ class _SetsOfInit(process.Follower):
                 raise RuntimeError(f"kvstore_plugin is initialized without {one!r}: use add_process_set().")
 
     def add_sets(self, process_sets: Any) -> None:
-        """Add the process sets of init(), which are equally many on all ranks, as is checked."""
+        """Add the process sets of init(), after a check that all ranks pass equally many."""
         given = _checked(process_sets)
-        # Without turns.exchange(): nothing has begun that other ranks could wait for.
+        # Without operation.exchange(): no other operation has begun that a rank could wait in.
         counts = np.array([len(given), -len(given)], dtype=np.int64)
         most = np.empty_like(counts)
         process.wait(process.core.submit_allreduce("process sets of init()", [counts], [most], "max"))
@@ -132,7 +132,7 @@ class _SetsOfInit(process.Follower):
             add_process_set(one)
 
     def left(self, lost: bool) -> None:
-        """Forget all sets but that of all ranks: the core has ended their runtimes."""
+        """Forget all sets except the set of all ranks: the core has ended their runtimes."""
         global _next_id
         for _, process_set in _known.values():
             if process_set is not None:
@@ -153,7 +153,7 @@ def _checked(process_sets: Any) -> list[ProcessSet]:
 
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
-    """Global ranks of a set that is to be added, in its own order; none for MPI.COMM_NULL."""
+    """Global ranks of a set that is to be added, in the set's order; empty for MPI.COMM_NULL."""
     if process_set.is_added():
         raise ValueError(f"{process_set!r} was added already.")
     size = process.size()
@@ -165,7 +165,7 @@ def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
 
 
 def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
-    """The sets that the ranks add together, once each.
+    """The sets that the ranks add together, without duplicates.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
-    """Make the groups of sets that all ranks have agreed on; `process_set` is the one of this rank."""
+    """Make the groups of the sets that all ranks have agreed on; `process_set` is this rank's set."""
     global _next_id
     mine = _own(process_set, proposals)
     group = None
@@ -210,7 +210,7 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
 
 
 def _own(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The one of `proposals` that `process_set` is to become."""
+    """The proposal that `process_set` becomes."""
     if process_set.mpi_comm is None:
         return tuple(process_set.ranks)
     for proposal in proposals:

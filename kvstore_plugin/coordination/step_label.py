@@ -1,7 +1,7 @@
-"""What all workers of a trainer multiply gradients by: the same number, or their weights would drift apart.
+"""The label of a step: all workers must multiply gradients by the same number, or their weights would drift apart.
 
-Each worker divides by the size of its own batch, and gradients are averaged over the workers. All batches must have one
-size, so that this is the mean over all samples, also where workers have unequal numbers of devices.
+Each worker divides by the size of its own batch, and gradients are averaged over the workers. The result is the mean
+over all samples only if all batches have the same size, also where workers have unequal numbers of devices.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from typing import Any
 
 from ..compat.mxnet import NDArray
 
-# Ends an option of a label; errors show only those that differ.
+# Separates the options of a label; errors show only the options that differ.
 BETWEEN = "\x1e"
 
 
 def label(factor: float, scale: float, learning_rate: float | None, what: str = "a step") -> str:
-    """What all operations of a step carry, so that those of steps that do not fit fail, on all workers.
+    """The label of all operations of a step: operations of steps that differ fail on all workers.
 
-    So nobody waits to compare, and after the error all workers have done the same: no update has taken place, and all
-    have counted one.
+    So no worker waits for a comparison. After the error all workers are in the same state: no worker has updated, and
+    all workers have counted an update.
 
     Parameters
     ----------
     factor : float
         What all workers multiply gradients by.
     scale : float
-        What that would be for a batch of one, the same on all workers; otherwise 0.
+        The factor for a batch of one sample, if it is the same on all workers; otherwise 0.
     learning_rate : float or None
         None where it follows a schedule.
     what : str, optional
-        What the workers do alike.
+        What the workers do together.
     """
     text = f"{what} with {shown(factor, scale)}"
     return text if learning_rate is None else f"{text}{BETWEEN}learning rate {learning_rate!r}"
@@ -42,9 +42,9 @@ def of_batch(scale: float, batch_size: Any) -> float:
     Parameters
     ----------
     scale : float
-        The factor for a batch of one.
+        The factor for a batch of one sample.
     batch_size : number, or NDArray of one element
-        An NDArray is waited for, since the workers compare the number before they update.
+        The call waits for an NDArray, since the workers compare the number before they update.
 
     Raises
     ------
@@ -66,17 +66,17 @@ def value_of(factor: float | NDArray) -> float:
 
 
 def learning_rate_of(optimizer: Any) -> float | None:
-    """The learning rate of an optimizer; None where it follows a schedule. Waits for one in an NDArray."""
+    """The learning rate of an optimizer; None where it follows a schedule. Waits for an NDArray."""
     return value_of(optimizer.lr) if optimizer.lr_scheduler is None else None
 
 
 def scale_of(trainer: Any) -> float:
-    """What a Trainer multiplies gradients by for a batch of one; 0 with AMP, which changes it as it scales losses."""
+    """The factor of a Trainer for a batch of one sample; 0 with AMP, which changes the factor to scale losses."""
     return 0.0 if getattr(trainer, "_amp_loss_scaler", None) is not None else value_of(trainer._scale)
 
 
 def shown(factor: float, scale: float) -> str:
-    """A factor as errors show it, with the size of the batch where that can be told."""
+    """A factor as errors show it, with the batch size where `scale` tells it."""
     factor = float(factor)
     size = scale / factor if factor and math.isfinite(factor) else 0.0
     whole = round(size)

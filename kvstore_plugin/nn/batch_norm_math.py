@@ -1,8 +1,8 @@
-"""Batch normalization on numpy arrays, with the sums over the batch and what is made of them apart.
+"""Batch normalization on numpy arrays, in two steps: the sums over the batch, and the results from the sums.
 
-Between the two the sums of several processes can be added. Arrays have the shape (outer, channels, inner), as which any
-array with a channel axis can be seen. They are gone through in blocks that stay in a core's cache. Sums are formed in
-float64, everything else in float32, or in float64 where the data are.
+Between the steps the sums of several processes can be added. Arrays have the shape (outer, channels, inner); any array
+with a channel axis can be reshaped to it. They are processed in blocks that fit into a core's cache. Sums are formed in
+float64, everything else in float32, or in float64 for data in float64.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Iterator, NamedTuple
 
 import numpy as np
 
-# Elements of a block: with its temporaries, as float32, about 1 MB.
+# Elements of a block: about 1 MB with its temporaries, in float32.
 _BLOCK = 1 << 17
 
 
 class Moments(NamedTuple):
-    """Of each channel; arrays of float64 and of shape (channels,)."""
+    """Moments of each channel; arrays of float64 and of shape (channels,)."""
 
     mean: np.ndarray
     variance: np.ndarray  # biased
@@ -24,7 +24,7 @@ class Moments(NamedTuple):
 
 
 def sums(data: np.ndarray) -> np.ndarray:
-    """What must be added up over the parts of a batch to get its moments.
+    """The sums over a part of a batch; added up over all parts they give the batch's moments.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ def sums(data: np.ndarray) -> np.ndarray:
     Returns
     -------
     ndarray of float64, shape (2 * channels + 1,)
-        Sums of the elements, sums of their squares, and the number of elements for each channel. The squares are
-        formed of deviations from the mean of these data, so that nothing is lost of a variance that is small beside
-        the mean but what float64 loses.
+        Sums of the elements, sums of their squares, and the number of elements for each channel. The sums of squares
+        are computed from deviations from the mean of these data, so that a variance that is small beside the mean loses
+        precision only in float64.
     """
     channels = data.shape[1]
     result = np.zeros(2 * channels + 1)
@@ -50,7 +50,7 @@ def sums(data: np.ndarray) -> np.ndarray:
         deviation = data[place] - _column(mean[chosen])
         np.multiply(deviation, deviation, out=deviation)
         squares[chosen] += deviation.sum(axis=(0, 2), dtype=np.float64)
-    # About the mean as it was rounded: sum x^2 = sum (x - m)^2 + m (2 sum x - n m).
+    # With the rounded mean m: sum x^2 = sum (x - m)^2 + m (2 sum x - n m).
     rounded = mean.astype(np.float64)
     squares += rounded * (2 * total - count * rounded)
     return result
@@ -65,7 +65,7 @@ def moments(total: np.ndarray) -> Moments:
 
 
 def normalize(data: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.ndarray, out: np.ndarray) -> None:
-    """Write ``(data - mean) * scale + shift`` to `out`; the others have the shape (channels,)."""
+    """Write ``(data - mean) * scale + shift`` to `out`; mean, scale and shift have the shape (channels,)."""
     mean, scale, shift = (values.astype(_working(data)) for values in (mean, scale, shift))
     for place, chosen in _blocks(data.shape):
         block = data[place] - _column(mean[chosen])
@@ -74,20 +74,20 @@ def normalize(data: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.n
 
 
 def gradient_sums(data: np.ndarray, gradient: np.ndarray, mean: np.ndarray, inverse: np.ndarray) -> np.ndarray:
-    """What must be added up over the parts of a batch to get the gradient of the data.
+    """The sums over a part of a batch; added up over all parts they give the gradient of the data.
 
     Parameters
     ----------
     data, gradient : ndarray, shape (outer, channels, inner)
-        What was normalized, and the gradient of the result.
+        The data that were normalized, and the gradient of the result.
     mean, inverse : ndarray of float64, shape (channels,)
-        With which it was normalized: ``inverse`` is one divided by the standard deviation.
+        The mean, and 1 / the standard deviation, by which the data were normalized.
 
     Returns
     -------
     ndarray of float64, shape (2 * channels,)
-        Sums of the gradient, which is the gradient of beta, and of its product with the normalized data, which is that
-        of gamma.
+        Sums of the gradient, which are the gradient of beta, and sums of its product with the normalized data, which
+        are the gradient of gamma.
     """
     channels = data.shape[1]
     result = np.zeros(2 * channels)
@@ -121,8 +121,8 @@ def data_gradient(
         As for `gradient_sums`.
     gamma : ndarray, shape (channels,)
     means : ndarray of float64, shape (2, channels)
-        The `gradient_sums` of the whole batch divided by the number of its elements for each channel; zeros where the
-        mean and variance did not come from the batch.
+        The `gradient_sums` of the whole batch divided by the number of its elements for each channel; zeros if the mean
+        and variance did not come from the batch.
     out : ndarray, shape (outer, channels, inner)
     """
     # As gradient * a - (data - mean) * b - c.
@@ -137,7 +137,7 @@ def data_gradient(
 
 
 def _working(data: np.ndarray) -> type:
-    """Type of the elements in which data are worked on."""
+    """The type in which the elements of `data` are computed."""
     return np.float64 if data.dtype == np.float64 else np.float32
 
 

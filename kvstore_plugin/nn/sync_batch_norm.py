@@ -1,16 +1,16 @@
 """SyncBatchNorm: batch normalization by the mean and variance of all workers' batches.
 
-The layer is one custom operator of MXNet, which can be hybridized. Its Python runs in threads that MXNet keeps for
-such operators, once the inputs are there. It adds up this worker's batch (batch_norm_math.py), pushes one small
-exchange of the sums into the engine, and behind it a second custom operator, which finishes; so no thread waits for
-other workers. The backward pass does the same.
+The layer is a custom operator of MXNet, which can be hybridized. Its Python code runs in threads that MXNet keeps for
+such operators, when the inputs are ready. The code sums this worker's batch (batch_norm_math.py), pushes one small
+allreduce of the sums into the engine, and behind it a second custom operator, which computes the output; so no thread
+waits for other workers. The backward pass does the same.
 
-A custom operator must not be given an array in oneDNN's blocked layout. MXNet hands over a plain copy there, and frees
-it before the operator has run; so it does with gradients. Therefore the operator stands between two copies (_plain).
+A custom operator must not get an array in oneDNN's blocked layout: MXNet passes a plain copy to the operator, and frees
+the copy before the operator has run. The same holds for gradients. So the operator stands between two copies (_plain).
 
-Workers are matched by the number of the layer and that of the call. Forward passes of a layer run in the order in which
-they are called, since each writes the running statistics. Those backward may run in any order, so each has the name of
-its forward pass.
+Calls are matched by the number of the layer and the number of the call. Forward passes of a layer run in the order in
+which they are called, since each writes the running statistics. Backward passes may run in any order, so each has the
+name of its forward pass.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from . import batch_norm_math
 
 _LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forward", "mykv_sync_batch_norm_backward"
 
-# Backward passes of one layer that are under way at the same time have names of their own, if they are no more than
-# this; with more they have labels of their own, so that they can fail but not be summed crosswise.
+# Up to so many backward passes of a layer that are under way at the same time have different names. With more passes
+# names are shared, but labels differ: operations that do not belong together fail, and are never summed.
 _NAMES = 256
 
 
 class _Calls:
-    """What the calls of one layer have in common."""
+    """State that the calls of a layer share."""
 
     def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
         self.process_set = process_set
         self.scope = operation_names.numbered(process_set, "sync_batch_norm")
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # of forward passes in training
-        self.in_evaluation = self.in_training = 0  # those that were recorded since the last step of a trainer
+        self.in_evaluation = self.in_training = 0  # recorded calls since the last step of a trainer
 
     def note(self) -> None:
-        """Count a recorded call, where it is made."""
+        """Count the current call if it is recorded."""
         if autograd.is_recording():
             self.in_training += autograd.is_training()
             self.in_evaluation += not autograd.is_training()
 
     def end_step(self) -> None:
-        """Tell the other workers, which may wait for this one, if it has used the layer in evaluation mode only."""
+        """Refuse missing calls if this worker has used the layer in evaluation mode only: other workers may wait."""
         missing = 0 if self.in_training else self.in_evaluation
         self.in_evaluation = self.in_training = 0
         layer = self.layer()
@@ -64,7 +64,7 @@ class _Calls:
             return
         reason = f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))"
         try:
-            layer.running_mean.list_data()[0].wait_to_read()  # calls in training before those must come first
+            layer.running_mean.list_data()[0].wait_to_read()  # earlier calls in training must take their turns first
         finally:
             for _ in range(missing):
                 next(self.numbers)
@@ -75,14 +75,14 @@ _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()
 
 
 def end_step() -> None:
-    """Let workers that wait for this one, because it has used a layer in evaluation mode, get an error.
+    """Let workers get an error if they wait for this worker because it has used a layer in evaluation mode.
 
-    Called in each step of a trainer on all workers. Where all of them have done so, nothing comes of it.
+    Called in each step of a trainer on all workers. A no-op if all workers have used the layer in evaluation mode.
 
     Raises
     ------
     MXNetError
-        The running statistics of a layer carry an error. All layers have been looked at then.
+        The running statistics of a layer carry an error. It is raised after all layers were checked.
     """
     with contextlib.ExitStack() as stack:
         for calls in list(_calls.values()):
@@ -90,26 +90,26 @@ def end_step() -> None:
 
 
 def begin_again() -> None:
-    """Count the calls of all layers from 0 on, as all other workers do now."""
+    """Count the calls of all layers from 0 again, as all other workers do now."""
     for calls in list(_calls.values()):
         calls.numbers = itertools.count()
         calls.in_evaluation = calls.in_training = 0
 
 
 class SyncBatchNorm(BatchNorm):
-    """Batch normalization whose mean and variance, in training, are those of the batches of all workers.
+    """Batch normalization whose mean and variance, in training, are computed over the batches of all workers.
 
-    As gluon.nn.BatchNorm in one process that has the batches of all workers, which may be of different sizes: the
-    output, the gradients of input, gamma and beta (those of gamma and beta once they were averaged or added up over the
-    workers, as a trainer does), and the running statistics, which are then the same on all workers. It has the
-    parameters of gluon.nn.BatchNorm under the same names, so files of one load into the other. In evaluation, with
+    The results are the results of gluon.nn.BatchNorm in a process that has the batches of all workers, which may have
+    different sizes: the output, the gradients of input, gamma and beta (gamma's and beta's after they were averaged or
+    summed over the workers, as a trainer does), and the running statistics, which are the same on all workers. The
+    parameters have the names of gluon.nn.BatchNorm's, so each layer loads files of the other. In evaluation, with
     `use_global_stats`, and on a single worker nothing is exchanged.
 
-    All workers must make their layers in the same order, and in training call each of them equally often, forward and
-    backward; creating one calls init() if nobody has. Where one calls it in evaluation mode, or not at all, the others
-    wait; in the next step of a trainer they get an MXNetError if it has done so under
-    ``autograd.record(train_mode=False)``, but not where the network is hybridized with ``static_shape``. The running
-    statistics change in the forward pass, those of MXNet's layer in the backward pass.
+    All workers must make their layers in the same order, and in training call each layer equally often, forward and
+    backward; the constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at
+    all, the others wait; in the next step of a trainer they get an MXNetError if the call was under
+    ``autograd.record(train_mode=False)``, but not if the network is hybridized with ``static_shape``. The running
+    statistics change in the forward pass; those of MXNet's layer change in the backward pass.
 
     Inputs are dense arrays in float16, bfloat16, float32 or float64 on one CPU of each worker; with 16 bits, parameters
     and statistics are float32.
@@ -117,15 +117,15 @@ class SyncBatchNorm(BatchNorm):
     Parameters
     ----------
     in_channels : int, optional
-        Number of channels; 0: it is that of the first input.
+        Number of channels; 0: the number of channels of the first input.
     num_devices : int, optional
-        Of gluon.contrib.nn.SyncBatchNorm; must be None or 1, the number of devices of each worker.
+        As in gluon.contrib.nn.SyncBatchNorm; must be None or 1, the number of devices of each worker.
     momentum, epsilon, center, scale, use_global_stats : optional
         As for gluon.nn.BatchNorm.
     beta_initializer, gamma_initializer, running_mean_initializer, running_variance_initializer : optional
         As for gluon.nn.BatchNorm.
     axis : int, optional
-        That of the channels.
+        The axis of the channels.
     process_set : ProcessSet, optional
         The workers whose batches count.
     **kwargs
@@ -202,23 +202,24 @@ class SyncBatchNorm(BatchNorm):
         return {name: value for name, value in vars(self).items() if name != "_calls"}
 
     def __setstate__(self, state: dict) -> None:
-        # A copy is another layer: its calls must not be matched with those of the first.
+        # A copy is another layer: its calls must not be matched with calls of the original.
         vars(self).update(state)
         self._begin()
 
 
 def _plain(F: Any, data: Any) -> Any:
-    """A copy in the usual layout; the gradient that comes back through it is in the usual layout too.
+    """A copy in the usual layout; its gradient is in the usual layout too.
 
-    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest of those that were tried. It
-    has no implementation for oneDNN's layouts, and its output never takes the memory of its input. With operators whose
-    output may do so, as a multiplication by 1, an array keeps its blocked layout when the network is hybridized.
+    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest of the operators that were
+    tried. It has no implementation for oneDNN's layouts, and its output never shares the memory of its input. If an
+    operator's output may share it, as in a multiplication by 1, an array keeps its blocked layout in a hybridized
+    network.
     """
     return F.SwapAxis(data, dim1=0, dim2=0)
 
 
 class _Prop(mx.operator.CustomOpProp):
-    """What MXNet asks of a custom operator, with the arguments of the layer, which travel as text."""
+    """Properties of a custom operator for MXNet, with the arguments of the layer, which are passed as text."""
 
     def __init__(self, scope: str, axis: str, eps: str, momentum: str, fix_gamma: str, use_global_stats: str) -> None:
         super().__init__(need_top_grad=True)
@@ -230,7 +231,7 @@ class _Prop(mx.operator.CustomOpProp):
             "fix_gamma": fix_gamma,
             "use_global_stats": use_global_stats,
         }
-        self.calls = _calls.get(scope)  # None in a network that was exported to a file, which can evaluate only
+        self.calls = _calls.get(scope)  # None in a network from an exported file, which can only evaluate
         self.axis = int(axis)
         self.eps = float(eps)
         self.momentum = float(momentum)
@@ -238,7 +239,7 @@ class _Prop(mx.operator.CustomOpProp):
         self.use_global_stats = use_global_stats == "True"
 
     def seen(self, array: NDArray) -> np.ndarray:
-        """The memory of data, as an array of shape (outer, channels, inner)."""
+        """The memory of an array, in the shape (outer, channels, inner)."""
         axis = self.axis % len(array.shape)
         outer, inner = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
         return _values(array).reshape(outer, array.shape[axis], inner)
@@ -281,9 +282,9 @@ class _LayerProp(_Prop):
 
 @mx.operator.register(_FORWARD)
 class _ForwardProp(_Prop):
-    """What is left to do in the forward pass when the sums of all workers have arrived.
+    """The rest of the forward pass, after the sums of all workers have arrived.
 
-    Its second output has the means, the inverse standard deviations and the number of elements of each channel.
+    The second output has the means, the inverse standard deviations and the number of elements of each channel.
     """
 
     def list_arguments(self) -> list[str]:
@@ -308,7 +309,7 @@ class _ForwardProp(_Prop):
 
 @mx.operator.register(_BACKWARD)
 class _BackwardProp(_Prop):
-    """What is left to do in the backward pass when the sums of all workers have arrived."""
+    """The rest of the backward pass, after the sums of all workers have arrived."""
 
     def list_arguments(self) -> list[str]:
         return ["data", "gradient", "gamma", "statistics", "total"]
@@ -420,7 +421,7 @@ class _Backward(mx.operator.CustomOp):
 
 
 def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label: str = "") -> NDArray:
-    """The sums of all workers, which arrive later."""
+    """The sums over all workers, which arrive later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
     calls.process_set.core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
@@ -428,7 +429,7 @@ def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label
 
 
 def _readable(array: NDArray) -> NDArray:
-    """An array whose dtype numpy has; bfloat16 becomes float32."""
+    """An array with a dtype that numpy has; bfloat16 becomes float32."""
     array = array.as_nd_ndarray()
     return array.astype("float32") if _is_bfloat16(array.dtype) else array
 
@@ -438,7 +439,7 @@ def _is_bfloat16(dtype: Any) -> bool:
 
 
 def _target(output: NDArray, req: str) -> NDArray:
-    """Where an output can be computed: itself, if it is written and numpy has its dtype, or a temporary array."""
+    """The array to compute an output in: the output, if it is written and numpy has its dtype, or a temporary array."""
     if req in ("write", "inplace") and not _is_bfloat16(output.dtype):
         return output
     return mx.nd.empty(output.shape, output.context, np.float32 if _is_bfloat16(output.dtype) else output.dtype)
@@ -464,7 +465,7 @@ def _parted(statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
 
 
 def _of_parameters(dtype: Any) -> Any:
-    """Type of the parameters' elements for data of this one."""
+    """The dtype of the parameters for data of this dtype."""
     return np.float32 if dtype == np.float16 or _is_bfloat16(dtype) else dtype
 
 

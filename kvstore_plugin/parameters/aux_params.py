@@ -1,7 +1,7 @@
-"""The running means and variances of BatchNorm, made equal on all workers: sync_aux_params, and what trainers do.
+"""The running means and variances of BatchNorm, made equal on all workers: sync_aux_params, and a trainer's averaging.
 
-They come from the batches of each worker and device and not from gradients, so training lets them drift apart. That
-does not disturb training, which does not use them; it matters where they are: in evaluation and in what is saved.
+These values come from the batches of each worker and device and not from gradients, so they drift apart in training.
+Training does not use them, so the drift matters only in evaluation and in saved files.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class _State(NamedTuple):
 def sync_aux_params(params: Any, root_rank: int | None = None, process_set: ProcessSet = global_process_set) -> None:
     """Make the running means and variances of BatchNorm equal on all workers and devices. Collective; waits.
 
-    To be called before saving and, where workers evaluate shares of one data set, before evaluation.
+    Call it before saving and, if workers evaluate shares of one data set, before evaluation.
 
     Parameters
     ----------
     params : Block, ParameterDict, dict or list of Parameter or NDArray
-        Of Parameters, those that were made with ``differentiable=False`` are taken, which training changes without
-        gradients; frozen and other ones are left alone. NDArrays, such as those that ``Module.get_params()`` returns
-        for `aux_params`, are all taken. Matched between ranks as in `broadcast_parameters`.
+        Parameters made with ``differentiable=False``, which training changes without gradients, are taken; all other
+        Parameters, also frozen Parameters, are left alone. NDArrays, such as ``Module.get_params()`` returns for
+        `aux_params`, are all taken. Matched between ranks as in `broadcast_parameters`.
     root_rank : int, optional
-        The worker, as a global rank, whose values all get, those of its first device. By default all get the mean over
-        all devices of all workers; for a variance too that is the mean of the estimates.
+        The worker, as a global rank, whose first device's values all workers get. By default all get the mean over all
+        devices of all workers; for a variance too that is the mean of the estimates.
     process_set : ProcessSet, optional
         The workers that take part.
 
@@ -46,10 +46,10 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     TypeError, ValueError
         What this rank can see alone: a value has not been initialized (before the first forward pass), is sparse, or on
         a GPU without a CUDA runtime that the core can use; `root_rank` is not in the process set, or this rank is not.
-        The other ranks get an MXNetError that names this one.
+        The other ranks get an MXNetError that names this rank.
     MXNetError
-        Ranks differ in the values, their shapes or dtypes, or in `root_rank`; one waits in another call, has left, or
-        its array carries an error.
+        Ranks differ in the values, their shapes or dtypes, or in `root_rank`; a rank waits in another call, has left,
+        or its array carries an error.
     """
     process.require()
     with operation.waiting(process_set, "sync_aux_params") as turn:
@@ -73,13 +73,13 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
 
 
 class Averaging:
-    """The auxiliary values of a trainer, as often as they are averaged over the workers of a process set.
+    """Averages the auxiliary values of a trainer over the workers of a process set, with each push().
 
     Parameters
     ----------
     process_set : ProcessSet
     scope : str
-        Begins the name of the operation.
+        The prefix of the operation's name.
     named : sequence of Named
         The trainer's parameters, the same on all workers; some of them are auxiliary.
     """
@@ -90,16 +90,16 @@ class Averaging:
         self._named = [one for one in named if is_auxiliary(one.value)]
 
     def push(self) -> None:
-        """Average the values that are there, over all devices of all workers. Returns at once.
+        """Average the initialized values over all devices of all workers. Returns at once.
 
-        A value that has not been initialized is left out, so it must be so on all workers, or they get an MXNetError.
+        The same values must be initialized on all workers; otherwise the workers get an MXNetError.
         """
         states = [_State(name, value._data) for name, value, _ in self._named if value._data is not None]
         if not states:
             return
         with arrays.not_recorded():
             totals = [_sum(state.replicas) for state in states]
-            # Workers may have other numbers of devices, so what is divided by is added up as well.
+            # Workers may have different numbers of devices, so the divisor is summed as well.
             count = mx.nd.full((1,), len(states[0].replicas), dtype="float64")
             firsts = [state.replicas[0] for state in states]
             sources, targets = arrays.handles([*totals, count]), arrays.handles([*firsts, count])
@@ -113,7 +113,7 @@ class Averaging:
                     first.copyto(array)
 
     def refuse(self, reason: str) -> None:
-        """Let the other workers' part fail with the reason."""
+        """Let the operation fail on the other workers, with the reason."""
         if self._named:
             self._process_set.core.refuse(self._name, reason)
 
@@ -129,8 +129,8 @@ def auxiliary_states(params: Any) -> list[_State]:
     Raises
     ------
     TypeError, ValueError
-        `params` is something else, or one of the values is missing or sparse, or on a GPU
-        without a CUDA runtime that the core can use.
+        `params` is something else, or a value is missing or sparse, or on a GPU without a CUDA runtime that the core
+        can use.
     """
     if isinstance(params, gluon.Block):
         params = params.collect_params()
@@ -151,7 +151,7 @@ def auxiliary_states(params: Any) -> list[_State]:
 
 
 def _devices(states: list[_State]) -> int:
-    """Number of devices that have each of the values, 1 where there are none."""
+    """Number of devices that have each of the values; 1 without values."""
     numbers = {len(state.replicas) for state in states}
     if len(numbers) > 1:
         raise ValueError(f"All auxiliary values must be on equally many devices, but they are on {sorted(numbers)}.")
@@ -173,7 +173,7 @@ def _difference(met: Any, process_set: ProcessSet, states: list[_State]) -> str:
 
 
 def _average(turn: Turn, states: list[_State], devices: int) -> None:
-    """One operation reduces all values, those of one dtype together."""
+    """Reduce all values in one operation, values of the same dtype together."""
     firsts = [state.replicas[0] for state in states]
     with arrays.not_recorded():
         sums = [_sum(state.replicas) for state in states]

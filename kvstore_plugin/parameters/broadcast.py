@@ -15,28 +15,28 @@ from . import deferred_init, load_tracking
 from .deferred_init import Broadcast
 from .naming import Named, WrongParameters, described, named_parameters
 
-# What a rank knows of a parameter before a broadcast.
+# The state of a parameter on a rank before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
 
 
 def broadcast_parameters(
     params: Any, root_rank: int = 0, prefix: str | None = None, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Give all ranks the values that `root_rank` has. Collective; returns when they have arrived.
+    """Give all ranks the values that `root_rank` has. Collective; returns when the values have arrived.
 
     Parameters whose initialization is deferred are broadcast when they are initialized, inside the first forward pass.
-    Where that is so on some ranks only, the others do not wait; MXNet's engine lets the reader of the values wait.
+    If it is deferred on some ranks only, the other ranks do not wait; MXNet's engine lets readers of the values wait.
 
     Parameters
     ----------
     params : ParameterDict, dict or list of Parameter or NDArray, or a pair of such dicts
         ``Block.collect_params()``, the result of ``Module.get_params()`` or one of its halves. Matched between ranks
         by key, and by position where the keys are Parameter.name (ParameterDict), which may differ between processes.
-        Those that are row_sparse travel whole, and hold all rows afterwards.
+        Row_sparse arrays are sent whole, and hold all rows afterwards.
     root_rank : int, optional
         The rank whose values count, as a global rank.
     prefix : str, optional
-        Put before the keys; only error messages show it.
+        Prepended to the keys; only error messages show it.
     process_set : ProcessSet, optional
         The ranks that take part.
 
@@ -46,14 +46,14 @@ def broadcast_parameters(
         `params` holds something else, a csr array, or an array on a GPU without a CUDA runtime that the core can use;
         `root_rank` is not in the set; this process is not.
     RuntimeError
-        The ranks hold other sets of parameters.
+        The ranks hold different sets of parameters.
     MXNetError
         Shapes or dtypes differ between the ranks, or an array carries an error on some rank.
     """
     process.require()
     try:
         process_sets.check(process_set)
-    except TypeError as error:  # no set: the others may be in the call for all ranks
+    except TypeError as error:  # no set: the other ranks may be in the call for all ranks
         operation.waiting(global_process_set, "broadcast_parameters").leave_out(str(error), None)
         raise
     with operation.waiting(process_set, "broadcast_parameters") as turn:
@@ -74,7 +74,7 @@ def broadcast_parameters(
             broadcast.push(_arrays(value))
             if highest < _WITHOUT_VALUES:
                 arriving += _arrays(value)
-        elif lowest < _WAITS:  # else one waits on every rank, after which all values are equal
+        elif lowest < _WAITS:  # else an earlier broadcast waits on every rank, and makes all values equal
             deferred_init.wait_for(value, broadcast)
     load_tracking.forget([one.value for one in named if isinstance(one.value, Parameter)])
     for array in arriving:
@@ -95,18 +95,18 @@ def keep_equal(
     named : sequence of Named
         Parameters, the same on all ranks.
     scope : str
-        Begins the names of all operations.
+        The prefix of all operations' names.
     root : int
         The rank within the set whose values count.
     names : KeptNames
-        Those of the scope, which the parameters use for as long as they live.
+        The names of the scope, which the parameters use as long as they live.
     are_equal : bool
-        Those that have values now are equal already, and stay as they are.
+        Values that exist now are equal already, and stay as they are.
 
     Returns
     -------
     list of Parameter
-        Those that have values on all ranks.
+        The parameters that have values on all ranks.
     """
     if not named:
         return []
@@ -135,7 +135,7 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
         broadcast = Broadcast(process_set, f"{scope}/again/{name}", root, -position)
         if parameter._data is not None:
             broadcast.push(parameter._data)
-        else:  # without a gradient, since step() refuses the others, and never used in a forward pass
+        else:  # a parameter without a gradient, never used in a forward pass: step() refuses all others without values
             broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
 
 

@@ -1,8 +1,8 @@
 """check_in_step: whether all workers still have the same parameters.
 
-Workers whose parameters differ go on training, each with gradients that belong to another network, and nothing but a
-bad result shows it. What makes them differ is a mistake in a script, such as loading a file or changing the learning
-rate on one worker only, or memory that fails. Each worker sends a digest of the bits of each parameter, 8 bytes.
+Workers whose parameters differ go on training, each with gradients that belong to another network, and only a bad
+result shows it. The causes are mistakes in a script, such as loading a file or changing the learning rate on one worker
+only, or failing memory. Each worker sends a digest of the bits of each parameter, 8 bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .naming import Named, described, named_parameters
 # In place of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
 
-# How many calls with `every` there were, by the scope of their process set: sets that share ranks count apart.
+# Number of calls with `every`, by the scope of the process set: sets that share ranks count separately.
 _calls: weakref.WeakKeyDictionary[Parameter, dict[str, int]] = weakref.WeakKeyDictionary()
 
 
@@ -41,9 +41,9 @@ def check_in_step(
 ) -> None:
     """Raise an error on all workers unless their parameters are the same, bit by bit. Collective; waits.
 
-    All workers must call it at the same place of the loop with the same arguments. A check waits until the updates
+    All workers must call it at the same place of the loop with the same arguments. A check waits until all updates
     before it are done, and hashes all parameters. For ResNet-50 (102 MB) the hash takes 0.13 s of one core; a call that
-    `every` leaves out takes 0.2 ms.
+    `every` skips takes 0.2 ms.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ def check_in_step(
         As for `DistributedTrainer`; without values that are meant to differ between workers. A row that a row_sparse
         array lacks counts as zeros.
     every : int, optional
-        Only the first call and then every n-th does something. The calls are counted by the process set and the first
-        Parameter in `params`, so with arrays there must be 1.
+        Only the first call and then every n-th call checks. The calls are counted by the process set and the first
+        Parameter in `params`, so for arrays `every` must be 1.
     auxiliary : bool, optional
         Check the running means and variances of BatchNorm too, which differ between the workers unless
         `sync_aux_params` was called since the last step.
@@ -63,11 +63,11 @@ def check_in_step(
     ------
     TypeError, ValueError
         What this rank can see alone: an argument is wrong, an array is csr, or on a GPU without a CUDA runtime that the
-        core can use, this rank is not in the process set. The other ranks get an MXNetError that names this one.
+        core can use, this rank is not in the process set. The other ranks get an MXNetError that names this rank.
     MXNetError
-        A parameter differs between workers, or between the devices of one: the first one in the order of the network
-        is named, with the ranks that differ from most others. Or the workers pass other sets of parameters, one waits
-        in another call, has left, or its parameter carries an error.
+        A parameter differs between workers, or between the devices of a worker: the error names the first such
+        parameter in the order of the network, with the ranks that differ from most others. Or the workers pass
+        different sets of parameters, a worker waits in another call, has left, or its parameter carries an error.
     """
     process.require()
     with operation.waiting(process_set, "check_in_step") as turn:
@@ -127,7 +127,7 @@ def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str
     if (digests == _WITHOUT_VALUES).any():
         return f"{name} has no values yet on {_ranks(process_set, digests == _WITHOUT_VALUES)}, but it has on others."
     kinds, places, counts = np.unique(digests, return_index=True, return_counts=True)
-    # Most ranks are right, or those that agree with the first one if there are as many others.
+    # The majority is right; in a tie, the value that comes first in the order of ranks.
     right = kinds[np.lexsort((places, -counts))[0]]
     return (
         f"{name} has other values on {_ranks(process_set, digests != right)} than on "
@@ -150,9 +150,9 @@ def _digest_of(value: Any) -> int:
 
 
 def digest(array: NDArray) -> int:
-    """A number, above 0 and below 2**57, that is the same where shape, dtype and bits of two arrays are.
+    """A hash of shape, dtype and bits of an array, above 0 and below 2**57.
 
-    All bytes are hashed, in their order. Arrays that differ have the same number with a probability of about 2**-56.
+    All bytes are hashed, in their order. Arrays that differ have the same hash with a probability of about 2**-56.
 
     Raises
     ------

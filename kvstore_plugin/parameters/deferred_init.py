@@ -1,17 +1,17 @@
-"""Broadcast of a Parameter's values the moment it is initialized: in the first forward pass, when shapes are known.
+"""Broadcast of a Parameter's values when it is initialized: in the first forward pass, when shapes are known.
 
-MXNet gives a Parameter its values in one method, which is replaced here, on the class, by one that also looks
-into a weak registry what waits for this Parameter. Nothing is added to the Parameter itself, so copies and pickles of
-it are plain ones.
+MXNet gives a Parameter its values in one method. That method is replaced here, on the class: the replacement also looks
+up in a weak registry which broadcasts wait for the Parameter. Nothing is added to the Parameter itself, so its copies
+and pickles are plain Parameters.
 
-Ranks may differ in when they initialize a Parameter (one has loaded it from a file, another defers it), so each rank
-takes each turn under each name exactly once, whatever it does first. Only where all ranks know that another broadcast
-of the same initialization comes first is one left out.
+Ranks may initialize a Parameter at different times (a rank has loaded it from a file, another rank defers it), so each
+rank takes each turn under each name exactly once, in any order. A broadcast is left out only if all ranks know that
+another broadcast of the same initialization comes first.
 
-A rank that has initialized a Parameter waits for those that have not, in whatever reads the values. In a step they find
-that out together, from what all of them tell. Then those without values refuse their turn, those with values take them
-back, and on all ranks the Parameter waits for its next use. No rank decides that from what it alone knows: ranks that
-did not do the same would wait for turns that others never take.
+If only some ranks have initialized a Parameter, operations that read its values wait there for the other ranks. In a
+step all ranks exchange which Parameters have values. Then ranks without values refuse their turn, ranks with values
+withdraw them, and on all ranks the Parameter waits for its next use. No rank decides that from its own state alone:
+otherwise some ranks would wait for turns that other ranks never take.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Broadcast:
     process_set : ProcessSet
         The ranks that take part.
     name : str
-        What the ranks match it by.
+        The name by which the broadcast is matched.
     root : int
         The rank within the set whose values count.
     priority : int
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     lasting : KeptNames, optional
-        It is wanted at every initialization, not at the next only, so these names stay in use.
+        The broadcast happens at every initialization, not only at the next, so these names stay in use.
     """
 
     def __init__(self, process_set: ProcessSet, name: str, root: int, priority: int, lasting: Any = None) -> None:
@@ -53,7 +53,7 @@ class Broadcast:
         self.root = root
         self.priority = priority
         self.lasting = lasting
-        self.covered = False  # at the next initialization another one comes first on all ranks, which is enough
+        self.covered = False  # at the next initialization another broadcast comes first on all ranks: skip this one
 
     def push(self, values: list[NDArray]) -> None:
         """Send `values`, one array per device, or overwrite them with the root's."""
@@ -67,28 +67,28 @@ class Broadcast:
 _waiting: weakref.WeakKeyDictionary[Parameter, list[Broadcast]] = weakref.WeakKeyDictionary()
 _times: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 _withdrawn: weakref.WeakKeyDictionary[Parameter, _Held] = weakref.WeakKeyDictionary()
-# How Parameters were initialized that had been deferred: what MXNet keeps until then.
+# Parameters whose initialization was deferred: the _deferred_init that MXNet keeps until the initialization.
 _deferred_as: weakref.WeakKeyDictionary[Parameter, tuple] = weakref.WeakKeyDictionary()
 
 
 def wait_for(parameter: Parameter, broadcast: Broadcast) -> None:
-    """Let `broadcast` happen when the Parameter is initialized next."""
+    """Run `broadcast` when the Parameter is initialized next."""
     _waiting.setdefault(parameter, []).append(broadcast)
 
 
 def forget(names: str) -> None:
-    """Drop the broadcasts whose names begin so."""
+    """Drop the broadcasts whose names begin with `names`."""
     for waiting in _waiting.values():
         waiting[:] = [broadcast for broadcast in waiting if not broadcast.name.startswith(names)]
 
 
 def waits(parameter: Parameter) -> bool:
-    """Whether some broadcast happens when the Parameter is initialized next."""
+    """Whether a broadcast happens when the Parameter is initialized next."""
     return bool(_waiting.get(parameter))
 
 
 def has_lasting(parameter: Parameter) -> bool:
-    """Whether some broadcast happens at every initialization of the Parameter."""
+    """Whether a broadcast happens at every initialization of the Parameter."""
     return any(broadcast.lasting for broadcast in _waiting.get(parameter, ()))
 
 
@@ -103,11 +103,11 @@ def check_values(
     are_new: Sequence[bool],
     exchange: Callable[[list[int]], np.ndarray],
 ) -> None:
-    """Raise an error on all ranks if a Parameter has no values on some of them and needs a gradient there.
+    """Raise an error on all ranks if a Parameter has no values on a rank and needs a gradient there.
 
-    Afterwards those that have values on some ranks only wait on all ranks for their next use, and so do those that were
-    new on some rank: their broadcasts have failed, or may have, since MXNet lets operations fail that share a workspace
-    with one that has.
+    After an error, Parameters that have values on some ranks only wait on all ranks for their next use. So do
+    Parameters that were new on a rank: their broadcasts may have failed, since MXNet lets operations fail that share a
+    workspace with a failed operation.
 
     Parameters
     ----------
@@ -116,16 +116,16 @@ def check_values(
     named : sequence of (str, Parameter)
         Names for the error, and Parameters, the same on all ranks.
     are_new : sequence of bool
-        Whether each was initialized since this has last succeeded.
+        For each, whether it was initialized since this check last succeeded.
     exchange : callable
-        Returns the numbers of all ranks, a row for each, where this rank's are given.
+        Given this rank's numbers, returns the numbers of all ranks, a row for each rank.
 
     Raises
     ------
     DeferredInitializationError
-        One has no values on this rank.
+        A Parameter has no values on this rank.
     MXNetError
-        One has none on another rank, which the sentence names.
+        A Parameter has no values on another rank, which the error names.
     """
     count = len(named)
     lacks = np.array([parameter._data is None for _, parameter in named], dtype=bool)
@@ -133,7 +133,7 @@ def check_values(
     met = exchange([*lacks, *needs, *are_new]).astype(bool)
     of_ranks, needed, new = met[:, :count], met[:, count : 2 * count].any(axis=0), met[:, 2 * count :].any(axis=0)
     divided = of_ranks.any(axis=0) & ~of_ranks.all(axis=0)
-    wrong = needed  # those without a gradient may wait for their use on some ranks longer than on others
+    wrong = needed  # Parameters without a gradient may wait for their use on some ranks longer than on others
     if not wrong.any():
         for _, parameter in named:
             _deferred_as.pop(parameter, None)  # it may hold values
@@ -156,18 +156,18 @@ def check_values(
 
 
 def give_back(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:
-    """Let Parameters wait for their next use, where a rank refuses the first step, so that no rank is told more.
+    """Let Parameters wait for their next use after a rank has refused the first step, without an exchange.
 
     Parameters
     ----------
     parameters : sequence of Parameter
         The same on all ranks.
     before : sequence of int
-        The `times` of each when the ranks met last.
+        For each Parameter its `times` when the ranks last met.
     known : iterable of Parameter
-        Those that all ranks had values of then, which keep them; the same on all ranks.
+        Parameters that had values on all ranks then, and keep them; the same on all ranks.
     reason : str
-        For ranks that wait for the values.
+        The reason for ranks that wait for the values.
     """
     kept = {id(parameter) for parameter in known}
     for parameter, then in zip(parameters, before):
@@ -180,7 +180,7 @@ def give_back(parameters: Sequence[Parameter], before: Sequence[int], known: Ite
 
 
 def _refuse(parameter: Parameter, reason: str) -> None:
-    """Take this rank's turn in the broadcasts of a Parameter that has no values, since other ranks wait for it."""
+    """Refuse this rank's turns in the broadcasts of a Parameter without values, since other ranks wait for them."""
     waiting = _waiting.get(parameter, [])
     for broadcast in waiting:
         if not broadcast.covered and broadcast.process_set.included():
@@ -190,7 +190,7 @@ def _refuse(parameter: Parameter, reason: str) -> None:
 
 
 class _Held(NamedTuple):
-    """What a Parameter has had: its arrays, and what these depend on."""
+    """The arrays that a Parameter had, and the attributes that they depend on."""
 
     data: list[NDArray]
     grad: list[NDArray] | None
@@ -199,10 +199,11 @@ class _Held(NamedTuple):
 
 
 def _withdraw(parameter: Parameter, is_new: bool) -> None:
-    """Let a Parameter that has values wait for its next use, as those of other ranks do.
+    """Let a Parameter that has values wait for its next use, as it does on the ranks without values.
 
-    A new one is initialized again then, as it was, since that may have failed unseen. Values that were there before, or
-    were loaded, are kept. So are the arrays: a network that is hybridized with static_alloc goes on writing to them.
+    A new Parameter is then initialized again in the same way, since its broadcast may have failed unnoticed. Older and
+    loaded values are kept. The arrays are kept too: a network that is hybridized with static_alloc goes on writing to
+    them.
     """
     data = parameter._data
     _withdrawn[parameter] = _Held(data, parameter._grad, parameter.grad_req, parameter.dtype)
@@ -213,7 +214,7 @@ def _withdraw(parameter: Parameter, is_new: bool) -> None:
 
 
 def _has_taken_back(parameter: Parameter, values: NDArray, devices: Any) -> bool:
-    """Give a Parameter the arrays again that it had before, with these values; False where it needs others."""
+    """Give a Parameter its withdrawn arrays back, with these values; False if it needs other arrays."""
     held = _withdrawn.pop(parameter, None)
     if held is None or (held.grad_req, held.dtype) != (parameter.grad_req, parameter.dtype):
         return False
@@ -233,7 +234,7 @@ def _initialized(parameter: Parameter) -> None:
     if has_lasting(parameter):
         _times[parameter] = times(parameter) + 1
     for broadcast in waiting:
-        is_there = broadcast.process_set.included()  # and was not removed
+        is_there = broadcast.process_set.included()  # None if the set was removed
         if is_there and not broadcast.covered:
             broadcast.push(parameter._data)
         if broadcast.lasting or not is_there:
@@ -251,8 +252,8 @@ def _initialized(parameter: Parameter) -> None:
     undone_by="`shutdown()`",
 )
 def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any) -> None:
-    # Initialization and load_parameters come here without values. reset_ctx comes with those that it moves to another
-    # device, where no other rank need follow.
+    # Initialization and load_parameters call this while the Parameter has no values. reset_ctx calls it with values,
+    # to move them to another device, which does not concern other ranks.
     without_values = self._data is None
     if not (without_values and _has_taken_back(self, data, devices)):
         original(self, data, devices)

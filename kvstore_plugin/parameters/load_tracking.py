@@ -1,9 +1,10 @@
-"""Notices where some workers have loaded parameters or states and others have not.
+"""Notices when some workers have loaded parameters or states and others have not.
 
-Such workers would go on training with other weights each, and nothing but a bad result would show it. So what a worker
-has loaded is noted here, until all workers are known to be equal. In the next step of a trainer with such parameters
-the worker meets the others under the name of the first operation of the step: where all have loaded, all come to this;
-where some have not, the core finds their gradients there, and all workers get an error with this worker's label.
+Such workers would go on training with different weights, and only a bad result would show it. So this file notes what a
+worker has loaded, until all workers are known to be equal. In the next step of a trainer with such parameters the
+worker starts a meeting under the name of the first operation of the step. If all workers have loaded, all join the
+meeting. Otherwise the core matches it with the gradients of the other workers, and all workers get an error with this
+worker's label.
 """
 
 from __future__ import annotations
@@ -25,31 +26,32 @@ _LABEL = (
 
 _OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
-# With a copy of what the parameter held when all workers were last equal; None where states were loaded.
+# For each loaded parameter a copy of its values when all workers were last equal; None where states were loaded.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
-# How many updates of single arrays the trainer of a Parameter had counted when one failed, first.
+# How many updates of single arrays the trainer of a Parameter had counted at the first failed update.
 _failed: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
-    """Whether this worker has loaded other values of one of them, or their trainer's states, since all were equal.
+    """Whether this worker has loaded other values of a Parameter, or its trainer's states, since all were equal.
 
-    Waits for the values of those that were loaded.
+    Waits for the values of loaded Parameters.
     """
     if not _loaded:
         return False
     for parameter in [one for one in parameters if one in _loaded]:
         if _differs(parameter, _loaded[parameter]):
             return True
-        forget([parameter])  # as where other weights were loaded to evaluate them, and then these again
+        forget([parameter])  # for example, other weights were loaded for an evaluation, and then the old ones again
     return False
 
 
 def label(parameters: Iterable[Parameter]) -> str:
     """What must be the same on all workers in a step for which `any_of` is true.
 
-    Workers whose updates have failed at the same place have equal weights; those at different places have not.
+    Workers whose updates have failed at the same place have equal weights; after failures at different places they do
+    not.
     """
     places = sorted({_failed[one] for one in parameters if one in _failed})
     return f"{_LABEL} (it failed after {places} updates of arrays)" if places else _LABEL
@@ -71,10 +73,10 @@ def was_loaded(parameter: Parameter) -> bool:
 
 @contextlib.contextmanager
 def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
-    """Where an update of Parameters fails on this worker, but not on the others, note it as if values had been loaded.
+    """Note an update of Parameters that fails on this worker, but not on the others, as if values had been loaded.
 
-    An MXNetError is not noted, but for one about this worker's own arguments: it may be that of another worker, which
-    all of them get where the update waits for it.
+    An MXNetError is noted only if it is about this worker's own arguments: any other MXNetError may come from another
+    worker, and then all workers that wait for it in the update get it.
     """
     try:
         yield
@@ -85,12 +87,12 @@ def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
 
 
 def note(parameters: Iterable[Parameter]) -> None:
-    """This worker has loaded states of the trainer of Parameters."""
+    """Note that this worker has loaded states of the trainer of these Parameters."""
     _loaded.update(dict.fromkeys(parameters))
 
 
 def note_failure(parameters: Sequence[Parameter]) -> None:
-    """An update of Parameters has failed on this worker, and perhaps not on the others."""
+    """Note that an update of Parameters has failed on this worker, and perhaps not on the others."""
     note(parameters)
     trainer = trainer_of(parameters[0]) if parameters else None
     if trainer is not None:
@@ -100,7 +102,7 @@ def note_failure(parameters: Sequence[Parameter]) -> None:
 
 
 def forget(parameters: Iterable[Parameter]) -> None:
-    """Take note that all workers have the same values of these."""
+    """Note that all workers have the same values of these Parameters."""
     if _loaded or _failed:
         for parameter in list(parameters):
             _loaded.pop(parameter, None)
@@ -115,10 +117,10 @@ def forget(parameters: Iterable[Parameter]) -> None:
     undone_by="a Parameter without a trainer",
 )
 def _load_init(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> None:
-    # Where there were no values, their initialization is followed by a broadcast, if a DistributedTrainer wants it.
+    # Without earlier values this is an initialization, which a broadcast follows if a DistributedTrainer wants it.
     # Auxiliary values (of BatchNorm) are not the same on all workers anyway.
     is_trained = self._data is not None and trainer_of(self) is not None and self._differentiable
-    if is_trained and self not in _loaded:  # this must not wait for the values, which other workers may have to send
+    if is_trained and self not in _loaded:  # must not wait for the values, which other workers may have to send
         value = self._data[0]
         with arrays.not_recorded():
             _loaded[self] = value.copy() if value.stype == "default" else None

@@ -1,4 +1,4 @@
-"""What parameters are called: how ranks match them, and how messages name them."""
+"""Names of parameters: how ranks match parameters, and how messages name them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..compat.mxnet import NAME_KEYED_DICTS, gluon
 
 
 class Named(NamedTuple):
-    """A parameter or an array, and how the ranks know it."""
+    """A parameter or an array, with the name by which ranks match it."""
 
     name: str
     value: Any
@@ -16,11 +16,11 @@ class Named(NamedTuple):
 
 
 class WrongParameters(TypeError, ValueError):
-    """`params` is nothing that holds parameters: a TypeError, and the ValueError that Horovod and BytePS raise."""
+    """`params` does not hold parameters: a TypeError, and the ValueError that Horovod and BytePS raise."""
 
 
 def described(name: str, value: Any) -> str:
-    """A Parameter or an array, named as ranks know it and as this process does, at the beginning of a sentence."""
+    """A Parameter or an array, by its name on all ranks and its name in this process, to begin a sentence."""
     own = getattr(value, "name", name)
     # Where ranks count parameters, the name is 'parameter 3'.
     start = "" if name.startswith("parameter ") else "parameter "
@@ -28,19 +28,19 @@ def described(name: str, value: Any) -> str:
 
 
 def described_within(name: str, value: Any) -> str:
-    """The same, further on in a sentence."""
+    """As `described`, for the middle of a sentence."""
     text = described(name, value)
     return text[0].lower() + text[1:]
 
 
 def named_parameters(params: Any) -> list[Named]:
-    """What is in `params`, each object once, with names and in an order that are the same on all ranks.
+    """The values in `params`, each object once, with names and in an order that are the same on all ranks.
 
     Parameters
     ----------
     params : ParameterDict, dict, list or tuple
-        Keys of a dict are the names, and their alphabet is the order. A list and a ParameterDict give positions, the
-        latter because its keys begin with a counter of the process, by which they even sort differently.
+        The keys of a dict are the names, in alphabetical order. The names in a list and a ParameterDict are positions:
+        a ParameterDict's keys begin with a counter of the process, so they and even their order differ between ranks.
 
     Returns
     -------
@@ -49,7 +49,7 @@ def named_parameters(params: Any) -> list[Named]:
     Raises
     ------
     TypeError
-        `params` is something else; it is a ValueError too.
+        `params` is something else; the error is a ValueError too.
     """
     if isinstance(params, Mapping):
         position = {key: number for number, key in enumerate(params)}

@@ -1,4 +1,4 @@
-"""On which devices parameters lie."""
+"""The devices of parameters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .naming import described_within
 def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
     """Refuse parameters of one trainer with replicas that are not on the same devices in the same order.
 
-    Where each has a single one, a network may be spread over devices.
+    If each parameter has a single replica, a network may be spread over devices.
 
     Parameters
     ----------
     named : iterable of (str, Parameter)
-        Names for the error, and parameters; those that are not initialized are on no devices yet.
+        Names for the error, and parameters; parameters that are not initialized are on no devices yet.
 
     Raises
     ------
     ValueError
-        Names two that differ, and their devices.
+        Two parameters differ; the error names them and their devices.
     """
     first: tuple[str, Parameter, list] | None = None
     for name, parameter in named:
@@ -41,7 +41,7 @@ def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
 
 
 def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
-    """The Parameters that have values, divided by the device of the first replica; one set where that is the same."""
+    """The Parameters that have values, divided by the device of the first replica: a set for each such device."""
     divided: dict[Any, set[Parameter]] = {}
     for parameter in params:
         if parameter._data is not None:

@@ -1,4 +1,4 @@
-"""What a step of a trainer goes by: whether gradients are fresh, and how many updates were counted."""
+"""State that a trainer's step depends on: whether gradients are fresh, and how many updates were counted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from . import placement
 
 
 def stale_gradient(params: Iterable[Parameter]) -> str | None:
-    """MXNet's warning of a gradient that no backward has written since the last step, if there is one."""
+    """MXNet's warning about a gradient that no backward pass has written since the last step, or None."""
     trained = [parameter for parameter in params if parameter.grad_req != "null"]
     if any(parameter._data is None for parameter in trained):
-        return None  # which is an error of its own
+        return None  # missing values are an error of their own
     for parameter in trained:
         if not all(weight._fresh_grad for weight in parameter._data):
             return (
@@ -25,7 +25,7 @@ def stale_gradient(params: Iterable[Parameter]) -> str | None:
 
 
 def count_update(trainer: gluon.Trainer) -> None:
-    """Count an update that failed, as the workers do that have begun it: schedules and Adam must stay in step."""
+    """Count a failed update, as the workers do that have begun it: schedules and Adam must stay in step."""
     for device_id in placement.device_ids(trainer._params):
         set_current_device(trainer._optimizer, device_id)
         for number, parameter in enumerate(trainer._params):

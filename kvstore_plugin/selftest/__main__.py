@@ -1,10 +1,11 @@
-"""``python -m kvstore_plugin.selftest``: what is installed, what runs, and what to do about what does not.
+"""``python -m kvstore_plugin.selftest``: reports what is installed and what works, with advice for what does not.
 
-The first thing to run on a new machine, alone and under mpirun; rank 0 prints. It has to work on a broken installation,
-so nothing of MXNet, mpi4py or the core is imported before it is known to be there, and a time limit ends it when ranks
-wait for each other.
+Run it first on a new machine, alone and under mpirun; rank 0 prints. It has to work on a broken installation, so MXNet,
+mpi4py and the core are not imported before it is known that they are installed, and a time limit ends a deadlock of
+the ranks.
 
-Exit code 0: all that was checked works, if perhaps slower than it could. 1: something is wrong, and advice is printed.
+Exit code 0: everything that was checked works, perhaps slower than possible. 1: something is wrong, and advice is
+printed.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ _LATENCY_BYTES, _LATENCY_TURNS = 4 << 10, 200
 _BANDWIDTH_BYTES, _BANDWIDTH_TURNS = 64 << 20, 5
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 _CPU_FEATURES = ("avx2", "f16c", "fma", "avx512f", "avx512bw", "asimd")
-# Variables in which launchers tell a process its rank, among all and on its host.
+# Variables in which launchers tell a process its rank, among all processes and on its host.
 _RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 
 
 class Findings(logging.Handler):
-    """What this rank has found: facts to print, what is wrong, and what is only slow."""
+    """The findings of this rank: facts to print, mistakes, and causes of slowness."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -54,7 +55,7 @@ class Findings(logging.Handler):
 
     @contextlib.contextmanager
     def catching(self, what: str) -> Iterator[None]:
-        """Note an exception as something that is wrong."""
+        """Note an exception as a mistake (in `wrong`)."""
         try:
             yield
         except Exception as error:
@@ -118,7 +119,7 @@ def main() -> int:
 
 
 def look_at_installation(found: Findings) -> None:
-    """Versions of everything, and whether it can be loaded."""
+    """Versions of all software, and whether it can be loaded."""
     facts = found.facts
     facts["kvstore_plugin"] = version.VERSION
     facts["Python"] = platform.python_version()
@@ -203,7 +204,7 @@ def measure() -> dict[str, str]:
     for count, turns in ((_LATENCY_BYTES, _LATENCY_TURNS), (_BANDWIDTH_BYTES, _BANDWIDTH_TURNS)):
         array = np.zeros(count // 4, dtype="float32")
         times = [_timed(lambda array=array: _sum(array)) for _ in range(turns + 1)]
-        seconds[count] = statistics.median(times[1:])  # the first one touches fresh memory
+        seconds[count] = statistics.median(times[1:])  # the first turn touches fresh memory
     small, large = seconds[_LATENCY_BYTES], seconds[_BANDWIDTH_BYTES]
     return {
         "allreduce of 4 KB": f"{small * 1e6:.0f} us",
@@ -234,7 +235,7 @@ def compare(found: Findings, everyone: list[dict[str, str]], places: list[tuple[
 
 
 def look_at_hosts(found: Findings, places: list[tuple[str, list[int]]]) -> None:
-    """Who lives where, how they talk, and whether they have room."""
+    """The hosts of the ranks, the transports between them, and whether each rank has a core."""
     groups = process.core.host_ranks()
     for number, ranks in enumerate(groups):
         found.facts[f"host {number}"] = f"{places[ranks[0]][0]}, ranks {_ranges(ranks)}"
@@ -284,7 +285,7 @@ def _ranges(ranks: list[int]) -> str:
 
 
 def _by_rank(lists: list[list[str]]) -> list[str]:
-    """Each sentence once, with the ranks that found it."""
+    """Each sentence once, with the ranks that report it."""
     ranks: dict[str, list[int]] = {}
     for rank, sentences in enumerate(lists):
         for sentence in sentences:
@@ -298,14 +299,14 @@ def _launcher_rank(variables: tuple[str, ...]) -> int:
 
 
 def _report_alone(found: Findings) -> int:
-    """Report without the other ranks: in full from the first, in one line for each finding from each further host."""
+    """Report without the other ranks: rank 0 in full, the first rank of each other host one line for each finding."""
     if _launcher_rank(_RANK) == 0:
         _print(found)
         return 1
     if _launcher_rank(_LOCAL_RANK) == 0:
         for sentence in found.wrong:
             print(f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {sentence}", file=sys.stderr, flush=True)
-    # Launchers kill the whole job at the first failure: this one's must not come before the report of rank 0.
+    # Launchers kill the whole job at the first failure: this rank must not exit before the report of rank 0.
     time.sleep(_HEAD_START)
     return 1
 

@@ -1,4 +1,4 @@
-"""Memory and streams of GPUs for the self-test, by the CUDA runtime that the core has found."""
+"""Memory and streams of GPUs for the self-test, with the CUDA runtime that the core has found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(function: str, *arguments: Any) -> None:
     Raises
     ------
     RuntimeError
-        It fails; CUDA's name of the failure is in the sentence.
+        The function fails; the message has CUDA's name of the error.
     """
     runtime = _runtime()
     code = getattr(runtime, function)(*arguments)
@@ -50,15 +50,15 @@ class Stream:
 
     @property
     def address(self) -> int:
-        """As the core takes it."""
+        """The stream's handle as an int, as the core takes it."""
         return self._handle.value or 0
 
     def wait(self) -> None:
-        """Wait until all is done that was put into it."""
+        """Wait until all work in the stream is done."""
         call("cudaStreamSynchronize", self._handle)
 
     def close(self) -> None:
-        """Give it back to CUDA."""
+        """Destroy the stream."""
         call("cudaStreamDestroy", self._handle)
 
 
@@ -68,7 +68,7 @@ class DeviceArray:
     Parameters
     ----------
     values : numpy.ndarray
-        What it holds at first.
+        The initial values.
     device : int
         Number of the GPU.
     """
@@ -82,7 +82,7 @@ class DeviceArray:
 
     @property
     def address(self) -> int:
-        """Of the first element."""
+        """Address of the first element."""
         return self._memory.value or 0
 
     @property
@@ -91,26 +91,26 @@ class DeviceArray:
         return self.address, self.device
 
     def fill(self, values: np.ndarray) -> None:
-        """Copy values into it, and wait for that."""
+        """Copy values into the array, and wait for the copy."""
         values = np.ascontiguousarray(values)
         size = ctypes.c_size_t(self.nbytes)
         call("cudaMemcpy", self._memory, values.ctypes.data_as(ctypes.c_void_p), size, _HOST_TO_DEVICE)
 
     def numpy(self) -> np.ndarray:
-        """A copy of its values, after all that the GPU has to do in its default stream."""
+        """A copy of the values, after all work in the GPU's default stream."""
         values = np.empty(self.shape, self.dtype)
         size = ctypes.c_size_t(self.nbytes)
         call("cudaMemcpy", values.ctypes.data_as(ctypes.c_void_p), self._memory, size, _DEVICE_TO_HOST)
         return values
 
     def copy_from(self, other: DeviceArray, stream: Stream) -> None:
-        """Put a copy of another array of this GPU into a stream."""
+        """Push a copy from another array of this GPU into a stream."""
         size = ctypes.c_size_t(self.nbytes)
         handle = ctypes.c_void_p(stream.address)
         call("cudaSetDevice", self.device)
         call("cudaMemcpyAsync", self._memory, ctypes.c_void_p(other.address), size, _DEVICE_TO_DEVICE, handle)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         call("cudaSetDevice", self.device)
         call("cudaFree", self._memory)

@@ -1,8 +1,8 @@
-"""``python -m kvstore_plugin.selftest --gpu``: whether arrays on GPUs are reduced rightly, and how fast.
+"""``python -m kvstore_plugin.selftest --gpu``: whether reductions of arrays on GPUs are right, and how fast they are.
 
-It needs a GPU and the core, and neither MXNet nor another package for arrays on GPUs. Alone it takes one GPU; under
-mpirun each rank takes its own, or shares one with other ranks where there are fewer, which NCCL does not allow: then
-the arrays go through host memory, as they do with MYKV_GPU=host.
+It needs a GPU and the core, and neither MXNet nor another package for arrays on GPUs. Alone it takes one GPU. Under
+mpirun each rank takes its own GPU. If there are fewer GPUs than ranks, ranks share a GPU, which NCCL does not allow:
+then the arrays go through host memory, as with MYKV_GPU=host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NCCL_FLOAT32, _NCCL_SUM = 7, 0
 
 
 def look(findings: Any) -> bool:
-    """Note what was found of CUDA and NCCL, and which road arrays take; whether there is a GPU to test with."""
+    """Note which CUDA and NCCL were found; returns whether there is a GPU to test with."""
     found = gpu_libraries.find()
     facts = findings.facts
     for name, what, shown in (("cuda", "CUDA runtime", _cuda_version), ("nccl", "NCCL", _nccl_version)):
@@ -47,12 +47,12 @@ def _cuda_version(number: int) -> str:
 
 
 def _nccl_version(number: int) -> str:
-    """Of 2.9 or later, which count in this way; mykv takes no older one."""
+    """A version of NCCL as text. Only NCCL 2.9 and later count in this way; mykv takes no older NCCL."""
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def check(findings: Any) -> None:
-    """Test this rank's GPU together with the others': right results, order behind streams, speed."""
+    """Test this rank's GPU together with the other ranks' GPUs: results, order behind streams, speed."""
     device = own_gpus()[0]
     _, by_nccl, reason = process.core.gpu_road()
     findings.facts["road of GPU arrays"] = "NCCL" if by_nccl else f"through host memory: {reason}"
@@ -68,7 +68,7 @@ def check(findings: Any) -> None:
 
 
 def _values(dtype: str, count: int, rank: int) -> np.ndarray:
-    """Small ones, whose sums and products every type holds exactly."""
+    """Small values, whose sums and products every dtype holds exactly."""
     pattern = (np.arange(count) + rank) % 3
     return (pattern % 2 == 1) if dtype == "bool" else pattern.astype(dtype)
 
@@ -98,7 +98,7 @@ def _check_sizes(dtype: str, op: str, device: int) -> int:
 
 
 def _check_order(device: int) -> None:
-    """What a stream writes late, behind long copies, is what the others must get."""
+    """An operation must wait for its stream: here the stream writes the values late, behind long copies."""
     count, rank, size = _ORDER_ELEMENTS, process.rank(), process.size()
     source = DeviceArray(np.full(count, rank + 1, dtype="float32"), device)
     array = DeviceArray(np.zeros(count, dtype="float32"), device)
@@ -177,7 +177,7 @@ class _UniqueId(ctypes.Structure):
 
 
 class _DirectNccl:
-    """NCCL itself, for comparison: one communicator of all ranks."""
+    """Direct calls of NCCL, for comparison, with a communicator of all ranks."""
 
     def __init__(self, device: int) -> None:
         from mpi4py import MPI

@@ -1,11 +1,11 @@
-"""Files that are written whole or not at all.
+"""Atomic writes: a file is written whole or not at all.
 
-What is written goes to a temporary file in the same directory, which is synchronized to the disk and then takes the
-name of the old file (rename(2), POSIX.1-2017: any other process sees the old file or the new one).
+The content goes to a temporary file in the same directory, which is synchronized to the disk and then takes the name of
+the old file (rename(2), POSIX.1-2017: any other process sees the old file or the new file).
 
-A temporary file has no name, where the file system can do that, until it is whole. It is locked (flock(2)) as long as
-it has one that is not the last, so that the next to write the same file knows what a killed process has left, and
-removes it.
+If the file system can do that, a temporary file has no name until it is whole. It is locked (flock(2)) as long as it
+has a temporary name. So the next process that writes the same file recognizes the leftovers of a killed process, and
+removes them.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
     Parameters
     ----------
     path : str or PathLike
-        Of a file that there is, or is not; a symbolic link is followed. Who may read and write it stays as it is.
+        Of an existing or a new file; a symbolic link is followed. Permissions of an existing file stay the same.
     fill : callable
-        Writes the whole content to the open binary file that it is given.
+        Given the open binary file, writes the whole content to it.
 
     Raises
     ------
     OSError
-        The file cannot be written: no such directory, no permission, no space, a limit of the process. It names the
-        file and the reason, and the file is what it was before.
+        The file cannot be written: no such directory, no permission, no space, a limit of the process. The error names
+        the file and the reason, and the file is what it was before.
     """
     try:
         target = os.path.realpath(os.fspath(path))
@@ -70,14 +70,14 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
             file.flush()
             os.fsync(file.fileno())
             if is_nameless:
-                # linkat(2) puts no file in the place of another one, so the old name is taken in a second step.
+                # linkat(2) cannot replace a file, so os.replace() takes the old name in a second step.
                 os.link(f"/proc/self/fd/{file.fileno()}", temporary, src_dir_fd=file.fileno(), follow_symlinks=True)
             os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    # The name is on the disk only with its directory; a file system that cannot do that has done what it can.
+    # The new name is on the disk only after an fsync of its directory, which some file systems cannot do.
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -87,12 +87,12 @@ def _replace(target: str, fill: Callable[[BinaryIO], None]) -> None:
 
 
 def _lock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # a file system that has no locks
+    with contextlib.suppress(OSError):  # the file system has no locks
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 def _named(temporary: str, permissions: int) -> int:
-    """A new file under that name, locked before anybody can have taken it for a leftover."""
+    """A new locked file with the name `temporary`; made again if a process took it for a leftover before the lock."""
     while True:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, permissions)
         _lock(descriptor)
@@ -119,9 +119,9 @@ def _remove_leftovers(directory: str, name: str) -> None:
 
 
 def _nameless(directory: str, permissions: int) -> int | None:
-    """A file that goes with this process until it is given a name: one that is killed leaves nothing behind.
+    """A file without a name, which ends with this process: a killed process leaves nothing behind.
 
-    None where the file system has no such files (NFS), or /proc is missing.
+    None if the file system has no such files (NFS), or /proc is missing.
     """
     if not os.path.isdir("/proc/self/fd"):
         return None

@@ -1,10 +1,10 @@
-"""Saving and loading the states of an optimizer on the store, of which each worker has those of its shards.
+"""Saving and loading the states of an optimizer on the store, where each worker has the states of its shards.
 
-The first worker writes and reads the file, whose format knows nothing of shards: it holds whole states, so that any
-number of workers can load it, and a Trainer without a store. States travel one array at a time, and only the first
-worker ever holds all of them.
+The first worker writes and reads the file. The file has no shards: it holds whole states, so that any number of workers
+can load it, and so can a Trainer without a store. States are sent one array at a time, and only the first worker holds
+all states.
 
-Nothing is changed before all workers know that nothing can fail any more.
+No state is changed before all workers know that nothing can fail any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .atomic_file import write as write_whole
 from .optimizer import StoreOptimizer
 from .partition import Shard
 
-_ROOT = 0  # the worker, in the process set, that has the file
+_ROOT = 0  # the worker that has the file, by its rank in the process set
 
 
 class Leaf(NamedTuple):
@@ -46,9 +46,9 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     ----------
     store_optimizer : StoreOptimizer
     scope : str
-        Begins the names of the operations.
+        The prefix of the operations' names.
     fname : str
-        Counts on the first worker.
+        Only the first worker's is used.
     dump_optimizer : bool
         Whether the optimizer is written too, with its settings, scheduler and counts of updates.
 
@@ -57,7 +57,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     OSError
         On the first worker: the file cannot be written, and is what it was before.
     MXNetError
-        On the others then; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
+        On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
     """
     exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({os.fspath(fname)!r})")
     exchange.meet(f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}")
@@ -70,12 +70,12 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
 
 
 def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
-    """Take the states, and the optimizer where there is one, from a file. Collective; the set's first worker reads.
+    """Take the states, and the optimizer if the file has it, from a file. Collective; the set's first worker reads.
 
     Parameters
     ----------
     store_optimizer : StoreOptimizer
-        Its keys have owners.
+        Its keys must have owners.
     scope, fname
         As for `save`.
 
@@ -84,7 +84,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     OSError, ValueError
         On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer.
     MXNetError
-        On the others then; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
+        On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
         All states are what they were before.
     """
     exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({os.fspath(fname)!r})")
@@ -106,7 +106,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
 
 
 class _Exchange:
-    """One call: who takes part, and the ways of arrays between shards and the first worker."""
+    """One call of save() or load(): its workers, and the transfers of arrays between shards and the first worker."""
 
     def __init__(self, store_optimizer: StoreOptimizer, scope: str, call: str) -> None:
         self._optimizer = store_optimizer
@@ -117,7 +117,7 @@ class _Exchange:
         self.call = call
 
     def meet(self, label: str) -> None:
-        """Wait for the other workers, and find out that all divide the same parameters."""
+        """Wait for the other workers, and check that all divide the same parameters."""
         texts = [
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
@@ -135,7 +135,7 @@ class _Exchange:
             )
 
     def from_root(self, make: Callable[[], Any]) -> Any:
-        """What the first worker makes, on all of them; or an error on all of them."""
+        """The first worker's result of `make`, on all workers; or an error on all workers."""
         sent: Any = None
         failure: Exception | None = None
         if self.is_root:
@@ -153,7 +153,7 @@ class _Exchange:
         return made
 
     def gather(self) -> dict[Hashable, Any]:
-        """On the first worker the whole states, by key; nothing on the others."""
+        """On the first worker the whole states, by key; an empty dict on the others."""
         try:
             mine = {key: mapped(state, described_array) for key, state in self._optimizer.updater.states.items()}
             for state in self._optimizer.updater.states.values():
@@ -167,7 +167,7 @@ class _Exchange:
             if reason is not None:
                 raise MXNetError(f"{self.call} has failed on rank {rank}: {reason}")
         whole = {}
-        # Nothing is sent before all workers have seen that all states can be put together.
+        # No array is sent before all workers have checked that all states can be put together.
         for key in self._optimizer.keys:
             shards = self._optimizer.shards_of(key)
             parts = [described[shard.owner][0].get(key, _ABSENT) for shard in shards]
@@ -187,7 +187,7 @@ class _Exchange:
         return states
 
     def scatter(self, described: dict[Hashable, Any], whole: dict[Hashable, Any]) -> dict[Hashable, Any]:
-        """This worker's states, from the whole ones that the first worker has."""
+        """This worker's states, from the whole states that the first worker has."""
         states = {}
         for key, skeleton in described.items():
             own = self._optimizer.own_shard(key)
@@ -202,7 +202,7 @@ class _Exchange:
         return states
 
     def _joined(self, key: Hashable, shards: Sequence[Shard], parts: Sequence[Any]) -> Any:
-        """The description of a whole state from those of its shards."""
+        """The description of a whole state from the descriptions of its shards' states."""
         first = parts[0]
         if len(parts) == 1:
             return first
@@ -233,7 +233,7 @@ class _Exchange:
         return made
 
     def _distribute(self, key: Hashable, leaf: Leaf, source: np.ndarray | None) -> NDArray | None:
-        """This worker's part of an array of a state, whose bytes the first worker has; None where it has no shard."""
+        """This worker's part of an array of a state, whose bytes the first worker has; None without a shard."""
         made = None
         for shard, begin, end in self._ranges(key, leaf):
             target = None
@@ -253,12 +253,12 @@ class _Exchange:
         shards, width = self._optimizer.shards_of(key), width_of(leaf)
         for shard in shards:
             if len(shards) == 1:
-                yield shard, 0, leaf.size * width  # it may have another shape than the weight
+                yield shard, 0, leaf.size * width  # the array may have another shape than the weight
             else:
                 yield shard, shard.begin * width, (shard.begin + shard.count) * width
 
     def _send(self, sender: int, source: np.ndarray | None, target: np.ndarray | None, nbytes: int) -> None:
-        """Bytes from one worker to all; those that need none receive them nowhere that is kept."""
+        """Broadcast bytes from one worker; workers that do not need them receive them into a temporary array."""
         if nbytes == 0:
             return
         is_sender = self._rank == sender
@@ -315,7 +315,7 @@ def _check(store_optimizer: StoreOptimizer, described: dict[Hashable, Any], opti
 
 
 def _fits(state: Sequence[int], weight: Sequence[int], divided: bool) -> bool:
-    """Whether a state of a shape can belong to a weight; one number may stand for the elements of a row, or for all."""
+    """Whether a state's shape fits a weight's; one number may stand for all elements of a row, or of the weight."""
     if tuple(state) == tuple(weight):
         return True
     if divided:
@@ -332,7 +332,7 @@ def described_array(array: NDArray) -> Leaf:
 
 
 def mapped(state: Any, function: Callable[[Any], Any], kind: type = NDArray) -> Any:
-    """A state with each array, or what stands for it, replaced."""
+    """A state in which each array (each object of type `kind`) is replaced by `function` of it."""
     if isinstance(state, kind):
         return function(state)
     if type(state) in (tuple, list):

@@ -1,11 +1,11 @@
 """StoreOptimizer: MXNet's own optimizer, run by each worker on its share of the parameters.
 
 An update is three operations of MXNet's engine that follow each other without Python: the sum of each gradient element
-goes to its owner, the owner's updater changes its slice of the weight, and all workers get all slices. The states that
-the updater makes are those of the slices, so that N workers hold 1/N of them each, and work 1/N each.
+goes to its owner, the owner's updater changes its shard of the weight, and all workers get all shards. The updater
+makes states for its shards only, so each of N workers holds 1/N of the states and does 1/N of the work.
 (Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, 2020, stage 1 and 2.)
 
-The weights are the same on all workers, whatever their optimizers say, since all bits of an element come from one.
+The weights are the same on all workers, even if the optimizers differ: all bits of an element come from one worker.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..world.process_set import ProcessSet
 from . import partition, traits
 from .partition import Shard, Size
 
-# Parameters that are cut into equal shares together; gradients come in buckets of about this size.
+# Bytes of parameters that are cut into equal shares together; gradients come in buckets of about this size.
 _GROUP_BYTES = 16 << 20
 
 
@@ -30,9 +30,9 @@ class Member(NamedTuple):
     Attributes
     ----------
     key : int or str
-        What the optimizer calls it: multipliers, counters and states are found by it.
+        The optimizer's key of the parameter, for multipliers, counters and states.
     gradient : NDArray
-        This worker's own, of the shape and dtype of the weight.
+        This worker's gradient, of the shape and dtype of the weight.
     weights : sequence of NDArray
         The weight, which is read and written, and its copies on other devices, which are written.
     """
@@ -49,18 +49,18 @@ class StoreOptimizer:
     ----------
     process_set : ProcessSet
     optimizer : mxnet.optimizer.Optimizer
-        Kept by reference: what the caller changes in it (learning rate, rescale_grad) counts from the next update on.
+        Kept by reference: changes by the caller (learning rate, rescale_grad) take effect with the next update.
 
     Attributes
     ----------
     process_set : ProcessSet
     updater : mxnet.optimizer.Updater
-        Its `states` are those of this worker's shards, by key, and its `optimizer` is the one in use.
+        Its `states` are the states of this worker's shards, by key, and its `optimizer` is the optimizer in use.
 
     Raises
     ------
     TypeError, ValueError
-        It is no optimizer, or cannot be divided.
+        `optimizer` is no optimizer, or cannot be divided.
     """
 
     def __init__(self, process_set: ProcessSet, optimizer: Any) -> None:
@@ -70,22 +70,22 @@ class StoreOptimizer:
         self._shards: dict[Hashable, tuple[Shard, ...]] = {}
         self._shapes: dict[Hashable, tuple] = {}
         self._settings: list[str] = []
-        self._labelled: tuple[Any, str] = (None, "")  # what label() was made of, and the label
+        self._labelled: tuple[Any, str] = (None, "")  # cache of label(): what it was made of, and the label
 
     @property
     def optimizer(self) -> Any:
-        """The optimizer in use, which loading states may replace."""
+        """The optimizer in use; loading states may replace it."""
         return self.updater.optimizer
 
     @property
     def factor(self) -> float:
-        """What the optimizer multiplies gradients by; some of 2.0's turn the number into an array."""
+        """What the optimizer multiplies gradients by; some optimizers of 2.0 turn the number into an array."""
         return step_label.value_of(self.optimizer.rescale_grad)
 
     def label(self) -> str:
-        """What the updates of all workers must have in common: gradients' factor, learning rate, the optimizer itself.
+        """What must be equal in the updates of all workers: gradients' factor, learning rate, optimizer and settings.
 
-        The settings of the optimizer are those that it had at first, the others those that it has now.
+        The settings are those at the optimizer's first label; factor and learning rate are the current values.
         """
         optimizer = self.optimizer
         state = (self.factor, step_label.learning_rate_of(optimizer), optimizer)
@@ -110,23 +110,23 @@ class StoreOptimizer:
         return self._shapes[key]
 
     def own_shard(self, key: Hashable) -> Shard | None:
-        """The one shard of a key that this worker updates, or None."""
+        """The shard of a key that this worker updates, or None."""
         rank = self.process_set.rank()
         return next((shard for shard in self._shards[key] if shard.owner == rank), None)
 
     def assign(self, weights: Iterable[tuple[Hashable, NDArray]]) -> list[Hashable]:
-        """Give owners to the keys that have none, and anew to those whose weight has got another shape.
+        """Give owners to keys without owners, and new owners to keys whose weight has another shape now.
 
         Parameters
         ----------
         weights : iterable of (key, NDArray)
-            The same keys in the same order on all workers: so many at a time as are known, since a later call does not
-            change the owners of an earlier one.
+            The same keys in the same order on all workers: in each call all that are known, since a later call does
+            not change the owners that an earlier call has given.
 
         Returns
         -------
         list
-            Those that have got owners, for `release` where another worker has not done the same.
+            Keys that have got owners, for `release` if another worker has not done the same.
         """
         new = []
         for key, weight in weights:
@@ -145,7 +145,7 @@ class StoreOptimizer:
             del self._shards[key], self._shapes[key]
 
     def is_trained(self, key: Hashable) -> bool:
-        """Whether a value is one that gradients may come for, as far as the optimizer knows its Parameter."""
+        """Whether a key may get gradients; True if the optimizer does not know its Parameter."""
         return getattr(self.optimizer.param_dict.get(key), "grad_req", None) != "null"
 
     def is_assigned(self, key: Hashable, weight: NDArray) -> bool:
@@ -153,7 +153,7 @@ class StoreOptimizer:
         return self._shapes.get(key) == weight.shape
 
     def replace(self, states: dict[Hashable, Any], optimizer: Any) -> None:
-        """Go on with other states of this worker's shards, and with another optimizer unless that is None."""
+        """Continue with other states of this worker's shards, and with another optimizer unless `optimizer` is None."""
         self.updater.states = states
         self.updater.states_synced = dict.fromkeys(states, False)
         if optimizer is None:
@@ -166,27 +166,27 @@ class StoreOptimizer:
 
 
 class ShardedUpdate:
-    """The update of some parameters of one dtype, as often as it is pushed.
+    """The update of some parameters of the same dtype, for every step.
 
     Parameters
     ----------
     store_optimizer : StoreOptimizer
     name : str
-        What the workers match its operations by; `names` has all of them.
+        The name by which its operations are matched; see `names`.
     members : sequence of Member
         The same on all workers, with owners. They keep their arrays from one step to the next.
     priority : int
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     in_place : bool
         Whether the caller's own operation brings each element's sum to its owner, into the gradient itself. Otherwise
-        reduce() does it, and leaves the gradients as they are.
+        reduce() does it, and leaves the gradients unchanged.
 
     Attributes
     ----------
     division : list of (int, int, int, int)
         Number of the member, begin, count and owner of each shard.
     weights : list of int
-        Handles of the arrays that are updated, for operations that must come before.
+        Handles of the arrays that are updated, for operations that must run before the update.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class ShardedUpdate:
         self._updater = store_optimizer.updater
         self._name = name
         self._priority = priority
-        # Not the members themselves: their gradients, which may be temporary, would live as long as this.
+        # Not the members themselves: their gradients, which may be temporary, would live as long as this object.
         self._weights = [member.weights for member in members]
         self._adopted = [member.gradient for member in members] if in_place else []
         self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
@@ -236,12 +236,12 @@ class ShardedUpdate:
 
     @staticmethod
     def refuse(core: Any, name: str, reason: str) -> None:
-        """Take no part in an update with this name, and let it fail on the other workers, with the reason."""
+        """Refuse an update with this name: it fails on the other workers, with the reason."""
         core.refuse(name, reason)
         core.refuse(f"{name}/weights", reason, turn_of=name)
 
     def is_of(self, members: Sequence[Member]) -> bool:
-        """Whether these members have the weights, each in the same arrays, that it was made for."""
+        """Whether this update was made for the weights of these members, in the same arrays."""
         return len(members) == len(self._weights) and all(
             len(new.weights) == len(old) and all(map(operator.is_, new.weights, old))
             for new, old in zip(members, self._weights)
@@ -250,14 +250,14 @@ class ShardedUpdate:
     def reduce(self, gradients: Sequence[NDArray], scale: float = 1.0, wire: str = "", label: str = "") -> None:
         """Bring the scaled sum of each element of the members' gradients to its owner. Returns at once.
 
-        With a label, that is what all workers must have in common besides, otherwise that of the optimizer.
+        `label` must be equal on all workers; by default it is the label of the optimizer.
 
         Raises
         ------
         RuntimeError, ValueError
             The core does not take the arrays, and nothing was pushed.
         """
-        if self._reduced is not None:  # and Ctrl-C came before apply(): the others wait for this worker's weights
+        if self._reduced is not None:  # Ctrl-C came before apply(), and the others wait for this worker's weights
             self.refuse_weights("the update was broken off there")
         self._process_set.core.push_reduce_to_owners(
             self._name,
@@ -275,12 +275,12 @@ class ShardedUpdate:
     def apply(self, used: Collection[Hashable] | None = None) -> None:
         """Update this worker's shards, and give all workers all weights. Returns at once.
 
-        Whatever the optimizer raises here, the other workers get as an MXNetError in the weights.
+        If the optimizer raises an error here, the other workers get it as an MXNetError in the weights.
 
         Parameters
         ----------
         used : collection of keys, optional
-            The members that are updated, the same on all workers; all by default.
+            Keys of the members that are updated, the same on all workers; all by default.
         """
         try:
             self._run_updater(used)
@@ -289,8 +289,8 @@ class ShardedUpdate:
             raise
         if self._process_set.size() > 1:
             name = self.names(self._name)[1]
-            # A gradient cannot be read before the updates have run: reading an error clears it for all arrays that
-            # share it, and an update that comes later would run with a gradient that was not summed.
+            # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
+            # the error, and a later update would run with a gradient that was not summed.
             fenced = arrays.handles(self._reduced or self._adopted)
             try:
                 self._reduced = None
@@ -307,7 +307,7 @@ class ShardedUpdate:
             arrays.copy(weight, copy)
 
     def refuse_weights(self, reason: str) -> None:
-        """Take no part in the gathering of the weights, and let it fail on the other workers, with the reason."""
+        """Refuse the gathering of the weights: it fails on the other workers, with the reason."""
         self._reduced = None
         self._process_set.core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
@@ -317,7 +317,7 @@ class ShardedUpdate:
             if own:
                 keys, gradients, weights = zip(*own)
                 self._updater(list(keys), list(gradients), list(weights))
-        # Schedules and bias corrections follow from these counters, and the states that are saved contain them.
+        # Schedules and bias corrections depend on these counters, and a saved optimizer contains them.
         set_current_device(self._updater.optimizer, self._homes[0].context.device_id)
         for key in self._others:
             if used is None or key in used:

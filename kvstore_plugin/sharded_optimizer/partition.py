@@ -1,11 +1,12 @@
-"""Who owns which elements of the parameters, for an optimizer that each worker runs on its own share.
+"""Which worker owns which elements of the parameters, for an optimizer that each worker runs on its own share.
 
-The division depends on nothing but its arguments, so all workers make the same one without talking.
+The division depends only on its arguments, so all workers make the same division without communication.
 
-Where the optimizer works element by element, parameters are laid out in a line, which is cut into groups of a few
-megabytes, and each group into as many equally long pieces as there are workers. So all have work whenever a group of
-gradients is there, hardly any parameter is cut, and a large one is shared by all. Where parameters must stay whole, the
-largest goes to the worker that has least, then the next one (Graham, Bounds on multiprocessing timing anomalies, 1969).
+For an optimizer that works element by element, parameters are laid out in a line. The line is cut into groups of a few
+megabytes, and each group into as many pieces of equal length as there are workers. So all workers have work when a
+group of gradients is ready, few parameters are cut, and all workers share a large parameter. If parameters must stay
+whole, each goes to the worker with the least load, the largest first (Graham, Bounds on multiprocessing timing
+anomalies, 1969).
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import bisect
 import math
 from typing import NamedTuple, Sequence
 
-# Where parameters are cut: so many bytes are a cache line, which two workers should not write, and a full vector.
+# Cuts are aligned to so many bytes: a cache line, which two workers should not share, and a full vector.
 _ALIGNMENT = 64
 
-# Rows up to so many bytes are not cut, so that a worker can update its rows from those of a row_sparse gradient. Pieces
-# that differ by one of them do not show.
+# Rows up to so many bytes are not cut, so that a worker can update its rows from the rows of a row_sparse gradient. A
+# difference of one such row between pieces has no measurable effect.
 _LARGEST_ROW = 64 << 10
 
-# Pieces that would be smaller stay with their neighbour. This much more or less does not show.
+# Smaller pieces are left with their neighbour. A difference of so many bytes has no measurable effect.
 _SMALLEST_PIECE = 16 << 10
 
 
@@ -34,7 +35,7 @@ class Shard(NamedTuple):
 
 
 class Size(NamedTuple):
-    """What a parameter measures."""
+    """The size of a parameter."""
 
     count: int  # elements
     width: int  # bytes of an element
@@ -47,25 +48,25 @@ class Size(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Bytes of which a piece has a multiple."""
+        """Pieces are multiples of so many bytes."""
         row = self.row * self.width
         aligned = row * _ALIGNMENT // math.gcd(row, _ALIGNMENT)
         return aligned if aligned <= _LARGEST_ROW else row if row <= _LARGEST_ROW else max(_ALIGNMENT, self.width)
 
 
 def divide(sizes: Sequence[Size], workers: int, elementwise: bool, group_bytes: int) -> list[tuple[Shard, ...]]:
-    """The shards of each parameter, in the order of their elements. No worker owns two of one parameter.
+    """The shards of each parameter, in the order of their elements. No worker owns two shards of a parameter.
 
     Parameters
     ----------
     sizes : sequence of Size
-        Those of the parameters.
+        The sizes of the parameters.
     workers : int
-        How many share them.
+        Number of workers that share the parameters.
     elementwise : bool
         Whether a parameter may be cut.
     group_bytes : int
-        Bytes of parameters that are there at about the same time.
+        Bytes of parameters whose gradients are ready at about the same time.
     """
     if elementwise:
         return [shards for group in _groups(sizes, group_bytes) for shards in _cut(group, workers)]
@@ -110,7 +111,7 @@ def _cut(group: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
 
 
 def _place_of_cut(wanted: int, start: int, end: int, unit: int) -> int:
-    """Where to cut a parameter that lies at bytes [start, end) of the line; one of both if it stays whole."""
+    """Where to cut a parameter that lies at bytes [start, end) of the line; `start` or `end` if it stays whole."""
     at = start + (wanted - start) // unit * unit
     if min(at - start, end - at) < _SMALLEST_PIECE:
         return start if wanted - start < end - wanted else end

@@ -1,8 +1,8 @@
-"""The optimizer on the store, where gradients are row_sparse: each worker updates the rows of its shard that occur.
+"""The optimizer on the store for row_sparse gradients: each worker updates the rows of its shard that occur.
 
-As in optimizer.py the states of a row are at its owner only. The summed rows of the gradient are on all workers
-already (collectives/row_sparse.py); each owner runs MXNet's own updater on those of its shard, and the new values of
-the rows that occur, or of all rows where the optimizer may change others too, go to all workers.
+As in optimizer.py only the owner of a row has its states. The summed rows of the gradient are on all workers already
+(collectives/row_sparse.py). Each owner runs MXNet's own updater on the rows of its shard. Then all workers get the new
+values of the rows that occur, or of all rows if the optimizer may change other rows too.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class RowUpdate:
     ----------
     store_optimizer : StoreOptimizer
     name : str
-        Its operation goes under the second one of `ShardedUpdate.names`.
+        The update's operation has the second name of `ShardedUpdate.names`.
     key : int or str
-        What the optimizer calls the parameter, which has owners.
+        The optimizer's key of the parameter, which has owners.
     weights : sequence of NDArray
         The weight, which is dense, and its copies on other devices, of any kind.
     priority : int
-        Operations with a higher one run first.
+        Operations with a higher priority run first.
     turn_of : str, optional
-        The name under which the gradients were summed right before, if these turns are to be the update's too.
+        The name under which the gradients were summed right before, if the update takes the same turns.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class RowUpdate:
         Parameters
         ----------
         rows : Rows
-            Ascending; all others are zeros. They may be changed afterwards.
+            Ascending; all other rows are zeros. The rows may be changed afterwards.
         """
         process_set = self._store_optimizer.process_set
         only_these = traits.leaves_other_rows(self._store_optimizer.optimizer)
@@ -108,13 +108,13 @@ class RowUpdate:
             arrays.copy(self._weight, copy)
 
     def refuse(self, reason: str) -> None:
-        """Take no part, and let the update fail on the other workers, with the reason."""
+        """Refuse the update: it fails on the other workers, with the reason."""
         self._store_optimizer.process_set.core.refuse(self._name, reason, turn_of=self._turn_of)
 
     def _run_updater(self, rows: Rows) -> None:
-        """Update the rows of the weight that are this worker's."""
+        """Update the rows of the weight that this worker owns."""
         if self._own is None:
-            # Schedules and bias corrections follow from these counters, and the states that are saved contain them.
+            # Schedules and bias corrections depend on these counters, and a saved optimizer contains them.
             optimizer = self._store_optimizer.optimizer
             set_current_device(optimizer, self._weight.context.device_id)
             optimizer._update_count(self._key)
@@ -131,7 +131,7 @@ class RowUpdate:
             updater(self._key, gradient, self._rows_of_weight(begin, end))
 
     def _changed(self, indices: np.ndarray) -> tuple[NDArray, list[tuple[int, int, int, int]]]:
-        """An array for the rows with these numbers, which holds the new values of this worker's, and its division."""
+        """An array for the rows with these numbers, with the new values of this worker's rows, and its division."""
         weight = self._weight.as_nd_ndarray()
         division = []
         with arrays.not_recorded():
@@ -152,7 +152,7 @@ class RowUpdate:
 
 
 def _shaped(state: Any, shape: tuple[int, ...]) -> Any:
-    """An optimizer's state of a shard in the shape of the shard's rows; one that was loaded may be flat."""
+    """An optimizer's state of a shard in the shape of the shard's rows; a loaded state may be flat."""
     if isinstance(state, (list, tuple)):
         return type(state)(_shaped(one, shape) for one in state)
     if isinstance(state, NDArray) and state.shape != shape and state.size == int(np.prod(shape)):

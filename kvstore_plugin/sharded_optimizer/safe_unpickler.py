@@ -1,13 +1,13 @@
-"""Reads pickles of optimizer states, and nothing that a pickle could do beyond that.
+"""Reads pickles of optimizer states safely: a pickle can do nothing else here.
 
 A pickle is a program: it names functions and calls them, sets attributes of any object that it can reach and items of
-any container. Python's own advice is never to load one that is not trusted. This reader takes only what such files
+any container. Python's own advice is never to load an untrusted pickle. This reader accepts only what files of states
 hold: plain values, arrays, numpy's numbers and dtypes, and optimizers and schedulers of classes that this process has
-imported already. All else is an error before it happens. Arrays lie in the pickle as MXNet's own bytes, whose header is
-checked against their number before MXNet sees them.
+imported already. Everything else is an error before it is executed. Arrays are in the pickle as MXNet's own bytes. The
+header is checked against the number of bytes before MXNet reads them.
 
-It is written in Python over the reader of the standard library, since that of C cannot be told what it may call, and
-takes gigabytes of memory for a pickle of a few bytes that says so.
+The reader is built on the standard library's reader in Python. The reader in C cannot be told which functions it may
+call, and allocates gigabytes of memory for a pickle of a few bytes that says so.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ _ARRAYS = {
 _NUMBERS = {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)} | {"bool_"}
 _DTYPE = re.compile(r"[biufc]\d{1,2}")
 
-# Of an array in MXNet's own bytes (NDArray::Save): what they begin with, and bytes of an element by the number of the
-# type.
+# An array in MXNet's own bytes (NDArray::Save): the first word, and the bytes of an element by the number of its type.
 _MAGIC = (0xF993FAC9, 0xF993FACA)
 _WIDTHS = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 8: 2, 9: 2, 10: 4, 11: 8, 12: 2}
 _DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
@@ -42,12 +41,12 @@ _MOST_AXES = 32
 
 
 def load(data: bytes) -> Any:
-    """What the pickle holds.
+    """The content of the pickle.
 
     Raises
     ------
     Exception
-        Of any type: it is damaged, or wants more than is taken here.
+        Of any type: the pickle is damaged, or does more than is allowed here.
     """
     stream = io.BytesIO(data)
     loaded = _Unpickler(stream).load()
@@ -57,7 +56,7 @@ def load(data: bytes) -> Any:
 
 
 class _Marker:
-    """Stands in the pickle's calls for something that is only named there."""
+    """Stands in the pickle's calls for an object that the pickle may name but not use."""
 
 
 _NDARRAY, _OBJECT = _Marker(), _Marker()
@@ -75,13 +74,13 @@ def _bytearray(data: bytes = b"") -> bytearray:
 
 
 def _type_of_none(one: None) -> type:
-    """By which a pickle names NoneType; type() itself would make classes."""
+    """Takes the place of type(), by which a pickle names NoneType; type() itself would make classes."""
     _require(one is None, "calls type()")
     return type(None)
 
 
 def _new_object(kind: type, base: Any, state: None) -> Any:
-    """copyreg._reconstructor, by which old protocols make an object."""
+    """Takes the place of copyreg._reconstructor, by which old protocols make an object."""
     _require(_trains(kind) and base is _OBJECT and state is None, "makes an object that is no optimizer or scheduler")
     return kind.__new__(kind)
 
@@ -97,7 +96,7 @@ def _new_numpy(kind: Any, shape: tuple, code: bytes) -> np.ndarray:
 
 
 def _from_buffer(data: bytes, dtype: np.dtype, shape: tuple, order: str) -> np.ndarray:
-    """Numpy's arrays since protocol 5."""
+    """Numpy's arrays from protocol 5 on."""
     _require(isinstance(dtype, np.dtype) and isinstance(data, (bytes, bytearray)), "makes an array of no bytes")
     return np.frombuffer(data, dtype).reshape(shape, order=order)
 
@@ -107,7 +106,7 @@ def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
     return np.frombuffer(data, dtype, 1)[0]
 
 
-# What a pickle may name, and what it gets for it.
+# What a pickle may name, and the object that it gets.
 _NAMED: dict[tuple[str, str], Any] = {
     ("_codecs", "encode"): _encode,
     ("builtins", "bytearray"): _bytearray,
@@ -177,7 +176,7 @@ class _Unpickler(pickle._Unpickler):
         if isinstance(made, NDArray):
             _check_array(made, state)
         elif isinstance(made, np.dtype):
-            # The bytes are those of this kind of machine, and there are no fields.
+            # The byte order is this machine's, and there are no fields.
             plain = type(state) is tuple and len(state) == 8 and state[1] in ("<", "|", "=")
             _require(plain and state[2:5] == (None, None, None), "has a dtype that is none of numbers")
             self.stack.pop()
@@ -212,7 +211,7 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _fills(name: str, holders: tuple[type, ...], place: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """The standard method of this name, where what it fills is one of these and no other object with such a method."""
+    """The standard method `name`, limited to these types: other objects may have a method of the same name too."""
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:
@@ -237,7 +236,7 @@ for _opcode, _name, _holders, _place in (
 
 
 def _check_array(array: Any, state: Any) -> None:
-    """Raise unless the state of an array that is being made holds a whole one, dense or sparse, of a known type."""
+    """Raise unless the state of a new array holds a whole dense array of a known type."""
     data = state.get("handle") if type(state) is dict else None
     _require(isinstance(data, (bytes, bytearray)), "has an array without content")
     _require(getattr(array, "handle", None) is None, "fills an array twice")
@@ -245,7 +244,7 @@ def _check_array(array: Any, state: Any) -> None:
         state["handle"] = bytearray(data)
     magic, storage = struct.unpack_from("<Ii", data)
     _require(magic in _MAGIC and storage in (_DENSE, _ROW_SPARSE, _CSR), "has an array in a form that is not known")
-    # A sparse array is refused where states are checked; MXNet must not even read it.
+    # The check of states refuses sparse arrays too, but MXNet must not even read them.
     _require(storage == _DENSE, "has a sparse array, and states on the store are dense")
     (axes,) = struct.unpack_from("<i", data, 8)
     _require(0 <= axes <= _MOST_AXES and (axes > 0 or magic == _MAGIC[1]), "has an array without a shape")

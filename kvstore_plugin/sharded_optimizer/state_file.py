@@ -1,7 +1,7 @@
 """Files of optimizer states, in MXNet's own format: what Updater.get_states() returns.
 
-That is a pickle, of a dict {key: state} or of a tuple (this dict, optimizer); a state is None, an array, a number, or a
-tuple or list of states. What a pickle may do is another file's business (safe_unpickler.py).
+That is a pickle of a dict {key: state} or of a tuple (this dict, optimizer); a state is None, an array, a number, or a
+tuple or list of states. safe_unpickler.py limits what the pickle may do.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import numpy as np
 from ..compat.mxnet import NDArray, mx
 from . import safe_unpickler
 
-_DEEPEST = 16  # lists within lists; those of MXNet's optimizers have three levels
+_DEEPEST = 16  # levels of nested lists; states of MXNet's optimizers have three levels
 
 
 class Content(NamedTuple):
-    """What a file holds; `optimizer` is None where only states were saved."""
+    """The content of a file; `optimizer` is None if only states were saved."""
 
     states: dict
     optimizer: Any
 
 
 def read(path: str | os.PathLike) -> Content:
-    """What a file of optimizer states holds.
+    """The content of a file of optimizer states.
 
     Raises
     ------
     OSError
-        It cannot be read.
+        The file cannot be read.
     ValueError
-        It is damaged, or something else than optimizer states.
+        The file is damaged, or does not hold optimizer states.
     """
     with open(path, "rb") as file:
         data = file.read()
@@ -43,13 +43,13 @@ def read(path: str | os.PathLike) -> Content:
 
 
 def parse(data: bytes, name: str) -> Content:
-    """The same from bytes; `name` is for the errors."""
+    """As `read`, from bytes; `name` is for the errors."""
     try:
         content = safe_unpickler.load(data)
         states, optimizer = content if isinstance(content, tuple) and len(content) == 2 else (content, None)
         if isinstance(states, dict):
             _check_states(states, len(data))
-    except Exception as error:  # whatever bytes that are no pickle lead to
+    except Exception as error:  # bytes that are no pickle can raise any error
         raise ValueError(
             f"{name!r} holds no optimizer states that can be read: {error or type(error).__name__}"
         ) from error
@@ -61,7 +61,7 @@ def parse(data: bytes, name: str) -> Content:
 
 
 def _check_states(states: dict, most: int) -> None:
-    """Raise where something else than states stands in their place; an honest file has at least a byte for each."""
+    """Raise unless all values are states; a valid file has at least a byte for each state."""
     left = most
 
     def check(state: Any, depth: int) -> None:
@@ -83,10 +83,10 @@ def _check_states(states: dict, most: int) -> None:
 
 
 def write(file: BinaryIO, content: Content) -> None:
-    """Write what `read` reads, and Updater.set_states()."""
+    """Write a file for `read` and for Updater.set_states()."""
     states, optimizer = content
     if optimizer is not None:
-        # Without what this package keeps in it, which is of this process.
+        # Without this package's own attributes, which only make sense in this process.
         optimizer = copy.copy(optimizer)
         for name in [name for name in vars(optimizer) if name.endswith("_by_mykv")]:
             delattr(optimizer, name)

@@ -1,7 +1,7 @@
 """Which of MXNet's optimizers can update a share of the parameters on each worker, and how finely.
 
-Most work element by element, so that a parameter may be cut anywhere. Others need norms of a whole parameter or of a
-whole row. Some cannot be divided at all, since what they keep belongs to all parameters together.
+Most optimizers work element by element, so a parameter may be cut anywhere. Others need norms of a whole parameter or
+of a whole row. Some cannot be divided at all, since they keep state that all parameters share.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def _registered(names: Any) -> dict[type, str]:
     return {registry[name]: name for name in names if name in registry}
 
 
-# Those that change no row of a dense weight but the rows of a row_sparse gradient, unless their lazy_update is False.
+# Optimizers that change only the rows of a row_sparse gradient in a dense weight, unless their lazy_update is False.
 _LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
 
-# Those that read norms as numbers while they update, and so wait for the gradient, that is for the other workers.
+# Optimizers that read norms as numbers in an update, and so wait for the gradient, that is for the other workers.
 _READING = ("lars", "lbsgd")
 
 _elementwise = _registered(_ELEMENTWISE)
@@ -54,34 +54,34 @@ _refused = _registered(_REFUSED)
 
 
 def is_elementwise(optimizer: Any) -> bool:
-    """Whether the new value of an element depends on that element of weight, gradient and states alone.
+    """Whether the new value of an element depends only on that element of weight, gradient and states.
 
-    False for what MXNet itself has not registered: a class of the user's, also one derived from an optimizer for which
-    it is so.
+    False for a class that MXNet itself has not registered: a user's class, also if it is derived from an elementwise
+    optimizer.
     """
     return type(optimizer) in _elementwise
 
 
 def leaves_other_rows(optimizer: Any) -> bool:
-    """Whether an update from a row_sparse gradient changes the rows of the gradient only; False where it is unknown."""
+    """Whether an update from a row_sparse gradient changes only the rows of the gradient; False if unknown."""
     return type(optimizer) in _lazy and getattr(optimizer, "lazy_update", True)
 
 
 def reads_gradients(optimizer: Any) -> bool:
-    """Whether an update waits until the gradient is there; False for a class of the user's that does so by itself."""
+    """Whether an update waits for the gradient; False for a user's class whose own code waits."""
     return isinstance(optimizer, tuple(_reading))
 
 
-# Attributes that are no settings: counters, what the batch decides, what all workers are told anyway, and what changes
-# no result.
+# Attributes that are no settings: counters, values that depend on the batch, values that are compared anyway, and
+# attributes that do not change results.
 _NO_SETTINGS = {"num_update", "begin_num_update", "num_steps", "rescale_grad", "lr", "sym_info"}
 _NO_SETTINGS |= {"aggregate_num", "allow_np_array"}
-# Those of any optimizer; a class of the user's may have others that are meant to differ between workers.
+# Settings of every optimizer; a user's class may have other attributes that are meant to differ between workers.
 _COMMON_SETTINGS = {"wd", "clip_gradient", "multi_precision"}
 
 
 def settings(optimizer: Any) -> list[str]:
-    """The kind of an optimizer and its settings, one by one, in a form that is the same where they are."""
+    """The class of an optimizer and its settings, as one text each, in a form that is equal for equal settings."""
     is_mxnets = type(optimizer).__module__.startswith("mxnet.")
     shown = [f"optimizer {type(optimizer).__name__}"]
     for name, value in sorted(vars(optimizer).items()):
@@ -97,14 +97,14 @@ def settings(optimizer: Any) -> list[str]:
 
 
 def check(optimizer: Any) -> None:
-    """Refuse what does not train the same when each worker updates a share of the parameters.
+    """Refuse an optimizer whose result changes when each worker updates a share of the parameters.
 
     Raises
     ------
     TypeError
-        It is no optimizer.
+        `optimizer` is no optimizer.
     ValueError
-        It cannot be divided.
+        The optimizer cannot be divided.
     """
     if not isinstance(optimizer, mx.optimizer.Optimizer):
         raise TypeError(f"The optimizer must be an mxnet.optimizer.Optimizer, not {type(optimizer).__name__}.")

@@ -1,1 +1,1 @@
-"""This process as one rank: MPI, the core, settings, who is alive. Nothing in here imports MXNet."""
+"""This process as one rank: MPI, the core, settings, the failure detector. No file here imports MXNet."""

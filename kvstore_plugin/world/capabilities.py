@@ -1,4 +1,4 @@
-"""What this build can do and what is in use, under the names that scripts for Horovod ask by."""
+"""What this build can do and what is in use, under the names of Horovod's functions."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """Version of the NCCL that was found (docs/gpu.md), as NCCL_VERSION_CODE has it; 0 for none.
+    """Version of the NCCL that was found (docs/gpu.md), as in NCCL_VERSION_CODE; 0 if none was found.
 
-    The core is built without NCCL and loads it where it is there.
+    The core is built without NCCL and loads it at run time.
     """
     return int(gpu_libraries.find()["nccl"]["version"])
 

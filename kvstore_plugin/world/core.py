@@ -1,4 +1,4 @@
-"""Loads the compiled core, and says in one sentence what is wrong when that fails.
+"""Loads the compiled core, and explains a failure to load it in one sentence.
 
 The core is loaded when it is first needed and not by ``import kvstore_plugin``, so that the self-test can report on an
 installation whose core or MPI library is broken.
@@ -19,7 +19,7 @@ def load() -> ModuleType:
     Raises
     ------
     ImportError
-        It is not installed, its MPI library is missing, or it belongs to another Python or system.
+        The core is not installed, its MPI library is missing, or it belongs to another Python or system.
     """
     try:
         return importlib.import_module("mykv_core")

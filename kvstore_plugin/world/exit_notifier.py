@@ -1,11 +1,12 @@
-"""Tells Open MPI of workers that have failed without a signal: its launcher tells nobody of these.
+"""Tells Open MPI of workers that have failed without a signal, which Open MPI's launcher does not report.
 
-With ULFM, Open MPI's launcher (PRRTE) tells the other processes when a signal has ended one. Of one that exits by
-itself with another status than 0, as with os._exit(1), it tells nobody, and MPI calls of the others wait for it for
-ever. So whoever sees such an end on its machine sends the event of PMIx by which Open MPI's own failure detector tells
-the launcher, which passes it on to all. On other machines closed connections tell.
+With ULFM, Open MPI's launcher (PRRTE) tells the other processes when a signal has ended a process. It does not tell
+them of a process that exits by itself with a status other than 0, as with os._exit(1): then MPI calls of the others
+hang. So every worker that sees such an exit on its machine sends the PMIx event by which Open MPI's own failure
+detector tells the launcher, and the launcher passes the event on to all processes. Workers on other machines notice
+closed connections.
 
-This goes on as long as MPI calls may wait for the dead: also while the others begin again without it.
+The notifier runs as long as MPI calls may wait for the dead process: also while the survivors begin again without it.
 """
 
 from __future__ import annotations
@@ -21,28 +22,28 @@ from .process_watch import Followed, Identity
 
 _log = logging.getLogger("kvstore_plugin")
 
-_GRACE_S = 0.2  # for the launcher, which tells of signals itself
+_GRACE_S = 0.2  # for the launcher, which reports signals itself
 _JOIN_S = 5.0
 
-# Of the PMIx standard, from its version 4 on.
+# Constants of the PMIx standard, from its version 4 on.
 _SUCCESS, _OPERATION_SUCCEEDED = 0, -157
 _ERR_PROC_TERM_WO_SYNC = -200
 _EVENT_AFFECTED_PROC = b"pmix.evproc"
-_PROC = 22  # a type
+_PROC = 22  # PMIX_PROC, a data type
 _RANGE_LOCAL = 2  # the launcher on this machine, and its processes
 
 _teller: _Teller | None = None
 
 
 def begin(processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
-    """Tell of the processes of a communicator, unless that is done already.
+    """Start the notifier for the processes of a communicator, unless it runs already.
 
     Parameters
     ----------
     processes : sequence of Identity
-        In the order of their ranks there.
+        In the order of their ranks in the communicator.
     world_ranks : sequence of int
-        Their ranks in MPI_COMM_WORLD; negative: it is of another one.
+        Their ranks in MPI_COMM_WORLD; negative for a process of another MPI_COMM_WORLD.
     """
     global _teller
     if _teller is None:
@@ -50,7 +51,7 @@ def begin(processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
 
 
 def end() -> None:
-    """Tell no more, before anybody ends as he should."""
+    """Stop the notifier, before the workers exit in good order."""
     global _teller
     ending, _teller = _teller, None
     if ending is not None:
@@ -100,16 +101,16 @@ class _Process(ctypes.Structure):
 
 
 def tell_failed(rank: int) -> None:
-    """Tell Open MPI, on all workers, that the process of this rank in MPI_COMM_WORLD has failed.
+    """Tell Open MPI, on all workers, that the process with this rank in MPI_COMM_WORLD has failed.
 
     Raises
     ------
     OSError
         PMIx is not loaded, or refuses.
     AttributeError
-        It is too old.
+        PMIx is too old.
     KeyError, ValueError
-        The launcher has not said which process this is, or it cannot be understood.
+        The launcher's variables PMIX_NAMESPACE and PMIX_RANK are missing or wrong.
     """
     pmix = ctypes.CDLL(_loaded_pmix())
     namespace = os.environ["PMIX_NAMESPACE"].encode()
@@ -130,7 +131,7 @@ def tell_failed(rank: int) -> None:
     info = pmix.PMIx_Info_create(1)
     try:
         pmix.PMIx_Info_load(info, _EVENT_AFFECTED_PROC, ctypes.byref(failed), _PROC)
-        # Without a function to call at the end, it returns when PMIx has taken the event.
+        # Without a callback, PMIx_Notify_event returns when PMIx has taken the event.
         code = pmix.PMIx_Notify_event(_ERR_PROC_TERM_WO_SYNC, ctypes.byref(source), _RANGE_LOCAL, info, 1, None, None)
     finally:
         pmix.PMIx_Info_free(info, 1)

@@ -1,11 +1,11 @@
-"""Notices that another worker's process has ended, without anybody having called it, and lets nobody wait for it.
+"""Failure detector: a thread of each worker that notices dead workers and fails all pending operations.
 
-Two things are watched by a thread of each worker. The processes of this machine by pidfds, which the kernel makes
-readable when they end. All workers by a receive of MPI that nobody sends to, from any source: with ULFM it fails when
-a process of its communicator has failed, or when somebody has revoked the communicator, as everybody does who notices
-a death. So a death that one worker has noticed is noticed by all. Then the core ends all operations of this process.
+It watches two things. The processes of this machine by pidfds, which the kernel makes readable when a process ends.
+All workers by an MPI receive from any source, to which no worker sends: with ULFM the receive fails when a process of
+its communicator has failed, or when a worker has revoked the communicator. Every worker that notices a death revokes
+it, so all workers notice the death. Then the core ends all operations of this process.
 
-The communicator is one of its own, and only looked at, a few times in a second: nothing waits in MPI.
+The communicator has no other use. The thread only tests the receive, every 50 ms (_LOOK_MS), and never waits in MPI.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvstore_plugin")
 
-_LOOK_MS = 50  # between two looks at MPI
-_TAG = 32002  # of the message that never comes
-_NAMES_S = 0.5  # for the name of who has ended, where only that somebody has is known
+_LOOK_MS = 50  # between two tests of the receive
+_TAG = 32002  # of the receive that no message matches
+_NAMES_S = 0.5  # to find out which rank has ended, when it is only known that a rank has
 _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
 _watch: _Watch | None = None
-_key: int | None = None  # of an attribute of MPI_COMM_SELF
+_key: int | None = None  # keyval of an attribute of MPI_COMM_SELF
 
 
 def check_possible() -> None:
@@ -68,7 +68,7 @@ def _refusal() -> str | None:
 
 
 def begin(comm: MPI.Intracomm) -> None:
-    """Watch the processes of a communicator, unless that is done already. Collective over it."""
+    """Watch the processes of a communicator, unless a watch runs already. Collective over the communicator."""
     global _watch
     if _watch is None:
         _end_before_mpi()
@@ -77,7 +77,7 @@ def begin(comm: MPI.Intracomm) -> None:
 
 
 def end(orderly: bool = True) -> None:
-    """Stop watching. `orderly`: this process leaves because it is done, and not since another one was lost."""
+    """Stop watching. `orderly`: this process leaves because it is done, not because another process was lost."""
     global _watch
     if orderly:
         exit_notifier.end()
@@ -88,7 +88,7 @@ def end(orderly: bool = True) -> None:
 
 
 def _end_before_mpi() -> None:
-    """Let MPI_Finalize, whoever calls it, begin with end(): it deletes the attributes of MPI_COMM_SELF first."""
+    """Let MPI_Finalize begin with end(), from any caller: it deletes the attributes of MPI_COMM_SELF first."""
     global _key
     if _key is not None:
         return
@@ -97,7 +97,7 @@ def _end_before_mpi() -> None:
     process = os.getpid()
 
     def end_here(*_: object) -> None:
-        if os.getpid() == process:  # and not in a fork, which has no such thread but writes to the same pipe
+        if os.getpid() == process:  # a forked child has no such thread, but would write to the same pipe
             end()
 
     _key = MPI.Comm.Create_keyval(delete_fn=end_here)
@@ -105,7 +105,7 @@ def _end_before_mpi() -> None:
 
 
 def lost(seconds: float = 0.0) -> str | None:
-    """Who has ended, as a sentence, or None; waits up to so many seconds for that to be known."""
+    """Which ranks have ended, as a sentence, or None; waits up to `seconds` for a death to be noticed."""
     watch = _watch
     if watch is None:
         return None
@@ -160,7 +160,7 @@ class _Watch:
             return
 
     def _named(self) -> list[int]:
-        """Who has ended; none where another worker has told, and that does not show here soon."""
+        """The ranks that have ended; empty if another worker has revoked and no dead rank shows here in time."""
         until = time.monotonic() + _NAMES_S
         while True:
             ended = self._followed.ended(_NAME_LOOK_MS) or self._failed()
@@ -181,14 +181,14 @@ class _Watch:
         self.sentence = f"{who} ended, of {self._comm.Get_size()}: killed, or left before the others were done"
         _log.warning("mykv on rank %d: %s.", self._comm.Get_rank(), self.sentence)
         core_loader.load().lose(f"WorkersLost: {self.sentence}")
-        core_loader.load().watch(False)  # it calls lose() no more
+        core_loader.load().watch(False)  # this watch calls lose() no more
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):
             self._comm.Revoke()
 
 
 def _translated(group: MPI.Group, to: MPI.Group) -> list[int]:
-    """The ranks of all of a group in another one. Both are freed."""
+    """The ranks of a group's processes in the group `to`. Both groups are freed."""
     from mpi4py import MPI
 
     try:

@@ -15,9 +15,9 @@ from . import settings
 
 _log = logging.getLogger("kvstore_plugin")
 _logged = ""
-mxnet_has_cuda = True  # whether MXNet can have arrays on GPUs; engine.py, which knows MXNet, sets it
+mxnet_has_cuda = True  # whether MXNet can have arrays on GPUs; compat/engine.py, which knows MXNet, sets it
 
-# What the loader of the system is asked for, in this order.
+# What the system's loader is asked for, in this order.
 _SYSTEM_CUDA = ("libcudart.so.12", "libcudart.so.13", "libcudart.so.11.0", "libcudart.so")
 _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 
@@ -26,9 +26,8 @@ _SYSTEM_NCCL = ("libnccl.so.2", "libnccl.so")
 def find() -> dict[str, Any]:
     """Look for the CUDA runtime and for NCCL, once per process.
 
-    The files that MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY name take the place of all others. Else libraries that the
-    process has loaded already come first, since MXNet works with those; then the PyPI packages nvidia-*; then the
-    system's.
+    The files that MYKV_CUDA_LIBRARY and MYKV_NCCL_LIBRARY name take the place of all others. Otherwise the order is:
+    libraries that the process has loaded already, since MXNet works with them; the PyPI packages nvidia-*; the system.
 
     Returns
     -------
@@ -44,7 +43,7 @@ def find() -> dict[str, Any]:
 
 
 def unusable() -> list[str]:
-    """Sentences on the files of the environment's variables that cannot be used."""
+    """Sentences about files that the environment names and that cannot be used."""
     named = settings.gpu_libraries()
     variables = [("MYKV_CUDA_LIBRARY", named.cuda, "cuda"), ("MYKV_NCCL_LIBRARY", named.nccl, "nccl")]
     return [
@@ -55,7 +54,7 @@ def unusable() -> list[str]:
 
 
 def log_road(core: Any) -> None:
-    """Let rank 0 log how arrays on GPUs are exchanged, and why: once, and again only where that has changed."""
+    """Let rank 0 log how arrays on GPUs are exchanged, and why: once, and again only after a change."""
     global _logged
     if core.rank() == 0:
         for sentence in unusable():
@@ -70,7 +69,7 @@ def log_road(core: Any) -> None:
 
 
 def log_road_of_set(world: Any, group: Any, name: str) -> None:
-    """Let the first member of a process set log how its arrays on GPUs are exchanged, where not as the world's are."""
+    """Let the first member of a process set log how arrays on GPUs are exchanged in it, if not as in the world."""
     some_gpu, by_nccl, reason = group.gpu_road()
     if some_gpu and group.rank() == 0 and by_nccl != world.gpu_road()[1]:
         _log.log(_level(by_nccl, reason), "Arrays on GPUs of %s are exchanged %s.", name, _shown(by_nccl, reason))
@@ -86,7 +85,7 @@ def _level(by_nccl: bool, reason: str) -> int:
 
 
 def _loaded(name: str) -> list[str]:
-    """Files of that name (and version) that this process has mapped."""
+    """Files whose names begin with `name` that this process has mapped."""
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
@@ -96,7 +95,7 @@ def _loaded(name: str) -> list[str]:
 
 
 def _packaged(name: str) -> list[str]:
-    """Such files in the PyPI packages nvidia-cuda-runtime*, nvidia-nccl-cu11, -cu12 and -cu13, the newest CUDA last."""
+    """As `_loaded`, in the PyPI packages nvidia-cuda-runtime*, nvidia-nccl-cu11, -cu12, -cu13; the newest CUDA last."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     folders.append(os.path.join(sysconfig.get_paths()["purelib"], "nvidia"))

@@ -1,7 +1,7 @@
 """Checks how this process was launched.
 
-Two mistakes are silent without them: an mpirun of one MPI that starts processes linked to another (each then believes
-that it is alone, and trains alone), and a launcher that binds each rank to one core of many.
+Two mistakes are silent without these checks: an mpirun of one MPI that starts processes linked to another MPI (each
+process then believes that it is alone, and trains alone), and a launcher that binds each rank to one core of many.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Mapping
 
 _log = logging.getLogger("kvstore_plugin")
 
-# What is looked for in the texts of MPI_Get_library_version(), and of the build (build_backend/mykv_mpi.py), and the
-# implementation that it means; the group is the major version.
+# Patterns in the texts of MPI_Get_library_version(), and of the build (build_backend/mykv_mpi.py), with the
+# implementations that they mean; the group is the major version.
 _IMPLEMENTATIONS = (
     (r"Open MPI v(\d+)", "Open MPI"),
     (r"Intel(?:\(R\) MPI Library| MPI) (?:for \S+ OS, Version )?(\d+)", "Intel MPI"),
@@ -24,10 +24,10 @@ _IMPLEMENTATIONS = (
     (r"MPICH(?: Version:)?\s*(\d+)", "MPICH"),
 )
 
-# What `srun --mpi=` must name for an MPI as its makers and PyPI build it; a cluster's own may know another way too.
+# What `srun --mpi=` must name for an MPI as its makers and PyPI build it; a cluster's own build may take others too.
 _SLURM_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2"}
 
-# Step numbers from here on are no steps of srun but the batch script (-5), interactive (-6) and others, as unsigned.
+# Step numbers from here on are not steps of srun: the batch script (-5), interactive (-6) and others, as unsigned.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
 
 
@@ -37,7 +37,7 @@ def parse_version(text: str) -> tuple[str, str]:
     Returns
     -------
     tuple of str
-        For example ``('Open MPI', '5')``; for an MPI that is not known here the first line of the text and ``''``.
+        For example ``('Open MPI', '5')``; for an unknown MPI the first line of the text and ``''``.
     """
     for pattern, name in _IMPLEMENTATIONS:
         found = re.search(pattern, text)
@@ -61,7 +61,7 @@ def check_library(built: str, loaded: str) -> None:
     Raises
     ------
     RuntimeError
-        They differ.
+        The implementations or major versions differ.
     """
     if parse_version(built) != parse_version(loaded):
         raise RuntimeError(
@@ -71,7 +71,7 @@ def check_library(built: str, loaded: str) -> None:
 
 
 def check_same_library(core: str, mpi4py: str) -> None:
-    """Refuse an mpi4py that talks to another MPI library than the core does.
+    """Refuse an mpi4py that uses another MPI library than the core.
 
     Raises
     ------
@@ -91,14 +91,14 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
     Returns
     -------
     (str, int) or None
-        The variable that says so and the number; None where no launcher has left a trace.
+        The variable that says so and the number; None if no launcher has set a variable.
     """
     for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         count = _count(environment.get(variable, ""))
         if count is not None:
             return variable, count
-    # A job script and a shell of salloc are "steps" too, and an mpirun runs its daemons as one: only a numbered step
-    # whose own process this is counts, and mpirun's variables above have the first word.
+    # A job script and a shell of salloc are "steps" too, and mpirun runs its daemons as a step. So only a numbered step
+    # counts that this process itself belongs to, and mpirun's variables above are read first.
     step = _count(environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "")))
     tasks = _count(environment.get("SLURM_STEP_NUM_TASKS", ""))
     started_by_srun = step is not None and step < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
@@ -106,7 +106,7 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
 
 
 def _count(text: str) -> int | None:
-    """The number in a launcher's variable, of at most 64 bits; other digits than 0 to 9 are none of theirs."""
+    """The number in a launcher's variable, of at most 64 bits; launchers use no digits other than 0 to 9."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
@@ -144,7 +144,7 @@ def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.
         )
 
 
-# Options of mpirun that leave a rank all cores, or so many. Intel MPI has -bind-to too, and does not heed it.
+# Options of mpirun that leave a rank all cores, or {0} cores. Intel MPI has -bind-to too, but ignores it.
 _UNBINDING = {
     "Open MPI": "--bind-to none, or --map-by slot:PE={0}",
     "Intel MPI": "-genv I_MPI_PIN=0, or -genv I_MPI_PIN_DOMAIN={0}; with srun --cpus-per-task={0}",
@@ -173,8 +173,8 @@ def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> No
 def _cores_of_job() -> int:
     """Cores that this host lets the job use, before a launcher bound its ranks.
 
-    The processes above this one, up to the launcher and the shell that called it, show what was allowed; the cpuset
-    of a container or batch job bounds that where they live outside of it.
+    That is the widest affinity of this process's ancestors, up to the launcher and the shell that called it. If the
+    ancestors live outside of a container or batch job, its cpuset is the limit.
     """
     widest = os.sched_getaffinity(0)
     pid = os.getpid()
@@ -191,7 +191,7 @@ def _cores_of_job() -> int:
 
 
 def _cores_of_cgroup() -> int | None:
-    """Number of cores in the cpuset of this process's control group (version 2), or None where there is none."""
+    """Number of cores in the cpuset of this process's control group (version 2), or None without a cpuset."""
     try:
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         group = next(line[3:] for line in groups.splitlines() if line.startswith("0::"))

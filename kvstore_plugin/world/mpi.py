@@ -1,4 +1,4 @@
-"""MPI, as mpi4py shows it: started the way the core needs it, and the communicators that ranks are taken from."""
+"""MPI by mpi4py: its start, as the core needs it, and the communicators that ranks are taken from."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Sequence
 
 from . import launcher, mpi_settings
 
-# Of the messages by which the members of a process set make its communicator; large, so that users have another one.
+# Of the messages by which the members of a process set make its communicator; large, so that no user has the same tag.
 _TAG = 32001
 
 
 def start(core: ModuleType) -> ModuleType:
-    """Initialize MPI, if nobody has, and return the module mpi4py.MPI.
+    """Initialize MPI, if it is not initialized, and return the module mpi4py.MPI.
 
     Raises
     ------
     ImportError
         mpi4py is missing, or finds no MPI library.
     RuntimeError
-        mpi4py and the core use two MPI libraries, MPI was finalized, or has no MPI_THREAD_MULTIPLE.
+        mpi4py and the core use different MPI libraries, MPI was finalized, or has no MPI_THREAD_MULTIPLE.
     """
     MPI = _load(core)
     if MPI.Is_finalized():
         raise RuntimeError("MPI was finalized already, kvstore_plugin cannot be initialized any more.")
     if not MPI.Is_initialized():
-        core.finalize_mpi_at_exit()  # mpi4py does not: it finalizes what it has initialized when it was imported
+        core.finalize_mpi_at_exit()  # mpi4py finalizes only an MPI that its import has initialized
         mpi_settings.apply()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
@@ -38,7 +38,7 @@ def start(core: ModuleType) -> ModuleType:
 
 
 def _load(core: ModuleType) -> ModuleType:
-    """The module mpi4py.MPI, checked to use the core's MPI library before anything of it is called."""
+    """The module mpi4py.MPI, checked to use the core's MPI library before any function of it is called."""
     try:
         import mpi4py
 
@@ -47,7 +47,7 @@ def _load(core: ModuleType) -> ModuleType:
         else:
             saved = mpi4py.rc.initialize, mpi4py.rc.finalize
             mpi4py.rc.initialize = False  # not before the check below
-            mpi4py.rc.finalize = False  # it would also do so in a forked child that ends with sys.exit(), and wait
+            mpi4py.rc.finalize = False  # it would finalize, and hang, in a forked child that ends with sys.exit() too
             try:
                 from mpi4py import MPI
             finally:
@@ -68,7 +68,7 @@ def communicator(comm: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        It is none, or does not hold this process.
+        `comm` is no communicator, or does not hold this process.
     """
     from mpi4py import MPI
 
@@ -113,12 +113,12 @@ def has_processes(comm: Any, group: Any) -> bool:
 
 
 def ranks_in(comm: Any, group: Any) -> list[int]:
-    """Numbers in `group` of the processes of a communicator, in its order; none for the null communicator.
+    """Ranks in `group` of the processes of a communicator, in its order; empty for the null communicator.
 
     Raises
     ------
     TypeError, ValueError
-        It is no intracommunicator, or a process is not in the group.
+        `comm` is no intracommunicator, or a process is not in the group.
     """
     from mpi4py import MPI
 
@@ -134,14 +134,14 @@ def ranks_in(comm: Any, group: Any) -> list[int]:
 
 
 def part_of(comm: Any, group: Any, ranks: Sequence[int], world_is_whole: bool = True) -> Any:
-    """A new communicator of some processes of `group`, which are in `comm`. Collective over these only.
+    """A new communicator of some processes of `group`, which are in `comm`. Collective over these processes only.
 
-    MPI_COMM_WORLD is of no use any more, unless `world_is_whole`.
+    `world_is_whole` is False when a process of MPI_COMM_WORLD has died: then MPI_COMM_WORLD cannot be used.
     """
     from mpi4py import MPI
 
     part = group.Incl(list(ranks))
-    # Preferred, since nobody can free it; processes that were spawned have another one.
+    # MPI_COMM_WORLD is preferred, since users cannot free it; spawned processes have a MPI_COMM_WORLD of their own.
     world = MPI.COMM_WORLD.Get_group()
     everywhere = MPI.UNDEFINED not in MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world)
     made = (MPI.COMM_WORLD if everywhere and world_is_whole else comm).Create_group(part, _TAG)

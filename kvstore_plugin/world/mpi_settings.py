@@ -1,15 +1,20 @@
-"""Settings without which an MPI behaves badly on a machine that others use too.
+"""Settings of MPI libraries, without which ranks that outnumber the cores spin, and wait for each other.
 
-mykv's own thread never waits inside MPI, and what it sends needs no setting to fill the wire: with the defaults of Open
-MPI, MPICH (over UCX and over libfabric) and Intel MPI it reached 93 to 96% of a link of 1 Gbit/s. But a script's own
-calls of MPI wait there, and Open MPI and Intel MPI wait spinning: ranks that outnumber the cores then wait for each
-other's time slices. An exchange of 4 KB over TCP took with Open MPI between two ranks on two cores 12.8 ms, and 0.1 ms
-if the waiting one yields; with Intel MPI among four ranks on two cores 14 to 21 ms, and 0.14 ms with its mode for ranks
-that outnumber cores (1.2 ms with I_MPI_THREAD_YIELD alone). MPICH yields by itself (0.2 ms). None of them sleeps,
-whatever it is told.
+mykv's own thread never waits inside MPI, and its messages fill the wire without settings: with the defaults of Open
+MPI, MPICH (over UCX and over libfabric) and Intel MPI they reached 93 to 96% of a link of 1 Gbit/s. But a script's own
+MPI calls wait inside MPI, and Open MPI and Intel MPI spin: ranks that outnumber the cores then wait for each other's
+time slices. Time of an exchange of 4 KB over TCP:
 
-An MPI reads its settings from the environment when it is initialized: importing the package sets them, unless the user
-did, in the environment, on the command line of mpirun (which uses the environment) or in Open MPI's file of parameters.
+- Open MPI, two ranks on two cores: 12.8 ms, and 0.1 ms if the waiting rank yields.
+- Intel MPI, four ranks on two cores: 14 to 21 ms, 0.14 ms with its mode for ranks that outnumber cores, and 1.2 ms with
+  I_MPI_THREAD_YIELD alone.
+- MPICH yields by itself: 0.2 ms.
+
+None of the three sleeps in a wait, with any setting.
+
+An MPI reads its settings from the environment when it is initialized. So the import of the package sets them, unless
+the user has: in the environment, on the command line of mpirun (which uses the environment) or in Open MPI's file of
+parameters.
 """
 
 from __future__ import annotations
@@ -25,22 +30,22 @@ from . import launcher
 
 _log = logging.getLogger("kvstore_plugin")
 
-# Variables of each MPI and the values that they get. Those of the others mean nothing to an MPI.
+# Variables of each MPI and the values that they get. An MPI ignores the variables of the others.
 _SETTINGS = {
     "Open MPI": {"OMPI_MCA_mpi_yield_when_idle": "1"},
     "Intel MPI": {"I_MPI_WAIT_MODE": "1"},
 }
 _PREFIX = "OMPI_MCA_"
 
-# Of a job that outlives its processes (docs/elastic.md). MPI_Finalize has a barrier of the launcher's, in which a host
-# waits for ever for one whose processes have all died. In such jobs ULFM's agreement in MPI_Finalize stands before it.
+# For a job that outlives its processes (docs/elastic.md). MPI_Finalize has a barrier of the launcher, in which a host
+# hangs if all processes of another host have died. In such jobs ULFM's agreement in MPI_Finalize precedes the barrier.
 _OUTLIVING = {"OMPI_MCA_async_mpi_finalize": "1"}
 
-_late: dict[str, str] = {}  # what could not be set any more
+_late: dict[str, str] = {}  # settings that came too late, after the initialization of MPI
 
 
 def apply(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set what the user has not set, if MPI still reads it; otherwise remember what is missing."""
+    """Set what the user has not set; if MPI is initialized already, remember what is missing."""
     wanted = {name: value for settings in _SETTINGS.values() for name, value in settings.items()}
     if launcher.outlives_processes(environment):
         wanted.update(_OUTLIVING)
@@ -53,7 +58,7 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def warn_if_late(core: Any) -> None:
-    """Log one line on rank 0 where MPI was initialized before it could be told, and its waiting can cost something."""
+    """Log one line on rank 0 if MPI was initialized before its settings were set, and spinning can cost time."""
     settings = _SETTINGS.get(launcher.parse_version(core.mpi_library_version())[0], {})
     late = [f"{name}={_late[name]}" for name in settings if name in _late]
     shares_cores = core.local_size() > len(os.sched_getaffinity(0)) or len(core.host_ranks()) > 1
@@ -67,7 +72,7 @@ def warn_if_late(core: Any) -> None:
 
 
 def _initialized() -> bool:
-    """Whether MPI is initialized; only mpi4py can have done that in a Python program that is not embedded."""
+    """Whether MPI is initialized; in a Python program that is not embedded only mpi4py can have initialized it."""
     module = sys.modules.get("mpi4py.MPI")
     return module is not None and module.Is_initialized()
 

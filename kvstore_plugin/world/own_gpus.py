@@ -7,14 +7,14 @@ import logging
 from . import process
 
 _log = logging.getLogger("kvstore_plugin")
-_reported: set[int] = set()  # for which starts of the core it was said that ranks share GPUs
+_reported: set[int] = set()  # starts of the core (process.generation) for which the log says that ranks share GPUs
 
 
 def own_gpus() -> list[int]:
-    """Numbers of the GPUs that this rank should use, so that the ranks of a host share them out. Empty without any.
+    """Numbers of the GPUs that this rank should use, so that the ranks of a host share them out. Empty without GPUs.
 
-    Ranks that see the same GPUs take as many each, in the order of their local ranks. Where there are fewer GPUs than
-    such ranks, several take the same one, and the log says so once.
+    Ranks that see the same GPUs take equally many each, in the order of their local ranks. If there are fewer GPUs than
+    ranks, several ranks take the same GPU, and the log says so once.
 
     Raises
     ------

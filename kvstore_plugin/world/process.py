@@ -1,8 +1,8 @@
-"""This process as one rank: joins the others, knows its place among them, and leaves so that none of them hangs.
+"""This process as one rank: joins the others, knows its numbers, and leaves so that no other rank hangs.
 
-`core` is the module attribute through which all other files reach the compiled core. It is an object whose every use
-raises a RuntimeError while there is no core to talk to: before init(), after shutdown(), and for good in a forked
-child, whose copies of the runtime's threads and of MPI do not exist.
+`core` is the module attribute through which all other files reach the compiled core. While there is no core, every use
+of the attribute raises a RuntimeError: before init(), after shutdown(), and always in a forked child, which has neither
+the runtime's threads nor MPI.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _log = logging.getLogger("kvstore_plugin")
 # A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
 _ABORT_AFTER_S = 5.0
 _ABORT_APART_S = 0.5
-# A wait for other ranks looks this often whether Ctrl-C was pressed.
+# A wait for other ranks checks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
 _LEAST_DRAIN_S = 1.0  # for the engine, when no operation of the core is under way any more
-# A wait that takes long looks why; with several hosts that is a question to the others.
+# A wait that takes long looks for the reason; with several hosts that is a question to the other hosts.
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
 
 
 class _NoCore:
-    """Stands in for the core where there is none, and says why."""
+    """Stands in for the core while there is none, and says why."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -46,20 +46,20 @@ class _NoCore:
 
 
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
-generation = 0  # how often the core was started: what was made before must not touch what has its names now
+generation = 0  # how often the core was started: older objects must not touch new objects with the same names
 _comm: MPI.Comm | None = None
-_last_comm: MPI.Comm | None = None  # that of the last init()
+_last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
 _hooks_installed = False
-_interrupted: list[Any] = []  # work whose wait was broken off
+_interrupted: list[Any] = []  # work whose wait was interrupted
 _interrupted_lock = threading.Lock()
 
 
 class Follower:
-    """What a part of the package that this file does not know does when this rank joins and leaves: nothing, here."""
+    """What a part of the package does when this rank joins and leaves; the base class does nothing."""
 
     def versions(self) -> dict[str, str]:
         """What must be the same on all ranks, by its name in an error."""
@@ -69,13 +69,13 @@ class Follower:
         """Called when the core has started."""
 
     def check_sets(self, process_sets: Any) -> None:
-        """Called in init() where the core has started before, with the process sets that init() was given."""
+        """Called with the process sets of init(), if the core was started before."""
 
     def add_sets(self, process_sets: Any) -> None:
-        """Called at the end of each init() that starts the core, on all ranks; its error is that of init()."""
+        """Called at the end of each init() that starts the core, on all ranks; init() raises its error."""
 
     def drain(self, seconds: float) -> list[str]:
-        """Wait for what was pushed, at most so long, and return the errors that nothing has raised."""
+        """Wait at most `seconds` for what was pushed, and return the errors that were raised nowhere."""
         return []
 
     def left(self, lost: bool) -> None:
@@ -86,24 +86,24 @@ _followers: list[Follower] = []
 
 
 def follow(follower: Follower) -> None:
-    """Let a follower know from now on when this rank joins and leaves."""
+    """Call a follower from now on when this rank joins and leaves."""
     _followers.append(follower)
 
 
 def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequence[Any] | str | None = None) -> None:
-    """Join the other ranks. Collective; a second call with the same or no communicator does nothing.
+    """Join the other ranks. Collective; a second call with the same or no communicator is a no-op.
 
-    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless that was done before. If it is initialized here, it is
-    finalized when Python exits, whatever mpi4py.rc says.
+    MPI is initialized here, at MPI_THREAD_MULTIPLE, unless it is initialized already. If it is initialized here, it is
+    finalized when Python exits, also if mpi4py.rc says otherwise.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm or sequence of int, optional
-        The ranks that take part: a communicator, which is duplicated, so that its own messages go on beside ours, or
-        ranks in MPI_COMM_WORLD, of which each calls init() with the same ones. All of MPI_COMM_WORLD by default.
+        The ranks that take part: a communicator, which is duplicated, so that messages of the user and of mykv are
+        never mixed, or ranks in MPI_COMM_WORLD, the same in the call of each of them. All of MPI_COMM_WORLD by default.
     process_sets : sequence of ProcessSet, optional
         Sets that are added at once, as with `add_process_set`, in the same order on all ranks. ``'dynamic'``, which
-        Horovod needs for `add_process_set`, is taken and means nothing here.
+        Horovod needs for `add_process_set`, is accepted without effect.
 
     Raises
     ------
@@ -111,10 +111,10 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         The compiled core, an MPI library or mpi4py is missing.
     RuntimeError
         The launcher belongs to another MPI, MPI has no MPI_THREAD_MULTIPLE or was finalized, init() was called before
-        with another communicator or without one of `process_sets`, or this process is a forked child.
+        with another communicator or without a set of `process_sets`, or this process is a forked child.
     TypeError, ValueError
-        `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this one; or one of
-        `process_sets` is wrong. Where that is seen by all ranks, none of them is initialized afterwards. A setting (an
+        `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this rank; or a set
+        of `process_sets` is wrong. If all ranks see the mistake, no rank is initialized afterwards. A setting (an
         environment variable MYKV_...) has a wrong value on some rank: then all ranks raise the ValueError.
     """
     if _forked:
@@ -125,13 +125,12 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         for follower in _followers:
             follower.check_sets(process_sets)
         return
-    failure_detector.end()  # that of those who could not begin again
-    core_loader.load().begin_again()  # whoever was lost before is none of these
+    failure_detector.end()  # it still runs if join_again() has failed
+    core_loader.load().begin_again()  # a rank that was lost before is not among the ranks of this init()
     _join(comm, read_settings=True)
     try:
-        if (
-            failure_detector.is_possible()
-        ):  # then nobody else ends who waits for the dead, whether this is elastic or not
+        # In such a job the launcher does not end ranks that wait for a dead rank, whether training is elastic or not.
+        if failure_detector.is_possible():
             core.end_failed_exits_by_signal(True)
             failure_detector.begin(_comm)
         for follower in _followers:
@@ -151,7 +150,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
 
 
 def warn_of_strangers(group: Any, who: str) -> None:
-    """Log how many others have called for the memory of a group that was just made; on one of its ranks per host."""
+    """Log how many foreign processes have asked for the memory of a new group; on one of its ranks per host."""
     if group.strangers():
         _log.warning(
             "%d processes that are none of this job called for the memory that %s share, and were turned away.",
@@ -161,10 +160,10 @@ def warn_of_strangers(group: Any, who: str) -> None:
 
 
 def shutdown() -> None:
-    """Leave the other ranks; without effect where init() was not called.
+    """Leave the other ranks; a no-op if init() was not called.
 
-    What this rank asked for is given time to finish. What others still ask of it fails there with an error. MPI stays
-    initialized; init() may be called again by all ranks together.
+    Operations of this rank get time to finish. Operations of other ranks that still need this rank fail there with an
+    error. MPI stays initialized; all ranks together may call init() again.
     """
     if is_initialized():
         errors = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
@@ -178,19 +177,19 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined the others and not left them; False in a forked child."""
+    """Whether this process has joined the other ranks and not left them; False in a forked child."""
     return not isinstance(core, _NoCore)
 
 
 def require() -> Any:
-    """The compiled core, after init() if nobody called that yet."""
+    """The compiled core; calls init() first if it was not called yet."""
     if not is_initialized():
         init()
     return core
 
 
 def rank() -> int:
-    """Number of this process among all, from 0."""
+    """Number of this process among all processes, from 0."""
     return core.rank()
 
 
@@ -200,7 +199,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Number of this process among those of its host, from 0."""
+    """Number of this process among the processes of its host, from 0."""
     return core.local_rank()
 
 
@@ -210,7 +209,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Number of this host among those that have a process with this local_rank(), from 0."""
+    """Number of this host among the hosts that have a process with this local_rank(), from 0."""
     return core.cross_rank()
 
 
@@ -220,25 +219,25 @@ def cross_size() -> int:
 
 
 def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
-    """A new communicator of some of the ranks, in this order. Collective over these."""
+    """A new communicator of some of the ranks, in this order. Collective over these ranks."""
     return mpi.part_of(_comm, _group, ranks, not _has_lost)
 
 
 def world_communicator() -> MPI.Intracomm:
-    """The communicator of all ranks, also after they were left: for agreements about who is left."""
+    """The communicator of the last init(), also after this rank has left: survivors agree over it on the ranks left."""
     return _last_comm
 
 
 def leave_lost() -> None:
-    """Leave the world of which a rank was lost. Afterwards this rank writes to none of its memory any more."""
+    """Leave a world that has lost a rank. Afterwards this rank does not write to the world's memory any more."""
     if is_initialized():
         core.lose(f"WorkersLost: {failure_detector.lost() or 'another rank has noticed that one has ended'}")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
-    failure_detector.end(orderly=False)  # which goes on where joining again has failed
+    failure_detector.end(orderly=False)  # it still runs if join_again() has failed
 
 
 def join_again(comm: MPI.Intracomm) -> None:
-    """Be initialized again, on a communicator of the ranks that are left. Collective over it."""
+    """Initialize again, on a communicator of the surviving ranks. Collective over the communicator."""
     global _has_lost
     _has_lost = True
     core_loader.load().begin_again()
@@ -252,7 +251,7 @@ def ranks_in(comm: MPI.Intracomm) -> list[int]:
     Raises
     ------
     ValueError
-        A process has none.
+        A process has no rank.
     """
     return mpi.ranks_in(comm, _group)
 
@@ -265,13 +264,13 @@ def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = 
     work : Work
     look : callable, optional
         Called without arguments when the wait has taken `first_look` seconds, twice as long and so on, later at least
-        once in so many seconds or 30.
+        once in `first_look` or 30 seconds, whichever is longer.
     first_look : float, optional
 
     Raises
     ------
     mykv_core.Error
-        The operation failed; the sentence says why.
+        The operation failed; the message says why.
     """
     if _interrupted:
         _forget_finished()
@@ -283,14 +282,14 @@ def wait(work: Any, look: Callable[[], None] | None = None, first_look: float = 
                 next_look += min(next_look, max(first_look, _LONGEST_PAUSE_S))
                 look()
     except BaseException:
-        keep(work)  # Ctrl-C, or whatever a signal handler raises
+        keep(work)  # Ctrl-C, or any exception of a signal handler
         raise
 
 
 def keep(work: Any) -> None:
-    """Keep unfinished work whose wait was broken off, with its arrays: dropping it would wait for its end.
+    """Keep unfinished work whose wait was interrupted, with its arrays: to drop the work would wait for its end.
 
-    It is dropped in the first call after its end that waits.
+    After its end, the next call that waits drops the work.
     """
     _forget_finished()
     if not work.done():
@@ -328,7 +327,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
 
 
 def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
-    """Read the settings; where a rank cannot, raise on all ranks, since the others would wait for it."""
+    """Read the settings; if a rank fails, raise on all ranks, since the others would wait for that rank."""
     problem = None
     try:
         settings.read()
@@ -366,8 +365,8 @@ def _install_hooks() -> None:
         _hooks_installed = True
         os.register_at_fork(after_in_child=_forget_in_child)
         sys.excepthook = _remembering(sys.excepthook)
-        # Handlers run in the reverse order: this one before MXNet's own, which was registered with its import, and
-        # after those that the user registers from now on, which may still use the store.
+        # Handlers run in reverse order: this handler before MXNet's, which was registered when MXNet was imported, and
+        # after handlers that the user registers from now on, which may still use the store.
         atexit.register(_at_exit)
 
 
@@ -382,7 +381,10 @@ def _forget_in_child() -> None:
 
 
 def _noting_status(original: Any) -> Any:
-    """sys.exit of a forked child, which the core ends where a mpi4py of the user's would finalize MPI and hang."""
+    """sys.exit of a forked child: notes the status, with which the core ends the child before mpi4py finalizes MPI.
+
+    An mpi4py that the user has imported first would do that, and hang.
+    """
 
     @functools.wraps(original)
     def sys_exit(status: Any = None, /) -> NoReturn:
@@ -412,7 +414,7 @@ def _remembering(previous: Any) -> Any:
 
 
 def _abort_if_ending() -> None:
-    """End the job if the main thread is over; otherwise somebody called sys.excepthook and goes on."""
+    """End the job if the main thread is over; otherwise the program called sys.excepthook itself and goes on."""
     global _failed
     if threading.main_thread().is_alive():
         _failed = False
@@ -423,7 +425,7 @@ def _abort_if_ending() -> None:
 def _abort() -> None:
     from mpi4py import MPI
 
-    core_loader.load().end_failed_exits_by_signal(False)  # nobody goes on without this process
+    core_loader.load().end_failed_exits_by_signal(False)  # no rank goes on without this process: Abort ends all
 
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -431,8 +433,8 @@ def _abort() -> None:
         except (AttributeError, OSError, ValueError):  # closed, or None under pythonw and the like
             continue
     if _has_lost or failure_detector.lost():
-        # The mpirun of Open MPI 5 locks itself up at times when two ranks of a job with --with-ft abort it at once. The
-        # first one that does ends the others.
+        # The mpirun of Open MPI 5 sometimes deadlocks when two ranks of a job with --with-ft abort it at once. The
+        # first rank that aborts ends the others.
         time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _ABORT_AFTER_S))
     MPI.COMM_WORLD.Abort(1)
 
@@ -446,13 +448,13 @@ def _at_exit() -> None:
             "kvstore_plugin was shut down: Python is exiting.",
         )
     elif not _forked:
-        failure_detector.end()  # that of those who could not begin again
+        failure_detector.end()  # it still runs if join_again() has failed
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
-    """Let what this rank has pushed finish, as long as the others take part; then tell them why it is gone.
+    """Let operations of this rank finish, as long as the others take part; then tell the others why it has left.
 
-    Returns the errors of operations, which MXNet does not show to anybody any more.
+    Returns the errors of operations, which MXNet does not raise any more.
     """
     global core, _comm, _group
     seconds = settings.exit_wait_seconds()
@@ -463,8 +465,8 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     failure_detector.end(orderly=not lost)
     leaving.abandon(reason)
     leaving.shutdown()
-    # What did not finish has failed now, and MXNet would report that as an error of its exit. The draining thread
-    # should be through when the caller reads an array: the engine does not bear that two take one error out of it.
+    # Unfinished operations have failed now, and MXNet would report that as an error of its exit. The draining thread
+    # should be done when the caller reads an array: two threads must not take the same error out of the engine.
     drain(max(seconds, _LEAST_DRAIN_S), errors)
     for follower in _followers:
         follower.left(lost)
@@ -472,9 +474,9 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
 
 
 def drain(seconds: float, errors: list[str] | None = None) -> None:
-    """Let what this rank has pushed into MXNet's engine finish, but not longer than so many seconds.
+    """Let what this rank has pushed into MXNet's engine finish, for at most so many seconds.
 
-    Errors that nobody has looked at are moved to a list, those that an earlier call has not waited for too.
+    Errors that were raised nowhere are moved to a list, also errors that an earlier call has not waited for.
     """
     if not _forked:
         heard = [error for follower in _followers for error in follower.drain(seconds)]

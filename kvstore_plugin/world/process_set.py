@@ -1,7 +1,7 @@
-"""Which ranks take part in an operation: all of them, or a part.
+"""Process sets: which ranks take part in an operation, all or a part of them.
 
 Each set has a runtime of its own in the core, with its own thread and shared memory, so that sets do not wait for each
-other. coordination/process_sets.py adds and removes them.
+other. coordination/process_sets.py adds and removes sets.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ _added: dict[tuple[int, ...], ProcessSet] = {}
 
 
 class ProcessSet:
-    """A part of the ranks, whose operations do not concern the others.
+    """A part of the ranks, whose operations do not involve the other ranks.
 
-    Make one on all ranks, members and others, and pass it to `init` or `add_process_set` on all of them; then pass it
+    Make the set on all ranks, members and others, and pass it to `init` or `add_process_set` on all ranks; then pass it
     to operations on its members. Sets may overlap.
 
     Parameters
     ----------
     ranks_or_comm : sequence of int, or mpi4py.MPI.Intracomm
-        Global ranks, in any order, or a communicator. Where ranks pass communicators, each member of one passes it or
-        one of the same processes, as after ``comm.Split``; ``MPI.COMM_NULL`` stands for a set of others.
+        Global ranks, in any order, or a communicator. Each member of a communicator passes that communicator or one
+        with the same processes, as after ``comm.Split``; ``MPI.COMM_NULL`` stands for a set of other ranks.
 
     Attributes
     ----------
     process_set_id : int or None
         Number of the set, the same on all ranks; None while it is not added.
     ranks : list of int or None
-        Global ranks of the members; the member of rank r in the set is ranks[r]. Ascending where the set was made of
-        ranks, in the order of the communicator otherwise. None where it was made of a communicator and is not added.
+        Global ranks of the members; the member of rank r in the set is ranks[r]. Ascending if the set was made of
+        ranks, otherwise in the order of the communicator. None if it was made of a communicator and is not added.
     mpi_comm : mpi4py.MPI.Intracomm or None
-        The communicator that it was made of.
+        The communicator that the set was made of.
 
     Raises
     ------
     TypeError
         `ranks_or_comm` is something else.
     ValueError
-        There are no ranks, one is negative, or one is there twice.
+        There are no ranks, a rank is negative, or a rank is there twice.
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -63,7 +63,7 @@ class ProcessSet:
         return len(self.ranks) if self.is_added() else None
 
     def rank(self) -> int | None:
-        """Number of this process in the set, from 0, or None where it is no member or the set is not added."""
+        """Number of this process in the set, from 0, or None if it is no member or the set is not added."""
         return self.ranks.index(process.rank()) if self.included() else None
 
     def included(self) -> bool | None:
@@ -72,7 +72,7 @@ class ProcessSet:
 
     @property
     def core(self) -> Any:
-        """What runs the operations of the set: its Group in the compiled core.
+        """The Group of the compiled core that runs the operations of the set.
 
         Raises
         ------
@@ -93,21 +93,21 @@ class ProcessSet:
 
     @property
     def scope(self) -> str:
-        """Begins the names of the set's operations; the same on all members."""
+        """The prefix of the names of the set's operations; the same on all members."""
         return f"set{self.process_set_id}"
 
     def next_number(self, kind: str) -> int:
-        """Count what the members make in the same order (stores, trainers): 0 at first, for each `kind`."""
+        """Count objects that the members make in the same order (stores, trainers): from 0, for each `kind`."""
         number = self._numbers.get(kind, 0)
         self._numbers[kind] = number + 1
         return number
 
     def numbers(self) -> dict[str, int]:
-        """How many of each kind there are so far."""
+        """How many objects of each kind were counted so far."""
         return dict(self._numbers)
 
     def skip_to(self, numbers: Mapping[str, int]) -> None:
-        """Count on from these numbers where they are larger, since other members have made more."""
+        """Continue from these numbers if they are larger, since other members have made more objects."""
         for kind, number in numbers.items():
             self._numbers[kind] = max(number, self._numbers.get(kind, 0))
 
@@ -126,17 +126,17 @@ class ProcessSet:
         return self.ranks.index(root_rank)
 
     def is_added(self) -> bool:
-        """Whether the set can be used: it was added, and is not removed since."""
+        """Whether the set can be used: it was added, and not removed since."""
         return self.process_set_id is not None
 
     def begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
-        """Become an added set; `group` runs its operations, None where this process is no member."""
+        """Become an added set; `group` runs its operations, None if this process is no member."""
         self.process_set_id, self.ranks, self._group = number, list(ranks), group
         self._numbers = {}
         _added[ranks] = self
 
     def end(self, why_not: str) -> Any:
-        """Become a set that is not added, and return its group; `why_not` tells those who still use it."""
+        """Become a set that is not added, and return its group; later uses raise an error with `why_not`."""
         _added.pop(tuple(self.ranks), None)
         group, self._group = self._group, None
         self.process_set_id, self._why_not = None, why_not
@@ -156,7 +156,7 @@ class ProcessSet:
 
 
 class _AllRanks(ProcessSet):
-    """The set of all ranks, which is there as long as kvstore_plugin is initialized."""
+    """The set of all ranks, which exists as long as kvstore_plugin is initialized."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
@@ -195,15 +195,15 @@ class _AllRanks(ProcessSet):
         return "global_process_set"
 
     def __reduce__(self) -> str:
-        return "global_process_set"  # copies and pickles are this one object
+        return "global_process_set"  # copies and pickles are this object itself
 
 
 global_process_set: ProcessSet = _AllRanks()
-"""The set of all ranks, which is there from init() to shutdown()."""
+"""The set of all ranks, which exists from init() to shutdown()."""
 
 
 class ErrorTypes(NamedTuple):
-    """What is raised for wrong arguments."""
+    """The errors that are raised for wrong arguments."""
 
     wrong_type: type[Exception]
     wrong_value: type[Exception]
@@ -218,7 +218,7 @@ def check(process_set: Any) -> None:
     Raises
     ------
     TypeError, ValueError
-        It is no ProcessSet, is not added, or this process is no member.
+        `process_set` is no ProcessSet, is not added, or this process is no member.
     """
     if not isinstance(process_set, ProcessSet):
         raise error_types.wrong_type(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")

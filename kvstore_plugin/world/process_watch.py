@@ -11,11 +11,11 @@ from typing import Sequence, Tuple
 
 _SYS_PIDFD_OPEN = 434  # on all architectures; os.pidfd_open came with Python 3.9
 
-Identity = Tuple[Tuple[str, str], int]  # of a process: its machine, and its id there
+Identity = Tuple[Tuple[str, str], int]  # of a process: its machine, and its pid
 
 
 def this_process() -> Identity:
-    """What tells other processes of this machine, and no others, which one this is."""
+    """The identity of this process; only processes on this machine have the same machine in theirs."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return (boot, os.readlink("/proc/self/ns/pid")), os.getpid()
@@ -24,7 +24,7 @@ def this_process() -> Identity:
 
 
 class Followed:
-    """Those of some processes that are on this machine, without this one.
+    """The processes on this machine among some processes, without this process.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Followed:
         self._wake, self._waken = os.pipe()
         self._poll.register(self._wake, select.POLLIN)
         self._ranks: dict[int, int] = {}  # by file descriptor
-        self._gone: list[int] = []  # ranks that had ended before
+        self._gone: list[int] = []  # ranks that had ended before they could be followed
         for rank, (machine, pid) in enumerate(processes):
             if machine == here[0] and pid != here[1]:
                 self._follow(rank, pid)
@@ -48,24 +48,24 @@ class Followed:
         if descriptor >= 0:
             self._ranks[descriptor] = rank
             self._poll.register(descriptor, select.POLLIN)
-        elif ctypes.get_errno() in (errno.ESRCH, errno.EINVAL):  # the latter while its id names a group
+        elif ctypes.get_errno() in (errno.ESRCH, errno.EINVAL):  # EINVAL while the pid names a process group
             self._gone.append(rank)
-        # Otherwise the kernel, or a container, has no pidfds: only MPI can tell.
+        # Otherwise the kernel, or a container, has no pidfds: only MPI can notice the end of the process.
 
     def ended(self, milliseconds: int | None) -> list[int]:
-        """Ranks that have ended, each of them once; waits up to so long for one, or until wake()."""
+        """Ranks that have ended, each returned once; waits up to `milliseconds` for an end, or until wake()."""
         gone, self._gone = self._gone, []
         ready = [one for one in self._poll.poll(0 if gone else milliseconds) if one[0] in self._ranks]
         for descriptor, _ in ready:
             self._poll.unregister(descriptor)
-        # A descriptor that somebody else has closed is no end of a process.
+        # Without POLLIN: other code has closed the descriptor, and the process has not ended.
         return gone + [self._ranks[descriptor] for descriptor, event in ready if event & select.POLLIN]
 
     def wake(self) -> None:
-        """Let ended() return from now on, whether anybody has ended or not."""
+        """Let ended() return at once from now on, also if no process has ended."""
         os.write(self._waken, b"x")
 
     def close(self) -> None:
-        """Follow them no more. Nobody may be in ended()."""
+        """Stop following. No thread may be in ended()."""
         for descriptor in (self._wake, self._waken, *self._ranks):
             os.close(descriptor)

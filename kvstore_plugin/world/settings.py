@@ -1,4 +1,4 @@
-"""The one place that reads environment variables of the package, so that this table is complete.
+"""The settings: no other file reads environment variables of the package, so this table is complete.
 
 ====================== =========  ===============================================================================
 variable               default    meaning
@@ -20,8 +20,8 @@ MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is 
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
 
-init() reads all of them by read(), and they keep these values until init() is called again. So a wrong value ends
-init() on all ranks, and not a training that has gone on for hours.
+init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value ends
+init() on all ranks, and not a training after hours.
 
 MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S, MYKV_GPU and
 MYKV_GPU_HOSTS must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the
@@ -41,7 +41,7 @@ _MOST_SECONDS = 10**9  # 30 years; the core counts nanoseconds in 64 bits
 
 
 class _Setting(NamedTuple):
-    """How the text of a variable is read, what it is where the variable is not set, and the core's name for it."""
+    """How the text of a variable is read, its default, and the core's name for it."""
 
     parse: Callable[[str, str], Any]
     default: Any = None
@@ -91,7 +91,7 @@ def _file(variable: str, text: str) -> str:
 
 
 def _limit(value: float, largest: int) -> str:
-    """What a message says of the largest value, where that is the reason."""
+    """What a message says about the largest value, if a larger value was given."""
     return f" and at most {largest}" if value > largest else ""
 
 
@@ -113,16 +113,16 @@ _TABLE = {
     "MYKV_NCCL_LIBRARY": _Setting(_file, ""),
 }
 
-_read: dict[str, Any] = {}  # by the last read(); None for a setting of the core that has the core's default
+_read: dict[str, Any] = {}  # values of the last read(); None for a setting that has the core's default
 
 
 def read() -> None:
-    """Read all variables; from now on they have these values.
+    """Read all variables; they keep these values from now on.
 
     Raises
     ------
     ValueError
-        One sentence that names a variable with its value, and says what it may be.
+        A variable has a wrong value; the message names the variable, its value and what is allowed.
     """
     values = {variable: _parsed(variable) for variable in _TABLE}
     _read.update(values)
@@ -138,7 +138,7 @@ def _value(variable: str) -> Any:
 
 
 def misspelled() -> list[tuple[str, str]]:
-    """Variables that are set and mean nothing, each with the one that it looks like."""
+    """Variables that are set but are no settings, each with the setting that it resembles."""
     found = []
     for variable in sorted(os.environ):
         if variable.startswith("MYKV_") and variable not in _TABLE:
@@ -147,7 +147,7 @@ def misspelled() -> list[tuple[str, str]]:
 
 
 def core_options() -> dict[str, int | str]:
-    """Options for ``mykv_core.init``: those that the environment sets, the others keep the core's defaults.
+    """Options for ``mykv_core.init`` that the environment sets; all others keep the core's defaults.
 
     Raises
     ------
@@ -159,12 +159,12 @@ def core_options() -> dict[str, int | str]:
 
 
 def kernels() -> str:
-    """Name of the instruction set that the core's kernels shall use, or 'best'."""
+    """Name of the instruction set for the core's kernels, or 'best'."""
     return _value("MYKV_KERNELS")
 
 
 class GpuLibraries(NamedTuple):
-    """Files that take the place of what would be found; '' for none."""
+    """Files to use in place of the libraries that would be found; '' for none."""
 
     cuda: str
     nccl: str
@@ -176,12 +176,12 @@ def gpu_libraries() -> GpuLibraries:
 
 
 def exit_wait_seconds() -> float:
-    """Seconds that a rank which exits waits for its own unfinished operations before it leaves the others."""
+    """Seconds that a rank waits at its exit for its own unfinished operations before it leaves the others."""
     return _value("MYKV_EXIT_WAIT_S")
 
 
 class StallLimits(NamedTuple):
-    """How long (seconds) operations may wait for other ranks; 0: for ever."""
+    """How long (seconds) operations may wait for other ranks; 0: without limit."""
 
     warn: float
     abort: float

@@ -1,8 +1,7 @@
 """Warns when operations wait long for other ranks, by Python's logging.
 
-The core finds out who waits for whom (``csrc/runtime/stall_watch.cpp``). Here is the thread that asks it and logs what
-it says; it spends its time in the core, without the GIL, so that a main thread that waits does not keep it from
-speaking.
+The core finds out which rank waits for which (``csrc/runtime/stall_watch.cpp``). The thread here asks the core and logs
+its reports. The thread waits in the core, without the GIL, so that a waiting main thread does not delay the warnings.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 from . import settings
 
 _log = logging.getLogger("kvstore_plugin")
-# The thread may be asking other hosts, which takes some seconds where one does not answer.
+# The thread may be asking other hosts, which takes some seconds if a host does not answer.
 _JOIN_S = 10.0
 
 _thread: threading.Thread | None = None
 
 
 def begin(core: Any, limits: settings.StallLimits) -> None:
-    """Watch the operations of this process, unless it is alone or both limits are off."""
+    """Watch the operations of this process, unless it is the only rank or both limits are off."""
     global _thread
     if core.size() == 1 or not any(limits):
         return
@@ -31,7 +30,7 @@ def begin(core: Any, limits: settings.StallLimits) -> None:
 
 
 def end(core: Any) -> None:
-    """Stop watching; before Python exits, since a thread that comes back from the core then ends the process."""
+    """Stop watching; called before Python exits, since a thread that returns from the core then ends the process."""
     global _thread
     if _thread is not None:
         core.end_stall_watch()

@@ -1,8 +1,8 @@
 """The timeline: a file that shows for each operation when it waited for which rank, and what it did otherwise.
 
-Only rank 0 writes one. It sees when the other ranks of its host came and what they did, since all of them note that in
-shared memory as long as a timeline is on; of other hosts it sees when it heard that all their ranks had come. So
-nothing is sent for the timeline's sake, and the other ranks need not call start_timeline() at all.
+Only rank 0 writes a timeline. Of the ranks of its host it sees when they arrived and what they did, since all of them
+note that in shared memory while a timeline is on. Of other hosts it sees when it heard that all their ranks had
+arrived. So the timeline needs no messages, and the other ranks need not call start_timeline() at all.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _path: str | None = None  # of the timeline that is on; on rank 0 only
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
     """Record what becomes of every operation, in Chrome's trace format, which https://ui.perfetto.dev opens.
 
-    Rank 0 writes the file, and only there must `file_path` name a place that can be written; an existing file is
-    replaced. On the other ranks the call does nothing but check its arguments, so that all ranks may run the same
-    program. It is no collective call: nobody waits for anybody, and it may come at any time, also in the middle of
-    training. What was asked for before it is left out.
+    Rank 0 writes the file, so only there must `file_path` be writable; an existing file is replaced. On the other ranks
+    the call only checks its arguments, so that all ranks may run the same program. The call is not collective: no rank
+    waits, and it may come at any time, also in the middle of training. Operations that were started before are left
+    out.
 
     The file is complete after `stop_timeline`, after `shutdown` and at the end of the program. It is valid JSON at any
-    time; of a process that is killed, the last 0.1 s may be missing.
+    time; if the process is killed, the last 0.1 s may be missing.
 
     Parameters
     ----------
     file_path : str or path
         The file.
     mark_cycles : bool, optional
-        Show when the runtime's threads are awake, one row for each process set. (Horovod has cycles of fixed length,
-        and marks these.)
+        Show when the runtime's threads are awake, one row for each process set. (Horovod marks its cycles, which have a
+        fixed length.)
 
     Raises
     ------
     OSError
-        Rank 0 cannot make or write the file, or it is no regular file.
+        Rank 0 cannot make or write the file, or the file is no regular file.
     RuntimeError
         A timeline of rank 0 is on already, or init() was not called.
     TypeError, ValueError
@@ -58,7 +58,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     path = os.fsdecode(os.fspath(file_path))
     if not path:
         raise ValueError("start_timeline() needs the name of a file.")
-    if rank != 0:  # and note nothing: whether rank 0 has a timeline is not known here
+    if rank != 0:  # and leave _path alone: this rank does not know whether rank 0 has a timeline
         return
     with _lock:
         if _path is not None:
@@ -68,14 +68,14 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
 
 
 def stop_timeline() -> None:
-    """End the timeline of `start_timeline` and complete its file; without effect where none is on.
+    """End the timeline of `start_timeline` and complete its file; a no-op if no timeline is on.
 
     Operations that are under way are left out. A new timeline may be started afterwards.
 
     Raises
     ------
     OSError
-        The file could not be written to its end, for example because the disk is full. What it holds is valid.
+        The file could not be written to its end, for example because the disk is full. The file is valid JSON.
     """
     global _path
     with _lock:
@@ -99,7 +99,7 @@ process.follow(_EndOfTimeline())
 
 
 def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
-    # O_NONBLOCK: a pipe that nobody reads is an error and no endless wait.
+    # O_NONBLOCK: a pipe without a reader is an error and not an endless wait.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
