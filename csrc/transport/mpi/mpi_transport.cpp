@@ -45,8 +45,7 @@ void MpiTransport::start(uint32_t index, const LocalShare& share) {
   Entry& entry = table_.entry(index);
   Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, stamps, share.compression);
-  // Entries come in the agreed order, unless this rank lagged so far behind that it read its entries instead of the
-  // log.
+  // Entries come in the agreed order, unless this rank lagged behind so far that it read all entries, not the log.
   auto place = exchanges_.end();
   const auto first = exchanges_.begin() + static_cast<std::ptrdiff_t>(entering_ + (next_chunk_ > 0));
   while (place != first && (*(place - 1))->sequence() > exchange->sequence()) --place;

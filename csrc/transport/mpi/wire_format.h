@@ -18,7 +18,7 @@ class WireFormat {
     size_t begin = 0;  // elements from the beginning of the slice
     size_t count = 0;
     uint32_t ticket = 0;     // counts the uses
-    uint64_t stream = 0;     // a different number for each message of one use
+    uint64_t stream = 0;     // identifies the message within one use; see Chunk::place()
     bool is_result = false;  // the reduced and scaled result, not the sum of one host
   };
 
