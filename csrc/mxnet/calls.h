@@ -55,7 +55,7 @@ void push_gather_from_owners(const Common& common, const std::vector<Handle>& ar
 
 // The three functions that follow assume that the ranks have agreed on all arguments except the values.
 
-// rows[r]: first dimension of rank r's input. The output holds the inputs one after the other.
+// rows[r]: first dimension of rank r's input. The output holds the inputs in the order of ranks.
 void push_allgather(const Common& common, Handle input, Handle output, const std::vector<size_t>& rows);
 
 // rows[s][r]: how many rows rank s sends to rank r; inputs hold them in the order of r, outputs in the order of s.

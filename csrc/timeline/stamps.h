@@ -1,5 +1,5 @@
-// The times of a rank's work on an operation, in the shared table, so that the timeline of any rank of the host can
-// tell which rank was late and which rank reduced.
+// The times of a rank's work on an operation. They lie in the shared table, so that the timeline of any rank of the
+// host can tell which rank was late and which rank reduced.
 #pragma once
 
 #include <array>

@@ -48,7 +48,7 @@ class Timeline {
   // A record of this session that begins now, or null if the timeline is off.
   std::unique_ptr<RequestRecord> record();
   uint64_t session() const { return session_.load(std::memory_order_relaxed); }
-  // Of an earlier session: is dropped.
+  // Adds a record; a record of an earlier session is dropped.
   void add(std::unique_ptr<RequestRecord> request);
   void add(AwakeRecord awake);
 
