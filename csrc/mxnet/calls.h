@@ -28,7 +28,7 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
 // outputs[k] = the root's bits; on other ranks only the shape and dtype of `input` count.
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs);
 
-// outputs[i] = inputs[i] reduced over all ranks; one transfer for each dtype, one after the other.
+// outputs[i] = inputs[i] reduced over all ranks; one request for each dtype and device, one after the other.
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs);
 
 // Elements [begin, begin + count) of one of several arrays, and the rank that owns them.

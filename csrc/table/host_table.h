@@ -40,7 +40,7 @@ enum class Due : uint8_t {
 struct ArriveResult {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;    // the table, or this rank's share of it, or this rank is still in an entry of this key
+  bool table_full = false;    // or its share for this rank, or this rank is still in an entry of this key: try later
   bool needs_memory = false;  // table_full until memory is committed for more entries
   bool departed = false;      // a rank that is needed has left: there is no entry
   bool last = false;          // this rank arrived last, and must do all the work

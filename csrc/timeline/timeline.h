@@ -52,7 +52,7 @@ class Timeline {
   void add(std::unique_ptr<RequestRecord> request);
   void add(AwakeRecord awake);
 
-  // While one of these lives, `flag` in the memory shared by a host counts the timelines that need its ranks' stamps.
+  // While an Interest lives, `flag`, in the host's shared memory, counts the timelines that need its ranks' stamps.
   class Interest {
    public:
     explicit Interest(std::atomic<uint32_t>& flag);

@@ -1,6 +1,5 @@
 // The phase of an operation that is shown at each moment. The parts of a large array are in different phases at the
-// same time, but a row can show only one phase: first the work of the rank's own thread, then work of others, last
-// waiting.
+// same time, but a row can show only one: first the work of the rank's own thread, then work of others, last waiting.
 #pragma once
 
 #include <cstdint>
