@@ -1,4 +1,4 @@
-// The Python face of the core. It imports without MXNet and never starts MPI by itself.
+// The Python bindings of the core. The module imports without MXNet and never initializes MPI by itself.
 #include <mpi.h>
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -101,14 +101,14 @@ void bind_method(py::module_& m, Class& group, const char* name, Result (Group::
   m.def(
       name,
       [method](Arguments... arguments) {
-        // Another thread may shut the world down while this one is in here without the GIL.
+        // Another thread may shut the world down while this thread is in here without the GIL.
         const std::shared_ptr<Group> kept = require_world();
         return ((*kept).*method)(std::forward<Arguments>(arguments)...);
       },
       extra...);
 }
 
-// The same for a number or a list that the group's world knows.
+// The same for a number or a list of the group's world.
 template <class Class, class Get>
 void bind_fact(py::module_& m, Class& group, const char* name, Get get) {
   group.def(name, [get](const Group& g) { return get(g.world()); });
@@ -206,7 +206,7 @@ PYBIND11_MODULE(mykv_core, m) {
   const auto root = py::arg("root") = 0;
   const auto priority = py::arg("priority") = 0;
   const auto label = py::arg("label") = "";
-  const auto wire = py::arg("wire") = "";  // between hosts: a type of values, or a compressor; '': as they are
+  const auto wire = py::arg("wire") = "";  // between hosts: a type of values, or a compressor; '': unchanged
   const py::arg name("name"), inputs("inputs"), outputs("outputs"), input("input"), output("output"), rows("rows");
   bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, inputs, outputs, op, scale, priority, label,
               wire);

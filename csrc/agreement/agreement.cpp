@@ -13,7 +13,7 @@
 namespace mykv {
 
 Agreement::~Agreement() {
-  // MPI may still read what has not left; such memory is never given back.
+  // MPI may still read messages that are being sent; their memory is never freed.
   if (!sending_.empty()) keep_for_good(std::move(sending_));
 }
 
@@ -37,7 +37,7 @@ void Agreement::announce(uint32_t index, uint32_t places) {
   }
   outstanding_.insert({m.key.high, m.key.low});
   if (world_.rank() == 0) {
-    // All hosts bring the same operation, or it does not run.
+    // Valid for all hosts: they bring the same operation, or it does not run.
     Pending& pending = pending_[{m.key.high, m.key.low}];
     pending.places = places;
     pending.bytes = by_nccl ? 0 : entry.operation.bytes();
@@ -81,7 +81,7 @@ void Agreement::tell_root(const Message& message) {
   }
 }
 
-// Rank 0 tells every host, its own one last of all: what it hears there may lead to more news.
+// Rank 0 tells every host, its own host last: handling the message may create more messages.
 void Agreement::tell_all(const Message& message) {
   encode(message, &news_for_all_);
   handle(message, 0);
@@ -135,14 +135,14 @@ void Agreement::handle(const Message& m, int from) {
       return;
     case Message::Type::verdict:
       outstanding_.erase({m.key.high, m.key.low});
-      // The other hosts begin with it: they must hear that this one does not.
+      // The other hosts begin the operation, so they must hear that this host does not.
       if (!table_.agree(m.key, m.number, m.error, m.placement) && table_.departed_rank() >= 0) {
         throw table_.departed();
       }
       return;
     case Message::Type::depart:
-      // Rank 0 tells every host, the one that it comes from too, in the order of its verdicts: all hosts see the same
-      // operations agreed on before it and none after it.
+      // Rank 0 tells every host, also the sender, in the order of its verdicts: all hosts see the same operations
+      // agreed on before this message and none after it.
       if (world_.rank() == 0 && departed_.empty()) {
         departed_ = "rank " + std::to_string(m.number) + " has left: " + m.error;
         give_verdicts();
@@ -181,7 +181,7 @@ void Agreement::give_up(const Key& key, const std::string& reason) {
 void Agreement::decide_end(const Message& m) {
   const KeyNumbers key{m.key.high, m.key.low};
   for (const auto& [place, ready] : ready_) {
-    if (ready.key == m.key) return;  // all have announced it
+    if (ready.key == m.key) return;  // all hosts have announced it
   }
   if (given_up_.find(key) == given_up_.end()) {
     GivenUp given_up;
@@ -201,7 +201,8 @@ void Agreement::tell_end(const Key& key) {
   tell_all(m);
 }
 
-// On every host. What was announced after rank 0 has told the end is on its way there, and is answered in the same way.
+// Runs on every host. If this host announced the operation after rank 0 sent `end`, rank 0 sends `end` again when it
+// gets the announcement.
 void Agreement::end(const Message& m) {
   const bool announced = outstanding_.erase({m.key.high, m.key.low}) > 0;
   if (!table_.give_up(m.key, m.error, announced)) return;
@@ -236,7 +237,7 @@ void Agreement::collect(const Message& m, int from) {
     const uint64_t of[2] = {static_cast<uint64_t>(from), m.placement};
     p.placement += hash_bytes(of, sizeof of, 0);
   }
-  if (!m.error.empty()) p.error = m.error;  // what a host found out by itself says more than a comparison here
+  if (!m.error.empty()) p.error = m.error;  // a host's own error says more than a comparison here
   if (p.error.empty() && p.text != m.number) {
     const KnownTexts::Texts one = texts_.get(p.text), other = texts_.get(m.number);
     p.error = difference(one.name, p.rank, one.signature, world_.label(from), other.signature);
@@ -256,8 +257,9 @@ void Agreement::collect(const Message& m, int from) {
   }
 }
 
-// To what is ready, as far as it goes: the network has work while the next verdict travels only if two operations at
-// least are under way, however large. When a rank has left, to all of it, since all had announced it before.
+// Gives verdicts to ready operations within most_bytes_, but for at least two operations, however large: otherwise the
+// network would idle while the next verdict travels. When a rank has left, all ready operations get their verdict,
+// since all hosts had announced them before.
 void Agreement::give_verdicts() {
   while (!ready_.empty()) {
     const auto first = ready_.begin();

@@ -1,16 +1,16 @@
 // How several hosts agree on what is ready everywhere, and in which order it runs. The first rank of each host
-// announces to rank 0 what is complete on its host; rank 0 answers all hosts with a verdict once every host has
-// announced: a place in the common order, or the sentence that says why the operation cannot run.
+// announces to rank 0 each operation at which all ranks of its host have arrived. Once every host has announced an
+// operation, rank 0 sends all hosts a verdict: a position in the common order, or the reason why it cannot run.
 //
-// Verdicts are given for as many bytes as the network needs to be busy; what is ready beyond that waits at rank 0, and
-// the highest priority goes first. So what the next step needs first overtakes what was ready before it, and memory
-// for what is under way is bounded, while all hosts keep one order.
+// Verdicts are given for as many bytes as keep the network busy. Further operations wait at rank 0, and the highest
+// priority goes first. So the gradients that the next step needs first overtake earlier ones, and memory for operations
+// under way is bounded, while all hosts keep one order.
 //
 // Any rank may ask rank 0 to give an operation up. Rank 0 then tells all hosts to end it, unless all have announced it:
-// an operation runs on all hosts or on none. A host that hears of it where none of its ranks has arrived yet forgets
-// it, and is told again when it announces it.
+// an operation runs on all hosts or on none. A host on which no rank has arrived yet ignores this, and is told again
+// when it announces the operation.
 //
-// Messages of one moment travel together. Texts are sent once for each operation and later stood for by a number.
+// Messages that are ready at the same time are sent as one. Texts are sent once for each operation, later their number.
 #pragma once
 
 #include <mpi.h>
@@ -36,34 +36,34 @@ namespace mykv {
 
 class Agreement {
  public:
-  // `most_bytes`: of operations that have their verdict and are not done.
+  // `most_bytes`: limit for all operations that have their verdict and are not done.
   Agreement(const World& world, HostTable& table, size_t most_bytes)
       : world_(world), table_(table), most_bytes_(most_bytes), inbox_(world.control(), kTag) {}
   ~Agreement();
 
-  // This rank speaks for its host.
+  // Whether this rank speaks for its host.
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
-  // All ranks of this host have arrived at the entry, which takes so many places in the order.
+  // All ranks of this host have arrived at the entry, which takes `places` sequence numbers.
   void announce(uint32_t entry, uint32_t places);
   // An operation that was agreed on under this sequence number is done on this host.
   void done(uint64_t sequence);
-  // A rank of this host has left, or of another one.
+  // A rank of this host or of another host has left.
   void depart(int rank, const std::string& reason);
-  // The same, of any rank that can do no more: it only tells rank 0, or as rank 0 the other hosts.
+  // The same, called by any rank that breaks down: it only tells rank 0, or as rank 0 the other hosts.
   void depart_alone(int rank, const std::string& reason);
-  // Sends, receives and answers; false when there was nothing.
+  // Sends, receives and answers; false if there was nothing to do.
   bool progress();
-  // Any rank, also one that does not speak for its host: asks for the end of an operation on all hosts, unless all have
-  // announced it; and sees to messages on their way out.
+  // Any rank may call give_up() and progress_sending(), also a rank that does not speak for its host. give_up() asks
+  // for the end of an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
   void give_up(const Key& key, const std::string& reason);
   void progress_sending();
-  // For the timeline of rank 0: when it heard of which host, named by its first rank. Forgets it.
+  // For the timeline of rank 0: when each host, named by its first rank, announced the operation. Forgets the times.
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
-  // Answers are outstanding: look often.
+  // Whether verdicts are outstanding or messages are being sent: poll often.
   bool polling() const { return !outstanding_.empty() || sending(); }
-  // Rank 0 has told this host that a rank has left: it has heard all that this host had to say about that.
+  // Whether rank 0 has told this host that a rank has left; rank 0 then needs no word about it from this host.
   bool closed() const { return closed_; }
-  // Messages that are still on their way out.
+  // Whether messages are still on their way out.
   bool sending() const { return !sending_.empty() || !news_.empty() || !news_for_all_.empty(); }
   // No message is under way, in either direction.
   bool quiet() const { return !sending() && inbox_.quiet(); }
@@ -84,8 +84,8 @@ class Agreement {
   using KeyNumbers = std::pair<uint64_t, uint64_t>;
   struct Pending {
     size_t hosts = 0;
-    uint64_t text = 0;  // of the first host that announced, see KnownTexts
-    int rank = 0;       // its first rank, as messages call it
+    uint64_t text = 0;  // number of the texts of the first host that announced, see KnownTexts
+    int rank = 0;       // label of that host's first rank
     std::string error;
     int32_t priority = 0;
     uint32_t places = 1;
@@ -93,7 +93,8 @@ class Agreement {
     uint64_t placement = 0;  // sum over the hosts
     std::vector<ArrivalRecord> arrivals;
   };
-  // Ready on all hosts, and waiting for its turn: by falling priority, then in the order in which they became ready.
+  // An operation that is ready on all hosts and has no verdict yet. ready_ has them by falling priority, then in the
+  // order in which they became ready.
   struct Ready {
     Key key;
     Pending pending;
@@ -124,9 +125,9 @@ class Agreement {
   Inbox inbox_;
   std::set<KeyNumbers> outstanding_;   // announced, without a verdict
   std::vector<char> news_;             // for rank 0
-  std::vector<char> news_for_all_;     // of rank 0
-  std::unordered_set<uint64_t> told_;  // texts that rank 0 knows from here
-  bool closed_ = false;                // nothing more is agreed on
+  std::vector<char> news_for_all_;     // from rank 0
+  std::unordered_set<uint64_t> told_;  // numbers of the texts that this host has sent to rank 0
+  bool closed_ = false;                // no more operation is agreed on
   struct Sending {
     std::shared_ptr<const std::vector<char>> bytes;
     MPI_Request request;
@@ -135,16 +136,16 @@ class Agreement {
   Traffic sent_;
   Traffic received_;
 
-  // Of rank 0 alone.
+  // Used by rank 0 only.
   uint64_t next_sequence_ = 1;
   std::map<KeyNumbers, Pending> pending_;
   std::map<std::pair<int64_t, uint64_t>, Ready> ready_;
   uint64_t ready_count_ = 0;
   std::map<KeyNumbers, GivenUp> given_up_;
-  std::map<uint64_t, size_t> under_way_;  // bytes, by sequence number
+  std::map<uint64_t, size_t> under_way_;  // bytes by sequence number
   size_t bytes_under_way_ = 0;
   KnownTexts texts_;
-  std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals_;  // of what was agreed on
+  std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals_;  // of operations that were agreed on
   std::string departed_;
 };
 

@@ -11,7 +11,7 @@
 namespace mykv {
 
 Inbox::~Inbox() {
-  // MPI may still write into what has not come as a whole; such memory is never given back.
+  // MPI may still write into messages that have arrived in part; their memory is never freed.
   const bool unfinished = std::any_of(coming_.begin(), coming_.end(), [](const Coming& one) { return !one.here; });
   if (unfinished) keep_for_good(std::move(coming_));
 }
@@ -30,7 +30,7 @@ bool Inbox::take(std::vector<char>* bytes, int* from) {
     Coming& one = coming_.back();
     check_mpi(MPI_Imrecv(one.bytes.data(), count, MPI_BYTE, &message, &one.request), "MPI_Imrecv between hosts");
   }
-  std::set<int> late;  // senders of whom an earlier message has not come as a whole
+  std::set<int> late;  // senders with an earlier message that has arrived only in part
   for (auto one = coming_.begin(); one != coming_.end(); ++one) {
     int ended = one->here;
     if (!ended) check_mpi(MPI_Test(&one->request, &ended, MPI_STATUS_IGNORE), "MPI_Test between hosts");

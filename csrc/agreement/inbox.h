@@ -1,5 +1,5 @@
-// Messages of any length from other ranks, received without ever waiting for a sender: MPI sends what is large only
-// when the receiver asks for it, and a sender that was stopped, or is dead, does not answer.
+// Messages of any length from other ranks, received without blocking on a sender: MPI transfers a large message only
+// after a handshake, which a stopped or dead sender does not answer.
 #pragma once
 
 #include <mpi.h>
@@ -11,16 +11,16 @@ namespace mykv {
 
 class Inbox {
  public:
-  // Messages with this tag. The communicator may be MPI_COMM_NULL as long as nobody takes any.
+  // Receives messages with this tag. The communicator may be MPI_COMM_NULL if take() is never called.
   Inbox(MPI_Comm comm, int tag) : comm_(comm), tag_(tag) {}
   Inbox(const Inbox&) = delete;
   Inbox& operator=(const Inbox&) = delete;
   ~Inbox();
 
-  // The next message that is here as a whole, and its sender; false when there is none. Those of one sender keep their
-  // order. Throws Error.
+  // The next message that has arrived completely, and its sender; false if there is none. Messages of one sender keep
+  // their order. Throws Error.
   bool take(std::vector<char>* bytes, int* from);
-  // No message has come in part.
+  // Whether no message has arrived in part.
   bool quiet() const { return coming_.empty(); }
 
  private:

@@ -10,7 +10,7 @@
 namespace mykv {
 
 Inquiry::~Inquiry() {
-  // MPI may still read what has not left; such memory is never given back.
+  // MPI may still read messages that are being sent; their memory is never freed.
   if (!sending_.empty()) keep_for_good(std::move(sending_));
 }
 
@@ -69,7 +69,7 @@ bool Inquiry::answer_one() {
       answer.through.push_back(named(operation_state.through));
     }
   } catch (const Error&) {
-    return true;  // the table is locked; who asks sees that this host does not answer
+    return true;  // the table is locked; the asking rank sees that this host does not answer
   }
   answer.unresponsive = named(table_.unresponsive());
   send(encode(answer), asker, kAnswerTag);

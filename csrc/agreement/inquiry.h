@@ -1,5 +1,5 @@
-// How a rank asks the other hosts where operations stand. Each host's first rank answers from its table. Nothing is
-// sent while nobody asks.
+// How a rank asks the other hosts for the state of operations. Each host's first rank answers from its table. Without
+// questions no messages are sent.
 #pragma once
 
 #include <mpi.h>
@@ -23,17 +23,17 @@ class Inquiry {
         answers_(world.control(), kAnswerTag) {}
   ~Inquiry();
 
-  // What one other host has answered.
+  // The answer of another host.
   struct Answer : OperationStates {
     int host = 0;
   };
-  // Asks all other hosts. A new question makes answers to the last one void.
+  // Asks all other hosts. Later answers to an earlier question are dropped.
   void ask(const std::vector<Key>& keys);
   // The answers that have come since the last call.
   std::vector<Answer> take_answers();
-  // A host's first rank: answers a question; false when there was none.
+  // Answers a question; false if there was none. Only for the first rank of a host.
   bool answer_one();
-  // Sees to messages that are on their way out.
+  // Moves messages that are being sent.
   void progress();
   bool sending() const { return !sending_.empty(); }
   // No message is under way, in either direction.
@@ -44,14 +44,14 @@ class Inquiry {
   static constexpr int kAnswerTag = 3;
 
   void send(Numbers numbers, int to, int tag);
-  // The next message, and its sender; empty when there is none.
+  // The next message, and its sender; empty if there is none.
   static Numbers receive(Inbox& inbox, int* from);
 
   const World& world_;
   HostTable& table_;
   Inbox questions_;
   Inbox answers_;
-  uint64_t question_ = 0;  // the last one of this rank
+  uint64_t question_ = 0;  // number of this rank's last question
   struct Sending {
     Numbers numbers;
     MPI_Request request;

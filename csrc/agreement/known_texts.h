@@ -1,4 +1,4 @@
-// Names and signatures that were heard of, by a number that stands for both. What was not heard of for long is dropped.
+// Names and signatures that other hosts have sent, by the number of the pair. Old pairs are dropped.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace mykv {
 
 class KnownTexts {
  public:
-  // A rank sends the texts again before it has sent so many others.
+  // A rank sends a pair again before it has sent so many others.
   static constexpr size_t kRemembered = 1 << 13;
 
   struct Texts {

@@ -1,5 +1,5 @@
-// What the hosts' first ranks tell each other about operations (agreement.h), and how it goes by MPI: several messages,
-// one behind the other. What comes from another host is checked before anything is done with it.
+// The messages of the hosts' first ranks about operations (agreement.h), and their encoding for MPI: several messages
+// behind each other. A message from another host is checked before it is used.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,12 @@ struct Message {
     depart = 3,
     give_up = 4,  // any rank to rank 0
     end = 5,      // rank 0 to all
-    ended = 6,    // and back, where there was something to end
+    ended = 6,    // the answer to `end`, if there was something to end
   };
 
   Type type = Type::announce;
   Key key;
-  uint64_t number = 0;     // announce: stands for the texts; verdict: the sequence number; depart: the rank
+  uint64_t number = 0;     // announce: number of the texts; verdict: the sequence number; depart: the rank
   int32_t priority = 0;    // announce
   uint64_t placement = 0;  // by NCCL: announce: of this host's ranks; verdict: of all
   bool has_texts = false;
@@ -32,9 +32,9 @@ struct Message {
   std::string error;
 };
 
-// Puts it behind what is in `out`; texts of more than 65535 bytes are cut.
+// Appends the message to `out`; texts of more than 65535 bytes are cut.
 void encode(const Message& message, std::vector<char>* out);
-// All that came at once. Throws Error where these bytes are none that encode() makes.
+// All messages in the bytes. Throws Error if encode() cannot have made these bytes.
 std::vector<Message> decode(const char* data, size_t bytes);
 
 }  // namespace mykv

@@ -12,7 +12,7 @@ void require(bool right) {
 
 }  // namespace
 
-// Its number and the two halves of each key.
+// Encoded as the question's number, then the two halves of each key.
 Numbers encode(const Question& question) {
   Numbers numbers{question.number};
   for (const Key& key : question.keys) numbers.insert(numbers.end(), {key.high, key.low});
@@ -26,7 +26,7 @@ Question decode_question(const Numbers& numbers) {
   return question;
 }
 
-// The question's number and lists of ranks, each after its length: two for each key, and the last one.
+// Encoded as the question's number, then lists of ranks, each after its length: two for each key, one at the end.
 Numbers encode(const OperationStates& standings) {
   Numbers numbers{standings.question};
   const auto add = [&](const std::vector<int>& ranks) {

@@ -1,5 +1,5 @@
-// What hosts ask and answer about operations (inquiry.h), and how it lies in a message: whole numbers. What comes from
-// another host is checked before anything is done with it.
+// Questions and answers between hosts about operations (inquiry.h), and their encoding as whole numbers. A message from
+// another host is checked before it is used.
 #pragma once
 
 #include <cstdint>
@@ -16,18 +16,18 @@ struct Question {
   std::vector<Key> keys;
 };
 
-// Where operations stand on the host that answers.
+// The state of operations on the host that answers.
 struct OperationStates {
-  uint64_t question = 0;                  // its number
+  uint64_t question = 0;                  // number of the question
   std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived ...
   std::vector<std::vector<int>>
-      through;                    // ... and those that have, but do not wait: they have refused, or it has ended
-  std::vector<int> unresponsive;  // its ranks whose threads have not been seen for a while
+      through;                    // ... and ranks that have arrived but do not wait: they have refused, or it has ended
+  std::vector<int> unresponsive;  // ranks of the host without a heartbeat for some seconds
 };
 
 Numbers encode(const Question& question);
 Numbers encode(const OperationStates& standings);
-// Throw Error where these numbers are none that encode() makes among so many ranks.
+// Throw Error if encode() cannot have made these numbers, in a world of `ranks` ranks.
 Question decode_question(const Numbers& numbers);
 OperationStates decode_operation_states(const Numbers& numbers, int ranks);
 

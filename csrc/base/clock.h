@@ -1,4 +1,4 @@
-// The clock by which everything here tells the time.
+// The clock of the core.
 #pragma once
 
 #include <chrono>
@@ -10,7 +10,8 @@ namespace mykv {
 // Nanoseconds of a clock that all processes of a host share.
 inline int64_t now_ns() { return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1); }
 
-// The same clock, some milliseconds coarse: a few nanoseconds to read, where many operations must know their age.
+// The same clock with a resolution of some milliseconds. Reading it takes a few nanoseconds, since every operation
+// needs its age.
 inline int64_t coarse_now_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC_COARSE, &now);

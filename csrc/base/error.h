@@ -1,4 +1,4 @@
-// The one exception type of the core: its text is a sentence made for the user.
+// The exception type of the core. Its text is a sentence for the user.
 #pragma once
 
 #include <cerrno>

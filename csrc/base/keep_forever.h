@@ -1,4 +1,4 @@
-// Memory that MPI or a GPU may still use when its owner goes.
+// Memory that MPI or a GPU may still use when its owner is destroyed.
 #pragma once
 
 #include <mutex>
@@ -7,7 +7,7 @@
 
 namespace mykv {
 
-// Never destroys `value`. It stays reachable, so that no search for leaks takes it for one.
+// Never destroys `value`. It stays reachable, so that leak checkers do not report it.
 template <class T>
 void keep_for_good(T value) {
   static auto& mutex = *new std::mutex;

@@ -1,4 +1,4 @@
-// What MPI returns, as an Error.
+// Turns MPI's return codes into Errors.
 #pragma once
 
 #include <mpi.h>
@@ -10,7 +10,7 @@
 
 namespace mykv {
 
-// Throws Error where `code`, returned by the call that `what` names, is not MPI_SUCCESS.
+// Throws Error if `code`, returned by the call that `what` names, is not MPI_SUCCESS.
 inline void check_mpi(int code, const char* what) {
   if (testing::is_planted(testing::Fault::mpi)) code = MPI_ERR_OTHER;
   if (code == MPI_SUCCESS) return;

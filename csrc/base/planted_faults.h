@@ -1,4 +1,4 @@
-// For tests: faults that the core meets as if MPI, the machine or another host had made them.
+// For tests: planted faults, which look to the core as if MPI, the machine or another host had caused them.
 #pragma once
 
 #include <array>
@@ -10,18 +10,19 @@
 
 namespace mykv::testing {
 
-// A call of MPI fails; there is no memory for what the hosts exchange; a message of another host is damaged; what a
-// rank says to other hosts when it goes is lost; a thread that posts is held up for half a second before it arrives.
+// mpi: an MPI call fails. memory: there is no memory for the exchange between hosts. message: a message of another host
+// is damaged. notice: the notice of a leaving rank to other hosts is lost. late: a thread that posts is delayed by half
+// a second before it arrives.
 enum class Fault { mpi, memory, message, notice, late };
 constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late"};
 
-// Of each kind, how many more times it goes well; 0 and less: no fault is planted.
+// For each kind, at which of its next chances the fault happens, 1 being the next; 0 and less: no fault is planted.
 inline std::array<std::atomic<int64_t>, std::size(kFaults)>& planted_faults() {
   static std::array<std::atomic<int64_t>, std::size(kFaults)> planted{};
   return planted;
 }
 
-// The `count`th chance from now on is the fault. False where there is no such kind.
+// Plants a fault at the `count`th chance from now on. False if there is no such kind.
 inline bool plant(const std::string& kind, int64_t count) {
   for (size_t k = 0; k < std::size(kFaults); ++k) {
     if (kind != kFaults[k]) continue;
@@ -31,7 +32,7 @@ inline bool plant(const std::string& kind, int64_t count) {
   return false;
 }
 
-// Whether this chance is the one. Costs a load where none is planted.
+// Whether the fault happens at this chance. Costs one load if no fault is planted.
 inline bool is_planted(Fault fault) {
   std::atomic<int64_t>& planted = planted_faults()[static_cast<size_t>(fault)];
   return planted.load(std::memory_order_relaxed) > 0 && planted.fetch_sub(1) == 1;

@@ -1,5 +1,5 @@
-// What one instruction set's file offers to the compressors. Only plain data and function pointers: those files are
-// compiled with instructions this CPU may lack, so nothing inline may be shared with them.
+// What the file of an instruction set offers to the compressors. Only plain data and function pointers: such a file is
+// compiled with instructions that this CPU may lack, so no inline code may be shared with it.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace mykv::compress {
 
-// Codes of 1, 2, 4, 8 or 16 bits lie in 32-bit words so that 16 neighbours are packed side by side: of a group of
+// Codes of 1, 2, 4, 8 or 16 bits lie in 32-bit words so that 16 neighbours are packed at once: in a group of
 // 16 * (32 / bits) elements, element 16 * j + w has the bits [j * bits, (j + 1) * bits) of word w.
 constexpr size_t kGroupWords = 16;
 constexpr size_t kGroupBytes = kGroupWords * sizeof(uint32_t);
@@ -24,8 +24,8 @@ __attribute__((always_inline)) constexpr size_t packed_bytes(size_t count, int b
 template <typename T>
 struct Dither {
   T factor;      // |value| * factor counts in steps
-  T most;        // and is at most this many
-  int bits;      // of a code: one for the sign, the others for the number of the level
+  T most;        // the most steps
+  int bits;      // of a code: a bit for the sign, the other bits for the number of the level
   bool natural;  // the levels are 0, 1, 2, 4, 8, ... steps, otherwise 0, 1, 2, 3, ...
   Draws draws;
 };
@@ -47,28 +47,28 @@ using Key = typename KeyOf<T>::type;
 
 template <typename T>
 struct Loops {
-  // corrected = values + residual; whether all of it is finite. Without residual (null): corrected = values.
+  // corrected = values + residual; returns whether all elements are finite. Null residual: corrected = values.
   bool (*correct)(T* corrected, const T* values, const T* residual, size_t count);
   // out = a - b
   void (*subtract)(T* out, const T* a, const T* b, size_t count);
 
-  // Sums in double: 16 of them, of the elements with the same place in each row of 16, added up in the order of places.
+  // Sums in double: 16 partial sums, each over one column of the rows of 16, added up in the order of columns.
   double (*sum_magnitudes)(const T* values, size_t count);
   double (*sum_products)(const T* a, const T* b, size_t count);
   T (*largest_magnitude)(const T* values, size_t count);
 
-  // Codes 1: value >= threshold, 2: value <= -threshold, 0: else; of them threshold, -threshold and 0.
+  // Codes 1: value >= threshold, 2: value <= -threshold, 0: otherwise; decoded to threshold, -threshold and 0.
   void (*encode_two_bit)(uint32_t* words, const T* values, size_t count, T threshold);
   void (*decode_two_bit)(T* values, const uint32_t* words, size_t count, T threshold);
-  // Codes 1: value > bound (value >= 0), 0: else; of them magnitude and -magnitude.
+  // Codes 1: value > bound (value >= 0), 0: otherwise; decoded to magnitude and -magnitude.
   void (*encode_above)(uint32_t* words, const T* values, size_t count, T bound);
   void (*encode_sign)(uint32_t* words, const T* values, size_t count);
   void (*decode_sign)(T* values, const uint32_t* words, size_t count, T magnitude);
-  // Codes: number of the level, and the sign as their highest bit; of them (sign) level * step.
+  // Codes: number of the level, with the sign as the highest bit; decoded to (sign) level * step.
   void (*encode_dither)(uint32_t* words, const T* values, size_t count, const Dither<T>& dither);
   void (*decode_dither)(T* values, const uint32_t* words, size_t count, T step, int bits, bool natural);
 
-  // Indices and keys of the elements whose keys are at least `bound`, in their order; returns how many.
+  // Indices and keys of the elements whose keys are at least `bound`, in the order of indices; returns their number.
   size_t (*collect)(uint32_t* indices, Key<T>* keys, const T* values, size_t count, Key<T> bound);
 };
 
@@ -76,11 +76,11 @@ struct CompressPath {
   const char* name;
   Loops<float> floats;
   Loops<double> doubles;
-  // The same of keys that are the complements of random numbers.
+  // The same, with complements of random numbers as keys.
   size_t (*collect_draws)(uint32_t* indices, uint32_t* keys, size_t count, const Draws& draws, uint32_t bound);
 };
 
-// Null where the build lacks the instruction set.
+// Null if the build lacks the instruction set.
 const CompressPath* generic_loops();
 const CompressPath* avx2_loops();
 const CompressPath* avx512_loops();

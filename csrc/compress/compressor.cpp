@@ -19,13 +19,13 @@ namespace {
 
 // Begins each message.
 struct Header {
-  uint32_t count;      // of elements, to find messages that are none of ours
-  uint32_t is_finite;  // or all elements count as NaN
-  double number;       // what the payload is in units of, where the compressor needs that
+  uint32_t count;      // number of elements, to detect foreign messages
+  uint32_t is_finite;  // 0: all elements count as NaN
+  double number;       // the unit of the payload, if the compressor needs it
 };
 static_assert(sizeof(Header) == 16);
 
-// Memory of this thread, used again and again.
+// Reusable memory of this thread.
 template <class T, int which>
 T* scratch(size_t count) {
   static thread_local std::vector<T> memory;

@@ -1,8 +1,8 @@
-// Lossy compression of a piece of an array for its way between hosts. The size of a message follows from the number of
-// elements alone, so that the receiver knows it. What a compressor has lost is kept and added to what it is given the
-// next time (error feedback: F. Seide, H. Fu, J. Droppo, G. Li and D. Yu, "1-Bit Stochastic Gradient Descent and its
-// Application to Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014; S. P. Karimireddy, Q. Rebjock,
-// S. U. Stich and M. Jaggi, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019).
+// Lossy compression of a piece of an array that is sent between hosts. The size of a message depends only on the number
+// of elements, so that the receiver knows it. The loss (residual) is kept and added to the next values (error feedback:
+// F. Seide, H. Fu, J. Droppo, G. Li and D. Yu, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel
+// Distributed Training of Speech DNNs", Interspeech 2014; S. P. Karimireddy, Q. Rebjock, S. U. Stich and M. Jaggi,
+// "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019).
 //
 // Nothing here knows MXNet or MPI: pointers to float32 or float64, counts, bytes. The same values, residual, parameters
 // and draws give the same bytes on every CPU.
@@ -26,17 +26,17 @@ struct Piece {
   size_t total = 0;
 };
 
-// What is compressed, and how. Arrays are aligned to their items.
+// The values to compress, and the circumstances. Arrays are aligned to their items.
 struct Input {
   const void* values = nullptr;
-  // Of as many elements: what was lost before, replaced by what is lost now. Null where nothing is kept.
+  // As many elements: the loss of the last call, replaced by the loss of this call. Null: no loss is kept.
   void* residual = nullptr;
-  // The size of one worker's value in units of which thresholds are given: that of the array itself is 1, that of a
-  // scaled sum is another.
+  // The size of one worker's value in the units of thresholds: 1 for the array itself, another number for a scaled sum.
   double unit = 1.0;
-  // The sum of these values and others will be compressed too: of an allreduce, what each host sends to the owner.
+  // The sum of these values and other hosts' values will be compressed too: what a host sends to the owner in an
+  // allreduce.
   bool again = false;
-  Draws draws;  // but for the seed, which is the compressor's
+  Draws draws;  // without the seed, which the compressor has
 };
 
 class Compressor {
@@ -45,31 +45,31 @@ class Compressor {
   Compressor(const Compressor&) = delete;
   Compressor& operator=(const Compressor&) = delete;
 
-  // The name and all parameters that the user gave: equal texts, equal compressors.
+  // The name and all parameters that the user gave. Compressors with equal texts are equal.
   const std::string& text() const { return text_; }
-  // Whether what is lost is to be kept.
+  // Whether the residual is kept (error feedback).
   bool feedback() const { return feedback_; }
 
-  // Whether all that is summed, and the sum, are to be compressed with the same draws.
+  // Whether all summands and their sum must be compressed with the same draws.
   virtual bool draws_alike() const { return false; }
 
-  // Bytes of the message for a piece; 0 for none of elements.
+  // Bytes of the message for a piece; 0 for a piece without elements.
   size_t bytes(const Piece& piece) const;
-  // Writes the message. Where a value, or its sum with the residual, is not finite, the message says so of the whole
-  // piece, and the residual stays as it is: a step with such gradients spoils nothing that comes later.
+  // Writes the message. If a value, or its sum with the residual, is not finite, the message marks the whole piece, and
+  // the residual does not change: a step with such gradients does not affect later steps.
   void encode(const Piece& piece, const Input& input, char* message) const;
-  // What the message says, the same bits everywhere; NaN in all elements where the values were not finite. Throws Error
-  // where the message is none for such a piece.
+  // The values of the message, the same bits everywhere; NaN in all elements if the values were not finite. Throws
+  // Error if the message does not fit the piece.
   void decode(const Piece& piece, const char* message, void* values) const;
 
  protected:
-  // Takes the parameter that all have.
+  // Takes the parameter `ef`, which all compressors have.
   explicit Compressor(Parameters& parameters) : text_(parameters.text()), feedback_(parameters.flag("ef", true)) {}
 
  private:
   // A message is a header (compressor.cpp), which has room for one number, and a payload.
   virtual size_t payload_bytes(const Piece& piece) const = 0;
-  // Compresses finite values; returns the number for the header, or one that is not finite where their norm is not.
+  // Compresses finite values; returns the number for the header. It is not finite if the norm of the values is not.
   virtual double encode_payload(const Piece& piece, const float* values, const Input& input, char* payload) const = 0;
   virtual double encode_payload(const Piece& piece, const double* values, const Input& input, char* payload) const = 0;
   virtual void decode_payload(const Piece& piece, double number, const char* payload, float* values) const = 0;
@@ -84,8 +84,8 @@ class Compressor {
   const bool feedback_;
 };
 
-// Writes the functions for both types by means of the templates encode_values<T>(piece, values, input, payload) and
-// decode_values<T>(piece, number, payload, values) of the class itself.
+// Implements the functions for both types with the templates encode_values<T>(piece, values, input, payload) and
+// decode_values<T>(piece, number, payload, values) of the class.
 template <class Self>
 class TypedCompressor : public Compressor {
  protected:
@@ -111,7 +111,7 @@ class TypedCompressor : public Compressor {
 // user.
 std::shared_ptr<const Compressor> make_compressor(const std::string& text);
 
-// The same, made once for each text and never destroyed.
+// The same compressor, made once for each text and never destroyed.
 const Compressor& compressor_of(const std::string& text);
 
 }  // namespace mykv::compress

@@ -1,5 +1,5 @@
-// The compressors of this build, each in a file of its own. A function takes its parameters and leaves those that it
-// does not know.
+// The compressors of this build, each in a file of its own. A function takes the parameters that it knows and leaves
+// the others.
 #pragma once
 
 #include <memory>

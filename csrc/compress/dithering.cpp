@@ -4,10 +4,10 @@
 // the norm max W. Wen et al., "TernGrad", NeurIPS 2017. Levels ..., 1/4, 1/2, 1 (natural): S. Horvath, C.-Y. Ho, L.
 // Horvath, A. N. Sahu, M. Canini and P. Richtarik, "Natural Compression for Distributed Deep Learning", MSML 2022.
 //
-// With few levels the error may be larger than the value, and fed back it would grow for ever. So with error feedback
-// the result is scaled to the multiple of it that is nearest to the values (least squares), which never loses more than
-// all. That unbiased compressors need a factor below 1 for it: A. Beznosikov, S. Horvath, P. Richtarik and M. Safaryan,
-// "On Biased Compression for Distributed Learning", JMLR 2023.
+// With few levels the error may be larger than the value, and with error feedback it would grow without bound. So with
+// error feedback the result is scaled to its multiple that is nearest to the values (least squares), which never loses
+// more than everything. That unbiased compressors need a factor below 1 for error feedback: A. Beznosikov, S. Horvath,
+// P. Richtarik and M. Safaryan, "On Biased Compression for Distributed Learning", JMLR 2023.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kMostLinear = 32767, kMostNatural = 32;
 
-// Bits of a code: the sign and the numbers 0 to k, in the next power of two.
+// Bits of a code for the sign and the numbers 0 to k, rounded up to a power of two.
 int code_bits(int64_t k) { return k <= 1 ? 2 : k <= 7 ? 4 : k <= 127 ? 8 : 16; }
 
 class Dithering : public TypedCompressor<Dithering> {
@@ -43,7 +43,7 @@ class Dithering : public TypedCompressor<Dithering> {
     Dither<T> dither{static_cast<T>(steps / norm), static_cast<T>(steps), code_bits(k_), natural_, input.draws};
     dither.draws.seed = seed_;
     auto step = static_cast<T>(norm / steps);
-    // All are zero, or too near to it for their ratios.
+    // All values are zero, or so small that their ratios are not finite.
     if (!std::isfinite(dither.factor) || dither.factor == 0) dither.factor = step = 0;
     loops<T>().encode_dither(words, values, piece.count, dither);
     if (feedback()) step = static_cast<T>(static_cast<double>(step) * nearest(piece, values, step, payload));

@@ -39,7 +39,7 @@ double Parameters::number(const std::string& key, double otherwise) {
   const std::optional<std::string> value = take(key);
   if (!value) return otherwise;
   std::istringstream text(*value);
-  text.imbue(std::locale::classic());  // a program may have set another one, with another decimal point
+  text.imbue(std::locale::classic());  // the program's locale may have another decimal point
   double number = 0;
   if (!(text >> number) || text.peek() != EOF || !std::isfinite(number)) refuse(key, *value, "a number");
   return number;

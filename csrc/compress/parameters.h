@@ -1,4 +1,4 @@
-// What a user says of a compressor: its name and its parameters, as the text that ranks compare.
+// The user's text for a compressor: its name and its parameters. Ranks compare this text.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@ namespace mykv::compress {
 
 class Parameters {
  public:
-  // 'name key=value key=value ...'. Throws Error where it is no such text.
+  // `text`: 'name key=value key=value ...'. Throws Error if the text has another form.
   explicit Parameters(const std::string& text);
   const std::string& text() const { return text_; }
   const std::string& name() const { return name_; }
 
-  // Each throws Error, which names the parameter and the value, where the value is no such thing.
+  // Each of these takes a parameter. Throws Error, with the parameter and the value, if the value is not valid.
   double number(const std::string& key, double otherwise);
   int64_t whole(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
   bool flag(const std::string& key, bool otherwise);
   std::string choice(const std::string& key, const std::string& first, const std::string& second);
 
-  // Throws Error if a parameter was given that nobody has asked for.
+  // Throws Error if a parameter was given that no compressor code has taken.
   void finish() const;
 
  private:

@@ -13,7 +13,7 @@ namespace mykv::compress {
 
 namespace {
 
-// A key that more than k of `count` random ones will reach: six standard deviations more are expected.
+// A key that more than k of `count` random keys will reach: six standard deviations more are expected.
 uint32_t guess_bound(size_t count, size_t k) {
   const auto wanted = static_cast<double>(k) + 6 * std::sqrt(static_cast<double>(k)) + 16;
   const double share = wanted / static_cast<double>(count);
@@ -27,8 +27,8 @@ class RandomK : public TypedCompressor<RandomK> {
         few_(parameters),
         seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
 
-  // What is sent of one host's values is sent of the others' too, and of their sum: otherwise an element would have to
-  // be chosen twice to arrive, and come that much later.
+  // The same elements are sent of every host's values and of their sum: otherwise an element would have to be chosen
+  // twice to arrive, and would arrive that much later.
   bool draws_alike() const override { return true; }
 
   template <class T>
@@ -41,7 +41,7 @@ class RandomK : public TypedCompressor<RandomK> {
                    [&](uint32_t* indices, uint32_t* keys, uint32_t bound) {
                      return compress_path().collect_draws(indices, keys, piece.count, draws, bound);
                    });
-    // Once only: the sum is compressed with the same draws, so what is sent here arrives if it is sent there.
+    // Enlarged only once: the sum is compressed with the same draws, so every element that is sent here is sent there.
     const bool enlarges = !feedback() && !input.again;
     const double factor = enlarges ? static_cast<double>(piece.count) / static_cast<double>(k) : 1;
     write_sparse(piece, values, found.indices.data(), k, static_cast<T>(factor), payload);

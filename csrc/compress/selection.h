@@ -1,4 +1,4 @@
-// The elements with the k largest keys; of equal keys the one with the lower index is the larger.
+// Selects the elements with the k largest keys; of equal keys, the key with the lower index counts as larger.
 #pragma once
 
 #include <algorithm>
@@ -8,17 +8,17 @@
 
 namespace mykv::compress {
 
-// Memory that is used again.
+// Reusable memory.
 template <class Key>
 struct Selection {
-  std::vector<uint32_t> indices;  // the result, rising
+  std::vector<uint32_t> indices;  // the result, in ascending order
   std::vector<Key> keys;
   std::vector<Key> order;
 };
 
 // collect(indices, keys, bound) finds all elements whose keys are at least `bound`, in the order of their indices, and
-// returns how many they are. `guess`: a bound that at least k keys may reach, better few more; if fewer do, all `count`
-// elements are looked at.
+// returns their number. `guess`: a bound that at least k keys should reach, and few more; if fewer keys reach it, all
+// `count` elements are looked at.
 template <class Key, class Collect>
 void select_largest(Selection<Key>& found, size_t count, size_t k, Key guess, Collect&& collect) {
   found.indices.resize(count);
@@ -31,7 +31,7 @@ void select_largest(Selection<Key>& found, size_t count, size_t k, Key guess, Co
     std::nth_element(found.order.begin(), last, found.order.end(), std::greater<>());
     const Key least = *last;
     const auto larger = std::count_if(found.order.begin(), last, [least](Key key) { return key > least; });
-    size_t equal = k - static_cast<size_t>(larger);  // how many with the least key belong to the k
+    size_t equal = k - static_cast<size_t>(larger);  // how many elements with the least key belong to the k
     size_t kept = 0;
     for (size_t i = 0; i < candidates; ++i) {
       if (found.keys[i] < least || (found.keys[i] == least && equal == 0)) continue;

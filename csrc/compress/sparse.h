@@ -1,4 +1,4 @@
-// Messages of some elements: their indices, in rising order, and their values.
+// Messages of some elements: their indices, in ascending order, and their values.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 
 namespace mykv::compress {
 
-// How many elements are sent: a number for the whole array, or a share of it.
+// How many elements are sent: a number for the whole array, or a fraction of it.
 class Few {
  public:
   // Takes the parameter 'k': a whole number from 1, or a fraction between 0 and 1.
   explicit Few(Parameters& parameters);
-  // Of a piece: the same share as of the array, at least one element. A number is rounded up, a fraction down.
+  // For a piece: the same fraction as for the array, at least one element. A number is rounded up, a fraction down.
   size_t of(const Piece& piece) const;
 
  private:
@@ -26,7 +26,7 @@ size_t sparse_bytes(const Piece& piece, size_t kept);
 template <class T>
 void write_sparse(const Piece& piece, const T* values, const uint32_t* indices, size_t kept, T factor, char* payload);
 
-// Writes all elements: zeros but for those of the payload. Throws Error where an index lies outside of the piece.
+// Writes all elements: the elements of the payload, and zeros otherwise. Throws Error if an index is out of the piece.
 template <class T>
 void read_sparse(const Piece& piece, const char* payload, size_t kept, T* values);
 

@@ -22,7 +22,7 @@ Key<T> key_of(T value) {
   return bits & (static_cast<Key<T>>(~Key<T>{0}) >> 1);
 }
 
-// A key that a few more than k of the elements should reach, from a sample of them at even distances.
+// A key that a few more than k of the elements should reach, from a sample of elements at even distances.
 template <class T>
 Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>& sample) {
   const double expected = static_cast<double>(kSample) * static_cast<double>(k) / static_cast<double>(count);

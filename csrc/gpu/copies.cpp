@@ -14,7 +14,7 @@ bool holds(const std::vector<int>& devices, int device) {
   return std::find(devices.begin(), devices.end(), device) != devices.end();
 }
 
-// Calls the function, whose errors then say on which device.
+// Calls the function and adds the device to its errors.
 template <class Use>
 auto on_device(int device, Use&& use) {
   try {
@@ -67,7 +67,7 @@ void require_on_device(const void* address, int device) {
     const DeviceScope scope(device);
     Cuda::PointerAttributes attributes{};
     api.check(api.pointer_get_attributes(&attributes, address), "cudaPointerGetAttributes");
-    if (attributes.type == Cuda::kMemoryTypeManaged) return;  // lies on all of them
+    if (attributes.type == Cuda::kMemoryTypeManaged) return;  // valid on all devices
     if (attributes.type != Cuda::kMemoryTypeDevice || attributes.device != device) {
       throw Error("an array's memory is not there");
     }

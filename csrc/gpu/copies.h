@@ -1,5 +1,5 @@
-// Copies between GPUs and host memory in streams of our own, one per device and direction, so that both directions run
-// at once. Nothing here waits.
+// Copies between GPUs and host memory in the core's own streams, one per device and direction, so that both directions
+// run at once. No call blocks.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ namespace mykv::gpu {
 // Copies that were begun together.
 class Copies {
  public:
-  // Whether all have happened. `late`: devices where something that was begun before in the same streams has not, which
-  // are not asked again; those that are found so are added. Throws Error when a device has failed.
+  // Whether all copies have happened. `late`: devices whose earlier copies in the same streams have not happened; they
+  // are not asked again, and further such devices are added. Throws Error if a device has failed.
   bool happened(std::vector<int>* late);
 
  private:
@@ -23,20 +23,19 @@ class Copies {
   std::vector<std::shared_ptr<const Event>> under_way_;
 };
 
-// For one thread.
+// Not thread-safe.
 class CopyStreams {
  public:
   // Puts a copy into the stream of `device`, on which one of the addresses lies. Throws Error.
   void copy(int device, void* to, const void* from, size_t bytes);
-  // All copies since the last call that threw nothing. Throws Error when they cannot be followed; they are under way
-  // nevertheless.
+  // All copies since the last successful call. Throws Error if they cannot be tracked; they are under way nevertheless.
   Copies begun();
-  // Gives up following them.
+  // Drops all copies that are not tracked yet.
   void forget() { used_.clear(); }
 
  private:
   std::map<int, std::unique_ptr<Stream>> streams_;
-  std::vector<int> used_;  // by the copies that are not followed yet
+  std::vector<int> used_;  // devices with copies that are not tracked yet
 };
 
 // Throws Error unless this address lies on this device.

@@ -44,7 +44,7 @@ Cuda::Cuda(const Library& library) : path_(library.path()) {
 
 void Cuda::check(int code, const char* what) const {
   if (code == kSuccess) return;
-  if (get_last_error != nullptr) get_last_error();  // this one is told here, not to who calls CUDA next on this thread
+  if (get_last_error != nullptr) get_last_error();  // clears it: the thread's next caller of CUDA must not get it again
   throw Error(std::string("CUDA failed in ") + what + ": " + get_error_name_(code) + " (" + get_error_string_(code) +
               ")");
 }
@@ -57,7 +57,7 @@ int Cuda::driver_version() const {
 int Cuda::device_count() const {
   int count = 0;
   if (get_device_count_(&count) == kSuccess) return count;
-  get_last_error();  // no driver, or no device: CUDA would tell the next caller of it
+  get_last_error();  // no driver, or no device: cleared, since the next caller of CUDA would get the error
   return 0;
 }
 

@@ -39,7 +39,7 @@ class Cuda {
     int device;
     void* device_pointer;
     void* host_pointer;
-    void* reserved[8];  // CUDA 13 has such
+    void* reserved[8];  // since CUDA 13
   };
 
   int (*get_device)(int*);

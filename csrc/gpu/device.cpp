@@ -10,7 +10,7 @@ namespace mykv::gpu {
 
 namespace {
 
-// Never destroyed, since CUDA may have ended before.
+// Never destroyed, since CUDA may have shut down before.
 struct Store {
   std::mutex mutex;
   std::map<int, std::vector<CudaEvent>> events;  // not in use, by device

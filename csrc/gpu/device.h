@@ -1,4 +1,4 @@
-// Devices, streams and events, as objects that clean up after themselves. None of these waits for a GPU.
+// Devices, streams and events, as RAII objects. No call here blocks on a GPU.
 #pragma once
 
 #include <memory>
@@ -20,10 +20,11 @@ class DeviceScope {
   bool changed_ = false;
 };
 
-// A moment in a stream. Events are taken from a store per device, since making one takes longer than recording it.
+// A point in a stream. Events are reused from a store per device, since creating an event takes longer than recording
+// it.
 class Event {
  public:
-  // What was put into the stream before has happened when this one has. `stream` is of that device; null: the legacy
+  // The event has happened when all earlier work of the stream has. `stream` belongs to `device`; null: the legacy
   // default stream.
   static std::shared_ptr<const Event> record(int device, CudaStream stream);
   ~Event();
@@ -32,7 +33,7 @@ class Event {
 
   int device() const { return device_; }
   CudaEvent get() const { return event_; }
-  // Never waits. Throws Error when the device has failed.
+  // Never blocks. Throws Error if the device has failed.
   bool happened() const;
 
  private:
@@ -42,7 +43,7 @@ class Event {
   CudaEvent event_;
 };
 
-// A stream of our own, with the highest priority of its device: what other ranks wait for goes first.
+// A stream of the core, with the highest priority of its device, since other ranks wait for its work.
 class Stream {
  public:
   explicit Stream(int device);
@@ -52,7 +53,7 @@ class Stream {
 
   int device() const { return device_; }
   CudaStream get() const { return stream_; }
-  // What is put in from now on begins after the event.
+  // Work added from now on begins after the event.
   void wait(const Event& event);
   std::shared_ptr<const Event> record() { return Event::record(device_, stream_); }
 

@@ -14,12 +14,12 @@
 namespace mykv::gpu {
 
 namespace {
-constexpr auto kPatience = std::chrono::seconds(30);  // for zeros; the GPU may have much to do before
+constexpr auto kPatience = std::chrono::seconds(30);  // for zeroing; the GPU may have much other work before
 
 thread_local bool g_must_not_wait = false;
 
 void free_now(int device, void* address) {
-  // In a scope of its own, since the device may have failed: then its memory is gone anyway.
+  // Errors are ignored: if the device has failed, its memory is gone anyway.
   try {
     const DeviceScope scope(device);
     cuda().free(address);
@@ -34,7 +34,7 @@ Memory::Memory(int device, size_t bytes) : device_(device), bytes_(std::max<size
   const DeviceScope scope(device);
   api.check(api.malloc(&address_, bytes_), "cudaMalloc");
   try {
-    // Nobody knows in which stream it will be written first, so the zeros must be there before.
+    // Any stream may write the memory first, so the zeros must be complete before.
     Stream stream(device);
     api.check(api.memset_async(address_, 0, bytes_, stream.get()), "cudaMemsetAsync");
     const std::shared_ptr<const Event> zeroed = stream.record();
@@ -61,7 +61,7 @@ Memory::~Memory() {
       free_now(device, address);
     }).detach();
   } catch (const std::system_error&) {
-    // No thread is to be had: the memory stays taken until the process ends.
+    // No thread can be made: the memory stays allocated until the process ends.
   }
 }
 

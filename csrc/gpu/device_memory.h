@@ -9,14 +9,14 @@ namespace mykv::gpu {
 
 class Memory {
  public:
-  // Zeroed. Throws Error, with CUDA's name of it, when the GPU has no memory left.
+  // Zeroed. Throws Error, with CUDA's error name, if the GPU has no memory left.
   Memory(int device, size_t bytes);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  // From now on memory that this thread is the last to let go of is freed in a thread of its own: cudaFree waits for
-  // all that the GPU has to do.
+  // From now on, if this thread drops the last reference to memory, another thread frees it: cudaFree waits for all
+  // work of the GPU.
   static void free_elsewhere();
 
   int device() const { return device_; }

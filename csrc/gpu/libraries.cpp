@@ -6,13 +6,14 @@ namespace mykv::gpu {
 
 namespace {
 
-// Never destroyed: threads of the engine may still call at exit.
+// Never destroyed: threads of MXNet's engine may still use it at exit.
 Libraries& instance() {
   static Libraries& libraries = *new Libraries;
   return libraries;
 }
 
-// The first candidate that has `probe` and can be used; else *problem says what is wrong with each that is there.
+// Loads the first candidate that has `probe` and can be used; otherwise *problem says why each existing candidate
+// cannot be used.
 template <class Api>
 void load_one(const char* what, const char* probe, const std::vector<std::string>& candidates,
               std::unique_ptr<Api>* api, std::string* problem) {
@@ -20,7 +21,7 @@ void load_one(const char* what, const char* probe, const std::vector<std::string
   for (const std::string& candidate : candidates) {
     try {
       const Library library(what, candidate);
-      if (!library.has(probe)) continue;  // MXNet's library may hold it or not
+      if (!library.has(probe)) continue;  // MXNet's library, a candidate, may contain it or not
       try {
         *api = std::make_unique<Api>(library);
         problem->clear();
@@ -29,7 +30,7 @@ void load_one(const char* what, const char* probe, const std::vector<std::string
         *problem += (problem->empty() ? "" : "; ") + std::string(error.what());
       }
     } catch (const Error&) {
-      // Not there.
+      // The candidate does not exist.
     }
   }
   if (problem->empty()) {

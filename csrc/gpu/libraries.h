@@ -1,4 +1,4 @@
-// The CUDA runtime and NCCL of this process, where there are such. They are loaded once, before the first world.
+// The CUDA runtime and NCCL of this process, if it has them. They are loaded once, before the first world.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,9 @@ namespace mykv::gpu {
 
 class Libraries {
  public:
-  // Looks for both; later calls change nothing. The first usable one of the candidates (names as in
-  // Library) is taken.
+  // Loads the first usable candidate (names as in Library) for CUDA and for NCCL. Later calls are no-ops.
   static const Libraries& load(const std::vector<std::string>& cuda, const std::vector<std::string>& nccl);
-  // Those that were loaded; none before load().
+  // The loaded libraries; none before load().
   static const Libraries& get();
 
   const Cuda* cuda() const { return cuda_.get(); }  // null: see cuda_problem()
@@ -30,7 +29,7 @@ class Libraries {
   std::string nccl_problem_ = "NCCL was not looked for";
 };
 
-// The CUDA runtime; throws Error where there is none.
+// The CUDA runtime; throws Error if there is none.
 const Cuda& cuda();
 
 }  // namespace mykv::gpu

@@ -9,7 +9,7 @@ namespace mykv::gpu {
 
 class Library {
  public:
-  // `name`: a path, or a name that the loader searches for; `what`: how messages call it. Throws Error when it does not
+  // `name`: a path, or a name that the loader searches for; `what`: its name in messages. Throws Error if it does not
   // load.
   Library(const char* what, const std::string& name);
 

@@ -26,11 +26,11 @@ class PeerLost : public Error {
 
 class Nccl {
  public:
-  // Throws Error when the library is older than 2.14, which first has communicators that do not block, or lacks a
-  // function.
+  // Throws Error if the library lacks a function, or is older than 2.14, the first version with nonblocking
+  // communicators.
   explicit Nccl(const Library& library);
 
-  // Throws Error, or PeerLost, with NCCL's text when `code` is a failure; kInProgress is none. `comm` may be null.
+  // Throws Error or PeerLost, with NCCL's text, if `code` is a failure; kInProgress is no failure. `comm` may be null.
   void check(int code, const char* what, NcclComm comm) const;
 
   const std::string& path() const { return path_; }
@@ -44,7 +44,7 @@ class Nccl {
   static constexpr int kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kAverage = 4;
   static constexpr int kScalarHostImmediate = 1;
 
-  // The configuration that every release since 2.14 takes; fields of later ones have their defaults.
+  // The configuration that every release since 2.14 takes; fields of later releases have their defaults.
   struct Config {
     size_t size = sizeof(Config);
     unsigned magic = 0xcafebeef;

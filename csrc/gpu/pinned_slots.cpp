@@ -10,7 +10,7 @@ namespace mykv::gpu {
 namespace {
 
 constexpr size_t kPage = 4096;
-constexpr size_t kAtOnce = 8;  // slots that are registered together: that takes about as long for many pages as for one
+constexpr size_t kAtOnce = 8;  // slots that are registered together: many pages take about as long as one page
 constexpr size_t kLeast = size_t{256} << 10;
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Slots of this rank's region that CUDA knows (cudaHostRegister), so that copies between them and a GPU run beside
-// everything else. Such pages stay where they are: a slot is never given back to the region, and the memory that is
-// registered at one time never shrinks.
+// Slots of this rank's region that are registered with CUDA (cudaHostRegister), so that copies between them and a GPU
+// are asynchronous. Their pages are pinned: a slot is never released to the region, and the registered memory never
+// shrinks.
 #pragma once
 
 #include <cstddef>
@@ -13,20 +13,20 @@
 
 namespace mykv::gpu {
 
-// For one thread.
+// Not thread-safe.
 class PinnedSlots {
  public:
   PinnedSlots(const Segment& segment, Region& region) : segment_(segment), region_(region) {}
   PinnedSlots(const PinnedSlots&) = delete;
   PinnedSlots& operator=(const PinnedSlots&) = delete;
 
-  // An offset into the segment, on a page; throws Error when memory is out.
+  // The offset of a slot in the segment, aligned to a page; throws Error when memory is out.
   size_t allocate(size_t bytes);
-  // Gives a slot back, `bytes` as it was asked for. No GPU may still read or write it.
+  // Releases a slot; `bytes` as in allocate(). No GPU may still read or write it.
   void release(size_t offset, size_t bytes) { free_[rounded(bytes)].push_back(offset); }
-  // At the end, when no copy is under way: CUDA forgets the memory.
+  // Unregisters all memory; only at the end, when no copy is under way.
   void unregister();
-  // Why CUDA did not take some memory, with which copies hold up the thread that asks for them; empty: it took all.
+  // Why CUDA did not register some memory, so that copies block the calling thread; empty: all memory is registered.
   const std::string& problem() const { return problem_; }
 
  private:

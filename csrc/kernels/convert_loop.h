@@ -1,4 +1,4 @@
-// Between float32 and the 16-bit floats, for values that travel in a shorter type.
+// Converts between float32 and the 16-bit floats, for values that travel in a shorter type.
 // Included once by each kernels_*.cpp, like vector_elements.h.
 #pragma once
 
@@ -53,7 +53,7 @@ static void widen_array(float* dst, const char* src, size_t count) {
   __builtin_memcpy(dst + i, floats, sizeof(float) * (count - i));
 }
 
-// NaNs become the canonical one, since the bits of others could round to infinity.
+// NaNs become the canonical NaN, since the bits of other NaNs could round to infinity.
 template <typename Format>
 MYKV_INLINE Bits narrow_floats(const float* src) {
   const FloatPair value = load_floats<Format>(src);

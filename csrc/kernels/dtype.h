@@ -32,7 +32,7 @@ size_t item_size(DType dtype);
 // NumPy's name of the type: 'float32', ..., 'bool'; and 'bfloat16'.
 const char* dtype_name(DType dtype);
 
-// Finds the type of that name; false, and *dtype untouched, when there is none.
+// Finds the type of that name; false, and *dtype unchanged, if there is none.
 bool dtype_from_name(std::string_view name, DType* dtype);
 
 enum class ReduceOp : uint8_t { sum = 0, min, max, product };
@@ -41,7 +41,7 @@ constexpr int kReduceOpCount = 4;
 // 'sum', 'min', 'max', 'product'.
 const char* reduce_op_name(ReduceOp op);
 
-// Finds the operator of that name; false, and *op untouched, when there is none.
+// Finds the operator of that name; false, and *op unchanged, if there is none.
 bool reduce_op_from_name(std::string_view name, ReduceOp* op);
 
 }  // namespace mykv

@@ -34,8 +34,8 @@ constexpr unsigned kUnusualModes = 0;
 
 #endif
 
-// Libraries built with -ffast-math leave their threads flushing subnormals to zero, and threads inherit that. Two ranks
-// must not round differently for it: the kernels run with the default rounding and with subnormals.
+// Libraries built with -ffast-math leave their threads flushing subnormals to zero, and threads inherit that mode. Two
+// ranks must not round differently because of it, so the kernels run with the default rounding and with subnormals.
 class DefaultFloatMode {
  public:
   DefaultFloatMode() : saved_(read_float_mode()) {

@@ -1,12 +1,12 @@
-// What one instruction set's file offers to the dispatcher. Only plain data and function pointers: those files are
-// compiled with instructions this CPU may lack, so nothing inline may be shared with them.
+// What the file of an instruction set offers to the dispatcher. Only plain data and function pointers: such a file is
+// compiled with instructions that this CPU may lack, so no inline code may be shared with it.
 #pragma once
 
 #include "kernels/dtype.h"
 
 namespace mykv {
 
-// The arguments of reduce() and copy(), checked and with the trivial cases gone.
+// The arguments of reduce() and copy(), checked and without the trivial cases.
 struct ReduceCall {
   DType dtype;
   ReduceOp op;
@@ -19,7 +19,7 @@ struct ReduceCall {
   bool streaming;
 };
 
-// One of the types is float32, the other one float16 or bfloat16.
+// One of the types is float32, the other type float16 or bfloat16.
 struct ConvertCall {
   DType to;
   DType from;
@@ -35,7 +35,7 @@ struct KernelPath {
   void (*convert)(const ConvertCall& call);
 };
 
-// Null where the build lacks the instruction set.
+// Null if the build lacks the instruction set.
 const KernelPath* generic_kernels();
 const KernelPath* avx2_kernels();
 const KernelPath* avx512_kernels();

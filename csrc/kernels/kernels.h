@@ -1,6 +1,6 @@
-// Reductions and copies over plain pointers, as fast as this CPU goes. The result is a function of the values alone:
-// the same bits come out whatever the alignment, the chunking, the number of outputs or the instruction set, because
-// ranks with different CPUs and slices of different sizes must still hold identical weights.
+// Reductions and copies over plain pointers, as fast as this CPU allows. The result depends only on the values: it has
+// the same bits for any alignment, chunking, number of outputs and instruction set, because ranks with different CPUs
+// and slices of different sizes must still hold identical weights.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ namespace mykv {
 // inputs, outputs  n_inputs >= 1 and n_outputs >= 0 arrays, aligned to the item size. An output may be exactly one of
 //                  the inputs (in place); arrays must not overlap in any other way.
 // scale            applied once, to the final value; 1 leaves the value as it is.
-// streaming        a hint: store past the cache, right where the outputs are large and nobody reads them soon. It is
-//                  followed where no output is an input and all outputs are aligned alike. On return the stores are
-//                  ordered before any later store of this thread, so a flag may be set.
+// streaming        a hint: store past the cache; for large outputs that are not read soon. It is followed if no output
+//                  is an input and all outputs are aligned alike. On return the stores are ordered before any later
+//                  store of this thread, so a flag may be set.
 //
 // float16 and bfloat16 are accumulated and scaled in float32 and rounded once, to nearest even. float32 is scaled by
 // float(scale), float64 in float64. Integers wrap around; with a scale they become double(value) * scale, rounded to a
@@ -32,19 +32,19 @@ void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, v
 // memcpy of arrays that do not overlap (or are the same); streaming as in reduce().
 void copy(void* dst, const void* src, size_t bytes, bool streaming);
 
-// dst[i] = src[i] in another type: one of float32 and float64, the other one float16 or bfloat16. Rounds to nearest
-// even (float64 by way of float32); NaNs that are narrowed become the canonical quiet NaN. Arrays are aligned to their
-// items and do not overlap.
+// dst[i] = src[i] in another type: one type is float32 or float64, the other is float16 or bfloat16. Rounds to nearest
+// even (float64 by way of float32); narrowed NaNs become the canonical quiet NaN. Arrays are aligned to their items and
+// do not overlap.
 void convert(DType to, void* dst, DType from, const void* src, size_t count);
 
-// The instruction set in use: 'avx512', 'avx2' or 'generic'; the best one unless another was selected.
+// The instruction set in use: 'avx512', 'avx2' or 'generic'; the best path unless another path was selected.
 const char* kernel_path();
 
 // Every path this build contains, best first. The CPU may not run all of them.
 std::vector<const char*> kernel_paths_built();
 
-// Selects a path, or with 'best' the best one; false, and nothing changes, when the build or the CPU lacks it. Not
-// while another thread reduces.
+// Selects a path, or with 'best' the best path; false, and nothing changes, if the build or the CPU lacks it. Do not
+// call it while another thread reduces.
 bool select_kernel_path(const char* name);
 
 }  // namespace mykv

@@ -14,7 +14,7 @@ constexpr size_t kBlockVectors = 4;
 
 MYKV_INLINE void store(char* p, Bits value) { __builtin_memcpy(p, &value, sizeof value); }
 
-// p is aligned to kVectorBytes. Other processors than x86 have no such store within reach: a plain one serves.
+// p is aligned to kVectorBytes. On processors other than x86 the compiler offers no such store: a plain store is used.
 MYKV_INLINE void store_streaming(char* p, Bits value) {
 #if !defined(__x86_64__)
   store(p, value);
@@ -81,8 +81,8 @@ MYKV_INLINE size_t bytes_to_alignment(const ReduceCall& call, bool* alike) {
   return *alike ? (kVectorBytes - misaligned) % kVectorBytes : 0;
 }
 
-// A vector that straddles two cache lines costs twice, but the odd piece before the first whole line costs too: it pays
-// from about this many bytes.
+// A vector that straddles two cache lines costs twice, but so does the odd piece before the first whole line: aligning
+// pays from about this many bytes.
 constexpr size_t kAlignFromBytes = 2048;
 
 template <typename E, ReduceOp op, bool streaming>
@@ -99,7 +99,7 @@ MYKV_INLINE size_t reduce_whole_vectors(const ReduceCall& call, size_t offset) {
 
 template <typename E, ReduceOp op>
 static void reduce_arrays(const ReduceCall& caller) {
-  const ReduceCall call = caller;  // a local copy: no store can be thought to change it
+  const ReduceCall call = caller;  // a local copy: the compiler knows that no store changes it
   bool alike = false;
   size_t offset = 0;
   if (call.bytes >= kAlignFromBytes) {

@@ -35,7 +35,7 @@ struct VectorOf {
 template <typename T>
 using Vector = typename VectorOf<T>::type;
 
-using Bits = Vector<uint64_t>;  // a vector of whatever type, on its way to memory
+using Bits = Vector<uint64_t>;  // a vector of any type, on its way to memory
 using Floats = Vector<float>;
 using Words = Vector<uint32_t>;
 
@@ -107,7 +107,7 @@ __attribute__((noinline)) static void scale_integers(T* values, double scale) {
   for (size_t i = 0; i < kVectorBytes / sizeof(T); ++i) values[i] = scale_integer<T>(values[i], scale);
 }
 
-// T is the type's signed or unsigned C type, U the unsigned one: wrapping around is defined only there.
+// T is the type's signed or unsigned C type, U the unsigned type: wrapping around is defined only for U.
 template <typename T, typename U>
 struct IntegerElements {
   using Acc = Vector<T>;
@@ -194,7 +194,7 @@ struct Float16Format {
   }
 
  private:
-  // The forms with a full mask: GCC 12 takes the plain ones, inlined, for uses of an uninitialized value.
+  // The forms with a full mask: GCC 12 warns of an uninitialized value in the plain forms when they are inlined.
   MYKV_INLINE Floats widen_lanes(const char* p) {
     return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   }

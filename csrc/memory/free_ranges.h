@@ -1,4 +1,4 @@
-// Free ranges of address space. Neighbours become one range, so what was given back in pieces can be taken as a whole.
+// Free ranges of address space. Adjacent ranges are merged, so memory released in pieces can be taken as a whole.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@ namespace mykv {
 
 class FreeRanges {
  public:
-  // Adds a range that overlaps none of those that are there.
+  // Adds a range. It must not overlap any free range.
   void add(size_t begin, size_t bytes);
-  // Where the smallest range of at least `bytes` begins, of several the one with the lowest address.
+  // The begin of the smallest range of at least `bytes`; of several such ranges, of the range with the lowest address.
   std::optional<size_t> find(size_t bytes) const;
-  // Takes `bytes` from the range that begins there; the rest of it stays.
+  // Takes `bytes` from the range that begins at `begin`; the rest of the range stays free.
   void take(size_t begin, size_t bytes);
-  // Takes the range that ends there, if there is one; returns where it begins, or `end`.
+  // Takes the range that ends at `end`, if there is such a range; returns its begin, or `end`.
   size_t take_before(size_t end);
 
  private:

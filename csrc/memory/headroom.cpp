@@ -11,20 +11,20 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kReserve = size_t{48} << 20;  // for all else in the ranks: MXNet and Python allocate too
-// Of what is free, the part that is taken without another look, since other ranks take from it at the same time.
+constexpr size_t kReserve = size_t{48} << 20;  // left for other allocations of the ranks, by MXNet and Python
+// 1 / kFraction of the free memory may be taken without another look; small, since other ranks take memory meanwhile.
 constexpr size_t kFraction = 32;
 constexpr size_t kMostUnchecked = size_t{64} << 20;
-constexpr size_t kUnlimited = size_t{1} << 60;  // version 1 shows about 2^63 where there is no limit
+constexpr size_t kUnlimited = size_t{1} << 60;  // cgroup version 1 shows about 2^63 if there is no limit
 
-// The number in a file that has nothing else; `otherwise` where there is none ('max', no such file).
+// The number in a file that contains only a number; `otherwise` if there is none ('max', no such file).
 size_t number_in(const std::string& path, size_t otherwise) {
   std::ifstream file(path);
   size_t number = 0;
   return file >> number ? number : otherwise;
 }
 
-// The sum of some lines '<name>[:] <number> [kB]', in the file's unit.
+// The sum of the numbers in the lines '<name>[:] <number> [kB]' with these names, in the file's unit.
 size_t sum_of_lines(const std::string& path, std::initializer_list<const char*> names) {
   std::ifstream file(path);
   std::string line;
@@ -57,7 +57,7 @@ bool has_word(const std::string& list, const std::string& word) {
 
 HeadroomWatch::HeadroomWatch(std::string proc) : proc_(std::move(proc)) { find_cgroups(); }
 
-// Where the controllers are mounted stands in mountinfo, and this process's place below in cgroup.
+// mountinfo has the mount points of the controllers, and cgroup this process's path below them.
 void HeadroomWatch::find_cgroups() {
   std::string place_1, place_2;
   std::ifstream own(proc_ + "/self/cgroup");
@@ -80,7 +80,7 @@ void HeadroomWatch::find_cgroups() {
     if (!is_v2 && !(type == "cgroup" && has_word(options, "memory"))) continue;
     std::string place = is_v2 ? place_2 : place_1;
     if (place.empty()) continue;
-    // A container sees its own group mounted as the top, under whatever name it has outside.
+    // A container sees its own group mounted as the root, whatever its name is outside.
     if (root != "/" && place.compare(0, root.size(), root) == 0) place = place.substr(root.size());
     if (place.empty() || place.compare(0, 3, "/..") == 0) place = "/";
     while (true) {

@@ -1,6 +1,6 @@
-// How much memory this process may still take before the kernel would end somebody for it. Taking shared memory beyond
-// the limit of a container (cgroup), or beyond the machine's, is no error of fallocate(): the kernel kills a process.
-// So it is looked up before, and too little is an error.
+// How much memory this process may still take before the kernel kills a process. Beyond the limit of a container
+// (cgroup), or of the machine, fallocate() returns no error: the kernel kills a process. So the limits are read before,
+// and too little memory is an error.
 #pragma once
 
 #include <cstddef>
@@ -9,23 +9,23 @@
 
 namespace mykv {
 
-// What bounds the memory of this process.
+// A limit on the memory of this process.
 struct Headroom {
-  size_t bytes;      // that are free, or can be freed at once
-  std::string what;  // that is bounded: 'this container's limit of 512 MiB (/sys/fs/cgroup/memory.max)'
+  size_t bytes;      // bytes that are free, or can be freed at once
+  std::string what;  // the limit: 'this container's limit of 512 MiB (/sys/fs/cgroup/memory.max)'
 };
 
 class HeadroomWatch {
  public:
-  // `proc`: where the kernel tells of this process and the machine; tests have one of their own.
+  // `proc`: the folder of the proc file system; tests use a folder of their own.
   explicit HeadroomWatch(std::string proc = "/proc");
-  // The smallest of all bounds, as they are now.
+  // The limit with the least headroom, read now.
   Headroom look() const;
-  // Throws Error if taking so many bytes would go beyond one. Looks only as often as is needed where memory is plenty.
+  // Throws Error if taking so many bytes would exceed a limit. Reads the limits rarely while memory is plentiful.
   void require(size_t bytes);
 
  private:
-  // A memory controller's folder of this process, or one above it.
+  // A memory controller's folder of this process, or a parent folder.
   struct Cgroup {
     std::string folder;
     bool is_v2;

@@ -10,8 +10,8 @@ namespace {
 
 constexpr size_t kPage = 4096;                   // slots of a page and more start on a page
 constexpr size_t kSmallest = 256;                // below that, cache lines and bookkeeping dominate
-constexpr size_t kCoarse = size_t{64} << 10;     // from here on sizes are rounded to this, to have few of them
-constexpr size_t kLarge = size_t{4} << 20;       // from here on memory goes back to the system: gradients, not staging
+constexpr size_t kCoarse = size_t{64} << 10;     // larger sizes are rounded up to multiples of it, to have few sizes
+constexpr size_t kLarge = size_t{4} << 20;       // larger slots return memory to the system: gradients, not staging
 constexpr size_t kMostWarm = size_t{16} << 20;   // free memory that is kept for the next operation
 constexpr size_t kCommitStep = size_t{1} << 20;  // small slots take memory from the system in steps of at least 1 MiB
 
@@ -51,7 +51,7 @@ size_t Region::take(size_t size, bool commit) {
     }
   }
   std::optional<size_t> begin;
-  // What is free between large slots is for large ones: a small one in it, which stays, would leave two halves.
+  // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range.
   if (size > kLarge) begin = take_free(size, commit);
   if (!begin) begin = take_new(size, commit);
   if (!begin) {
@@ -86,7 +86,7 @@ std::optional<size_t> Region::take_new(size_t size, bool commit) {
     committed_ = to;
   }
   next_ = begin + size;
-  if (!commit) committed_ = std::max(committed_, next_);  // what is committed in there is its owner's business
+  if (!commit) committed_ = std::max(committed_, next_);  // the owner of reserved memory commits it
   return begin;
 }
 
@@ -112,7 +112,7 @@ void Region::release_reserved(size_t offset, size_t bytes) { release(offset, std
 
 void Region::free(size_t offset, size_t size) {
   free_.add(offset, size);
-  // The last ones are as if they had never been taken.
+  // A free range at the end becomes untaken address space again.
   next_ = free_.take_before(next_);
   committed_ = std::min(committed_, next_);
 }

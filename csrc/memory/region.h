@@ -1,5 +1,5 @@
 // The part of the host's segment in which one rank makes its slots. Every rank allocates in its own region only, so
-// no allocator state is shared and a dead rank leaves no lock behind; the others address a slot by its offset.
+// no allocator state is shared and a dead rank leaves no lock behind. Other ranks address a slot by its offset.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +18,13 @@ class Region {
  public:
   Region(const Segment& segment, size_t begin, size_t bytes) : segment_(segment), next_(begin), end_(begin + bytes) {}
 
-  // An offset into the segment, 64-byte aligned, of at least `bytes`; throws Error when memory is out.
+  // Allocates a slot of at least `bytes`, 64-byte aligned, and returns its offset in the segment. Throws Error when
+  // memory is out.
   size_t allocate(size_t bytes);
-  // As allocate(), but of whole pages, and no memory is taken before Segment::commit().
+  // As allocate(), but in whole pages, and without memory before Segment::commit().
   size_t reserve(size_t bytes);
-  // Gives the slot back, `bytes` as it was asked for. Some memory is kept with its slots, since a training step asks
-  // for the same sizes again and again.
+  // Releases a slot; `bytes` as in allocate(). Some released slots keep their memory, since training steps ask for the
+  // same sizes again and again.
   void release(size_t offset, size_t bytes);
   void release_reserved(size_t offset, size_t bytes);
 
@@ -32,18 +33,18 @@ class Region {
   size_t take(size_t size, bool commit);
   std::optional<size_t> take_free(size_t size, bool commit);
   std::optional<size_t> take_new(size_t size, bool commit);
-  // The memory of these pages was given back.
+  // Adds pages whose memory was given back to the free ranges.
   void free(size_t offset, size_t size);
-  // Makes ranges of all slots that are free, but for those smaller than a page.
+  // Turns all free slots into ranges, except slots smaller than a page.
   void free_all();
 
   const Segment& segment_;
   std::mutex mutex_;
-  size_t next_;  // nothing is taken from here on
+  size_t next_;  // addresses from here on were never taken, or are free again
   size_t end_;
   size_t committed_ = 0;
-  // What is free: slots by rounded size, which still hold their memory or are mere addresses; large ones are ranges of
-  // addresses, since they come in too many sizes. Where nothing else is left the others become ranges too.
+  // Free slots by rounded size: warm_ slots still have memory, cold_ slots are only addresses. Large free slots are
+  // ranges of addresses, since they have too many sizes. If nothing else is left, warm_ and cold_ become ranges too.
   std::unordered_map<size_t, std::vector<size_t>> warm_;
   std::unordered_map<size_t, std::vector<size_t>> cold_;
   FreeRanges free_;

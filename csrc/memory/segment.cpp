@@ -19,9 +19,9 @@ namespace {
 constexpr unsigned kNeverExecutable = 8;  // MFD_NOEXEC_SEAL, which older headers lack
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-// None, with the reason in *refused, where the system allows no memfd: an old kernel, or a sandbox.
+// Empty, with the reason in *refused, if the system allows no memfd: an old kernel, or a sandbox.
 FileDescriptor make_memfd(size_t bytes, std::string* refused) {
-  // No program can be run from it, where the kernel knows that flag (Linux 6.3); others call it an invalid argument.
+  // No program can be run from it, if the kernel knows the flag (Linux 6.3); older kernels return EINVAL.
   FileDescriptor fd(memfd_create("mykv", MFD_CLOEXEC | MFD_ALLOW_SEALING | kNeverExecutable));
   if (!fd && errno == EINVAL) fd = FileDescriptor(memfd_create("mykv", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd && errno != EMFILE && errno != ENFILE && errno != ENOMEM) {
@@ -32,15 +32,15 @@ FileDescriptor make_memfd(size_t bytes, std::string* refused) {
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw system_error("mykv cannot size its shared memory segment (ftruncate)");
   }
-  // Whoever has a descriptor could cut it off under those who have it mapped (SIGBUS). And what mode it has counts
-  // where somebody finds it in /proc.
+  // Without seals, a process with the descriptor could truncate it while others have it mapped (SIGBUS). The mode
+  // protects it from processes that find it in /proc.
   if (fchmod(fd.get(), S_IRUSR | S_IWUSR) != 0 || fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) {
     throw system_error("mykv cannot seal its shared memory segment");
   }
   return fd;
 }
 
-// Of the process, which has segments for several groups.
+// One watch for the whole process, which has segments for several groups.
 void require_headroom(size_t bytes) {
   static std::mutex mutex;
   static HeadroomWatch watch;
@@ -48,8 +48,8 @@ void require_headroom(size_t bytes) {
   watch.require(bytes);
 }
 
-// Ranks take memory one after the other: two that have seen the same free memory would both take it. The lock is
-// fcntl's, which belongs to a process and ends with it; a rank that is stopped while it has it keeps nobody for long.
+// Ranks take memory one after the other: two ranks that have seen the same free memory would both take it. It is an
+// fcntl lock, which ends with its process; other ranks stop trying after kTries if its holder is stopped.
 class Turn {
  public:
   explicit Turn(int fd) : guard_(of_threads()), fd_(fd) {
@@ -137,14 +137,14 @@ Segment::~Segment() {
 }
 
 void Segment::commit(size_t offset, size_t bytes) const {
-  if (!fd_) return;  // private pages are taken when they are touched
+  if (!fd_) return;  // private memory is committed when it is touched
   const Turn turn(fd_.get());
   require_headroom(bytes);
   int failed;
   do {
     failed = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   } while (failed != 0 && errno == EINTR);
-  // Where the kernel does not know fallocate for memfd, pages are taken when they are touched.
+  // If the kernel has no fallocate for memfd, memory is committed when it is touched.
   if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory (fallocate)");
   }
@@ -155,7 +155,7 @@ void Segment::discard(size_t offset, size_t bytes) const {
     (void)madvise(base_ + offset, bytes, MADV_DONTNEED);
     return;
   }
-  // Failing only means that the memory stays taken until the segment goes.
+  // If this fails, the memory stays committed until the segment is gone; no error.
   (void)fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                   static_cast<off_t>(bytes));
 }

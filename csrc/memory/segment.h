@@ -1,5 +1,5 @@
-// One shared memory segment per host. It is an anonymous memfd, so it has no name in any file system, is not
-// bounded by the size of /dev/shm, and vanishes with the last process that maps it, however that one ends.
+// One shared memory segment per host. It is an anonymous memfd, so it has no name in any file system, is not limited by
+// the size of /dev/shm, and vanishes with the last process that maps it, however that process ends.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ class Segment {
  public:
   Segment() = default;
   // Makes a segment of `bytes` of address space; memory is taken only where it is touched or committed.
-  // Where the system allows no segment that can be shared, it is memory of this process, and *refused says why.
+  // If the system allows no shared segment, it is private memory of this process, and *refused says why.
   static Segment create(size_t bytes, std::string* refused);
-  // Maps the segment behind a descriptor that another process handed over. Throws Error unless it is one of so many
-  // bytes that nobody can make shorter.
+  // Maps the segment of a descriptor that another process handed over. Throws Error unless the segment has `bytes`
+  // bytes and is sealed against shrinking.
   static Segment map(FileDescriptor fd, size_t bytes);
   // The same mapping for another rank that is a thread of this process; the other segment must outlive it.
   static Segment borrow(const Segment& other);
@@ -32,11 +32,11 @@ class Segment {
   size_t bytes() const { return bytes_; }
   int fd() const { return fd_.get(); }
 
-  // Takes memory for [offset, offset + bytes) now, so that too little of it is an error here and no SIGBUS later.
+  // Takes memory for [offset, offset + bytes) now, so that a lack of memory is an Error here, not a SIGBUS later.
   void commit(size_t offset, size_t bytes) const;
-  // Gives the memory of whole pages back; they read as zeros afterwards.
+  // Gives the memory of whole pages back to the system; the pages read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
-  // Never unmaps: somebody may still write to it.
+  // Never unmaps the segment: MPI, a GPU or another thread may still write to it.
   void keep_forever() { owned_ = false; }
 
  private:

@@ -49,8 +49,8 @@ Handle Api::retain(Handle array) const {
 void Api::release(Handle array) const { free_(array); }
 
 void* Api::data(Handle array) const {
-  // MXNDArrayGetData itself would wait for the engine when the array lies in oneDNN's blocked layout, and an engine
-  // thread that waits for the engine hangs. So the layout is changed first.
+  // If the array lies in oneDNN's blocked layout, MXNDArrayGetData would wait for the engine: a deadlock in an engine
+  // thread. So the layout is changed first.
   void* chunk = const_cast<void*>(storage(array));
   if (is_blocked_ != nullptr && reorder_ != nullptr && is_blocked_(chunk)) reorder_(chunk);
   void* data = nullptr;

@@ -1,6 +1,6 @@
-// The few functions of MXNet's C API that the bridge calls, found at run time in the library that Python has loaded,
-// so that one binary serves every release and building needs no MXNet. Signatures are declared here as the releases
-// 1.9 and 2.0 have them (include/mxnet/c_api.h there).
+// The functions of MXNet's C API that the bridge calls, found at run time in the library that Python has loaded. So one
+// binary serves every release, and building needs no MXNet. Signatures are declared here as in the releases 1.9 and 2.0
+// (include/mxnet/c_api.h).
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@ struct Context {
 };
 constexpr int kCpu = 1, kGpu = 2, kCpuPinned = 3, kCpuShared = 5;
 
-// FnProperty. Completion is told by a callback in every case.
+// FnProperty. In every case the operation signals completion by a callback.
 constexpr int kAsync = 4;           // run where it becomes ready, also in the thread that pushes
 constexpr int kCpuPrioritized = 3;  // run by a worker for the CPU
 
-// What an asynchronous operation gets to tell the engine with (Engine::CallbackOnComplete and CallbackOnStart).
+// The callback by which an asynchronous operation reports to the engine (Engine::CallbackOnComplete, CallbackOnStart).
 struct EngineCallback {
   void (*call)(void* engine, void* parameter, const void* error);
   void* engine;
   void* parameter;
 };
 
-// The beginning of what an operation gets to run in (RunContext): in both releases the device, and an mshadow::Stream
-// of it, which on a GPU begins with the CUDA stream.
+// The first members of RunContext, which an operation gets: in both releases the device, and its mshadow::Stream, which
+// on a GPU begins with the CUDA stream.
 struct RunContext {
   Context context;
   void* stream;  // may be null
@@ -37,14 +37,14 @@ struct RunContext {
 
 class Api {
  public:
-  // `library`: the handle of dlopen; `major`: MXNet's major version. Throws Error when a symbol is missing.
+  // `library`: the handle of dlopen; `major`: MXNet's major version. Throws Error if a symbol is missing.
   Api(void* library, int major);
 
-  // A handle of its own for the same array, alive until release().
+  // A new handle for the same array, valid until release().
   Handle retain(Handle array) const;
   void release(Handle array) const;
-  // The memory, in default layout; call it only inside an operation that the engine ordered.
-  // The operation must have the array among those that it writes: its layout may change.
+  // The memory, in default layout. Call it only inside an engine operation that writes the array: its layout may
+  // change.
   void* data(Handle array) const;
   // Arrays with the same storage (views of one array) have the same value here.
   const void* storage(Handle array) const { return *static_cast<void* const*>(array); }
@@ -52,7 +52,7 @@ class Api {
   int dtype(Handle array) const;
   int storage_type(Handle array) const;  // 0: dense
   Context context(Handle array) const;
-  // Throws Error where it is not known yet.
+  // Throws Error if the shape is not known yet.
   std::vector<size_t> shape(Handle array) const;
 
   int major() const { return major_; }

@@ -16,17 +16,17 @@ namespace mykv::mxnet {
 
 namespace {
 
-// In what Runtime::lose() is told; the name of the exception in Python.
+// Part of the reason given to Runtime::lose(): the name of the exception in Python.
 constexpr const char* kLostMark = "WorkersLost: ";
 constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
 
-// The engine copies the error it is given as a dmlc::Error, which is a std::runtime_error and nothing more.
+// The engine copies an error as a dmlc::Error, which adds nothing to std::runtime_error.
 class EngineError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The engine hangs on an operation that names one storage twice: each is named once, and as written even where it is
+// An operation that names a storage twice deadlocks the engine, so each storage is named once; as written even if it is
 // only read, since its layout may have to change.
 class Storages {
  public:
@@ -63,10 +63,11 @@ class PreparedOperation {
   const Request request;
 
  private:
-  HeldArrays kept_;  // only ordered by the engine, not looked into
+  HeldArrays kept_;  // only for the engine's order; their data is not used
 };
 
-// One pushed operation. The engine has a std::shared_ptr to it, until its last use of it, which runs the deleter.
+// One pushed operation. The engine has a pointer to a std::shared_ptr to it; after its last use the engine runs the
+// deleter.
 struct Pushed {
   Pushed(const Api& a, std::shared_ptr<Runtime> r) : api(a), runtime(std::move(r)) {}
   Pushed(const Pushed&) = delete;
@@ -85,15 +86,15 @@ struct Pushed {
   std::shared_ptr<Runtime> runtime;
   Call call;                                          // its arrays are retained
   std::shared_ptr<const PreparedOperation> in_place;  // instead of the call's arrays
-  std::atomic<bool> taken{false};                     // by who posts its requests, as work or as refusals
-  std::shared_ptr<std::string> failure;               // of a blocking engine's operation: where its error goes
+  std::atomic<bool> taken{false};                     // its requests are posted, as work or as refusals
+  std::shared_ptr<std::string> failure;               // with a blocking engine: receives the operation's error
 };
 
 namespace {
 
-// The engine notes errors in a vector that it changes without a lock (ThreadedEngine::global_exception_refs_): two
-// operations that end with errors at the same time, on two threads, would destroy the heap. Recursive, since with the
-// operation goes what it has kept. A fork may come while another thread has it.
+// The engine stores errors in a vector without a lock (ThreadedEngine::global_exception_refs_), so two operations that
+// fail at the same time on two threads would corrupt the heap. Recursive, since ending an operation destroys objects
+// that it kept alive. Made anew in a fork, since another thread may have held it.
 std::recursive_mutex& failing() {
   static auto& mutex = *new std::recursive_mutex;
   static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&failing()) std::recursive_mutex; });
@@ -115,7 +116,7 @@ void complete(const EngineCallback& callback, const std::string* error) {
     callback.call(callback.engine, callback.parameter, nullptr);
     return;
   }
-  // MXNet makes an error that begins with the name of a class, which Python has registered, one of that class.
+  // If an error begins with the name of a class that Python has registered, MXNet raises an exception of that class.
   const bool lost = error->find(kLostMark) != std::string::npos;
   fail(callback, (lost ? std::string(kLostMark) + "mykv: " : "mykv: ") + *error);
 }
@@ -142,7 +143,7 @@ class CompletionCounter {
   std::function<void(const std::string*)> done_;
 };
 
-// What is left of a chain of requests: the next one is posted when the one before has succeeded everywhere.
+// Posts the rest of a chain of requests: each request when the previous one has succeeded on all ranks.
 void post_chain(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, size_t next,
                 const std::function<void(const std::string*)>& done) {
   Request request = std::move(requests[next]);
@@ -174,9 +175,9 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
   }
 }
 
-// Gives a request on GPUs what it must wait for: whatever is in the stream that the engine runs it in. Without a stream
-// everything has happened already (see hand_to_engine). `devices` was made before the request's memory was known: a
-// request in pieces has one device for all of them.
+// Gives a request on GPUs the events that it must wait for: the work in the stream of the engine's run context. Without
+// a stream all work has happened already (see hand_to_engine). `devices` was made before the request's memory was
+// known: a request in pieces has one device for all pieces.
 void place_on_gpu(const RunContext* context, Request* request) {
   auto devices = std::make_shared<DeviceMemory>(*request->devices);
   if (request->scattered) {
@@ -209,7 +210,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
     for (Request& request : requests) {
       if (!request.devices) continue;
       place_on_gpu(context, &request);
-      // The engine lets go of the arrays when the operation is done, and a GPU that has failed may still write to them.
+      // The engine releases the arrays when the operation is done, but a GPU that has failed may still write to them.
       if (!request.owner) request.owner = std::make_shared<HeldArrays>(pushed->api, arrays_of(pushed->call));
     }
   } catch (const std::exception& error) {
@@ -235,7 +236,7 @@ void make_room(void*, void* on_complete, void*) {
 
 void do_nothing(void*, void* on_complete, void*) { complete(*static_cast<EngineCallback*>(on_complete), nullptr); }
 
-// As MXNet 2.0 calls it, which is to be told of the start too.
+// The form for MXNet 2.0, whose engine must also be told of the start.
 template <void (*function)(void*, void*, void*)>
 void start_and_run(void* context, void* on_start, void* on_complete, void* parameter) {
   const auto* start = static_cast<EngineCallback*>(on_start);
@@ -248,7 +249,8 @@ void* for_engine_of(const Api& api) {
   return api.major() == 1 ? reinterpret_cast<void*>(function) : reinterpret_cast<void*>(&start_and_run<function>);
 }
 
-// An operation that the engine does not call; the other ranks must hear of it. False where the engine has called it.
+// Posts refusals for an operation that the engine does not call, so that the other ranks hear of it. False if the
+// engine has called it.
 bool refuse(Pushed& pushed, const char* reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
@@ -293,7 +295,7 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) storages.add(array);
   }
-  // Only now, when nothing can fail any more, since whoever fails must not release what was not retained.
+  // Only now, when nothing can fail any more: after a failure, arrays that were not retained must not be released.
   for (std::vector<Handle>* arrays : {&call.outputs, &call.inputs}) {
     for (Handle& array : *arrays) array = api_.retain(array);
   }
@@ -325,9 +327,9 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     request.ticket = pushed->runtime->take_ticket();
   }
   const std::string shown = "mykv " + name;
-  // On GPUs too it is an operation for the CPU to the engine. Only so MXNet 2.0 waits, where its engine goes on before
-  // kernels have run ("Async"), until they have; in the thread that pushes it would not. And an operation for a GPU
-  // ends with a wait for all of a stream there, in our thread.
+  // Also with arrays on GPUs the engine gets a CPU operation. Only for CPU operations does MXNet 2.0, whose engine goes
+  // on before kernels have run ("Async"), wait for the kernels; in the thread that pushes it would not. And a GPU
+  // operation ends with a wait for a whole stream, in our thread.
   Context context{kCpu, 0};
   const std::vector<Request>& requests = pushed->call.requests;
   const bool on_gpu =
@@ -337,8 +339,8 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     api_.push(for_engine_of<run_pushed>(api_), new std::shared_ptr<Pushed>(pushed), &discard, &context, nullptr, 0,
               written.data(), static_cast<int>(written.size()), property, priority, shown.c_str());
   } catch (const Error& error) {
-    // The turn is taken, so the others wait for this rank. Whether the engine has run the deleter, or will, is unknown:
-    // the pointer that it was given stays, and only what it points to is emptied.
+    // The turn is taken, so the other ranks wait for this rank. Whether the engine has run the deleter, or will, is
+    // unknown: so the pointer that it was given stays valid, and only the object behind it is emptied.
     if (refuse(*pushed, kNotTaken)) pushed->release();
     throw FailedOperation("mykv: " + std::string(kNotTaken) + ": " + error.what());
   }

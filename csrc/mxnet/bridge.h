@@ -1,5 +1,5 @@
-// Requests as operations of MXNet's engine: it calls one when every array is ready, and what reads the outputs waits
-// for it as for any operator.
+// Requests as operations of MXNet's engine. The engine calls an operation when all its arrays are ready, and readers of
+// its outputs wait for it as for any operator.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ namespace mykv::mxnet {
 // What one operation of the engine does.
 struct Call {
   std::vector<Request> requests;  // complete but for the memory and the turn
-  // One after the other, each only when the one before it has succeeded; otherwise all at the same time.
+  // True: one request after the other, each only if the previous request succeeded. False: all at the same time.
   bool chained = false;
-  // Not empty: the name of the operation whose turn this one has, in place of the next turn under its own.
+  // Not empty: takes the last turn under this name, instead of the next turn under its own name.
   std::string turn_of;
   std::vector<Handle> inputs;  // an array may be in both
   std::vector<Handle> outputs;
@@ -26,10 +26,10 @@ struct Call {
   std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)> place;
 };
 
-// What has been put into the stream of a run context; nothing where it has none.
+// Events for the work in the stream of a run context; empty if the context has no stream.
 std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context);
 
-// Arrays that stay alive, each storage once: the engine hangs on an operation that names one storage twice.
+// Keeps arrays alive, each storage once: an operation that names a storage twice deadlocks the engine.
 class HeldArrays {
  public:
   HeldArrays(const Api& api, const std::vector<Handle>& arrays);
@@ -44,28 +44,28 @@ class HeldArrays {
 };
 
 struct Pushed;
-class PreparedOperation;  // what stays the same between the operations on one bucket
+class PreparedOperation;  // what does not change between the operations on a bucket
 
 class Bridge {
  public:
-  // `blocking`: the engine runs each operation inside the push (NaiveEngine). It loses the errors of operations, so
-  // that push() itself must throw them.
+  // `blocking`: the engine runs each operation inside the push (NaiveEngine). Such an engine loses the errors of
+  // operations, so push() throws them.
   Bridge(Api api, bool blocking) : api_(api), blocking_(blocking) {}
   const Api& api() const { return api_; }
 
-  // One operation of the engine. It takes the next turn under `name`.
+  // Pushes one engine operation. It takes the next turn under `name`, or the turn of call.turn_of.
   void push(const std::shared_ptr<Runtime>& runtime, const std::string& name, int priority, Call call) const;
 
-  // A request in place, as often as it is pushed; `arrays` are those that lie in its memory.
+  // A request in place that can be pushed many times. `arrays`: the arrays that lie in its memory.
   std::shared_ptr<const PreparedOperation> prepare(Request request, const std::vector<Handle>& arrays) const;
-  // `label`: begins what must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it
-  // takes; empty: the next turn under its own name.
+  // `label`: text that must be the same on all ranks, in this push only. `turn_of`: the name whose last turn it takes;
+  // empty: the next turn under its own name.
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
             const std::string& label, const std::string& turn_of) const;
-  // An operation that does nothing but write the arrays: whoever reads one of them waits for all that was pushed on
-  // any.
+  // An operation without effect that writes the arrays: a reader of any of them waits for all operations that were
+  // pushed on any of them.
   void push_fence(const HeldArrays& arrays) const;
-  // An operation on an array that only fails.
+  // An operation on an array that always fails.
   void push_failing(Handle array) const;
 
  private:
@@ -79,7 +79,7 @@ class Bridge {
 // How many operations of this process have failed.
 uint64_t failed_operations();
 
-// What went wrong with an operation that a blocking engine has run.
+// The error of an operation that a blocking engine has run.
 class FailedOperation : public Error {
  public:
   using Error::Error;

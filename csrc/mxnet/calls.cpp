@@ -42,7 +42,7 @@ class Devices {
  public:
   void read(const Description& array) { add(array, &memory_.inputs); }
   void written(const Description& array) { add(array, &memory_.outputs); }
-  // A request that is gathered and scattered: all of it is on one GPU.
+  // For a scattered request, whose memory must all lie on one device.
   void all_on(const Description& array) {
     if (any_ && memory_.inputs[0] != array.gpu) throw Error("the arrays of one call are on different devices");
     if (any_) return;
@@ -50,7 +50,7 @@ class Devices {
     written(array);
   }
 
-  // Null where they are in host memory.
+  // Null if the arrays are in host memory.
   std::shared_ptr<const DeviceMemory> memory() const {
     return any_ && on_gpu_ ? std::make_shared<const DeviceMemory>(memory_) : nullptr;
   }
@@ -74,7 +74,7 @@ const Description& require_same(const Description& a, const Description& b) {
   throw Error("the arrays of one call differ: " + a.text() + " and " + b.text());
 }
 
-// An input and an output whose rows are moved: alike but for their number.
+// An input and an output whose rows are moved: they differ only in the number of rows.
 Description describe_rows(const Api& api, Handle input, Handle output, size_t input_rows, size_t output_rows,
                           Devices* devices) {
   const Description in = describe(api, input), out = describe(api, output);
@@ -114,7 +114,7 @@ void push(const Common& common, Call call) {
 
 size_t sum(const std::vector<size_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), size_t{0}); }
 
-// A shard of so many rows for each rank.
+// A shard of rows[r] rows for each rank r.
 std::shared_ptr<const std::vector<Shard>> shards_of_rows(const std::vector<size_t>& rows, size_t row_elements) {
   auto shards = std::make_shared<std::vector<Shard>>();
   size_t begin = 0;
@@ -125,7 +125,7 @@ std::shared_ptr<const std::vector<Shard>> shards_of_rows(const std::vector<size_
   return shards;
 }
 
-// Arrays of one dtype as one operation, in which they lie one after the other, and its division.
+// Arrays of one dtype as one operation, in which they follow each other, and its division into shards.
 struct Shards {
   Shards(const Common& common, const std::vector<Handle>& arrays, const std::vector<ArrayShard>& division);
   DType dtype = DType::float32;
@@ -166,8 +166,8 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
   shards = std::move(made);
 }
 
-// One broadcast from each rank that has something to send, all at the same time. rows[s]: what rank s sends;
-// take[s], skip[s]: of that, how many rows this rank keeps, and how many lie before them.
+// One broadcast from each rank that has something to send, all at the same time. rows[s]: rows that rank s sends;
+// take[s]: rows of them that this rank keeps; skip[s]: rows that lie before the kept rows.
 void push_broadcasts(const Common& common, Handle input, Handle output, const Devices& devices, size_t row_elements,
                      const std::vector<size_t>& rows, const std::vector<size_t>& take,
                      const std::vector<size_t>& skip) {
@@ -210,8 +210,8 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
   push(common, std::move(call));
 }
 
-// NCCL sends from each rank to each in one operation. The ranks have agreed on where their arrays lie, and NCCL serves
-// all of them or none, so they choose alike.
+// Whether the exchange goes as one NCCL operation from each rank to each rank. All ranks choose alike: they have agreed
+// on where their arrays lie, and NCCL serves all ranks or none.
 bool goes_as_one(const Common& common, const Devices& devices) {
   const std::shared_ptr<const DeviceMemory> memory = devices.memory();
   Operation operation = common.operation;
@@ -219,7 +219,7 @@ bool goes_as_one(const Common& common, const Devices& devices) {
   return memory && common.runtime->gpus().road_of(operation, *memory, true) == Road::nccl;
 }
 
-// rows[s][r]: from rank s to rank r; what a rank sends is a shard for each receiver.
+// rows[s][r]: rows from rank s to rank r. Each pair of sender and receiver is a shard.
 void push_exchange(const Common& common, Handle input, Handle output, const Devices& devices, size_t row_elements,
                    const std::vector<std::vector<size_t>>& rows) {
   const auto me = static_cast<size_t>(common.runtime->world().rank());
@@ -290,7 +290,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
   operation.set_arrays(first.dtype, first.count());
   Call call;
   call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape), devices));
-  // Only the root's value travels; elsewhere it was looked at and is left alone.
+  // Only the root's value travels; other ranks only check the shape and dtype of their input.
   if (sends) call.inputs = {input};
   call.outputs = outputs;
   call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
@@ -304,7 +304,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   if (inputs.empty()) throw Error("no array was given");
   if (inputs.size() != outputs.size()) throw Error("a group needs as many outputs as inputs");
   const Api& api = common.bridge.api();
-  // For each dtype and device, the arrays of that type one after the other.
+  // For each dtype and device, a request in which the arrays of that dtype follow each other.
   struct Part {
     DType dtype;
     int gpu;
@@ -339,7 +339,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     operation.set_arrays(part.dtype, part.count);
     std::string name =
         call.requests.empty() ? common.name : std::string("the ") + dtype_name(part.dtype) + " of " + common.name;
-    // Another rank has other devices, but in the same order.
+    // Other ranks may have other device numbers, so the name has the position of the device, not its number.
     const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
     if (place > 0) name += ", device " + std::to_string(place + 1);
     call.requests.push_back(request_for(common, name, operation, text, part.devices, nullptr, true));

@@ -1,6 +1,6 @@
-// The collective operations on MXNet's arrays, as requests for the core. Each function pushes one operation of the
-// engine, which takes this rank's next turn under `name`, and throws Error when this rank can see that its arrays do
-// not fit; nothing was pushed then.
+// The collective operations on MXNet's arrays, as requests for the core. Each function pushes one engine operation,
+// which takes this rank's next turn under `name`. It throws Error, and pushes nothing, if this rank can see that its
+// arrays do not fit.
 #pragma once
 
 #include <memory>
@@ -12,8 +12,8 @@
 
 namespace mykv::mxnet {
 
-// What all of them need. `operation` is complete but for dtype and count, which come from the arrays; `label` is text
-// that must be equal on all ranks.
+// Arguments of all functions. `operation` is complete but for dtype and count, which come from the arrays; `label` is
+// text that must be equal on all ranks.
 struct Common {
   const Bridge& bridge;
   const std::shared_ptr<Runtime>& runtime;
@@ -22,13 +22,13 @@ struct Common {
   std::string label;
 };
 
-// outputs[k] = scale * the sum (or what the operator is) over all ranks and all inputs.
+// outputs[k] = scale * the sum (or other operator) over all ranks and all inputs.
 void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs);
 
-// The root's bits; on other ranks `input` counts with its shape and dtype only.
+// outputs[k] = the root's bits; on other ranks only the shape and dtype of `input` count.
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs);
 
-// outputs[i] = inputs[i] reduced over all ranks; one transfer for each dtype, one after the other.
+// outputs[i] = inputs[i] reduced over all ranks; one request for each dtype and device, one after the other.
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs);
 
 // Elements [begin, begin + count) of one of several arrays, and the rank that owns them.
@@ -39,22 +39,23 @@ struct ArrayShard {
   int root;
 };
 
-// Each element of the arrays, reduced over all ranks, goes to its owner alone: own[i] gets this rank's i-th shard.
-// `division`: all elements of the arrays, in their order; the same on all ranks. `next`: arrays that what comes after
-// it writes on any rank; they are not touched, but the operation waits for them, and if it fails they carry the error.
+// Each element of the arrays, reduced over all ranks, goes to its owner only: own[i] gets this rank's i-th shard.
+// `division`: all elements of the arrays, in their order; the same on all ranks. `next`: arrays that later operations
+// write on any rank; this operation does not touch them, but waits for them, and if it fails they carry the error.
 void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arrays,
                            const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
                            const std::vector<Handle>& next);
 
-// The arrays get on all ranks the bits that each element has on its owner. `turn_of`: as in Call. `fenced`: arrays that
-// may not be read before the operation has run; it does not touch them, and if it fails they carry the error.
+// On all ranks each element of the arrays gets the bits that it has on its owner. `turn_of`: as in Call. `fenced`:
+// arrays that may not be read before the operation has run; it does not touch them, and if it fails they carry the
+// error.
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
                              const std::vector<ArrayShard>& division, const std::string& turn_of,
                              const std::vector<Handle>& fenced);
 
-// The three that follow suppose that the ranks have agreed on all arguments but the values.
+// The three functions that follow assume that the ranks have agreed on all arguments except the values.
 
-// rows[r]: first dimension of rank r's input. The output holds the inputs one after the other.
+// rows[r]: first dimension of rank r's input. The output holds the inputs in the order of ranks.
 void push_allgather(const Common& common, Handle input, Handle output, const std::vector<size_t>& rows);
 
 // rows[s][r]: how many rows rank s sends to rank r; inputs hold them in the order of r, outputs in the order of s.

@@ -1,4 +1,19 @@
-// What the ranks do together: the parts of a request that must be the same on all of them.
+// What the ranks do together: the fields of a request that must be the same on all ranks.
+//
+// How an operation is divided:
+//
+//   request  an operation and the memory of one rank for it. Per rank.
+//   part     at most RuntimeOptions::part_bytes of a request; in place: a whole shard or request; by NCCL: the whole
+//            request. Cut alike on all ranks. It has a Key, and one entry in the table of each host with a record per
+//            rank.
+//   slice    between hosts: the n-th of k pieces of a part; k: ranks of the smallest host. Slice n belongs to local
+//            rank n of each host.
+//   chunk    on one host: 256 KiB of a part, which any rank of the host may reduce (all of them its owner, if it has
+//            one). Between hosts: about 1 MiB of a slice; the share of each host in a chunk is one message.
+//   segment  the shared memory of a host, in which tables and slots lie. Per host; no level of the division.
+//
+// In the table (Entry::chunks) a chunk is what Transport::pieces() counts: between hosts the slices; by NCCL, and of a
+// large broadcast on one host, the ranks of the host.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +29,13 @@ namespace compress {
 class Compressor;
 }
 
-// alltoall goes by NCCL alone: shard i * size + j of the request goes from rank i to rank j.
+// Only NCCL has alltoall: shard i * size + j of the request goes from rank i to rank j.
 enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2, alltoall = 3 };
 
-// Where the shares of an operation lie, and how they meet.
+// Where the shares of an operation lie, and by what they are combined.
 enum class Road : uint8_t {
   host = 0,  // in the memory of the processes, through slots in the host's segment
-  staged,    // on GPUs, through such slots
+  staged,    // on GPUs, through slots in the host's segment
   nccl,      // on GPUs, by NCCL
   layered,   // on GPUs, by NCCL within each host, and through slots between hosts (layers.h)
 };
@@ -29,20 +44,20 @@ struct Operation {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
-  int32_t root = 0;       // broadcast: the rank whose bits everyone gets; reduce: the one that gets the result
+  int32_t root = 0;       // broadcast: the rank whose bits all ranks get; reduce: the rank that gets the result
   double scale = 1.0;     // allreduce, reduce: applied once to the reduced value
   size_t count = 0;       // elements
   int32_t priority = 0;   // higher runs first
   bool in_place = false;  // all shares lie in the segment already
   Road road = Road::host;
-  // Floating-point allreduce and reduce: the type in which values travel between hosts, where it is not dtype.
+  // Floating-point allreduce and reduce: the type in which values travel between hosts, if it differs from dtype.
   std::optional<DType> wire;
-  // Instead: what shortens the values between hosts, for arrays of at least so many bytes. The pointer counts in the
-  // process alone that has set it, and for as long as that lives.
+  // Alternative to `wire`: compresses the values between hosts, for arrays of at least `compress_from` bytes. The
+  // pointer is valid only in the process that has set it, and only while the compressor lives.
   const compress::Compressor* compressor = nullptr;
   size_t compress_from = 0;
 
-  // Sets what the arrays say; only float32 and float64 travel in another form.
+  // Sets what follows from the arrays. Only float32 and float64 can travel converted or compressed.
   void set_arrays(DType type, size_t elements) {
     dtype = type;
     count = elements;
@@ -55,7 +70,7 @@ struct Operation {
   size_t bytes() const { return count * item_size(dtype); }
 };
 
-// 128 bits that stand for (name, turn, part): what the ranks match operations by.
+// A hash of (name, turn, part), 128 bits, by which ranks match operations.
 struct Key {
   uint64_t high = 0;
   uint64_t low = 0;

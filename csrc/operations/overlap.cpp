@@ -34,9 +34,9 @@ std::vector<Memory> memory_of(const Request& request) {
 std::string overlap_in_part(const Request& request) {
   std::vector<Memory> memory = memory_of(request);
   std::sort(memory.begin(), memory.end(), [](const Memory& a, const Memory& b) { return a.begin < b.begin; });
-  // An alltoall's elements are other ones where they come from and where they go.
+  // An alltoall moves elements: memory with one index in input and output still holds different elements.
   const bool moves = request.operation.kind == Kind::alltoall;
-  std::vector<Memory> open;  // what may reach into the next one
+  std::vector<Memory> open;  // memory that may reach into the next array
   for (const Memory& one : memory) {
     open.erase(std::remove_if(open.begin(), open.end(), [&](const Memory& m) { return m.end <= one.begin; }),
                open.end());

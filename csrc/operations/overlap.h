@@ -1,4 +1,4 @@
-// Memory of a request that lies in other memory of it.
+// Checks whether arrays of a request overlap in memory.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace mykv {
 
-// Why a request's arrays cannot be read and written where they are, in any order of their elements: an output overlaps
-// an input, or another output, and the memory they have in common holds different elements of them. Empty: they can.
+// Why a request's arrays cannot be read and written in place, in any order of their elements: an output overlaps an
+// input or another output, and the shared memory holds different elements of the two arrays. Empty: no such overlap.
 std::string overlap_in_part(const Request& request);
 
 }  // namespace mykv

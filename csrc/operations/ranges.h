@@ -1,4 +1,4 @@
-// A range of an operation's elements, and what of it lies in each of several places.
+// A range of an operation's elements, and its overlaps with places: memory that holds some of the elements.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ struct Range {
   size_t count() const { return end - begin; }
 };
 
-// Calls use(place, common elements) for all places that share elements with the range.
+// Calls use(place, common elements) for each place that shares elements with the range.
 template <class Place, class Use>
 void for_overlaps(const std::vector<Place>& places, const Range& range, Use&& use) {
   auto place = std::partition_point(places.begin(), places.end(),
@@ -23,13 +23,13 @@ void for_overlaps(const std::vector<Place>& places, const Range& range, Use&& us
   }
 }
 
-// Where an element lies in a place that has it.
+// The address of an element in a place that holds it.
 template <class Place>
 char* address_in(const Place& place, size_t element, size_t width) {
   return static_cast<char*>(const_cast<void*>(static_cast<const void*>(place.data))) + (element - place.begin) * width;
 }
 
-// Where the whole of a range lies in one of the places, or null.
+// The address of the range if a single place holds all of it, or null.
 template <class Place>
 char* one_place(const std::vector<Place>& places, const Range& range, size_t width) {
   char* found = nullptr;

@@ -34,39 +34,39 @@ struct Shard {
 
 // Where the memory of a request on GPUs lies.
 struct DeviceMemory {
-  std::vector<int> inputs;   // the GPU of each input; where it is scattered, of each source
-  std::vector<int> outputs;  // of each output, or target
-  int device = -1;           // where there is neither: the GPU that takes part; -1: any of this rank's
-  // These must have happened before the memory is read or written. They order the request behind other streams.
+  std::vector<int> inputs;   // the GPU of each input; of a scattered request, of each source
+  std::vector<int> outputs;  // the GPU of each output or target
+  int device = -1;           // without inputs and outputs: the GPU that takes part; -1: any GPU of this rank
+  // Events that must have happened before the memory is read or written. They order the request behind other streams.
   std::vector<std::shared_ptr<const gpu::Event>> after;
 };
 
 struct Request {
-  std::string name;                      // what the ranks match by ...
-  uint64_t turn = 0;                     // ... and which call under that name this is
-  std::shared_ptr<const Ticket> ticket;  // null: as of the oldest
-  std::string signature;                 // must be the same text on all ranks; stands in messages
-  std::string refusal;                   // not empty: this rank cannot take part, and why
+  std::string name;                      // ranks match requests by name ...
+  uint64_t turn = 0;                     // ... and turn: the number of the call under that name
+  std::shared_ptr<const Ticket> ticket;  // null: treated as the oldest request
+  std::string signature;                 // must be the same text on all ranks; shown in messages
+  std::string refusal;                   // not empty: why this rank cannot take part
   Operation operation;
-  // Not null: in place of operation.root each of these has a root. In their order they are all of the operation, so
-  // that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.
+  // Not null: each shard has a root of its own, which replaces operation.root. The shards are in order and cover the
+  // operation, so that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.
   std::shared_ptr<const std::vector<Shard>> shards;
-  // Replicas on this rank's devices. allreduce: all are summed. broadcast: only the first one, of the root, counts.
+  // Replicas on this rank's devices. allreduce: all inputs are summed. broadcast: only the root's first input is read.
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  // Instead of inputs and outputs: the share is gathered from several places, and the result scattered to several;
-  // neither need be all of it. Both are in the order of their elements. Of a reduce only the root's targets are
+  // Instead of inputs and outputs: the share is gathered from `sources`, and the result scattered to `targets`. Neither
+  // needs to cover all elements. Both are in the order of their elements. Of a reduce only the root's targets are
   // written, of a broadcast only the root's sources read.
   bool scattered = false;
   std::vector<Source> sources;
   std::vector<Target> targets;
-  // Instead of all these: the share lies in the host's segment already, at this offset, and becomes the
-  // result.
+  // Instead of inputs, outputs, sources and targets: the share lies in the host's segment already, at this offset. The
+  // result replaces it.
   std::optional<uint64_t> in_place;
-  // Not null: all of inputs, outputs, sources and targets are addresses on GPUs; operation.road says how they meet.
+  // Not null: inputs, outputs, sources and targets are addresses on GPUs; operation.road says how they are combined.
   std::shared_ptr<const DeviceMemory> devices;
-  std::shared_ptr<const void> owner;  // keeps the memory, until done was called
-  // Called once, from any thread, when outputs hold the result or with the sentence that says why they do not.
+  std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
+  // Called once, from any thread: with null when outputs hold the result, otherwise with the error message.
   std::function<void(const std::string* error)> done;
 };
 

@@ -29,7 +29,7 @@ std::string shards_text(const std::vector<Shard>& shards) {
 }
 
 const std::string kOnGpu = " on GPU";
-constexpr char kAfterLabel = '\x1f';  // then comes what the core knows of the operation
+constexpr char kAfterLabel = '\x1f';  // between the label and the core's own description of the operation
 
 std::vector<std::string> options_of(const std::string& label) {
   std::vector<std::string> options(1);
@@ -49,14 +49,14 @@ std::string joined(const std::vector<std::string>& options) {
   return text;
 }
 
-// Of a signature with a label, what it says of the arrays: ' of float32 (3, 4)'.
+// What a signature with a label says about the arrays: ' of float32 (3, 4)'.
 std::string arrays_of(const std::string& signature) {
   const size_t division = signature.find("(division ");
   const size_t of = signature.find(" of ", division == std::string::npos ? signature.find(kAfterLabel) : division);
   return of == std::string::npos ? "" : signature.substr(of);
 }
 
-// Of two texts that differ in where the arrays lie, the one that does not say it says so.
+// If only one of the two texts says " on GPU", adds " on CPU" to the other text.
 void tell_places(std::string* one, std::string* other) {
   const bool on_gpu = one->find(kOnGpu) != std::string::npos, other_on_gpu = other->find(kOnGpu) != std::string::npos;
   if (on_gpu == other_on_gpu) return;
@@ -66,7 +66,7 @@ void tell_places(std::string* one, std::string* other) {
   text.insert(at, " on CPU");
 }
 
-// The options that the others lack; all of them where that is none.
+// The options that `others` lacks; all options if it lacks none.
 std::vector<std::string> differing(const std::vector<std::string>& options, const std::vector<std::string>& others) {
   std::vector<std::string> kept;
   std::copy_if(options.begin(), options.end(), std::back_inserter(kept), [&](const std::string& option) {

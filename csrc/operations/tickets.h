@@ -1,5 +1,5 @@
-// The order in which a rank's operations were asked for, and how far those that have not ended reach. They begin in
-// another order: an engine runs first what waits for no other, and priorities count.
+// The order in which a rank's operations were asked for, and the oldest operation that has not ended. Operations begin
+// in another order: MXNet's engine runs what is ready first, and priorities count.
 #pragma once
 
 #include <unistd.h>
@@ -14,7 +14,7 @@ namespace mykv {
 
 class Tickets;
 
-// Of one operation, which has ended when it is destroyed.
+// The place of one operation in that order. The operation has ended when its ticket is destroyed.
 class Ticket {
  public:
   Ticket(std::shared_ptr<Tickets> tickets, uint64_t number);
@@ -23,7 +23,7 @@ class Ticket {
   Ticket& operator=(const Ticket&) = delete;
 
   uint64_t number() const { return number_; }
-  // Whether it is the oldest that has not ended, or among the `window` that begin with that.
+  // Whether this ticket is the oldest that has not ended, or one of the `window` tickets from the oldest on.
   bool within(uint64_t window) const;
 
  private:
@@ -31,11 +31,11 @@ class Ticket {
   const uint64_t number_;
 };
 
-// Any thread.
+// Thread-safe.
 class Tickets : public std::enable_shared_from_this<Tickets> {
  public:
   std::shared_ptr<const Ticket> take();
-  // The number of the oldest that has not ended, or of the next one to be taken.
+  // The number of the oldest ticket that has not ended; without one, the number of the next ticket.
   uint64_t oldest() const { return oldest_.load(std::memory_order_relaxed); }
 
  private:

@@ -1,4 +1,4 @@
-// What Python says in numbers and texts, as the core's types. Wrong values are a ValueError.
+// Converts numbers and texts from Python to the core's types. Wrong values raise ValueError.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace mykv {
 
 using Handles = std::vector<uintptr_t>;  // NDArray.handle.value
 
-// (begin, count, owner) of all elements of a bucket, in their order: each is reduced to its owner alone. Empty: all get
-// all of it.
+// (begin, count, owner) shards that cover a bucket in order: each shard is reduced to its owner only. Empty: all ranks
+// get the whole bucket.
 using BucketShards = std::vector<std::tuple<size_t, size_t, int>>;
 
 DType dtype_named(const std::string& name);

@@ -9,7 +9,7 @@ namespace mykv {
 
 // The bridge of attach_mxnet(); never destroyed, since the engine may hold on to it at exit.
 void attach_bridge(std::unique_ptr<mxnet::Bridge> bridge);
-// Throws Error where there is none.
+// Throws Error before attach_bridge().
 const mxnet::Bridge& bridge();
 
 }  // namespace mykv

@@ -16,7 +16,7 @@ void require_running(const Buffer& buffer) {
   if (buffer.runtime()->left()) throw Error("the buffer is of a runtime that was shut down");
 }
 
-// The elements [begin, begin + count) of a GPU's memory, reduced where they lie.
+// A request that reduces the elements [begin, begin + count) of a GPU's memory in place.
 Request request_on_gpu(const std::string& name, const Runtime& runtime, const std::shared_ptr<gpu::Memory>& memory,
                        size_t begin, const std::string& layout, Operation operation, const BucketShards& division) {
   const size_t width = item_size(operation.dtype);

@@ -1,4 +1,4 @@
-// Buckets of gradients that are reduced where they lie, in every step by the same operation of MXNet's engine.
+// Buckets of gradients that are reduced in place, in every step by the same engine operation.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,9 @@ class PreparedBucket {
   std::shared_ptr<const mxnet::PreparedOperation> prepared_;
 };
 
-// Lets no array be read before all that was pushed on any of them has run, as often as it is pushed. MXNet clears an
-// error for all arrays that share it when one of them raises it; an operation that comes later would run then.
+// An operation that can be pushed many times: none of the arrays can be read before all operations that were pushed on
+// any of them have run. Needed since MXNet clears an error for all arrays that share it when one of them raises it; a
+// later operation would run then.
 class Fence {
  public:
   explicit Fence(const Handles& arrays);

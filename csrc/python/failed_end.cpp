@@ -25,7 +25,7 @@ void end_by_signal(int status, void*) {
   int finalized = 0;
   MPI_Finalized(&finalized);
   if (status == 0 || finalized || g_by_signal.load() != getpid()) return;
-  // Perhaps in the handler of a signal: nothing here may take a lock.
+  // This may run in a signal handler: it must not take a lock.
   char text[256];
   const int length = std::snprintf(
       text, sizeof text,
@@ -33,12 +33,12 @@ void end_by_signal(int status, void*) {
       "workers are told.\n",
       g_world_rank, status);
   if (write(STDERR_FILENO, text, static_cast<size_t>(length)) < 0) {
-    // Nobody is there to read it.
+    // stderr is closed.
   }
   kill(getpid(), SIGKILL);
 }
 
-// Called again when MXNet's engine is there, whose exit handler waits for its operations and would come first.
+// Called again when MXNet's engine exists: its exit handler waits for its operations and would otherwise run first.
 void end_failed_exits_by_signal(bool on) {
   static int hooks = 0;
   if (on && hooks < kMostHooks) {
@@ -48,8 +48,8 @@ void end_failed_exits_by_signal(bool on) {
   g_by_signal.store(on ? getpid() : 0);
 }
 
-// MXNet 1.9 makes exit(-1) of a segmentation fault: in the handler of the signal it runs all exit handlers, of which
-// that of its engine waits for ever where the main thread was waiting for the engine.
+// MXNet 1.9 turns a segmentation fault into exit(-1): its signal handler runs all exit handlers. The engine's exit
+// handler deadlocks if the main thread was waiting for the engine.
 bool drop_crash_handler_of(const std::string& library) {
   struct sigaction now{};
   if (sigaction(SIGSEGV, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0) return false;

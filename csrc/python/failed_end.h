@@ -1,4 +1,4 @@
-// How this process ends when it fails: by a signal, and at once, so that its launcher and the other workers hear of it.
+// How this process ends when it fails: at once and by a signal, so that its launcher and the other workers notice.
 #pragma once
 
 #include <pybind11/pybind11.h>

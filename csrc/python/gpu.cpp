@@ -13,7 +13,7 @@ namespace mykv {
 
 namespace {
 
-// Of one library: where it was found and its version, or why there is none.
+// Facts about a library: its path and version, or why there is none.
 template <class Api>
 py::dict facts(const Api* api, const std::string& problem) {
   py::dict result;

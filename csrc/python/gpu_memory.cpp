@@ -1,4 +1,4 @@
-// Operations on memory of GPUs, of whoever made it.
+// Operations on GPU memory, also of other libraries.
 #include <pybind11/stl.h>
 
 #include <tuple>
@@ -18,7 +18,7 @@ std::vector<Tuple> list_in(const py::dict& memory, const char* name) {
   return memory.contains(name) ? py::cast<std::vector<Tuple>>(memory[name]) : std::vector<Tuple>();
 }
 
-// Fills in the memory; the devices are in the order of Request::inputs or sources, and outputs or targets.
+// Fills in the request's memory. Devices are in the order of Request::inputs or sources, and outputs or targets.
 void take_memory(const py::dict& memory, Request* request) {
   auto devices = std::make_shared<DeviceMemory>();
   using Whole = std::tuple<uintptr_t, int>;
@@ -49,7 +49,7 @@ void take_memory(const py::dict& memory, Request* request) {
         devices->after.push_back(std::move(event));
     }
   } catch (const Error& error) {
-    request->refusal = error.what();  // the other ranks wait for this one
+    request->refusal = error.what();  // no throw: the other ranks wait for this rank
   }
   request->devices = std::move(devices);
 }

@@ -1,4 +1,4 @@
-// Ranks that work together, as Python sees them: the world of init(), or a process set. Each has a runtime of its own.
+// The world of init() or a process set, as Python sees it. Each group has a runtime of its own.
 #pragma once
 
 #include <mpi.h>
@@ -19,8 +19,8 @@ namespace mykv {
 class Group {
  public:
   Group(MPI_Comm comm, const RuntimeOptions& options);
-  // Leaves: whatever still holds the runtime afterwards (an engine operation, a buffer) may be the last to let it go on
-  // the runtime's own thread, which cannot wait for itself.
+  // Calls leave(): an engine operation or a buffer may release the last reference to the runtime on the runtime's own
+  // thread, which cannot join itself.
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
@@ -31,7 +31,7 @@ class Group {
   std::tuple<bool, bool, std::string> gpu_road() { return {gpus().any, gpus().nccl, gpus().reason}; }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
-  // Messages and bytes that this rank has sent to other hosts to agree on what to run, and has received.
+  // Messages and bytes that this rank has sent to other hosts, and received, for the agreement.
   std::vector<uint64_t> agreement_traffic();
 
   // Arrays of numpy.
@@ -42,13 +42,13 @@ class Group {
                                          const std::vector<pybind11::array>& outputs, int root, int priority,
                                          const std::string& label);
 
-  // Memory on GPUs, of whoever made it. kind: 'allreduce', 'broadcast', 'reduce' or 'alltoall' (by NCCL alone, see
+  // Memory on GPUs, also of other libraries. kind: 'allreduce', 'broadcast', 'reduce' or 'alltoall' (only by NCCL, see
   // Kind). `memory` has lists:
   //   inputs, outputs   (address, device) of whole arrays of this shape; or, in their place,
   //   sources, targets  (begin, count, address, device) of pieces, in the order of their elements
   //   shards            (begin, count, root), see Request::shards
-  //   streams           (stream, device): what was put into these before comes before this operation
-  // and the address of a context, as MXNet's engine gives it to operations, whose stream is one more of these.
+  //   streams           (stream, device): this operation waits for the work already in these streams
+  // and the address of a context, as MXNet's engine gives it to operations; its stream is treated in the same way.
   std::unique_ptr<Work> submit_on_gpu(const std::string& name, const std::string& kind, const std::string& dtype,
                                       const std::vector<size_t>& shape, const pybind11::dict& memory,
                                       const std::string& op, double scale, int root, int priority,
@@ -84,11 +84,11 @@ class Group {
   void push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division, int priority,
                                const std::string& label, const std::string& turn_of, const Handles& fenced);
 
-  // turn_of: the name of the operation whose turn this one has; empty: the next turn under its own name.
+  // turn_of: the name whose last turn it takes; empty: the next turn under its own name.
   void refuse(const std::string& name, const std::string& reason, const std::string& turn_of);
 
-  // (name, seconds, ranks that have not arrived, ranks that do not respond or whose hosts do not), ranks as messages
-  // call them, the longest wait first. Empty `name`: all operations.
+  // (name, seconds, ranks that have not arrived, ranks that do not respond or whose hosts do not), with the labels of
+  // the ranks, the longest wait first. Empty `name`: all operations.
   using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
@@ -96,7 +96,7 @@ class Group {
   void signal_under_lock(int number);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   size_t counted_names() { return runtime_->counted_names(); }
-  // Tells the other ranks that this one goes, and stops.
+  // Tells the other ranks that this rank leaves, and stops.
   void abandon(const std::string& reason);
 
  private:

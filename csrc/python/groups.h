@@ -11,17 +11,17 @@ namespace mykv {
 
 class Group;
 
-// The world of init(), or null. It stays, stopped, after abandon(), for engine operations that still come.
+// The world of init(), or null. After abandon() it stays, stopped, for engine operations that run later.
 std::shared_ptr<Group>& world_group();
 // The same; throws Error before init().
 std::shared_ptr<Group> require_world();
 
 // Makes all groups of this process leave.
 void leave_all(const std::string& reason);
-// A process has died: ends all operations of all groups of this process, which take no more.
+// A process has died: ends all operations of all groups of this process. The groups take no more operations.
 void lose_all(const std::string& reason);
 
-// A runtime is registered until it is destroyed, with those that it has for itself.
+// Registers a runtime, and the runtimes that it owns, until they are destroyed.
 void register_runtime(const std::shared_ptr<Runtime>& runtime);
 // Every runtime that may still run.
 std::vector<std::weak_ptr<Runtime>> runtimes();

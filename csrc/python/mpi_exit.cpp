@@ -15,11 +15,11 @@ namespace mykv {
 
 namespace {
 
-pid_t g_process = 0;    // the one that uses MPI
-int g_fork_status = 0;  // with which a fork of it exits
+pid_t g_process = 0;    // the process that uses MPI
+int g_fork_status = 0;  // exit status of a fork of that process
 
-// At the very end of Python, after the atexit handlers of the user and of MXNet. A forked child has MPI's memory, but
-// neither its threads nor its connections: MPI_Finalize would wait for them for ever.
+// Runs at the very end of Python, after the atexit handlers of the user and of MXNet. A forked child has MPI's memory,
+// but neither its threads nor its connections, so MPI_Finalize would hang there.
 void finalize_mpi() {
   if (getpid() != g_process) return;
   int initialized = 0, finalized = 0;
@@ -28,9 +28,9 @@ void finalize_mpi() {
   if (initialized && !finalized) MPI_Finalize();
 }
 
-// MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF (MPI 4.0, 11.2.4): the moment for the runtimes to go,
-// however the process came to end, since no thread may talk MPI after it. And for a fork to end, in which the user's
-// own mpi4py finalizes: Python is over by then.
+// MPI_Finalize begins by deleting the attributes of MPI_COMM_SELF (MPI 4.0, 11.2.4). The runtimes leave then, however
+// the process ends, since no thread may call MPI later. A fork in which the user's own mpi4py finalizes exits here:
+// Python has ended by then.
 int leave_at_finalize(MPI_Comm, int, void*, void*) {
   if (getpid() != g_process) {
     std::fflush(nullptr);

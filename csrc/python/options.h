@@ -7,7 +7,7 @@
 
 namespace mykv {
 
-// Throws ValueError where one of them has a name that the core does not know.
+// Throws ValueError if an option has an unknown name.
 RuntimeOptions options_from(const pybind11::dict& given);
 
 }  // namespace mykv

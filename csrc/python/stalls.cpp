@@ -22,11 +22,11 @@ struct Watching {
   std::mutex mutex;
   std::condition_variable ended;
   bool on = false;
-  std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // of the watching thread alone
+  std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // used by the watching thread only
 };
 Watching& g_watching = *new Watching;
 
-// Often enough for the shorter limit, and for a process that was stopped itself to be noticed.
+// Often enough for the shorter limit, and to notice that this process itself was stopped.
 std::chrono::duration<double> look_every(const StallLimits& limits) {
   double seconds = 1;
   for (double limit : {limits.warn_seconds, limits.abort_seconds}) {
@@ -61,7 +61,7 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
   while (g_watching.on) {
     const auto before = std::chrono::steady_clock::now();
     if (g_watching.ended.wait_for(lock, interval, [] { return !g_watching.on; })) break;
-    // This process was stopped, maybe all were: give them time for a step.
+    // This process was stopped, and maybe other processes too: gives them time for a step.
     if (std::chrono::steady_clock::now() - before > 2 * interval + std::chrono::milliseconds(500)) continue;
     lock.unlock();
     std::vector<std::pair<bool, std::string>> reports = look_at_all(limits);

@@ -8,9 +8,8 @@
 
 namespace mykv {
 
-// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each. None after
-// end_stall_watch(), or where both limits are 0. For one thread of Python, which has no business with the GIL
-// meanwhile.
+// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each report. None after
+// end_stall_watch(), or if both limits are 0. For one thread of Python, which must not hold the GIL.
 std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds);
 void begin_stall_watch();
 void end_stall_watch();

@@ -19,7 +19,7 @@ class Work {
   explicit Work(std::vector<pybind11::array> kept) : kept_(std::move(kept)) {}
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
-  // Waits: the buffers are the core's until the end.
+  // Waits until the request has ended, since the core uses the buffers until then.
   ~Work();
 
   struct State {
@@ -32,7 +32,7 @@ class Work {
   };
   std::shared_ptr<State> state() const { return state_; }
 
-  // True when done, false when `timeout` seconds (endless if negative) are over; throws Error when it failed.
+  // True when the request is done, false after `timeout` seconds (negative: no limit); throws Error if it failed.
   bool wait(double timeout);
   bool done() const;
 

@@ -7,14 +7,14 @@
 namespace mykv {
 
 Buffer::~Buffer() {
-  // A forked child has the same segment: giving memory back would take it from its parent.
+  // A forked child shares the segment: releasing memory in the child would take it from its parent.
   if (!runtime_->forked()) runtime_->region_.release_reserved(offset_, bytes_);
 }
 
 char* Buffer::data() const { return runtime_->world_.segment().base() + offset_; }
 
 void Buffer::commit(size_t bytes) {
-  constexpr size_t kStep = size_t{64} << 10;  // fewer calls when a bucket fills up one small array at a time
+  constexpr size_t kStep = size_t{64} << 10;  // fewer calls when small arrays fill a bucket one at a time
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes <= committed_) return;
   const size_t to = std::max(bytes, std::min(bytes_, (bytes + kStep - 1) / kStep * kStep));

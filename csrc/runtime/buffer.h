@@ -1,4 +1,4 @@
-// Memory in the host's segment that belongs to one rank and outlives single operations: what requests in place work on.
+// Memory in the host's segment for requests in place. It belongs to one rank and outlives single operations.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace mykv {
 
 class Runtime;
 
-// Memory in the host's segment that belongs to this rank. It keeps the segment mapped.
+// Keeps the segment mapped while it lives.
 class Buffer {
  public:
   Buffer(std::shared_ptr<Runtime> runtime, uint64_t offset, size_t bytes)
@@ -21,7 +21,7 @@ class Buffer {
 
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   char* data() const;
-  // Takes memory for the first `bytes` bytes, zeroed; throws Error when there is none left. Any thread.
+  // Commits memory for the first `bytes` bytes, zeroed; throws Error when there is no memory left. Thread-safe.
   void commit(size_t bytes);
   uint64_t offset() const { return offset_; }
   size_t bytes() const { return bytes_; }

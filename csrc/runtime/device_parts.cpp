@@ -1,6 +1,6 @@
-// The life of a part whose arrays lie on GPUs, where it differs from that in parts.cpp: it is copied into its slot by a
-// stream of ours, and comes to the host's table when that has happened; and at its end it is copied out so. The thread
-// never waits for a GPU but looks at it again and again.
+// The life of a part whose arrays lie on GPUs, where it differs from parts.cpp. A stream of the runtime copies the part
+// into its slot; then the part arrives in the host's table. At the end a stream copies the result out. The thread polls
+// the GPUs and never blocks on them.
 #include "runtime/device_parts.h"
 
 #include <mutex>
@@ -21,14 +21,14 @@ namespace {
 constexpr auto kSettlePatience = std::chrono::seconds(2);  // for copies under way when this rank breaks down
 constexpr auto kSettleLook = std::chrono::microseconds(200);
 
-// Which one of them a place is.
+// The index of a place in its vector.
 template <class Place>
 size_t index_of(const std::vector<Place>& places, const Place& place) {
   return static_cast<size_t>(&place - places.data());
 }
 
-// All addresses of a request lie where it says; throws Error. A wrong one found only when the result is copied out
-// would be no error that all ranks can hear of.
+// Throws Error unless all addresses of a request lie on the GPUs that it names. If a wrong address were found only when
+// the result is copied out, the error could not reach all ranks any more.
 void require_on_devices(const Request& request) {
   const DeviceMemory& devices = *request.devices;
   const auto require = [](const void* address, size_t count, const std::vector<int>& of, size_t index) {
@@ -45,8 +45,8 @@ void require_on_devices(const Request& request) {
 
 }  // namespace
 
-// Whether the memory of a request is not ready. It takes no slot before, and holds up no stream, so that what comes
-// later can overtake it.
+// Whether the memory of a request is not ready yet. Until then the request takes no slot and blocks no stream, so that
+// later requests can overtake it.
 bool Runtime::awaits_device(RequestState& posted) {
   const auto& after = posted.request.devices->after;
   try {
@@ -75,7 +75,7 @@ void Runtime::begin_copy_in(Part part, const Operation& operation) {
   } catch (const Error& error) {
     copying.error = error.what();
     try {
-      copying.copies = staged_->streams_in.begun();  // of those that did begin
+      copying.copies = staged_->streams_in.begun();  // the copies that did begin
     } catch (const Error&) {
       staged_->streams_in.forget();
       copying.lost = true;
@@ -123,7 +123,7 @@ void Runtime::copy_from_devices(Copying& copying) {
   }
 }
 
-// What has been copied in goes on to the host's table.
+// Parts whose copies in are finished arrive in the host's table.
 bool Runtime::take_copied_in() {
   bool any = false;
   std::vector<int> late;
@@ -152,7 +152,7 @@ bool Runtime::take_copied_in() {
   return any;
 }
 
-// Several inputs become one share, and what is not needed any more is given back.
+// Reduces several inputs to one share, and releases the slots that are not needed any more.
 void Runtime::join_inputs(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;
@@ -179,7 +179,7 @@ void Runtime::join_inputs(Copying& copying) {
   if (drop) part.slot_bytes = 0;
 }
 
-// The result lies in the slot, on all ranks.
+// Called when the result lies in the slots of all ranks.
 void Runtime::begin_copy_out(const Part& part) {
   staged_->out.push_back({});
   Copying& copying = staged_->out.back();
@@ -192,7 +192,7 @@ void Runtime::begin_copy_out(const Part& part) {
   } catch (const Error& error) {
     copying.lost = true;
     try {
-      copying.copies = streams.begun();  // of those that did begin
+      copying.copies = streams.begun();  // the copies that did begin
       copying.lost = false;
     } catch (const Error&) {
       streams.forget();
@@ -242,8 +242,8 @@ bool Runtime::take_copied_out() {
   return any;
 }
 
-// A GPU has not taken a result that the other ranks have. This rank would go on with other values than they, so it does
-// not go on: it leaves them, after it has done its share of what all have agreed on.
+// A GPU of this rank did not get a result that the other ranks have. This rank would continue with different values, so
+// it leaves, after it has done its share of the operations that all ranks have agreed on.
 void Runtime::retire(const std::string& failure) {
   const int rank = world_.label(world_.rank());
   if (!retired_.empty()) return;
@@ -259,7 +259,7 @@ std::string Runtime::retired_text(const Part& part) const {
   return shown_name(part.posted->request.name) + ": " + retired_;
 }
 
-// Its slot belongs to the GPU for good, and so does what keeps its request's memory.
+// The slot and the owner of the request's memory are never released, since the GPU may still use them.
 void Runtime::abandon(Copying& copying) {
   staged_->unsafe = true;
   keep_for_good(copying.part.posted);
@@ -268,8 +268,8 @@ void Runtime::abandon(Copying& copying) {
   copying.part.slot_bytes = 0;
 }
 
-// At the end: gives copies under way some time, since who is told that his operation has failed may give its memory
-// back. Results that have come to their GPUs are results here too, as they are on other ranks.
+// At the end: waits up to kSettlePatience for copies under way, since a caller may free its memory as soon as it hears
+// that its operation has failed. A result that has reached its GPUs counts as a result, as on the other ranks.
 void Runtime::settle_copies() {
   const Clock::time_point until = Clock::now() + kSettlePatience;
   for (std::list<Copying>* const copies : {&staged_->in, &staged_->out}) {
@@ -296,7 +296,7 @@ void Runtime::settle_copies() {
     try {
       end_part(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
     } catch (const Error&) {
-      // The table was given up after that, which changes nothing about the result.
+      // The table was given up later; the result is still valid.
     }
   }
 }

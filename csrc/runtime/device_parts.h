@@ -1,4 +1,4 @@
-// Parts whose arrays lie on GPUs and go through slots in host memory: what a runtime has of them.
+// State of a runtime for parts whose arrays lie on GPUs and go through slots in host memory.
 #pragma once
 
 #include <cstdint>
@@ -16,23 +16,23 @@ namespace mykv {
 struct Copying {
   Part part;
   Operation operation;
-  std::string error;             // what failed; on the way in the other ranks hear it as a refusal
-  std::vector<uint64_t> inputs;  // on the way in: slots of several inputs, which become one share in the first
+  std::string error;             // what failed; on the way in it becomes this rank's refusal
+  std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
   gpu::Copies copies;
-  bool lost = false;  // nobody will know whether a GPU still reads or writes the slots
+  bool lost = false;  // it cannot be known whether a GPU still reads or writes the slots
   int64_t begun = 0;  // for the timeline
 };
 
-// Of the runtime's thread alone.
+// Used by the runtime's thread only.
 struct Staged {
   Staged(const Segment& segment, Region& region) : slots(segment, region) {}
   bool copying() const { return !in.empty() || !out.empty(); }
 
   gpu::PinnedSlots slots;
   gpu::CopyStreams streams_in, streams_out;
-  std::list<Copying> in;   // on their way to the host's table
-  std::list<Copying> out;  // on their way back
-  bool gated = false;      // some request waits for a stream of its caller's
+  std::list<Copying> in;   // parts being copied into slots, before they arrive in the host's table
+  std::list<Copying> out;  // parts whose results are being copied to GPUs
+  bool gated = false;      // some request waits for a stream of its caller
   bool unsafe = false;     // a GPU may still use the slots when the runtime ends
 };
 

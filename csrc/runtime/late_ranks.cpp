@@ -1,5 +1,5 @@
-// Runtime: for whom its operations wait. The table of the host knows that of its own ranks; of the others it is asked
-// when somebody wants to know, so that operations that do not wait pay for nothing but a look at a coarse clock.
+// Runtime: which ranks its operations wait for. The host's table knows this about its own ranks. The other hosts are
+// asked only on demand, so that an operation that does not wait costs no more than a look at a coarse clock.
 #include "runtime/late_ranks.h"
 
 #include <signal.h>
@@ -40,7 +40,7 @@ std::vector<int> ranks_of(const std::vector<int>& host, const std::vector<int>& 
 }  // namespace
 
 bool speaks_of(const Waiting& waiting, const World& world) {
-  if (waiting.crowded_out) return true;  // the others know nothing of it
+  if (waiting.crowded_out) return true;  // the other ranks do not know of the operation
   const auto can_speak = [&](int rank) {
     return !holds(waiting.missing, rank) && !holds(waiting.unresponsive, rank) && !holds(waiting.unknown, rank);
   };
@@ -139,7 +139,7 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
   const std::vector<int> unresponsive = ranks_of(host, table_.unresponsive());
   const bool asks = world_.hosts().size() > 1;
   if (parts.empty())
-    (void)table_.operation_state(Key{});  // threads may wait for the table's lock before they have come
+    (void)table_.operation_state(Key{});  // throws if the lock is stuck: threads may wait for it before they arrive
   std::vector<Waiting> result;
   std::vector<Key> asked;         // about these ...
   std::vector<size_t> asked_for;  // ... which are these of the result
@@ -170,11 +170,11 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
       add_all(&elsewhere, answer.unresponsive);
       for (size_t k = 0; k < std::min(last - first, answer.missing.size()); ++k) {
         Waiting& one = result[asked_for[first + k]];
-        // Where all have arrived, a host may be through with it.
+        // If all ranks have arrived, a host may have finished the operation already.
         if (!one.complete) add_all(&one.missing, answer.missing[k]);
       }
     }
-    if (answers.size() + 1 < world_.hosts().size()) break;  // one does not answer, and will not the next time
+    if (answers.size() + 1 < world_.hosts().size()) break;  // a host does not answer: do not wait for it again
   }
   for (size_t h = 0; h < answered.size(); ++h) {
     if (!answered[h]) add_all(&unknown, world_.hosts()[h]);
@@ -183,7 +183,7 @@ std::vector<Waiting> Runtime::waiting_here(double least_seconds, const std::stri
     add_all(&one.unresponsive, elsewhere);
     add_all(&one.unknown, unknown);
   }
-  // What went on meanwhile.
+  // Operations may have gone on meanwhile.
   for (size_t k = asked.size(); k-- > 0;) {
     const OperationState operation_state = table_.operation_state(asked[k]);
     Waiting& one = result[asked_for[k]];
@@ -225,7 +225,7 @@ std::vector<std::vector<int>> Runtime::waiting_for_this(const std::vector<std::s
       add_others(&come[k], host, absent);
     }
   } catch (const Error&) {
-    // The table is locked: of this host nothing is known. Who asks has operations that go on after that.
+    // The table is locked: nothing is known about this host. The caller's own operations report the lock.
   }
   if (world_.hosts().size() == 1) return come;
   for (size_t first = 0; first < keys.size(); first += kMostAsked) {
@@ -281,7 +281,7 @@ void Runtime::break_off(const std::string& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (break_off_.empty() || !lost_.load())
-      break_off_ = reason;  // that a process was lost says more than what follows
+      break_off_ = reason;  // the loss of a process is the cause of later failures
     wished_.store(true, std::memory_order_release);
   }
   table_.bell(world_.local_rank()).ring();
@@ -302,7 +302,7 @@ void Runtime::lose(const std::string& reason) {
   break_off(reason);
 }
 
-// The runtime's own thread: what other threads want of it.
+// Runs what other threads have asked of the runtime's thread.
 bool Runtime::take_wishes() {
   std::deque<std::pair<Key, std::string>> to_give_up;
   std::shared_ptr<Question> question;
@@ -314,7 +314,7 @@ bool Runtime::take_wishes() {
     question = question_;
     ask = question && !std::exchange(question->asked, true);
   }
-  // Not under mutex_: whoever arrives takes it within the lock of the table, which rank 0 may need here.
+  // Not under mutex_: arrive() takes mutex_ under the table's lock, which rank 0 may need here.
   for (const auto& [key, reason] : to_give_up) agreement_.give_up(key, reason);
   if (ask) inquiry_.ask(question->keys);
   agreement_.progress_sending();

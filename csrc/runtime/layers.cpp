@@ -16,10 +16,10 @@ namespace mykv {
 
 namespace {
 
-const std::string kBetween = "between hosts: ";        // before what went wrong there, on all hosts alike
+const std::string kBetween = "between hosts: ";        // precedes an error of that layer, alike on all hosts
 constexpr size_t kMostAddressSpace = size_t{1} << 40;  // as of process sets
 
-// The ranks of this color have a runtime of their own. Collective.
+// A runtime for the ranks with this color. Collective.
 std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& ranks, int color, int key,
                                     RuntimeOptions options, const char* road) {
   MPI_Comm comm;
@@ -34,7 +34,7 @@ std::shared_ptr<Runtime> runtime_of(const World& world, const std::vector<int>& 
   return std::make_shared<Runtime>(comm, options);
 }
 
-// Those that lie within the range, counted from its beginning.
+// The overlaps of the places with the shard; element to.begin of the operation becomes element `begin`.
 template <class Place>
 std::vector<Place> clipped(const std::vector<Place>& places, const Shard& to, size_t width, size_t begin) {
   std::vector<Place> inside;
@@ -68,15 +68,15 @@ struct Layers::Going {
   Going(Runtime& of, Request given) : world(of), request(std::move(given)) {}
 
   Runtime& world;
-  Request request;  // from begin() on its sources and targets are all of its memory
+  Request request;  // from begin() on its sources and targets name all of its memory
   uint8_t fits = 0;
   uint8_t all_fit = 0;
   int device = -1;
   int layer = 0;
-  bool failed_within = false;  // already when the host added up
+  bool failed_within = false;  // already in the first layer, within the host
   std::string error;
 
-  // Of an error of one layer, what those of the next are told.
+  // The error of a layer without the operation's name, which the next layer adds again.
   std::string relayed() const {
     const std::string name = shown_name(request.name);
     if (error.compare(0, name.size(), name) != 0) return error;
@@ -91,7 +91,7 @@ Layers::Layers(const World& world, const RuntimeOptions& options)
     : rank_(world.local_rank()), size_(world.local_size()) {
   RuntimeOptions here = options, across = options;
   here.world.virtual_hosts = 1;
-  std::string failure;  // which the other hosts would wait for
+  std::string failure;  // exchanged below: otherwise the other hosts would wait for this host
   try {
     const std::vector<int>& ranks = world.hosts()[static_cast<size_t>(world.host())];
     host_ = runtime_of(world, ranks, world.host(), world.rank(), here, "nccl");
@@ -100,7 +100,7 @@ Layers::Layers(const World& world, const RuntimeOptions& options)
     failure = error.what();
   }
   world.throw_failures(failure);
-  // Its ranks are on hosts of their own, also where these are of one machine.
+  // Each rank of this runtime counts as a host of its own, also if several run on one machine.
   across.world.virtual_hosts = static_cast<int>(world.hosts().size());
   std::vector<int> ranks;
   for (const std::vector<int>& host : world.hosts()) ranks.push_back(host[static_cast<size_t>(rank_)]);
@@ -112,8 +112,8 @@ Layers::Layers(const World& world, const RuntimeOptions& options)
   world.throw_failures(failure);
 }
 
-// Whether the memory of this rank can be added up by NCCL: on one GPU, one array of each kind or pieces that are all of
-// it.
+// Whether NCCL can reduce the memory of this rank: it lies on one GPU, as one input and one output, or as targets that
+// cover the operation.
 bool Layers::fits(const Request& request) const {
   if (!gpu::on_one_gpu(*request.devices) || !overlap_in_part(request).empty()) return false;
   if (!request.scattered) return request.inputs.size() == 1 && request.outputs.size() == 1;
@@ -188,8 +188,8 @@ void Layers::begin(const std::shared_ptr<Going>& going) {
   next(going);
 }
 
-// Each layer comes on all ranks, with a refusal where one before has failed: nobody waits for those who know of it. The
-// ranks of a host that could not add up all know that, and need not meet again.
+// Every rank posts every layer, with a refusal if an earlier layer has failed, so that no rank waits for the ranks that
+// know of the failure. If the first layer has failed, all ranks of the host know, and skip the last one.
 void Layers::next(const std::shared_ptr<Going>& going) {
   constexpr int kLayers = 3;
   if (going->layer == kLayers || (going->layer == kLayers - 1 && going->failed_within)) {
@@ -210,8 +210,8 @@ void Layers::next(const std::shared_ptr<Going>& going) {
   request.done = [this, going, layer, failed_before, &runtime](const std::string* error) {
     if (error != nullptr && going->error.empty()) going->error = *error;
     if (error != nullptr && layer == 0) going->failed_within = true;
-    // A rank that can do no more in one of its runtimes leaves the others too. So do those of a host that alone has not
-    // got what all hosts have: they would go on with other values.
+    // A rank whose runtime is broken leaves the world too. So do the ranks of a host that alone did not get the result:
+    // they would continue with different values.
     std::string broken = error != nullptr ? runtime.broken() : "";
     const bool alone = error != nullptr && layer == kLayers - 1 && !failed_before &&
                        error->find(kBetween) == std::string::npos && !runtime.left();
@@ -222,7 +222,7 @@ void Layers::next(const std::shared_ptr<Going>& going) {
   runtime.post(std::move(request));
 }
 
-// By NCCL: to the shards, and back from them.
+// A request by NCCL on this host: the reduce to the shards, or (`back`) the broadcast from the shards.
 Request Layers::within(const Going& going, bool back) const {
   const Request& all = going.request;
   const size_t width = item_size(all.operation.dtype), count = all.operation.count;
@@ -230,7 +230,7 @@ Request Layers::within(const Going& going, bool back) const {
   request.operation = all.operation;
   request.operation.kind = back ? Kind::broadcast : Kind::reduce;
   request.operation.road = Road::nccl;
-  request.operation.scale = 1.0;  // between hosts
+  request.operation.scale = 1.0;  // applied between hosts
   request.operation.wire.reset();
   request.operation.compressor = nullptr;
   auto shards = std::make_shared<std::vector<Shard>>();
@@ -247,7 +247,7 @@ Request Layers::within(const Going& going, bool back) const {
   return request;
 }
 
-// Through host memory and MPI, this rank's shard.
+// A request through host memory and MPI, for this rank's shard.
 Request Layers::between(const Going& going) const {
   const Request& all = going.request;
   const Shard mine = shard_of(all.operation.count, rank_);

@@ -1,11 +1,11 @@
-// Sums of arrays on GPUs of several hosts in layers (MYKV_GPU_HOSTS=arena). First all ranks meet in the world, with
-// nothing but their signatures, so that what differs, is refused or waits is told as of any operation. Then NCCL adds
-// up within each host, a shard to each of its ranks; each shard meets those of the other hosts through host memory and
-// MPI; and NCCL gives the results to all GPUs of the host. Where the memory of some rank does not fit that, on several
-// GPUs for example, they learn it when they meet, and all go through host memory.
+// Sums of arrays on GPUs of several hosts in layers (MYKV_GPU_HOSTS=arena). First all ranks meet in the world with
+// their signatures only, so that differences, refusals and stalls are reported as for any operation. Then NCCL reduces
+// within each host, a shard to each of its ranks; each shard is reduced with those of the other hosts through host
+// memory and MPI; and NCCL broadcasts the results to all GPUs of the host. If the memory of some rank does not fit this
+// scheme (it lies on several GPUs, for example), all ranks learn it at the meeting and use host memory.
 //
-// The ranks of a host, and those with the same place on all hosts, have runtimes of their own for that, as process sets
-// have. No GPU is held while another host is waited for.
+// The ranks of a host have a runtime of their own, as process sets have, and so have the ranks with the same local rank
+// on all hosts. No GPU is held while a rank waits for another host.
 #pragma once
 
 #include <chrono>
@@ -28,9 +28,10 @@ class Layers {
   // Collective. For hosts with equally many ranks; the options are those of the world's runtime.
   Layers(const World& world, const RuntimeOptions& options);
 
-  // A request whose road is Road::layered. It ends on all ranks alike; a rank of which it does not leaves the world.
+  // A request whose road is Road::layered. It ends alike on all ranks; a rank on which it ends otherwise leaves the
+  // world.
   void post(Runtime& world, Request request);
-  // Until all that have met are through, but not longer.
+  // Waits until all posted requests have ended, at most for `patience`.
   void wait(std::chrono::steady_clock::duration patience);
   std::vector<std::shared_ptr<Runtime>> runtimes() const { return {host_, between_}; }
 
@@ -45,8 +46,8 @@ class Layers {
   Request between(const Going& going) const;
   Shard shard_of(size_t count, int rank) const;
 
-  int rank_;  // on the host, of so many
-  int size_;
+  int rank_;  // local rank
+  int size_;  // ranks of the host
   std::shared_ptr<Runtime> host_;
   std::shared_ptr<Runtime> between_;
   std::mutex mutex_;

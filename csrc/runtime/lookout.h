@@ -1,4 +1,4 @@
-// How often a thread looks at a network, which cannot wake it.
+// How often a thread polls a network, which cannot wake it.
 #pragma once
 
 #include <chrono>
@@ -6,32 +6,31 @@
 
 namespace mykv {
 
-// What is small is waited for awake, as in Patience: the thread looks again at once and only yields its core, for about
-// as long as a few wake-ups take on this host and others, and less often where it was disappointed. After that it
-// sleeps for a fixed part of the time that it has waited: so the wait is that part longer at most, and a long one costs
-// next to nothing.
+// For small operations the thread stays awake, as in Patience: it polls and yields its core in between, for about as
+// long as a few wake-ups take on this host and others; it does so less often after waits in which nothing came. Then it
+// sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is at most longer by that
+// fraction, and a long wait costs next to nothing.
 class Lookout {
  public:
   explicit Lookout(int local_size);
 
-  // Something came, or was sent on its way.
+  // Something arrived or was sent.
   void moved();
-  // Until the next look: how long to sleep (us), or 0 to look again after yielding. `flowing`: bytes are on their way,
-  // which an MPI moves only while somebody looks.
-  // `soon`: nothing is under way that takes its time.
+  // How long to sleep until the next poll (us), or 0 to poll again after yielding. `flowing`: bytes are on their way,
+  // which some MPIs move only while a thread polls. `soon`: no large part is under way.
   int64_t pause(bool flowing, bool soon);
 
  private:
   using Clock = std::chrono::steady_clock;
   static constexpr auto kAwake = std::chrono::microseconds(500);
-  static constexpr auto kFlow = std::chrono::milliseconds(20);  // without a whole message, over a slow network
+  static constexpr auto kFlow = std::chrono::milliseconds(20);  // that a slow network may take for a whole message
   static constexpr int64_t kShortestUs = 50, kLongestUs = 2000, kPart = 8;
   static constexpr int kMostCredit = 4;
   static constexpr uint32_t kRareTurns = 64;
 
   const bool has_core_;
-  Clock::time_point since_ = Clock::now();  // nothing has moved
-  bool awake_ = false;                      // in this wait
+  Clock::time_point since_ = Clock::now();  // when something last moved
+  bool awake_ = false;                      // the thread stays awake in this wait
   bool slept_ = false;
   int credit_ = kMostCredit;
   uint32_t waits_ = 0;

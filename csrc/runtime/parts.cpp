@@ -14,12 +14,12 @@ namespace mykv {
 namespace {
 
 constexpr auto kStandstill = std::chrono::milliseconds(1);
-// When the host's table is full, in one go:
-constexpr int kLooks = 32;  // at requests, for entries that others have made
-constexpr int kOldest = 8;  // at the oldest requests that find no place
+// In one call, when the host's table is full:
+constexpr int kLooks = 32;  // requests to look at, for entries that other ranks have made
+constexpr int kOldest = 8;  // oldest requests that may find no room
 
-// The memory of a part, if the kernels can work on the arrays themselves: one of each, on boundaries of their items.
-// Otherwise the share is empty.
+// The memory of a part, if the kernels can work on the arrays in place: one input and one output, aligned to the item
+// size. Otherwise the share is empty.
 LocalShare share_of(const Request& request, const Part& part) {
   const size_t width = item_size(request.operation.dtype);
   const size_t offset = part.begin * width;
@@ -39,9 +39,9 @@ LocalShare share_of(const Request& request, const Part& part) {
 
 }  // namespace
 
-// Whether another slot may be taken. Beyond the limit, slots would leave the cache before they are used. But the ranks
-// may have filled theirs with parts that the others have no room for; so while all of them wait for other ranks, the
-// limit grows. As long as one is under way, room will come.
+// Whether another slot may be taken. Beyond the limit, slots would leave the cache before they are used. But each rank
+// may have filled its limit with parts for which other ranks have no room: a deadlock. So the limit grows while all
+// parts of this rank wait for other ranks. While a part is under way, room will come.
 bool Runtime::has_room() {
   std::lock_guard<std::mutex> lock(mutex_);
   const Clock::time_point now = Clock::now();
@@ -54,7 +54,7 @@ bool Runtime::has_room() {
   return needed <= options_.staging_bytes * (1 + static_cast<size_t>((now - moved_) / kStandstill));
 }
 
-// The host's table has no room for this request, nor for any other; or it has, with null.
+// Notes that the host's table has no room for this request, and so for no other; null: it has room.
 void Runtime::set_crowded_out(const RequestState* posted) {
   if ((posted != nullptr) == (crowded_out_since_ != 0)) return;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -62,8 +62,9 @@ void Runtime::set_crowded_out(const RequestState* posted) {
   crowded_out_ = posted != nullptr ? posted->request.name : std::string();
 }
 
-// All ranks bring what follows a first part, sooner or later, but those of many requests could take all places: from
-// each other between hosts, which send requests in different orders, so that one of them must be due on all.
+// All ranks bring the later parts of a request, sooner or later, but the later parts of many requests could fill the
+// table. Between hosts, which send requests in different orders, they would take room from each other: so the later
+// parts of one request must be due on all hosts, the request that was agreed on first.
 Due Runtime::due(const RequestState& posted, size_t number) const {
   const std::shared_ptr<const Ticket>& ticket = posted.request.ticket;
   if (!ticket) return Due::now;
@@ -72,10 +73,10 @@ Due Runtime::due(const RequestState& posted, size_t number) const {
   return first ? Due::now : Due::agreed;
 }
 
-// Sends the first part that may go, in the order of priorities. When the host's table is full, that can be any whose
-// entry another rank has made, of which this one hears; the oldest, for which there is a place where there is none for
-// others; and any when places come free: a few are tried in each call, from where the last one stopped, since all of
-// very many would be looked at again for each that goes.
+// Sends the first part that may go, in the order of priorities. When the host's table is full, this can be a part whose
+// entry another rank has made, of which this rank hears; a part of the oldest requests, for which entries are kept; or
+// any part once entries are freed. Each call tries a few requests from where the last call stopped: trying all of them
+// for each part that goes would be quadratic.
 bool Runtime::start_parts() {
   blocked_ = staged_->gated = false;
   if (waiting_.empty()) {
@@ -106,7 +107,7 @@ bool Runtime::start_parts() {
   return false;
 }
 
-// Begins to hear of entries that others make, or ends it.
+// Begins or ends listening for entries that other ranks make.
 void Runtime::listen() {
   listening_ = !listening_;
   table_.listen(listening_);
@@ -119,19 +120,19 @@ void Runtime::listen() {
   }
 }
 
-// Some of the entries may be there without this rank having heard of it.
+// Entries may exist of which this rank has not heard, so every waiting request is offered.
 void Runtime::offer_all() {
   offered_.clear();
   for (const auto& [priority, posted] : waiting_) offered_.push_back(SendQueue::key_of(*posted));
 }
 
-// True where there may be more to look at.
+// True if a part was sent or there is more to look at.
 bool Runtime::start_offered(bool room) {
   for (int looks = kLooks; !offered_.empty() && looks > 0; --looks) {
     const SendQueue::Place place = waiting_.find(offered_.front());
     const Start start = place == waiting_.end() ? Start::not_yet : start_next(place, room);
     if (start == Start::no_room) return false;
-    if (start == Start::sent) return true;  // and looked at again, for the request may have more parts
+    if (start == Start::sent) return true;  // the key stays, since the request may have more parts
     offered_.pop_front();
   }
   return !offered_.empty();
@@ -169,7 +170,7 @@ Runtime::Start Runtime::start_next(SendQueue::Place place, bool room) {
     }
     ++posted->next;
   }
-  // Looked up before anything is copied for it.
+  // Looked up before the share is copied.
   const bool no_place = (listening_ || crowded_out_since_ != 0) &&
                         !table_.has_place(make_key(request.name, request.turn, number), due(*posted, number));
   if (!no_place && send_part(posted, number, false)) {
@@ -183,7 +184,7 @@ Runtime::Start Runtime::start_next(SendQueue::Place place, bool room) {
   return Start::no_place;
 }
 
-// Brings one part to the host's table; false when the table is full.
+// Copies the share of one part and brings it to the host's table; false when the table is full.
 bool Runtime::send_part(const std::shared_ptr<RequestState>& posted, size_t number, bool may_run_inline) {
   const Request& request = posted->request;
   Part part;
@@ -194,7 +195,7 @@ bool Runtime::send_part(const std::shared_ptr<RequestState>& posted, size_t numb
   part.count = piece.count;
   std::string refusal = request.refusal;
   {
-    // The other ranks may have sent parts after one that failed here, and wait for all of them.
+    // The other ranks may have sent parts after a part that failed here, and wait for all of them.
     std::lock_guard<std::mutex> lock(mutex_);
     if (refusal.empty()) refusal = posted->error;
   }
@@ -209,7 +210,7 @@ bool Runtime::send_part(const std::shared_ptr<RequestState>& posted, size_t numb
   const int32_t owner = transport.owner(operation, posted->number + number);
   if (owner == world_.local_rank() && !request.in_place) part.share = share_of(request, part);
   if (!refusal.empty() || part.share.input != nullptr) {
-    // Nothing to bring to a slot.
+    // There is nothing to copy into a slot.
   } else if (operation.road == Road::nccl) {
     part.share.request = &request;
     try {
@@ -237,7 +238,7 @@ bool Runtime::send_part(const std::shared_ptr<RequestState>& posted, size_t numb
   return meet(part, operation, refusal, may_run_inline);
 }
 
-// A part arrives in the host's table, with its share or a refusal; false when the table is full.
+// The part arrives in the host's table, with its share or a refusal; false when the table is full.
 bool Runtime::meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline) {
   const std::shared_ptr<RequestState>& posted = part.posted;
   const Request& request = posted->request;
@@ -281,7 +282,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
     return true;
   }
   if (arrival.table_full || arrival.departed) {
-    if (arrival.table_full && part.staged) return false;  // it keeps its slot
+    if (arrival.table_full && part.staged) return false;  // a staged part keeps its slot
     release_slot(part);
     if (arrival.table_full) return false;
     if (!part.staged) {
@@ -292,14 +293,14 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
     account(part, shown_name(request.name) + ": " + table_.departed().what());
     return true;
   }
-  // Only the thread sends these.
+  // No lock: only the runtime's thread sends requests of several parts.
   if (posted->parts > 1 && ++posted->met == posted->parts) waiting_.forget(*posted);
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
       patience_.hope()) {
     table_.bell(world_.local_rank()).ring();
   }
   if (arrival.last || arrival.failed) {
-    // Unless the thread has seen the news already.
+    // Unless the runtime's thread has read the event and taken the part already.
     Part mine;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -313,8 +314,8 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   return true;
 }
 
-// Takes a part back that has no future, so that the thread does not touch its arrays any more; false where the thread
-// works on it, and will end it.
+// Takes a part back after the table was given up, so that the thread does not touch its arrays any more; false if the
+// thread has started the part or taken it, and will end it.
 bool Runtime::withdraw(const Part& part) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = parts_.find(part.entry);
@@ -345,7 +346,7 @@ void Runtime::copy_in(const Request& request, const Operation& op, const Part& p
   reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &target, 1, part.count, 1.0, false);
 }
 
-// Elements [begin, begin + count) of the result, which lie in a slot, to where the request wants them.
+// Copies elements [begin, begin + count) of the result from a slot to the request's targets and outputs.
 void Runtime::copy_out(const Request& request, size_t begin, size_t count, const char* slot) const {
   const size_t width = item_size(request.operation.dtype);
   for_overlaps(request.targets, Range{begin, begin + count}, [&](const Target& to, const Range& both) {
@@ -385,7 +386,7 @@ void Runtime::finish_part(const Part& part, const std::string& error) {
 }
 
 void Runtime::end_part(const Part& part, const std::string& error, const PartRecord::Interval& copied_out) {
-  if (part.posted->recorded) record(part, copied_out);  // while the entry is there
+  if (part.posted->recorded) record(part, copied_out);  // before leave(), after which the entry may be reused
   release_slot(part);
   try {
     table_.leave(part.entry);
@@ -396,7 +397,7 @@ void Runtime::end_part(const Part& part, const std::string& error, const PartRec
   account(part, error);
 }
 
-// Counts a part as finished, and the request with its last one.
+// Counts a part as finished; the last part ends the request.
 void Runtime::account(const Part& part, const std::string& error) {
   RequestState& posted = *part.posted;
   bool over;
@@ -404,14 +405,14 @@ void Runtime::account(const Part& part, const std::string& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     staged_bytes_ -= part.slot_bytes;
     large_parts_ -= part.large;
-    // Small shares pass whether there is room or not: they say nothing about those that wait for it.
+    // Small shares pass whether there is room or not, so they do not show that parts which wait for room advance.
     if (part.slot_bytes > kPostInlineBytes) moved_ = Clock::now();
     moving_parts_ -= part.started && part.slot_bytes > kPostInlineBytes;
     --posted.under_way;
     ++posted.finished;
     if (error.empty()) posted.agreed = true;
     if (posted.error.empty()) posted.error = error;
-    const bool dropped = !posted.error.empty() && !posted.agreed;  // no rank sends more of it
+    const bool dropped = !posted.error.empty() && !posted.agreed;  // no rank sends more of its parts
     over = !posted.ended && posted.under_way == 0 && (dropped || posted.finished == posted.parts);
     posted.ended = posted.ended || over;
   }

@@ -1,4 +1,4 @@
-// How long a rank's thread stays awake for news that is about to come.
+// How long a rank's thread stays awake (spins) for an event that is expected soon.
 #pragma once
 
 #include <atomic>
@@ -9,17 +9,16 @@
 
 namespace mykv {
 
-// To sleep and be woken costs tens of microseconds, on a virtual machine more than many operations take. After a small
-// share has arrived the thread therefore stays awake for about as long as a wake-up takes: then it never loses more
-// than twice the best (Karlin et al., "Empirical studies of competitive spinning for a shared-memory multiprocessor",
-// 1991). It yields its core to whoever wants it all the while, and where it was disappointed several times it only
-// tries now and then.
+// Sleeping and waking up costs tens of microseconds, on a virtual machine more than many operations take. After a small
+// share has arrived the thread therefore stays awake for about as long as a wake-up takes: the cost is then at most
+// twice the optimum (Karlin et al., "Empirical studies of competitive spinning for a shared-memory multiprocessor",
+// 1991). While it spins it yields its core to other threads. After several waits in vain it spins only now and then.
 class Patience {
  public:
-  // Where the ranks of the host outnumber its cores there is none: others need the core for the news to come.
+  // With more ranks than cores on the host the thread never spins: other ranks need the core to make progress.
   explicit Patience(int local_size);
 
-  // Any thread: a share has arrived, and news of it may come soon. Whether the thread is to be woken for it.
+  // A share has arrived, and an event may follow soon. Whether to wake the thread for it. Thread-safe.
   bool hope() {
     if (!has_core_) return false;
     if (hopes_.fetch_add(1, std::memory_order_relaxed) % kRareTurns != 0 &&
@@ -30,7 +29,7 @@ class Patience {
     return true;
   }
 
-  // The thread: waits for the bell as long as there is hope; whether it rang.
+  // Spins until the bell rings or the time is over; whether the bell rang. Only for the thread.
   bool wait(const Bell& bell, uint32_t seen);
 
  private:

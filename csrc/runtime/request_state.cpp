@@ -8,10 +8,10 @@ void RequestState::cut(size_t part_bytes) {
   const Operation& op = request.operation;
   part_elements = std::max<size_t>(1, request.in_place ? op.count : part_bytes / item_size(op.dtype));
   if (op.road == Road::nccl) {
-    part_elements = op.count;  // NCCL cuts them itself
+    part_elements = op.count;  // NCCL divides the request itself
     return;
   }
-  if (!request.refusal.empty()) return;  // what the others bring decides
+  if (!request.refusal.empty()) return;  // one part tells the other ranks
   if (!request.shards) {
     parts = std::max<size_t>(1, (op.count + part_elements - 1) / part_elements);
     return;

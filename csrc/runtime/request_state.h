@@ -1,4 +1,4 @@
-// A posted request and how far it is. It is cut into parts that are matched one by one.
+// The state of a posted request. It is cut into parts, which ranks match one by one.
 #pragma once
 
 #include <memory>
@@ -13,10 +13,10 @@
 
 namespace mykv {
 
-// Shares up to this size are copied in by the thread that posts them, whether there is room or not.
+// The thread that posts a share of at most this size copies it in, whether there is room or not.
 constexpr size_t kPostInlineBytes = 32 << 10;
 
-// Which elements a part has, and their root.
+// The elements of a part, and their root.
 struct Piece {
   size_t begin;
   size_t count;
@@ -25,27 +25,27 @@ struct Piece {
 
 // A request under way. Its counters are guarded by Runtime::mutex_.
 struct RequestState {
-  // Cuts the request into parts of at most so many elements; of a request in place each shard is one.
+  // Cuts the request into parts of at most `part_bytes` bytes; of a request in place each shard is a part.
   void cut(size_t part_bytes);
   Piece piece(size_t number) const;
 
   Request request;
-  uint64_t number = 0;  // of its first part, among the parts of all requests; see Transport::owner
+  uint64_t number = 0;  // the number of its first part for Transport::owner(), which lets owners take turns
   uint64_t age = 0;     // the number of its ticket
-  // Of several parts between hosts, when these have agreed on the first: its place in their order.
+  // For several hosts and several parts: the position of the first part in the agreed order, once it is known.
   std::optional<uint64_t> sequence;
   size_t part_elements = 0;
   std::vector<Piece> pieces;  // of a request with shards
   size_t parts = 1;
-  size_t next = 0;       // the next part to send
+  size_t next = 0;       // the next part that goes to the host's table
   size_t met = 0;        // parts that have arrived in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool agreed = false;  // all ranks brought the same operation, and so send all of its parts
-  bool ended = false;   // done was called
-  size_t happened = 0;  // of request.devices->after; of the runtime's thread alone
+  bool agreed = false;  // all ranks brought the same operation, and so bring all of its parts
+  bool ended = false;   // done was called, or is about to be
+  size_t happened = 0;  // how many of request.devices->after have; used by the runtime's thread only
   std::string error;
-  bool recorded = false;  // by the timeline; never changes, as the next one
+  bool recorded = false;  // by the timeline; `recorded` and `begun` never change
   int64_t begun = 0;
   std::unique_ptr<RequestRecord> record;  // until the end of the request
 };
@@ -58,19 +58,19 @@ struct Part {
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
-  LocalShare share;        // instead of a slot
-  uint64_t placement = 0;  // of one by NCCL: a digest of its GPUs
+  LocalShare share;        // used instead of a slot
+  uint64_t placement = 0;  // by NCCL: a digest of the part's GPUs
   uint32_t entry = 0;
   uint32_t generation = 0;
   Key key;
-  int64_t since = 0;  // it is in the host's table; coarse_now_ns()
+  int64_t since = 0;  // when it arrived in the host's table; coarse_now_ns()
   bool started = false;
   bool announced = false;
   bool large = false;   // more than kPostInlineBytes
-  bool staged = false;  // its slot is one of Staged::slots, and it is counted as under way since it took that
+  bool staged = false;  // its slot is from Staged::slots; it counts as under way since it took the slot
   // For the timeline.
-  int64_t copied_in = 0;  // since when
-  int64_t agreed = 0;     // by all hosts
+  int64_t copied_in = 0;  // when copying in began
+  int64_t agreed = 0;     // when all hosts had agreed
   std::vector<ArrivalRecord> hosts;
 };
 

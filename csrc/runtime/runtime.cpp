@@ -23,23 +23,23 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kIdlePollUs = 10000;    // on several hosts with nothing under way: news, and what MPI has queued
-constexpr int64_t kDrainNs = 2000000000;  // that MPI may have something queued after the last operation
+constexpr int64_t kIdlePollUs = 10000;    // on several hosts with nothing under way: for news, and for MPI's queues
+constexpr int64_t kDrainNs = 2000000000;  // for which MPI may keep messages queued after the last operation
 constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or this rank's share of memory
-constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that they come after
+constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that the copies wait for
 constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
-constexpr int64_t kRestUs = 250000;       // of an idle rank between hosts; after 500 ms it would count as stopped
-constexpr int64_t kBrokenPatienceUs = 1000000;   // for the table's lock, when this rank can do no more without it
-constexpr int64_t kSettleNs = 1000000000;        // for pieces of failed operations that others have begun with
-constexpr int64_t kLostSettleNs = 200000000;     // the same, where one of them may be of a process that has died
-constexpr useconds_t kLateUs = 500000;           // as a fault for tests
-constexpr int64_t kFlushNs = 20000000;           // for MPI to bring on its way what was sent last
-constexpr int64_t kLostPatienceNs = 2000000000;  // for somebody who knows which process has ended
+constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
+constexpr int64_t kBrokenPatienceUs = 1000000;            // for the table's lock, when this rank breaks down
+constexpr int64_t kSettleNs = 1000000000;                 // for chunks of failed operations that other ranks have begun
+constexpr int64_t kLostSettleNs = 200000000;              // the same, if a process with such a chunk may have died
+constexpr useconds_t kLateUs = 500000;                    // as a fault for tests
+constexpr int64_t kFlushNs = 20000000;                    // for MPI to put the last messages on the wire
+constexpr int64_t kLostPatienceNs = 2000000000;           // for the failure detector to name the process that has ended
 constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
-constexpr auto kGonePatience = std::chrono::seconds(20);  // the same, of the others, who are told when those end
+constexpr auto kGonePatience = std::chrono::seconds(20);  // the same on ranks that stay; notices should end it earlier
 
-// Process sets have labels, and launch in the order of the world's operations.
+// Process sets use the launcher of the world, and so launch in the order of the world's operations.
 std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
   if (world.is_part()) return Launcher::current();
   return Launcher::begin(table.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
@@ -150,7 +150,7 @@ void Runtime::post(Request request) {
       std::lock_guard<std::mutex> lock(mutex_);
       if (posted->ended) return;
       if (stopped_.empty()) {
-        // The thread is about to break down, and ends it with all others, with the cause.
+        // The thread is about to break down, and ends this request with all others, with the cause.
         posted->next = 0;
         posted_.push_back(posted);
         table_.bell(world_.local_rank()).ring();
@@ -183,10 +183,10 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   posted->number = hash_bytes(request.name.data(), request.name.size(), 0) + request.turn;
   posted->age = request.ticket ? request.ticket->number() : 0;
   posted->cut(options_.part_bytes);
-  // Parts end in any order, and the owner of one reads and writes the arrays themselves.
+  // Parts end in any order, and the owner of a part reads and writes the arrays in place.
   const bool may_be_owned = (request.scattered || request.inputs.size() == 1) && op.bytes() > kPostInlineBytes;
   if (request.refusal.empty() && (posted->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
-  // What needs no copying, or little, goes from the thread that posts it: no wake-up lies in between.
+  // A request that needs little or no copying is sent by the thread that posts it, which saves a wake-up.
   const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
   bool direct = op.road != Road::nccl && posted->parts == 1 && (!request.refusal.empty() || ready);
   for (;;) {
@@ -215,7 +215,7 @@ void Runtime::run() {
     work_until_leaving();
     const std::string here = retired_.empty() ? "this rank has shut mykv down" : retired_;
     const Departed gone(world_.label(world_.rank()), retired_.empty() ? leave_reason() : retired_);
-    // Alone it did not say so before, since all that was asked for could end. A thread may be about to post.
+    // A world of one rank departs only here, since all its operations could end. A thread may be about to post.
     if (world_.size() == 1) table_.depart(gone.rank, gone.reason);
     if (entries().empty()) {
       settle({});
@@ -237,7 +237,7 @@ void Runtime::run() {
   launcher_.reset();
 }
 
-// Returns when this rank has left and has nothing more to do for others, or waits for them in vain.
+// Returns when this rank leaves and has nothing more to do for other ranks, or has waited for them in vain.
 void Runtime::work_until_leaving() {
   Bell& bell = table_.bell(world_.local_rank());
   Standstill standstill;
@@ -283,8 +283,8 @@ std::atomic<bool>& Runtime::watched() {
   return one;
 }
 
-// What lose() is told, if that comes soon, and else this failure: with a death MPI fails, or the table is given up,
-// perhaps before it is known who has died.
+// The reason given to lose(), if lose() is called soon; otherwise this failure. When a process dies, MPI may fail or
+// the table be given up before it is known which process has died.
 std::string Runtime::cause_of(const std::string& failure) {
   const int64_t begun = now_ns();
   for (;;) {
@@ -298,8 +298,8 @@ std::string Runtime::cause_of(const std::string& failure) {
   }
 }
 
-// The thread cannot go on, so no rank may wait for this one any more. `gone`: who is the cause. `here`: what the own
-// operations end with; `there`: those of the other ranks of this host, or empty: with the same words.
+// The thread cannot go on, so no rank may wait for this rank any more. `gone`: the rank that is the cause. `here`: the
+// error of this rank's operations; `there`: the error on the other ranks of this host, empty: the same.
 void Runtime::break_down(const Departed& gone, const std::string& here, const std::string& there) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -309,7 +309,7 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
   table_.lock().lose_patience(kBrokenPatienceUs, gone.what());
   try {
     table_.depart(gone.rank, gone.reason, true);
-    mine = entries();  // a thread that posted meanwhile may have brought one more, and from now on none can
+    mine = entries();  // a thread that posted meanwhile may have added an entry; after depart() no thread can
     for (uint32_t entry : mine) {
       const std::string name = shown_name(table_.entry(entry).name);
       table_.fail(entry, there.empty() ? here : name + ": " + there);
@@ -317,7 +317,7 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
     find_finished(mine);
     mine = entries();
   } catch (const std::exception&) {
-    // The shared table is beyond use, which the others of this host see themselves.
+    // The shared table is unusable, which the other ranks of this host notice themselves.
     mine = entries();
     for (uint32_t entry : mine) table_.stop_chunks(entry);
   }
@@ -330,14 +330,14 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
   end_all(here);
 }
 
-// Of entries of which this rank has not seen the end: those that ended with a result, which other ranks may have taken.
+// Finds entries that ended with a result before this rank noticed: other ranks may have taken the result.
 void Runtime::find_finished(const std::vector<uint32_t>& entries) {
   for (uint32_t entry : entries) {
     if (table_.state(entry) != State::done || table_.entry(entry).error[0] != '\0') continue;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto it = parts_.find(entry);
-      if (it == parts_.end()) continue;  // the thread that posted it takes it
+      if (it == parts_.end()) continue;  // the thread that posted the part finishes it
       finished_.push_back({it->second, {}, now_ns()});
       parts_.erase(it);
     }
@@ -354,25 +354,25 @@ void Runtime::take_results() {
     try {
       finish_part(one.part, {});
     } catch (const Error&) {
-      // The table was given up after that, which changes nothing about the result.
+      // The table was given up later; the result is still valid.
     }
   }
 }
 
-// Not by way of the first rank of this host, which may be the one that is gone.
+// Directly, not through the first rank of this host, which may be the rank that is gone.
 void Runtime::tell_rank_0(const Departed& gone) {
-  // Rank 0 may have failed while it gave verdicts, before it told the other hosts. They bear to hear it twice.
+  // Rank 0 may have failed while it gave verdicts, before it told the other hosts. Telling them is idempotent.
   const bool told = std::exchange(departure_told_, true) && (world_.rank() != 0 || agreement_.closed());
   if (world_.hosts().size() == 1 || told) return;
   try {
     agreement_.depart_alone(gone.rank, gone.reason);
   } catch (const std::exception&) {
-    // MPI is beyond use.
+    // MPI is unusable.
   }
 }
 
-// Nobody may work on the memory of operations when their owners get the error. Some MPIs call a message sent that still
-// waits in a queue of their own, which they empty only when they are called.
+// No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
+// sent while it waits in a queue of their own, which they empty only when they are called.
 void Runtime::settle(const std::vector<uint32_t>& mine) {
   const int64_t patience = lost_.load() ? kLostSettleNs : kSettleNs;
   const int64_t least = world_.hosts().size() > 1 ? kFlushNs : 0;
@@ -384,7 +384,7 @@ void Runtime::settle(const std::vector<uint32_t>& mine) {
       agreement_.progress_sending();
       over = over && !agreement_.sending();
     } catch (const std::exception&) {
-      // MPI is beyond use.
+      // MPI is unusable.
     }
     if (over && std::none_of(mine.begin(), mine.end(), unsettled)) return;
   }
@@ -394,7 +394,7 @@ Transport& Runtime::transport_of(const Operation& operation) const {
   return operation.road == Road::nccl ? *nccl_ : *transport_;
 }
 
-// At which this rank has arrived, and that it has not left.
+// The entries at which this rank has arrived and that it has not left.
 std::vector<uint32_t> Runtime::entries() {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<uint32_t> entries;
@@ -405,7 +405,7 @@ std::vector<uint32_t> Runtime::entries() {
 void Runtime::tell_departure() {
   if (!agreement_.speaks() || departure_told_ || table_.departed_rank() < 0) return;
   departure_told_ = true;
-  if (agreement_.closed()) return;  // that is where it is known from
+  if (agreement_.closed()) return;  // rank 0 has told this host
   const Departed gone = table_.departed();
   agreement_.depart(gone.rank, gone.reason);
 }
@@ -423,7 +423,7 @@ bool Runtime::work() {
   if (nccl_) advanced |= nccl_->progress();
   if (agreement_.speaks()) {
     worked |= agreement_.progress();
-    // Who asks does not wait for long, so a busy rank looks too.
+    // A host that asks waits only a few seconds, so a busy rank looks too.
     const int64_t now = coarse_now_ns();
     if (!worked || now - looked_ > kLookNs) {
       looked_ = now;
@@ -522,7 +522,7 @@ void Runtime::handle_event(const TableEvent& event) {
       return;
     case TableEvent::Type::ready:
       part.posted->agreed = true;
-      if (listening_) offered_.push_back(SendQueue::key_of(*part.posted));  // others may be ahead with its next parts
+      if (listening_) offered_.push_back(SendQueue::key_of(*part.posted));  // others may have brought its next parts
       if (std::exchange(part.started, true)) return;
       note_agreed(part);
       moving_parts_ += part.slot_bytes > kPostInlineBytes;
@@ -551,8 +551,9 @@ void Runtime::handle_event(const TableEvent& event) {
   }
 }
 
-// Of a part that is done. Another rank has given up what is under way here, on GPUs or between hosts, and may still be
-// written to; or what the other hosts have begun with, or will, and wait for this rank's share of.
+// Whether other ranks still need this rank for a part that is done: another rank has given it up while it is under way
+// here, on GPUs or between hosts, and its memory may still be written to; or the other hosts have begun it, or will,
+// and wait for this rank's share.
 bool Runtime::is_owed(const Part& part) {
   Entry& entry = table_.entry(part.entry);
   if (transport_of(entry.operation).holds(part.entry)) return true;
@@ -565,13 +566,13 @@ void Runtime::give_up_owed(uint32_t entry) {
   throw Error(table_.entry(entry).error);
 }
 
-// The other hosts have agreed on a part.
+// All hosts have agreed on a part.
 void Runtime::note_agreed(const Part& part) {
   if (world_.hosts().size() == 1 || part.number > 0) return;
   waiting_.agree(*part.posted, table_.entry(part.entry).sequence);
 }
 
-// The log was overwritten before this rank read it: what happened is read off the entries themselves.
+// The log was overwritten before this rank read it: reads the state of each entry instead.
 void Runtime::rescan() {
   if (listening_) offer_all();
   std::vector<TableEvent> events;
@@ -588,7 +589,8 @@ void Runtime::rescan() {
   }
 }
 
-// What failed waits until nobody writes into its arrays any more; unless one was stopped in the middle of that.
+// A failed part waits until no rank writes into its arrays any more, but at most kSettleNs: a rank may have been
+// stopped while it was writing.
 bool Runtime::take_finished() {
   for (auto it = finished_.begin(); it != finished_.end(); ++it) {
     if (!it->error.empty() && !table_.settled(it->part.entry) && now_ns() - it->since < kSettleNs) continue;
@@ -602,7 +604,7 @@ bool Runtime::take_finished() {
 
 void Runtime::leave(const std::string& reason) {
   if (forked()) {
-    // The thread is the parent's: here is nothing to stop.
+    // The thread belongs to the parent process: there is nothing to stop.
     if (thread_.joinable()) thread_.detach();
     return;
   }
@@ -620,7 +622,7 @@ void Runtime::leave(const std::string& reason) {
   try {
     if (world_.size() > 1 && !broken) table_.depart(world_.label(world_.rank()), reason);
   } catch (const Error&) {
-    // The table was given up, and the others get that error themselves.
+    // The table was given up, and the other ranks get that error themselves.
   }
   stopping_.store(true);
   table_.bell(world_.local_rank()).ring();
@@ -629,14 +631,14 @@ void Runtime::leave(const std::string& reason) {
   for (const auto& one : own_runtimes()) one->leave(reason);
 }
 
-// The last that happens to a request.
+// The last step of a request.
 void Runtime::end(RequestState& posted, const std::string* error) {
   if (posted.recorded) record_end(posted, error);
   posted.request.ticket.reset();
   posted.request.done(error);
 }
 
-// Ends everything this rank still has, without the help of others.
+// Ends all requests that this rank still has, without other ranks.
 void Runtime::end_all(const std::string& reason) {
   std::vector<std::shared_ptr<RequestState>> requests;
   {

@@ -1,6 +1,6 @@
-// Moves requests through their day: share copied into a slot, arrival in the host's table, the transport's work, result
-// copied out, done. Small requests that complete a set run on the thread that posts them; everything else on the
-// runtime's own thread, the only one that ever waits for other ranks.
+// Runs requests from post() to done: the share is copied into a slot, the part arrives in the host's table, the
+// transport works, the result is copied out. A small request of the rank that arrives last runs on the thread that
+// posts it. Everything else runs on the runtime's own thread, the only thread that waits for other ranks.
 #pragma once
 
 #include <unistd.h>
@@ -34,18 +34,18 @@ namespace mykv {
 
 struct RuntimeOptions {
   WorldOptions world;
-  // Requests larger than this travel in parts of this size, so that copying in, reducing and copying out overlap and
-  // stay in cache. The same on all ranks.
+  // Larger requests are cut into parts of this size, so that copying in, reducing and copying out overlap and stay in
+  // cache. The same on all ranks.
   size_t part_bytes = 512 << 10;
-  // Memory for the slots of parts under way: little enough to stay in cache. It is exceeded only when nothing moves.
+  // Memory for the slots of parts under way: small enough to stay in cache. It is exceeded only when nothing moves.
   size_t staging_bytes = 4 << 20;
-  // Several hosts: memory for what this rank receives from the others; operations of twice as much for each slice are
-  // under way. The same on all ranks.
+  // Several hosts: memory for what this rank receives from other hosts. Operations of at most twice as many bytes, or
+  // two operations, are under way. The same on all ranks.
   size_t network_bytes = 4 << 20;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
   size_t compress_bytes = 64 << 10;
-  // The second limit of the stall watch, 0: none. Only compared here: one rank speaks for those that wait with it, so
-  // it must be the same on all.
+  // The second limit of the stall watch, 0: none. Only compared here: one rank reports for all ranks that wait, so the
+  // limit must be the same on all ranks.
   size_t stall_abort_ms = 0;
   gpu::Settings gpu;
 };
@@ -56,34 +56,34 @@ class Layers;
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
   Runtime(MPI_Comm comm, const RuntimeOptions& options);
-  // In a world that was made already, for which options.world does not count.
+  // In an existing world; options.world is ignored.
   Runtime(std::unique_ptr<World> world, const RuntimeOptions& options);
   ~Runtime();
 
-  // Takes the next turn under `name`; call it in the order in which the operations are asked for.
+  // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
   uint64_t take_turn(const std::string& name);
   // The next place in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
-  // The turn that was taken last under `name`, for what belongs to that operation under another name. With a counter of
-  // its own it would fall behind on a rank that failed in between.
+  // The turn that was taken last under `name`, for another operation that goes with it under a second name. A counter
+  // for the second name would fall behind on a rank that failed between the two.
   uint64_t last_turn(const std::string& name);
-  // Drops the turn counters of all names that begin with `prefix`, and what their compression has kept back.
+  // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression.
   void forget(const std::string& prefix);
-  // Names under which turns are counted.
+  // The number of names that have turn counters.
   size_t counted_names();
   // Returns at once. The request's buffers must stay until done was called.
   void post(Request request);
   // Addresses in the host's segment for requests in place; Buffer::commit() puts memory behind them.
   std::shared_ptr<Buffer> reserve(size_t bytes);
-  // Tells the other ranks that this one goes, ends its own pending requests with the reason, and stops the thread.
+  // Tells the other ranks that this rank leaves, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
   // Whether leave() was called.
   bool left() const { return stopping_.load(std::memory_order_relaxed); }
-  // Why this rank can do no more here although it has not left; empty: it can.
+  // Why this runtime takes no more requests although leave() was not called; empty: it takes them.
   std::string broken();
-  // Runtimes that belong to this one, and end with it.
+  // Runtimes that this runtime owns; they end with it.
   std::vector<std::shared_ptr<Runtime>> own_runtimes() const;
-  // Whether this is another process than the one that made the runtime: a fork, which has no thread and no part in it.
+  // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part.
   bool forked() const { return getpid() != process_; }
 
   const World& world() const { return world_; }
@@ -91,32 +91,31 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const gpu::GpuRoads& gpus() const { return gpus_; }
   const Agreement& agreement() const { return agreement_; }
 
-  // Who keeps this rank's operations waiting (late_ranks.cpp). Any thread.
-  // How long the oldest of them has waited, in seconds; 0: there is none.
+  // Which ranks this rank's operations wait for (late_ranks.cpp). Thread-safe.
+  // How long the oldest operation has waited, in seconds; 0: no operation waits.
   double longest_wait();
-  // Those that have waited so long, the oldest first; of `name` only, unless it is empty. On several hosts this asks
-  // the others, which takes up to some seconds where one of them does not answer.
+  // Operations that have waited for `least_seconds`, the oldest first; only those under `name`, unless it is empty. On
+  // several hosts this asks the other hosts, which takes up to some seconds if a host does not answer.
   std::vector<Waiting> waiting(double least_seconds, const std::string& name);
-  // For each name the ranks that have arrived at the operation at which this rank will come next, and has not asked
-  // for; with turn_of at the one that has the last turn under that name. On several hosts this asks the others, as
-  // waiting() does.
+  // For each name, the ranks that have arrived at this rank's next operation under that name, which this rank has not
+  // asked for yet. With `turn_of`: at the operation with the last turn under `turn_of`. Asks other hosts as waiting().
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
-  // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on those
-  // that come later. Without effect where all have arrived.
+  // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
+  // that arrive later. No-op for operations that all ranks have arrived at.
   void give_up(const std::unordered_map<std::string, std::string>& reasons);
-  // This rank leaves, with this reason; for when a rank has arrived and does not go on.
+  // This rank leaves, with this reason; used when a rank has arrived and does not go on.
   void break_off(const std::string& reason);
-  // Gives the host's table up, which one of its ranks keeps locked: all ranks of the host end what they have under way.
+  // Gives up the host's table when one of its ranks keeps it locked: all ranks of the host end their operations.
   void give_up_table(const std::string& reason);
   // For tests: sends this process a signal while it keeps the host's table locked.
   void signal_under_lock(int number);
-  // A process of this world has died: this rank ends all that it has under way, with this reason, and never frees what
-  // belongs to all of them.
+  // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
+  // ranks own together (communicators).
   void lose(const std::string& reason);
-  // Whether somebody calls lose() soon after a process has died, so that what fails by a death can name it. Of all
-  // runtimes of this process; any thread.
+  // Whether a failure detector calls lose() soon after a process has died. Then a failure that a death causes waits for
+  // the call and can name the process. One flag for all runtimes of this process; thread-safe.
   static std::atomic<bool>& watched();
-  // What a log should say of this rank's GPUs, once; empty: nothing.
+  // A message about this rank's GPUs for the log, given once; empty: none.
   std::string take_gpu_note();
 
  private:
@@ -202,8 +201,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Timeline::Interest interest_{table_.stamp_flag()};
   Region region_;
   std::unique_ptr<Transport> transport_;
-  std::unique_ptr<NcclTransport> nccl_;  // where it serves
-  std::unique_ptr<Layers> layers_;       // where it serves each host
+  std::unique_ptr<NcclTransport> nccl_;  // null: NCCL does not serve all ranks
+  std::unique_ptr<Layers> layers_;       // null: sums do not go by Road::layered
   Agreement agreement_;
   Inquiry inquiry_;
   Patience patience_;
@@ -216,30 +215,30 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   std::mutex mutex_;                                  // guards the members of this paragraph
   std::deque<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
-  std::unordered_map<uint32_t, Part> parts_;          // by entry: what this rank has under way
+  std::unordered_map<uint32_t, Part> parts_;          // by entry: parts of this rank in the host's table
   std::string stopped_;                               // why no request is taken any more
   std::string leave_reason_;                          // what leave() was told
   size_t staged_bytes_ = 0;
-  size_t moving_parts_ = 0;  // large ones in slots, that all ranks have brought
+  size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
   size_t large_parts_ = 0;
-  Clock::time_point moved_;  // when a slot was last taken within the limit, or given back
+  Clock::time_point moved_;  // when a slot was last taken within the limit, or released
   struct Question {
     std::vector<Key> keys;
     bool asked = false;
     std::vector<Inquiry::Answer> answers;
   };
-  std::shared_ptr<Question> question_;  // wishes of other threads for this runtime's
+  std::shared_ptr<Question> question_;  // from here on: what other threads ask of the runtime's thread
   std::deque<std::pair<Key, std::string>> to_give_up_;
   std::string break_off_;
   std::condition_variable answered_;
   std::string gpu_note_;
-  int64_t crowded_out_since_ = 0;  // the host's table has had no room for anything more; coarse_now_ns(), 0: it has
-  std::string crowded_out_;        // the name of what comes next
+  int64_t crowded_out_since_ = 0;  // since when the host's table has had no room; coarse_now_ns(), 0: it has room
+  std::string crowded_out_;        // the name of the request that found no room
 
-  // Of the thread alone.
+  // Used by the thread only.
   SendQueue waiting_;
-  bool listening_ = false;   // some of them have found no place in the host's table
-  std::deque<Key> offered_;  // then: entries that others may have made for them
+  bool listening_ = false;   // some waiting request has found no room in the host's table
+  std::deque<Key> offered_;  // while listening_: keys of waiting requests for which other ranks may have made entries
   struct Finished {
     Part part;
     std::string error;
@@ -247,17 +246,17 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   };
   std::deque<Finished> finished_;
   bool departure_told_ = false;
-  bool worked_ = false;      // since it last waited
-  bool advanced_ = false;    // something that is under way came further
-  int64_t awake_since_ = 0;  // where the timeline marks that
-  int64_t flowed_ = 0;       // when it last had something to do; coarse_now_ns()
-  int64_t looked_ = 0;       // when it last looked for questions of other hosts; coarse_now_ns()
-  bool blocked_ = false;     // something in waiting_ could go if there were room for it
+  bool worked_ = false;      // the thread has worked since it last waited
+  bool advanced_ = false;    // some operation under way has advanced
+  int64_t awake_since_ = 0;  // set only if the timeline marks cycles
+  int64_t flowed_ = 0;       // when the thread last had work; coarse_now_ns()
+  int64_t looked_ = 0;       // when the thread last looked for questions of other hosts; coarse_now_ns()
+  bool blocked_ = false;     // a request in waiting_ lacks only room
   std::unique_ptr<Staged> staged_;
   std::string retired_;    // why this rank leaves of its own accord; empty: it does not
-  bool gpu_told_ = false;  // gpu_note_ was there once
+  bool gpu_told_ = false;  // gpu_note_ was set once
 
-  std::atomic<bool> wished_{false};  // there is one, or a message of one is still on its way
+  std::atomic<bool> wished_{false};  // another thread asks for something, or a message about it is still on its way
   std::mutex asking_mutex_;
   std::atomic<bool> stopping_{false};
   std::atomic<bool> lost_{false};

@@ -1,4 +1,4 @@
-// Flights with parts to send, by falling priority and by age, and on demand by key.
+// Requests with parts that have not gone to the host's table: by falling priority, by age, and on demand by key.
 #pragma once
 
 #include <map>
@@ -44,23 +44,23 @@ class SendQueue {
   bool empty() const { return requests_.empty(); }
   Place begin() { return requests_.begin(); }
   Place end() { return requests_.end(); }
-  // In the order in which they were asked for; each `second` is a place.
+  // The requests in the order in which they were asked for; each `second` is a place.
   const ByAge& by_age() const { return ages_; }
   // All hosts have agreed on the first part of a request of several.
   void agree(RequestState& posted, uint64_t sequence) {
-    if (ages_.count(age_of(posted)) == 0) return;  // it has no other
+    if (ages_.count(age_of(posted)) == 0) return;  // the request has no other part
     posted.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Whether it is the one that they agreed on first, of those of which this rank has not brought all parts.
+  // Whether the hosts agreed on this request first, among the requests of which this rank has not brought all parts.
   bool is_first_agreed(const RequestState& posted) const {
     return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }
-  // All parts have arrived.
+  // All parts of the request have arrived.
   void forget(const RequestState& posted) {
     if (posted.sequence) sequences_.erase(*posted.sequence);
   }
-  // The key of a request's first part. To be looked up by it, requests must be indexed.
+  // The key of a request's first part. find() works only after index().
   static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
   void index() {
     indexed_ = true;
@@ -74,7 +74,7 @@ class SendQueue {
     const auto found = index_.find(key);
     return found == index_.end() ? end() : found->second;
   }
-  // Where a look through all of them was broken off; end(): nowhere.
+  // Where the last pass over the queue stopped; end(): it was complete.
   Place look() const { return look_; }
   void look_next(Place place) { look_ = place; }
 

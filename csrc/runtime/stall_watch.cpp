@@ -33,7 +33,7 @@ std::string time_of_day(double seconds_ago) {
   return text;
 }
 
-// The operations that wait for the same ranks, in one sentence.
+// One sentence on operations that wait for the same ranks.
 std::string sentence(const std::vector<const Waiting*>& alike, const World& world) {
   std::vector<std::string> names;
   std::unordered_set<std::string> known;
@@ -67,7 +67,7 @@ std::string all_sentences(const std::vector<Waiting>& waiting, const World& worl
   return text;
 }
 
-// The lowest rank of the host but the one that keeps the table locked.
+// Whether this is the lowest rank of the host, not counting the rank that keeps the table locked.
 bool speaks_of_lock(const TableLocked& locked, const World& world) {
   return world.local_rank() == (locked.holder == 0 ? 1 : 0);
 }
@@ -79,7 +79,7 @@ std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& l
   if (runtime.world().size() == 1 || runtime.left()) return reports;
   const double longest = runtime.longest_wait();
   if (longest < longest_ || longest == 0) {
-    // The oldest has ended.
+    // The oldest operation has ended.
     if (warned_ && !aborted_) reports.push_back({true, "operations go on after " + seconds_text(longest_)});
     *this = {};
   }
@@ -119,8 +119,8 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
     for (const Waiting& one : runtime.waiting(seconds, "")) {
       const std::string reason =
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit;
-      // Rank 0 decides between hosts. Where all have come, nobody but this rank can end its part; and what is not in
-      // the table yet the others cannot hear of in another way.
+      // Between hosts rank 0 decides. If all ranks have arrived, only this rank can end its part. If the operation is
+      // not in the table yet, the other ranks learn of it only when this rank breaks off.
       const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
       const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
       const bool alone = one.complete || one.crowded_out;
@@ -136,7 +136,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
     }
     if (!given_up.empty()) runtime.give_up(given_up);
   } catch (const TableGivenUp&) {
-    // By another rank, or the holder has died; the runtime's thread ends all operations.
+    // Another rank gave the table up, or the lock's holder has died; the runtime's thread ends all operations.
   } catch (const TableLocked& error) {
     const std::string reason = "given up after " + seconds_text(longest_) + ": " + error.what() + limit;
     runtime.give_up_table(reason);

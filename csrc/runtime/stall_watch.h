@@ -1,5 +1,5 @@
-// Says when nothing goes on: which operations wait, for which ranks, since when; and ends them if that is wanted.
-// It looks at ages only; what keeps an operation is found out when one is old.
+// The stall watch: reports which operations wait, for which ranks, since when; and ends them if abort_seconds is set.
+// It checks ages only; what an operation waits for is found out when the operation is old.
 #pragma once
 
 #include <map>
@@ -17,14 +17,14 @@ struct StallLimits {
 };
 
 struct StallReport {
-  bool over = false;  // it goes on again
+  bool over = false;  // operations go on again
   std::string text;
 };
 
-// Of one runtime, by one thread.
+// Watches one runtime; not thread-safe.
 class StallWatch {
  public:
-  // What is new since the last look. Of the ranks that wait for the same, the lowest speaks.
+  // What is new since the last look. Of the ranks that wait for the same operation, the lowest reports.
   std::vector<StallReport> look(Runtime& runtime, const StallLimits& limits);
 
  private:
@@ -32,7 +32,7 @@ class StallWatch {
   void abort(Runtime& runtime, double seconds, std::vector<StallReport>* reports);
 
   double longest_ = 0;       // age of the oldest operation at the last look
-  double next_warning_ = 0;  // at this age; doubles with each, so that a long stall fills no log
+  double next_warning_ = 0;  // at this age; doubles with each warning, so that a long stall does not fill the log
   bool warned_ = false;
   bool aborted_ = false;
 };

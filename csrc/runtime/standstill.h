@@ -1,4 +1,5 @@
-// How long nothing has moved while this process was awake: others may have been stopped with it, and need time too.
+// How long nothing has moved while this process was running. Time for which it was stopped does not count: other
+// processes may have been stopped with it.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +12,7 @@ class Standstill {
   using Duration = std::chrono::steady_clock::duration;
 
   void end() { lasted_ = {}; }
-  // Call it often. Of the time since the last call a second at most counts.
+  // Call it often: at most one second of the time since the last call counts.
   Duration look() {
     const auto now = std::chrono::steady_clock::now();
     lasted_ += std::min<Duration>(now - looked_, std::chrono::seconds(1));

@@ -1,4 +1,5 @@
-// What a runtime tells the timeline: the times of a part, read off the shared table before the part leaves it.
+// What a runtime writes to the timeline: the times of a part, read from the shared table before the rank leaves the
+// entry.
 #include <algorithm>
 
 #include "base/clock.h"
@@ -14,7 +15,7 @@ PartRecord::Interval between(const Stamps& stamps, Stamp from, Stamp to) {
                                                       : PartRecord::Interval{};
 }
 
-// One host: any of its ranks may have reduced some of it.
+// On one host several ranks may have reduced chunks of the part.
 PartRecord::Interval reduced_on_host(RankRecord* records, int ranks) {
   PartRecord::Interval all;
   for (int r = 0; r < ranks; ++r) {
@@ -97,7 +98,7 @@ void Runtime::record_end(RequestState& posted, const std::string* error) {
   Timeline::instance().add(std::move(record));
 }
 
-// The runtime's thread has worked since it woke up, and is about to wait again.
+// Called when the runtime's thread is about to wait; records the time since it woke up, if it has worked.
 void Runtime::record_awake() {
   if (!worked_ || awake_since_ == 0) return;
   constexpr int kNamed = 8;

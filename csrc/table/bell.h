@@ -1,5 +1,5 @@
-// Sleeping and waking across processes, on plain words in shared memory. Every wait has a time limit in its caller, so
-// a dead rank is noticed instead of waited for.
+// Sleeping and waking across processes, on futex words in shared memory. Every caller gives a time limit, so that it
+// notices a dead rank instead of waiting for it.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ class Bell {
  public:
   uint32_t count() const { return count_.load(std::memory_order_seq_cst); }
   void ring();
-  // Sleeps until ring() came after `seen` was read, or the time is over.
+  // Sleeps until ring() is called after count() returned `seen`, or until the time is over.
   void wait(uint32_t seen, int64_t timeout_us);
 
  private:

@@ -1,4 +1,4 @@
-// A rank that takes no further part, as an Error.
+// The Error that a rank has left.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace mykv {
 
-// `rank`: what messages call it. The text names it, and why it has gone.
+// `rank`: the label of the rank. The text names the rank and the reason.
 struct Departed : Error {
   Departed(int gone, std::string why)
       : Error("rank " + std::to_string(gone) + " has left: " + why), rank(gone), reason(std::move(why)) {}

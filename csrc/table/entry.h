@@ -1,4 +1,4 @@
-// One operation in the table of a host, as it lies in shared memory: what each rank brought, and how far it is.
+// One part of an operation in the table of a host, as it lies in shared memory: its state, and a record per rank.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,14 @@ namespace mykv {
 // Longer texts are cut in messages, never in matching.
 constexpr size_t kNameBytes = 160;
 constexpr size_t kTextBytes = 400;    // a signature, or why a rank refused
-constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two of those
+constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two texts
 
 // What one rank brought.
 struct alignas(64) RankRecord {
   uint64_t signature_hash;
   uint64_t slot;       // offset into the segment
-  uint64_t placement;  // of what goes by NCCL: digest of the devices that this rank brings
-  uint64_t launch;     // its place in this rank's launches, see LaunchOrder; 0: none yet
+  uint64_t placement;  // by NCCL: digest of the devices that this rank brings
+  uint64_t launch;     // the number in this rank's launches, see LaunchOrder; 0: none yet
   Stamps stamps;       // for timelines
   uint8_t arrived;
   uint8_t refused;  // `text` says why
@@ -29,8 +29,8 @@ struct alignas(64) RankRecord {
 
 enum class State : uint8_t {
   gathering,  // some rank of this host has not arrived
-  announced,  // all have; the other hosts have not agreed yet
-  taken,      // as ready, but the rank that arrived last does all of it at once
+  announced,  // all ranks of this host have arrived; the other hosts have not agreed yet
+  taken,      // as ready, but the rank that arrived last does all the work at once
   ready,      // all ranks everywhere have arrived with the same operation
   done,       // the result, or `error`, is there
 };
@@ -38,19 +38,19 @@ enum class State : uint8_t {
 struct alignas(64) Entry {
   Key key;
   Key first;            // of the operation's first part
-  uint32_t generation;  // counts the lives of this place in the table
+  uint32_t generation;  // counts how often this entry was used
   uint32_t next;        // in its hash chain, or in the list of free entries
   State state;
   uint32_t arrived;
   uint32_t left;
   uint64_t sequence;   // position in the order that all hosts agreed on
-  uint64_t placement;  // digest of those of all ranks
-  int32_t owner;       // the local rank that does all of it, or kAnybody
-  int32_t ahead_of;    // the local rank that made it before it was due, or kNobody
+  uint64_t placement;  // digest of the placements of all ranks
+  int32_t owner;       // the local rank that does all the work, or kAnybody
+  int32_t ahead_of;    // the local rank that made the entry before it was due, or kNobody
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;
-  std::atomic<uint32_t> claimed;  // chunks that somebody had begun with when they were stopped, or kNotStopped
+  std::atomic<uint32_t> claimed;  // chunks that ranks had begun when the operation was stopped, or kNotStopped
   uint32_t chunks;
   char name[kNameBytes];
   char error[kErrorBytes];  // empty: none
@@ -58,10 +58,10 @@ struct alignas(64) Entry {
   RankRecord* records() { return reinterpret_cast<RankRecord*>(this + 1); }
 };
 
-constexpr uint32_t kEntries = 1 << 16;  // a table has at most so many
+constexpr uint32_t kEntries = 1 << 16;  // the most that a table has
 constexpr int32_t kAnybody = -1;
 constexpr int32_t kNobody = -1;
-constexpr uint32_t kStopped = 1u << 31;  // in Entry::next_chunk: nobody begins with another one
+constexpr uint32_t kStopped = 1u << 31;  // in Entry::next_chunk: no rank begins another chunk
 constexpr uint32_t kNotStopped = ~0u;
 
 }  // namespace mykv

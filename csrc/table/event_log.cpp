@@ -22,7 +22,7 @@ bool EventLog::next(TableEvent* event, bool* overrun) {
   *event = {cell.type.load(std::memory_order_relaxed), cell.entry.load(std::memory_order_relaxed),
             cell.generation.load(std::memory_order_relaxed)};
   std::atomic_thread_fence(std::memory_order_acquire);
-  // One cell of slack: the writer may be filling the oldest cell while it is copied here.
+  // One cell of slack: a writer may be overwriting the oldest cell while this rank copies it.
   if (tail_.load(std::memory_order_relaxed) - head_ >= kEvents) {
     *overrun = true;
     head_ = tail;

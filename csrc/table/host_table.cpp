@@ -15,15 +15,15 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kShares = 16;        // of a rank's part of them: Due::now and Due::agreed have one each
-constexpr uint32_t kEntriesStep = 64;   // memory is taken for so many of them at a time
+constexpr uint32_t kShares = 16;        // of a rank's entries: Due::now and Due::agreed have one share each
+constexpr uint32_t kEntriesStep = 64;   // memory is committed for so many entries at a time
 constexpr uint32_t kBuckets = 1 << 16;  // hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kLookUs = 1000000;        // for the table's lock, when somebody only wants to look
-constexpr int64_t kLookNs = 1000000000;     // after the lock's holder, in case it has died
-constexpr int64_t kBeatNs = 100000000;      // a beat in so many nanoseconds is enough
-constexpr int64_t kSilenceNs = 5000000000;  // some times the longest sleep of a rank's thread
+constexpr int64_t kLookUs = 1000000;        // most that a look waits for the table's lock
+constexpr int64_t kLookNs = 1000000000;     // between checks whether the lock's holder has died
+constexpr int64_t kBeatNs = 100000000;      // between heartbeats, at least
+constexpr int64_t kSilenceNs = 5000000000;  // several times the longest sleep of a rank's thread
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -71,7 +71,7 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
     launch_order_->init(local_size());
   }
   window_ = std::max(header_->places / least, 1u);
-  most_ahead_ = (kShares - 2) * window_ - 1;  // and so there is one place beyond the window
+  most_ahead_ = (kShares - 2) * window_ - 1;  // leaves one entry more than the window
 }
 
 uint32_t* HostTable::bucket(const Key& key) { return &buckets_[key.low % kBuckets]; }
@@ -99,8 +99,8 @@ bool HostTable::take_entry(ArriveResult* arrival) {
   return true;
 }
 
-// Memory for the next entries, so that too little of it is no SIGBUS; false where there is none now. Not under the
-// lock, since it may take a second. Ranks that do it at the same time do the same.
+// Commits memory for the next entries, so that a lack of memory raises no SIGBUS; false if there is none now. Not under
+// the lock, since it may take a second. Idempotent: several ranks may commit the same entries at once.
 bool HostTable::commit_entries() {
   uint32_t first = header_->committed.load(std::memory_order_acquire);
   const uint32_t more = std::min(kEntries - first, kEntriesStep);
@@ -198,7 +198,7 @@ std::optional<Key> HostTable::made(const TableEvent& event) {
   });
 }
 
-// A sentence on why the ranks of this host cannot run the operation together; empty when they can.
+// Why the ranks of this host cannot run the operation together; empty: they can.
 std::string HostTable::disagreement(Entry& e) {
   RankRecord* records = e.records();
   for (int r = 0; r < local_size(); ++r) {
@@ -217,7 +217,7 @@ void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
   Entry& e = entry(arrival.entry);
   const std::string error = disagreement(e);
   if (several_hosts_) {
-    // The other hosts must hear of an error too: whoever agrees for this host carries the text along.
+    // The other hosts must hear of an error too: the first rank of this host announces it with the text.
     e.state = State::announced;
     set_text(e.error, kErrorBytes, error);
     arrival.last = false;
@@ -259,7 +259,7 @@ void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
   launching_ranks_ = std::move(ranks);
 }
 
-// False where the order cannot be had: then the operation has ended with that error.
+// False if the launch order cannot be locked: then the operation has ended with that error.
 bool HostTable::give_launches(uint32_t index) {
   if (used_launches_ == nullptr) return true;
   try {
@@ -389,7 +389,7 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
       set_text(header_->departure, kErrorBytes, gone.reason);
       header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
     }
-    // Operations that all ranks agreed on run to their end; what still gathers or waits for other hosts never will.
+    // Operations that all ranks agreed on run to their end; operations that wait for ranks or hosts never will.
     for (uint32_t b = 0; b < kBuckets; ++b) {
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
@@ -445,7 +445,7 @@ std::vector<int> HostTable::behind() {
     std::vector<bool> is_behind(ranks_.size());
     for (uint32_t index = 0; index < header_->used; ++index) {
       Entry& e = entry(index);
-      if (e.left == ranks_.size()) continue;  // its place is free
+      if (e.left == ranks_.size()) continue;  // a free entry
       for (size_t r = 0; r < ranks_.size(); ++r) is_behind[r] = is_behind[r] || !e.records()[r].arrived;
     }
     std::vector<int> behind;

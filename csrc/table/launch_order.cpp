@@ -7,7 +7,7 @@
 namespace mykv {
 
 namespace {
-constexpr int64_t kPatienceUs = 5000000;  // it is held for nanoseconds
+constexpr int64_t kPatienceUs = 5000000;  // the lock is held for nanoseconds
 }
 
 size_t LaunchOrder::bytes(int local_size) {

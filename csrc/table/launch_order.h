@@ -1,7 +1,7 @@
-// In which order the ranks of a host launch what goes by NCCL. An operation of NCCL's holds its GPU until all ranks of
-// its communicator have come, so two ranks that launch two communicators' operations in different orders wait for each
-// other for ever. Each operation therefore gets, when all have arrived, a number from each of its ranks: numbers of a
-// rank have no gaps, and one lock around giving them makes all of them parts of one order.
+// The order in which the ranks of a host launch operations by NCCL. An NCCL operation holds its GPU until all ranks of
+// its communicator have launched it, so two ranks that launch operations of two communicators in different orders
+// deadlock. Each operation therefore gets a number from each of its ranks when all have arrived. The numbers of a rank
+// have no gaps, and one lock around giving numbers puts all operations into one order.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 
 namespace mykv {
 
-// Lies in the table of the world of a host; process sets use that of the world.
+// Lies in the table of the world of a host; process sets use the same one.
 class LaunchOrder {
  public:
   static size_t bytes(int local_size);
   void init(int local_size);
 
-  // The numbers of one operation are given while this is held. Throws Error where another rank keeps it, or has died
-  // with it.
+  // Held while the numbers of one operation are given. Throws Error if another rank keeps the lock, or has died with
+  // it.
   void lock();
   void unlock() { mutex_.unlock(); }
-  // The next one of a local rank of the world; the first is 1.
+  // The next number of a local rank of the world; the first is 1.
   uint64_t next(int rank) { return ++last()[rank]; }
 
  private:

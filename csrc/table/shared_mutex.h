@@ -1,4 +1,4 @@
-// The lock of the shared table. Every wait for it has a time limit in its caller.
+// The mutex of the shared table. Every caller gives a time limit.
 #pragma once
 
 #include <pthread.h>
@@ -7,18 +7,18 @@
 
 namespace mykv {
 
-// A mutex between processes; robust, so that the death of its holder is told and no hang.
+// A mutex between processes; robust, so that the death of its holder is reported instead of a deadlock.
 class SharedMutex {
  public:
   enum class Result {
     taken,
     busy,
-    inherited,  // its holder has died in it; the lock is ours, and of no use to anybody from unlock() on
-    unusable,   // that has happened before
+    inherited,  // its holder has died; this thread has the mutex, and from unlock() on it is unusable
+    unusable,   // a holder has died earlier
   };
   void init();
   Result try_lock();
-  Result try_lock(int64_t timeout_us);  // busy: somebody else held it all that time
+  Result try_lock(int64_t timeout_us);  // busy: the mutex was not free in that time
   void unlock() { pthread_mutex_unlock(&mutex_); }
 
  private:

@@ -16,12 +16,12 @@ namespace mykv {
 
 namespace {
 
-// Between two looks at who holds the lock. Time is counted in such waits, not by a clock, since this process may have
+// Between two looks at the lock's holder. Time is counted in such waits, not by a clock, since this process may have
 // been stopped too.
 constexpr int64_t kSliceUs = 50000;
-constexpr int64_t kWritingNs = 100000000;  // a verdict's text is there long before, unless its writer was stopped
+constexpr int64_t kWritingNs = 100000000;  // writing a verdict takes far less, unless its writer was stopped
 
-// Ends the process where this thread has the mutex; only glibc tells who has it.
+// Ends the process if this thread holds the mutex; only glibc tells the owner of a mutex.
 void require_without(std::mutex& mutex) {
 #ifdef __GLIBC__
   if (mutex.native_handle()->__data.__owner != syscall(SYS_gettid)) return;
@@ -43,7 +43,7 @@ bool TableLock::take(int64_t limit_us) {
   const SharedMutex::Result result = shared_.mutex.try_lock();
   if (result == SharedMutex::Result::inherited || result == SharedMutex::Result::unusable) died(result);
   if (result == SharedMutex::Result::busy && !wait(limit_us)) return false;
-  // Plain moves: only the holder writes it.
+  // No atomic increment: only the lock's holder writes `holding`.
   const uint64_t last = shared_.holding.load(std::memory_order_relaxed);
   shared_.holding.store((last / kTurn + 1) * kTurn + static_cast<uint64_t>(local_rank_) + 1, std::memory_order_relaxed);
   if (verdict_.state.load(std::memory_order_acquire) != 0) {
@@ -102,7 +102,7 @@ void TableLock::notice_death() {
   }
 }
 
-// What a rank was changing when it died cannot be trusted. The lock stays unusable.
+// The table may be inconsistent after a rank has died in a change, so it is given up. The lock stays unusable.
 void TableLock::died(SharedMutex::Result result) {
   const int rank = holder();
   const std::string who =
@@ -117,7 +117,7 @@ int TableLock::holder() const { return static_cast<int>(shared_.holding.load(std
 TableLocked TableLock::locked() const {
   std::vector<int> ranks;
   const int rank = holder();
-  // Before it says so, or after, it can only be one that is not seen any more.
+  // If the holder is not recorded (before it records itself, or after), it must be an unresponsive rank.
   if (rank >= 0)
     ranks = {rank};
   else

@@ -1,9 +1,9 @@
-// The lock of the host's table. It knows who holds it, so that ranks that wait for one that was stopped in the middle
-// of a change, or died there, can say so, and can give the table up.
+// The lock of the host's table. It records its holder, so that waiting ranks can name a rank that was stopped or died
+// in the middle of a change, and can give the table up.
 //
 // Giving up needs no lock: it is a verdict, which every rank reads before and after each of its changes. From then on
-// whoever comes near the table gets it as an error, also the rank that held the lock, when it goes on: what it was
-// changing is used by nobody any more, and it begins nothing new.
+// every access to the table throws the verdict as an error, also in the rank that held the lock, when it goes on: no
+// rank uses what it was changing any more, and it begins nothing new.
 #pragma once
 
 #include <atomic>
@@ -23,10 +23,10 @@ namespace mykv {
 // A rank keeps the table locked; the text names it.
 struct TableLocked : Error {
   TableLocked(const std::string& text, int local_rank) : Error(text), holder(local_rank) {}
-  int holder;  // local rank, or -1: it was stopped before it could say that it has the lock
+  int holder;  // local rank, or -1: the holder was stopped before it had recorded itself
 };
 
-// Nobody of this host uses the table any more; the text says why.
+// No rank of this host uses the table any more; the text says why.
 struct TableGivenUp : Error {
   using Error::Error;
 };
@@ -36,26 +36,26 @@ class TableLock {
   // In shared memory; all zero is a good table whose mutex is not made yet.
   struct Shared {
     SharedMutex mutex;
-    std::atomic<uint64_t> holding{0};  // how often it was taken, times kTurn, plus the holder's local rank plus one
+    std::atomic<uint64_t> holding{0};  // how often the lock was taken, times kTurn, plus the holder's local rank + 1
   };
-  // In shared memory, apart from what changes often, since everybody reads it all the time.
+  // In shared memory, on cache lines of its own, since every rank reads it all the time.
   struct alignas(64) Verdict {
     static constexpr size_t kTextBytes = 1024;
     std::atomic<uint32_t> state{0};  // 0: the table is good; kWriting, kGivenUp
     char text[kTextBytes];
   };
-  // What the lock wants of those around it.
+  // What the lock needs from its table.
   struct Callbacks {
-    std::vector<int> ranks;                          // what messages call each rank of the host
-    std::function<void()> beat;                      // this rank lives, though it waits
-    std::function<std::vector<int>()> unresponsive;  // local ranks that have not beaten for a while
+    std::vector<int> ranks;                          // the labels of the host's ranks
+    std::function<void()> beat;                      // heartbeat of this rank while it waits
+    std::function<std::vector<int>()> unresponsive;  // local ranks without a heartbeat for some seconds
     std::function<void()> ring_all;
   };
 
   TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around);
 
-  // Runs it under the lock and returns what it returns. Throws Error where the table was given up, before it has run or
-  // after: this rank may have been stopped in the middle.
+  // Calls run() under the lock and returns its result. Throws Error if the table was given up before or meanwhile: this
+  // rank may have been stopped in run().
   template <class Run>
   auto run(Run&& run) {
     take(0);
@@ -74,7 +74,7 @@ class TableLock {
       return result;
     }
   }
-  // The same for those who must not wait themselves: throws TableLocked when one rank keeps the lock for `limit_us`.
+  // The same for callers that must not block: throws TableLocked when a rank keeps the lock for `limit_us`.
   template <class Run>
   auto look(int64_t limit_us, Run&& run) {
     if (!take(limit_us)) throw locked();
@@ -82,7 +82,7 @@ class TableLock {
     return run();
   }
 
-  // Throws Error where the table was given up. Costs a load.
+  // Throws Error if the table was given up. Costs one load.
   void require_good() const {
     if (verdict_.state.load(std::memory_order_acquire) != 0) throw TableGivenUp(verdict_text());
   }
@@ -90,14 +90,15 @@ class TableLock {
   void notice_death();
   // Gives the table up for all ranks. The first reason counts.
   void give_up(const std::string& reason);
-  // From now on this process gives the table up where one rank keeps the lock for `limit_us`, whatever others wait for.
+  // From now on this process gives the table up if one rank keeps the lock for `limit_us` while a thread of this
+  // process waits for it.
   void lose_patience(int64_t limit_us, const std::string& why);
-  // How long the oldest thread of this process has waited for the lock, in nanoseconds; 0: none does.
+  // The longest time that a thread of this process has waited for the lock so far, in nanoseconds; 0: no thread waits.
   int64_t longest_wait() const;
-  // For tests: from now on a thread that has this mutex and takes the lock ends the process. arrive() takes them in the
-  // other order.
+  // For tests: from now on a thread that holds `inner` and takes the lock ends the process, since arrive() takes them
+  // in the other order.
   void comes_before(std::mutex& inner) { inner_ = &inner; }
-  // The lock cannot be had: who has it, in a sentence.
+  // The error that names the rank that keeps the lock.
   TableLocked locked() const;
 
  private:
@@ -108,7 +109,7 @@ class TableLock {
     ~Holder() { lock.give_back(); }
     TableLock& lock;
   };
-  // False when one rank kept it for `limit_us`; 0: waits until the table is given up.
+  // False when one rank kept the lock for `limit_us`; 0: waits until the table is given up.
   bool take(int64_t limit_us);
   bool wait(int64_t limit_us);
   void give_back();
@@ -124,7 +125,7 @@ class TableLock {
   const int local_rank_;
   const Callbacks around_;
   std::mutex* inner_ = nullptr;
-  mutable std::mutex mutex_;  // guards the rest, which is of this process
+  mutable std::mutex mutex_;  // guards the members below, which belong to this process
   std::multiset<int64_t> waits_;
   int64_t patience_us_ = 0;  // 0: endless
   std::string impatient_;    // why

@@ -1,4 +1,4 @@
-// What the timeline keeps of operations and of threads: times in nanoseconds of now_ns().
+// The timeline's records of operations and threads: times in nanoseconds of now_ns().
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace mykv {
 
-// When a rank came, or a host, which goes by its first rank.
+// When a rank arrived, or a host, which is named by its first rank.
 struct ArrivalRecord {
   int rank;
   int64_t time;
 };
 
-// 0 for what did not happen.
+// Times are 0 for phases that did not happen.
 struct PartRecord {
   struct Interval {
     int64_t begin = 0;
@@ -23,14 +23,14 @@ struct PartRecord {
   uint32_t number = 0;
   Interval copy_in;
   Interval wait;
-  Interval reduce;      // by whichever rank of the host
-  Interval scatter;     // this rank's slice, between hosts
-  Interval reduce_all;  // what came from them
-  Interval gather;
-  Interval spread;  // the result into the slots of this host
+  Interval reduce;      // by any rank of the host
+  Interval scatter;     // between hosts: values of this rank's slice
+  Interval reduce_all;  // between hosts: reducing the received values
+  Interval gather;      // between hosts: results
+  Interval spread;      // copying the result into the slots of this host
   Interval copy_out;
-  // Among RequestRecord::arrivals: those of this host's ranks, then, on rank 0 of several hosts, when it heard of which
-  // host that all its ranks are there.
+  // Begin in RequestRecord::arrivals: first this host's ranks; then, on rank 0 of several hosts, the times at which
+  // each host announced that all its ranks had arrived.
   size_t arrivals = 0;
   uint32_t ranks = 0;
   uint32_t hosts = 0;

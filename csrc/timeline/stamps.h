@@ -1,5 +1,5 @@
-// When a rank did what for an operation, written into the shared table so that the timeline of one rank can tell who
-// came late and who reduced.
+// The times of a rank's work on an operation. They lie in the shared table, so that the timeline of any rank of the
+// host can tell which rank was late and which rank reduced.
 #pragma once
 
 #include <array>
@@ -12,20 +12,20 @@ namespace mykv {
 
 enum class Stamp : uint8_t {
   arrived,    // in the host's table
-  begun,      // to reduce, or on several hosts to reduce its slice over its host
-  scatter,    // its slice goes to the other hosts ...
-  scattered,  // ... and theirs have come
-  gather,     // the sums go to the other hosts ...
-  gathered,   // ... and all are here
+  begun,      // began to reduce; on several hosts, to reduce its slice over its host
+  scatter,    // began to send its values to the other hosts ...
+  scattered,  // ... and has received theirs
+  gather,     // began to send its result to the other hosts ...
+  gathered,   // ... and has received theirs
   finished,   // its share of the work
 };
 constexpr size_t kStamps = 7;
 
-// One rank's stamps on one operation; 0 where it has none. Only that rank writes them, and what it wrote before the
-// operation was done can be read after it. Before that a reader gets either value.
+// One rank's stamps on one operation; 0: not set. Only that rank writes them. Stamps written before the operation was
+// done can be read after it; before that a reader gets the old or the new value.
 class Stamps {
  public:
-  // The others count only for a rank that has this one.
+  // Other stamps are valid only if `arrived` is set.
   void forget_arrival() { at(Stamp::arrived).store(0, std::memory_order_relaxed); }
   void clear() {
     for (auto& time : times_) time.store(0, std::memory_order_relaxed);

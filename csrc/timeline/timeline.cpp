@@ -25,7 +25,7 @@ constexpr size_t kTextBytes = 4 << 20;                    // written at once
 constexpr size_t kSpare = 4096;                           // records that are kept
 constexpr int kNice = 10;                                 // training goes first
 
-// Signals are for the threads that the user knows of: Ctrl-C must reach Python's.
+// Blocks signals in a new thread: Ctrl-C must reach Python's main thread.
 class WithoutSignals {
  public:
   WithoutSignals() {
@@ -50,13 +50,13 @@ void Timeline::Batch::clear() {
   weight = 0;
 }
 
-// Never destroyed: threads of the process may come here until its very end.
+// Never destroyed: threads may use it until the process ends.
 Timeline& Timeline::instance() {
   static Timeline& timeline = *new Timeline;
   return timeline;
 }
 
-// In a fork there is no writer, the locks may be held for ever, and the file is the parent's.
+// In a fork there is no writer, locks may never be released, and the file belongs to the parent.
 bool Timeline::forked() const { return process_ != 0 && process_ != getpid(); }
 
 int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
@@ -89,7 +89,7 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   return 0;
 }
 
-// Under mutex_.
+// Call it under mutex_.
 void Timeline::end_recording() {
   if (!active_) return;
   active_ = false;
@@ -162,7 +162,7 @@ void Timeline::add(AwakeRecord awake) {
   batch_.awake.push_back(std::move(awake));
 }
 
-// The writer. It is woken by stop() and by a batch that has grown large, and wakes by itself after each period.
+// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period.
 void Timeline::run(TraceFile file, TraceRows rows) {
   prctl(PR_SET_NAME, "mykv timeline");
   const sched_param unused{};

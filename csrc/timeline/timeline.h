@@ -1,7 +1,7 @@
-// The timeline of this process: what became of each operation, and when, for Perfetto. The threads that work on
-// operations only note times; a thread of the timeline's own makes text of them and writes it.
+// The timeline of this process: the phases and times of each operation, for Perfetto. The threads that work on
+// operations only record times; a thread of the timeline formats and writes them.
 //
-// One object for the process, since several runtimes (process sets) share one file.
+// One object per process, since several runtimes (process sets) share one file.
 #pragma once
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ class TraceRows;
 
 class Timeline {
  public:
-  // Whether operations that begin now are to be recorded. The only thing that costs when nothing is.
+  // Whether operations that begin now are recorded. This check is the only cost while the timeline is off.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   static bool marks_cycles() { return marks_cycles_.load(std::memory_order_relaxed); }
   // The process's one timeline.
@@ -40,19 +40,19 @@ class Timeline {
 
   // Throws Error if it is started already; returns an errno if the file cannot be written.
   int start(FileDescriptor file, const TimelineOptions& options);
-  // Writes what is there and ends; returns the errno that ended it earlier, or 0. Without effect when not started.
+  // Writes the remaining records and ends; returns the errno that ended it earlier, or 0. No-op if not started.
   int stop();
-  // Between start() and stop(), even if it has ended itself for want of disk space.
+  // True between start() and stop(), even if the timeline has ended itself for lack of disk space.
   bool started();
 
-  // A record of this session, begun now, or null when the timeline is off.
+  // A record of this session that begins now, or null if the timeline is off.
   std::unique_ptr<RequestRecord> record();
   uint64_t session() const { return session_.load(std::memory_order_relaxed); }
-  // Of an earlier session: is dropped.
+  // Adds a record; a record of an earlier session is dropped.
   void add(std::unique_ptr<RequestRecord> request);
   void add(AwakeRecord awake);
 
-  // While one of these lives, `flag` in the memory shared by a host counts the timelines that need its ranks' stamps.
+  // While an Interest lives, `flag`, in the host's shared memory, counts the timelines that need its ranks' stamps.
   class Interest {
    public:
     explicit Interest(std::atomic<uint32_t>& flag);
@@ -81,11 +81,11 @@ class Timeline {
   inline static std::atomic<bool> marks_cycles_{false};
   std::atomic<uint64_t> session_{0};
 
-  std::mutex control_;  // start() and stop(), one at a time
+  std::mutex control_;  // serializes start() and stop()
   std::mutex mutex_;    // guards the members of this paragraph
   std::condition_variable news_;
   Batch batch_;
-  std::vector<std::unique_ptr<RequestRecord>> spare_;  // to be used again, with the memory that they hold
+  std::vector<std::unique_ptr<RequestRecord>> spare_;  // records for reuse, with their memory
   bool stopping_ = false;
   bool active_ = false;  // records are taken
   bool started_ = false;
@@ -93,7 +93,7 @@ class Timeline {
   std::vector<std::atomic<uint32_t>*> interests_;
 
   std::thread writer_;
-  pid_t process_ = 0;  // that started one
+  pid_t process_ = 0;  // the process that called start()
 };
 
 }  // namespace mykv

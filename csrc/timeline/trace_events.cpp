@@ -21,7 +21,7 @@ void put_number(std::string* out, int64_t number) {
   out->append(digits, static_cast<size_t>(end - digits));
 }
 
-// A thousandth of `number`, with three decimals: microseconds from nanoseconds.
+// Appends number / 1000 with three decimals: nanoseconds as microseconds.
 void put_thousandth(std::string* out, int64_t number) {
   number = std::max<int64_t>(number, 0);
   char digits[24];
@@ -52,7 +52,7 @@ void put_text(std::string* out, std::string_view text) {
   out->push_back('"');
 }
 
-// Lists of who came in which order, and how long (ms) each of them after the first.
+// Appends the ranks in the order of arrival, and how long (ms) each rank arrived after the first.
 template <size_t n, size_t m>
 void put_order(std::string* out, const ArrivalRecord* begin, uint32_t count, const char (&order)[n],
                const char (&late)[m]) {
@@ -73,14 +73,15 @@ void put_order(std::string* out, const ArrivalRecord* begin, uint32_t count, con
   out->back() = ']';
 }
 
-// Members of args, each with a comma before it.
+// Appends members of args, each with a comma before it.
 void put_arrivals(std::string* out, const RequestRecord& request, const PartRecord& part) {
   const ArrivalRecord* const first = request.arrivals.data() + part.arrivals;
   put_order(out, first, part.ranks, ",\"order\":[", ",\"late_ms\":[");
   put_order(out, first + part.ranks, part.hosts, ",\"host_order\":[", ",\"host_late_ms\":[");
 }
 
-// Operations without a name get a number from the caller, another one for each call: they share a row.
+// The names of unnamed operations contain a number that differs for each call; the number is cut off, so they share a
+// row.
 std::string row_of(const std::string& name) {
   for (const char* numbered : {"/unnamed/", "/waiting/"}) {
     const size_t at = name.find(numbered);
@@ -99,7 +100,7 @@ std::string TraceRows::first_event(int rank) {
   return R"({"ph":"M","pid":)" + number + R"(,"name":"process_name","args":{"name":"rank )" + number + "\"}}";
 }
 
-// The row to draw a bar of these times in, made if need be.
+// The number of the row for a bar with these times; makes a new row if all rows are occupied.
 int TraceRows::lane(const std::string& row, int64_t begin, int64_t end, bool on_top, std::string* out) {
   std::vector<Lane>& lanes = rows_[row];
   for (Lane& lane : lanes) {
@@ -125,7 +126,7 @@ int TraceRows::lane(const std::string& row, int64_t begin, int64_t end, bool on_
   return lanes_;
 }
 
-// A bar up to its args.
+// Appends a bar up to its args.
 void TraceRows::bar(int lane, std::string_view name, int64_t begin, int64_t end, std::string* out) const {
   put(out, ",\n{\"ph\":\"X\",\"pid\":");
   put_number(out, rank_);
@@ -142,7 +143,7 @@ void TraceRows::bar(int lane, std::string_view name, int64_t begin, int64_t end,
 void TraceRows::write(const RequestRecord& request, std::string* out) {
   const std::string row = row_of(request.name);
   const int tid = lane(row, request.begin, request.end, false, out);
-  // "allreduce sum of float32 (3, 4)": the bar is called by what is done, its args tell the rest.
+  // "allreduce sum of float32 (3, 4)": the bar is named by the text before " of "; its args have the rest.
   bar(tid, std::string_view(request.signature).substr(0, request.signature.find(" of ")), request.begin, request.end,
       out);
   put(out, ",\"args\":{\"bytes\":");

@@ -1,6 +1,5 @@
-// From records to trace events: one row for each name, and in it, for each call, a bar with the phases that it went
-// through below it. Viewers demand that bars of one row nest, so calls of one name that overlap in time get rows of
-// their own.
+// Converts records to trace events: a row for each name, and in the row a bar for each call, with its phases below the
+// bar. Viewers require that the bars of a row nest, so calls of one name that overlap in time get separate rows.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ class TraceRows {
   TraceRows(int rank, int64_t zero) : rank_(rank), zero_(zero) {}
 
   static std::string first_event(int rank);
-  // These append to `out` each event with ",\n" before it.
+  // The write functions append events to `out`, each with ",\n" before it.
   void write(const RequestRecord& request, std::string* out);
   void write(const AwakeRecord& awake, std::string* out);
   void write_dropped(uint64_t requests, std::string* out);

@@ -1,5 +1,5 @@
 // A file of trace events in Chrome's format that is valid JSON at every moment: each write ends with the closing
-// brackets, and the next one begins in their place. So neither a killed process nor a full disk leaves a broken file.
+// brackets, and the next write overwrites them. So neither a killed process nor a full disk leaves a broken file.
 #pragma once
 
 #include <string>
@@ -16,15 +16,15 @@ class TraceFile {
 
   // Writes the beginning: members of the outer object, and the first event. Returns 0 or an errno, as append() does.
   int begin(const std::string& members, const std::string& first_event);
-  // `events`: each of them with ",\n" before it. If not all of it can be written, none of it is there afterwards.
-  // Empties `events`, which keeps its memory.
+  // `events`: events, each with ",\n" before it. If they cannot be written completely, the file stays as it was.
+  // Clears `events`, which keeps its memory.
   int append(std::string* events);
 
  private:
   int write(std::string* text);
 
   FileDescriptor fd_;
-  size_t end_ = 0;  // of the last event
+  size_t end_ = 0;  // end of the last event in the file
 };
 
 }  // namespace mykv

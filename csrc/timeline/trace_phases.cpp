@@ -34,7 +34,7 @@ std::vector<PhasePiece> collect(const RequestRecord& request) {
   return all;
 }
 
-// One part's phases follow one another, but for what clocks and late readers get wrong.
+// The phases of a part follow each other. Corrects overlaps, which come from clocks and late readers.
 void in_sequence(std::vector<PhasePiece>* pieces) {
   int64_t last = 0;
   for (PhasePiece& piece : *pieces) {

@@ -11,9 +11,9 @@ namespace mykv::gpu {
 
 namespace {
 
-constexpr size_t kLayeredBytes = 64 << 10;  // below it, more meetings cost more than copying less saves
+constexpr size_t kLayeredBytes = 64 << 10;  // below it, the extra meetings cost more than less copying saves
 
-// What a rank tells the others, one item a line.
+// What a rank tells the other ranks, one item per line.
 struct Equipment {
   std::string road, hosts;
   int nccl = 0;                   // its version
@@ -52,7 +52,7 @@ Equipment look(const Settings& settings) {
   try {
     for (int device = 0; device < count; ++device) mine.gpus.push_back(libraries.cuda()->bus_id(device));
   } catch (const Error& error) {
-    mine.gpus.clear();  // the other ranks wait for what this one tells
+    mine.gpus.clear();  // no throw: the other ranks wait for this rank's text
     mine.problem = error.what();
     return mine;
   }
@@ -75,7 +75,7 @@ void require_same(const World& world, const char* variable, const std::vector<Eq
   }
 }
 
-// Why NCCL does not serve these ranks; empty where it does.
+// Why NCCL does not serve these ranks; empty: it does.
 std::string obstacle(const World& world, const std::vector<Equipment>& all) {
   for (size_t r = 0; r < all.size(); ++r) {
     const std::string rank = "rank " + std::to_string(world.label(static_cast<int>(r)));
@@ -158,7 +158,7 @@ Road GpuRoads::road_of(const Operation& operation, const DeviceMemory& devices, 
   if (layered) {
     Operation unscaled = operation;
     unscaled.scale = 1.0;
-    // Where the memory of each rank lies they tell each other when they meet.
+    // Ranks tell each other where their memory lies when they meet (Layers::post()).
     const bool fits = operation.kind == Kind::allreduce && operation.bytes() >= kLayeredBytes && nccl_can(unscaled);
     return fits ? Road::layered : Road::staged;
   }

@@ -1,4 +1,4 @@
-// What the ranks of a world have in GPUs, and by which road the arrays on them meet.
+// The GPUs of a world's ranks, and by which road operations on them go.
 #pragma once
 
 #include <string>
@@ -17,21 +17,21 @@ struct Settings {
 struct GpuRoads {
   bool any = false;                            // some rank has a GPU
   bool nccl = false;                           // NCCL serves all ranks
-  std::string reason;                          // why it does not
-  bool layered = false;                        // but it serves each host, and sums go by Road::layered
-  std::vector<std::vector<std::string>> gpus;  // that each rank sees: their addresses on the bus
+  std::string reason;                          // why NCCL does not
+  bool layered = false;                        // NCCL serves each host, and sums go by Road::layered
+  std::vector<std::vector<std::string>> gpus;  // the GPUs that each rank sees: their bus ids
 
-  // The road of a request that all ranks bring alike but for their devices. `scattered`: see Request.
+  // The road of a request. It must be the same on all ranks, but for their devices. `scattered`: see Request.
   Road road_of(const Operation& operation, const DeviceMemory& devices, bool scattered = false) const;
 };
 
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.
 GpuRoads find_gpu_roads(const World& world, const Settings& settings);
 
-// Whether all of it lies on one GPU: a piece would need its counterpart on the same one of every rank.
+// Whether all the memory lies on one GPU: otherwise a piece would need its counterpart on the same GPU of every rank.
 bool on_one_gpu(const DeviceMemory& devices);
 
-// Whether NCCL computes it as the core's own kernels do: it has no bool and no integers of 16 bits, and scales no
+// Whether NCCL computes the same as the core's kernels: NCCL has no bool and no 16-bit integers, and scales no
 // integers.
 bool nccl_can(const Operation& operation);
 

@@ -7,7 +7,7 @@
 
 namespace mykv {
 
-// An MPI communicator of our own, freed with its owner unless MPI was finalized before or it was let go.
+// Owns an MPI communicator and frees it, unless MPI was finalized before or let_go() was called.
 class Communicator {
  public:
   Communicator() = default;
@@ -21,8 +21,8 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
-  // Never frees it. A message that nobody received would be delivered to the next communicator of the same number, so
-  // what may carry one when a rank leaves must keep its number.
+  // Never frees the communicator. MPI would deliver a message that was never received to the next communicator with the
+  // same number, so a communicator that may have such a message must keep its number.
   void let_go() { comm_ = MPI_COMM_NULL; }
   MPI_Comm get() const { return comm_; }
   int rank() const;

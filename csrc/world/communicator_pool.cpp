@@ -13,7 +13,7 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMost = 8;  // latest pairs that are kept for the same processes; the others are left to MPI
+constexpr size_t kMost = 8;  // latest pairs that are kept for the same processes; other pairs are left to MPI
 
 struct Kept {
   uint64_t next = 1;  // number of the next pair
@@ -26,8 +26,8 @@ struct Pool {
 };
 Pool& g_pool = *new Pool;
 
-// Throws all away that was sent in a communicator before. The mark is an empty message, which mykv sends nowhere else;
-// MPI keeps the order of messages of one sender.
+// Drops all messages that were sent in a communicator before. The mark is an empty message, which mykv sends nowhere
+// else; MPI keeps the order of messages of one sender.
 void empty(MPI_Comm comm) {
   int size = 0, rank = 0;
   MPI_Comm_size(comm, &size);
@@ -69,7 +69,7 @@ std::vector<int> processes_of(MPI_Comm comm) {
 }
 
 CommunicatorPair take_communicators(MPI_Comm comm, const std::vector<int>& processes) {
-  using Offer = std::array<uint64_t, 1 + kMost>;  // the next number, and those of the pairs that are kept
+  using Offer = std::array<uint64_t, 1 + kMost>;  // the next number, and the numbers of the pairs that are kept
   Offer mine{};
   {
     std::lock_guard<std::mutex> lock(g_pool.mutex);
@@ -111,8 +111,8 @@ void give_back_communicators(const std::vector<int>& processes, const Communicat
   std::vector<CommunicatorPair>& pairs = g_pool.of[processes].pairs;
   pairs.push_back(pair);
   if (pairs.size() <= kMost) return;
-  // The oldest goes: all ranks keep the same then, in whatever order the pairs come back, and pairs that another rank
-  // has not given back make room.
+  // Drops the oldest pair. So all ranks keep the same pairs, in whatever order the pairs come back, and pairs that
+  // another rank has not given back make room.
   const auto older = [](const CommunicatorPair& a, const CommunicatorPair& b) { return a.number < b.number; };
   pairs.erase(std::min_element(pairs.begin(), pairs.end(), older));
 }

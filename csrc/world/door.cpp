@@ -16,8 +16,8 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMostWaiting = 256;  // callers that have not said the secret; a silent crowd must not take all files
-constexpr int kMostAtOnce = 64;       // of those that come in, between two looks at what others say
+constexpr size_t kMostWaiting = 256;  // callers that have not sent the secret; they must not use up all descriptors
+constexpr int kMostAtOnce = 64;       // callers accepted between two looks at what other callers send
 constexpr int kCrowdedMs = 2;         // between two tries to call
 
 FileDescriptor unix_socket() { return FileDescriptor(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)); }
@@ -54,7 +54,7 @@ struct DescriptorMessage {
     message.msg_iov = &data;
     message.msg_iovlen = 1;
     message.msg_control = control;
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // not CMSG_SPACE, whose padding has room for a second one
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // not CMSG_SPACE, whose padding has room for a second descriptor
   }
   DescriptorMessage(const DescriptorMessage&) = delete;
   DescriptorMessage& operator=(const DescriptorMessage&) = delete;
@@ -118,7 +118,7 @@ void Door::let_in() {
   for (int i = 0; i < kMostAtOnce; ++i) {
     Caller caller;
     caller.connection = FileDescriptor(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    // Where files are used up, those who have been silent the longest make room.
+    // If descriptors are used up, the caller that has been silent the longest is dropped.
     const bool crowded = caller.connection ? waiting_.size() >= kMostWaiting : errno == EMFILE || errno == ENFILE;
     if (crowded && !waiting_.empty()) {
       waiting_.pop_front();
@@ -136,7 +136,7 @@ void Door::let_in() {
   }
 }
 
-// Whether there is nothing more to hear.
+// Whether the caller is served or rejected.
 bool Door::hear(Caller& caller, const Token& secret, int fd) {
   const size_t left = sizeof caller.said - caller.bytes;
   const ssize_t some = recv(caller.connection.get(), caller.said.bytes + caller.bytes, left, 0);
@@ -144,7 +144,7 @@ bool Door::hear(Caller& caller, const Token& secret, int fd) {
   if (some > 0) caller.bytes += static_cast<size_t>(some);
   if (some > 0 && caller.bytes < sizeof caller.said) return false;
   if (caller.bytes == sizeof caller.said && equal(caller.said, secret)) {
-    send_descriptor(caller.connection.get(), fd);  // which fails where a rank has died since it called
+    send_descriptor(caller.connection.get(), fd);  // fails if the rank has died since it called
     ++served_;
   } else {
     ++strangers_;
@@ -175,7 +175,7 @@ FileDescriptor call(const Token& name, const Token& secret) {
 
 FileDescriptor receive_descriptor(int connection) {
   DescriptorMessage in;
-  // Somewhat longer than the other side tries.
+  // Waits longer than the other side tries.
   if (!readable(connection, 2 * kPatienceMs) || recvmsg(connection, &in.message, MSG_CMSG_CLOEXEC) != 1) return {};
   const cmsghdr* header = CMSG_FIRSTHDR(&in.message);
   if (header == nullptr || header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS ||

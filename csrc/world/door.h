@@ -1,6 +1,6 @@
-// The door at which the ranks of a host call for their segment: a Unix socket in the abstract namespace, which any
-// process of the machine may knock at, in any number and with anything to say. A descriptor is handed only to callers
-// of the same user that know the job's secret, and nobody else keeps them waiting.
+// The door at which the ranks of a host ask for their segment: a Unix socket in the abstract namespace. Any process of
+// the machine may connect to it, any number of times, and send anything. The descriptor is handed only to callers of
+// the same user that know the job's secret, and other callers cannot delay them.
 #pragma once
 
 #include <cstddef>
@@ -16,27 +16,27 @@ struct Token {
   unsigned char bytes[16];
 };
 
-// Throws Error where the system has no random bytes.
+// Throws Error if the system has no random bytes.
 Token random_token();
-// In a time that does not tell where they differ.
+// Compares in constant time, so that the time does not tell where the tokens differ.
 bool equal(const Token& a, const Token& b);
 
-// How long ranks of one machine wait for each other, when all are known to be at it.
+// How long ranks of one machine wait for each other, once all ranks have called.
 constexpr int kPatienceMs = 10000;
 
 class Door {
  public:
-  // Leaves in *refused why the system allows no such socket; then the door is shut.
+  // False if the system allows no such socket; *refused then says why.
   bool open(const Token& name, std::string* refused);
-  // Lets those in who call in the next `ms` milliseconds, or returns sooner, and hands them `fd`.
+  // Waits at most `ms` milliseconds for callers, and hands `fd` to callers with the secret.
   void attend(const Token& secret, int fd, int ms);
-  // Callers with the secret, which were handed the descriptor unless they have died meanwhile.
+  // The number of callers with the secret. They were handed the descriptor unless they have died meanwhile.
   int served() const { return served_; }
-  // Callers that were not: of another user, without the secret, or silent to this moment.
+  // The number of other callers: of another user, without the secret, or silent so far.
   int strangers() const { return strangers_ + static_cast<int>(waiting_.size()); }
 
  private:
-  // Has not said the secret yet.
+  // A caller that has not sent the secret yet.
   struct Caller {
     FileDescriptor connection;
     Token said{};
@@ -51,12 +51,12 @@ class Door {
   int strangers_ = 0;
 };
 
-// A connection to the door of this name, on which nothing was said.
+// A connection to the door of this name, without sending anything.
 FileDescriptor knock(const Token& name);
-// Calls at the door of this name and says the secret, unless a process of another user opened it. None where there is
+// Connects to the door of this name and sends the secret, unless a process of another user opened it. Empty if there is
 // no such door in this network namespace, or it stays crowded.
 FileDescriptor call(const Token& name, const Token& secret);
-// The descriptor that comes over the connection, closed on exec; none where none comes.
+// The descriptor received over the connection, closed on exec; empty if none comes.
 FileDescriptor receive_descriptor(int connection);
 
 }  // namespace mykv

@@ -6,7 +6,7 @@
 
 #include "base/error.h"
 
-// Only in an MPI with ULFM, which its header tells nothing of.
+// Weak: only an MPI with ULFM has it, and mpi.h does not declare it.
 extern "C" __attribute__((weak)) int MPIX_Comm_revoke(MPI_Comm comm);
 
 namespace mykv {

@@ -1,9 +1,9 @@
-// Communicators on which the ranks of a machine wait for each other while a world is made; they end with a death.
+// Revokes communicators on which ranks wait for each other while a world is made, when a process dies.
 //
-// When a process has died, MPI (ULFM) ends collective calls on all communicators that hold it, and on no others. While
-// a world is made there are communicators of the ranks of one machine. Where the dead process is on another machine,
-// and one of the ranks has given up because of it, the others would wait for that one for ever: so whoever notices a
-// death revokes what the ranks wait on.
+// When a process has died, MPI (ULFM) ends collective calls on communicators that contain it, and on no others. While a
+// world is made there are communicators of the ranks of one machine. If the dead process is on another machine and a
+// rank of this machine gives up because of it, the other ranks of this machine would wait for that rank forever. So
+// each process that notices a death revokes the communicators on which it waits.
 #pragma once
 
 #include <mpi.h>
@@ -12,15 +12,15 @@ namespace mykv {
 
 class RevokeOnDeath {
  public:
-  // From here on the communicator is revoked when a process is lost. Throws Error where one was lost already.
+  // From here on the communicator is revoked when a process is lost. Throws Error if a process was lost already.
   explicit RevokeOnDeath(MPI_Comm comm);
   ~RevokeOnDeath();
   RevokeOnDeath(const RevokeOnDeath&) = delete;
   RevokeOnDeath& operator=(const RevokeOnDeath&) = delete;
 
-  // A process has died: ends all meetings of this process, and those that begin before begin_again(). Any thread.
+  // A process has died: ends all meetings of this process, also meetings that begin before begin_again(). Thread-safe.
   static void lose();
-  // All that are left know of those who have died.
+  // All surviving ranks know which ranks have died; new meetings may begin.
   static void begin_again();
 
  private:

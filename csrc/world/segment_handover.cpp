@@ -10,7 +10,7 @@ namespace mykv {
 
 namespace {
 
-// What rank 0 tells the others: where to call, the job's secret, whether there is a segment, and whether to call.
+// What rank 0 tells the other ranks: the door's name, the job's secret, whether there is a segment, whether to call.
 struct Offer {
   Token name{};
   Token secret{};
@@ -18,8 +18,8 @@ struct Offer {
   int shared = 0;
 };
 
-// Attends to the door while the others call, until all who found it have been served. Others than they may crowd there:
-// they must not keep a rank from coming through.
+// Attends to the door while the other ranks call, until all ranks that found it have been served. Foreign processes may
+// crowd there, but must not keep a rank out.
 void serve(MPI_Comm comm, Door& door, const Token& secret, int fd) {
   constexpr int kShortMs = 1;
   constexpr int kLongMs = 100;
@@ -66,7 +66,7 @@ Handover take(MPI_Comm comm, size_t bytes, Segment* segment) {
   const FileDescriptor connection = call(offer.name, offer.secret);
   const int connected = connection ? 1 : 0;
   int callers = 0;
-  MPI_Request counting;  // as rank 0 does, since it would match no blocking call
+  MPI_Request counting;  // nonblocking as on rank 0: MPI does not match it with a blocking call
   check_mpi(MPI_Iallreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
   check_mpi(MPI_Wait(&counting, MPI_STATUS_IGNORE), "MPI_Wait");
   if (!connection) return {Handover::Result::separate, "", "", 0};

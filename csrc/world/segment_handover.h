@@ -1,4 +1,4 @@
-// Hands the host's shared segment from its maker to the other ranks of the host, over a Unix socket in the abstract
+// Hands the host's shared segment from its creator to the other ranks of the host, over a Unix socket in the abstract
 // namespace, to processes of the same user that know this job's token.
 #pragma once
 
@@ -13,18 +13,18 @@ namespace mykv {
 struct Handover {
   enum class Result : int {
     joined,    // this rank has the segment mapped
-    separate,  // the ranks do not share a kernel, a network namespace or a user: this one must look elsewhere
+    separate,  // the ranks share no kernel, network namespace or user: this rank must join other ranks
     failed,    // `failure` says why; empty on ranks that only learned that their first rank failed
   };
   Result result = Result::joined;
   std::string failure;
-  std::string lonely;  // of a first rank that keeps its segment for itself: why it cannot be shared
-  int strangers = 0;   // of a first rank: processes that called for its segment and are none of this job
+  std::string lonely;  // on a first rank that keeps its segment for itself: why it cannot be shared
+  int strangers = 0;   // on a first rank: processes that asked for its segment and are not of this job
 };
 
-// Collective over `comm`, and never throws, so that no rank waits for one that failed. Rank 0 makes a segment of
-// `bytes` bytes, the others get it mapped in *segment. Where the system lets nobody share memory, rank 0 keeps its own
-// and the others are separate.
+// Collective over `comm`, and never throws, so that no rank waits for a rank that failed. Rank 0 makes a segment of
+// `bytes` bytes, and the other ranks get it mapped in *segment. If the system allows no shared memory, rank 0 keeps its
+// segment and the other ranks are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

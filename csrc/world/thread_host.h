@@ -1,5 +1,5 @@
-// One host without MPI, of ranks that are threads of one process and share one mapping: so tools that see only one
-// process, such as ThreadSanitizer, see all of it.
+// A host without MPI, whose ranks are threads of one process and share one mapping. So tools that see only one process,
+// such as ThreadSanitizer, see all ranks.
 #pragma once
 
 #include <cstddef>

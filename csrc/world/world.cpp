@@ -17,8 +17,8 @@ namespace mykv {
 
 namespace {
 
-// Ranks may come minutes after each other (one compiles, or loads data), and most MPIs wait spinning: meet asleep
-// first.
+// Ranks may arrive minutes apart (a rank compiles, or loads data), and most MPIs spin while they wait. So this sleeps
+// between polls.
 MPI_Comm wait_for_all(MPI_Comm comm) {
   constexpr int kLongestUs = 2000;
   MPI_Request request;
@@ -44,7 +44,7 @@ Communicator split(MPI_Comm comm, int color, int key) {
   return Communicator(part);
 }
 
-// Address space for the slots of one rank: as much as the machine has memory, within what a process can map.
+// Address space for the slots of one rank: the size of the machine's memory, limited by what a process can map.
 size_t region_bytes_for(int local_size, size_t most_address_space) {
   constexpr size_t kStep = size_t{1} << 21;  // regions start on a huge page
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -74,7 +74,7 @@ World::World(MPI_Comm parent, const WorldOptions& options)
   require_same("the number of virtual hosts (MYKV_VIRTUAL_HOSTS)", static_cast<uint64_t>(options.virtual_hosts));
   throw_failures(meet_on_host(split_by_host(control_.get(), rank_, options.virtual_hosts)));
 
-  // Everyone learns everyone's host, named by the global rank of its first rank.
+  // Every rank learns the host of every rank, named by the global rank of the host's first rank.
   std::vector<int> leaders(static_cast<size_t>(size_));
   const int leader = hosts_[0][0];
   check_mpi(MPI_Allgather(&leader, 1, MPI_INT, leaders.data(), 1, MPI_INT, control_.get()), "MPI_Allgather");
@@ -115,7 +115,7 @@ void World::require_same(const char* what, uint64_t value) const {
   }
 }
 
-// Ranks of other versions may exchange other messages: this comes first, and its form must never change.
+// Ranks of other versions may exchange other messages, so this comparison comes first, and its form must never change.
 void World::require_same_versions() const {
   uint64_t hash = 0;
   std::string mine;
@@ -146,18 +146,19 @@ std::vector<int> World::labels(const std::vector<int>& ranks) const {
   return result;
 }
 
-// Those of the last world of the same processes, where that was of several hosts and has ended on all of them.
+// Takes the communicators of the last world of the same processes, if it had several hosts and has ended on all of
+// them.
 void World::reuse_communicators() {
   processes_ = processes_of(control_.get());
   if (processes_.empty()) return;
   const CommunicatorPair pair = take_communicators(control_.get(), processes_);
   pair_number_ = pair.number;
   if (pair.control == MPI_COMM_NULL) return;
-  control_ = Communicator(pair.control);  // and frees the one that it was
+  control_ = Communicator(pair.control);  // frees the previous communicator
   data_ = Communicator(pair.data);
 }
 
-// A rank leaves when it likes: news of the others may be on their way to it, also after a shutdown() of all.
+// A rank leaves at its own time: messages of other ranks may be on their way to it, also after shutdown() on all ranks.
 World::~World() {
   if (hosts_.size() == 1) return;
   if (quiet_ && !processes_.empty() && control_.get() != MPI_COMM_NULL)
@@ -183,8 +184,8 @@ int World::cross_size() const {
 }
 
 // Ranks that MPI places on one machine may still be unable to share memory (two containers). So the first candidate
-// offers its segment, those who get it stay together, and the others meet anew among themselves. Returns what went
-// wrong on this rank; one that fails takes its group along, so that nobody waits for it.
+// offers its segment, the ranks that get it form a host, and the other ranks meet again without them. Returns this
+// rank's failure; a rank that fails ends its group with it, so that no rank waits for it.
 std::string World::meet_on_host(Communicator candidates) {
   for (bool first = true;; first = false) {
     Communicator group;  // freed after the meeting
@@ -214,7 +215,7 @@ std::string World::settle(const Communicator& group) {
   check_mpi(MPI_Allgather(&rank_, 1, MPI_INT, ranks.data(), 1, MPI_INT, group.get()), "MPI_Allgather");
   hosts_ = {ranks};
   table_bytes_ = HostTable::bytes(group.size());
-  // The first rank fills the table's head in before anybody uses it.
+  // The first rank initializes the table before any rank uses it.
   std::string failure;
   try {
     if (local_rank_ == 0) HostTable(segment_, ranks, 0, options_.table_places, false);
@@ -237,7 +238,7 @@ std::vector<std::string> World::texts(const std::string& mine) const {
   return result;
 }
 
-// Throws the first rank's failure on all ranks.
+// Throws the failure of the lowest rank that has one, on all ranks.
 void World::throw_failures(const std::string& mine) const {
   const std::vector<std::string> failures = texts(mine);
   for (int r = 0; r < size_; ++r) {

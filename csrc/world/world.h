@@ -1,5 +1,5 @@
-// Who takes part: the ranks, the hosts they live on, and the communicators and the segment they share. Made once, by
-// all ranks together, with plain MPI calls; after that the runtime's own thread is the only one that talks MPI.
+// The world: its ranks, their hosts, and the communicators and the segment that the ranks share. All ranks make it
+// together, once, with plain MPI calls; after that only the runtime's own thread calls MPI.
 #pragma once
 
 #include <mpi.h>
@@ -19,11 +19,11 @@ class ThreadHost;
 struct WorldOptions {
   // Ranks of one machine are split into this many groups that share no memory, as if they were hosts (for tests).
   int virtual_hosts = 1;
-  // What must be the same on all ranks, before anything else is exchanged: names and versions.
+  // Names and versions that must be the same on all ranks; compared before anything else is exchanged.
   std::vector<std::pair<std::string, std::string>> versions;
-  // What messages call the ranks, where this is a part of a larger world; empty: by their ranks.
+  // What messages call the ranks, if this is a part of a larger world; empty: their ranks.
   std::vector<int> labels;
-  // Operations under way on a host, at most; more wait in their own rank.
+  // Entries of a host's table: at most so many parts are under way on the host; more wait in their own rank.
   size_t table_places = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
@@ -32,7 +32,7 @@ struct WorldOptions {
 class World {
  public:
   World(MPI_Comm parent, const WorldOptions& options);
-  // A rank of such a host; has no communicators, and its settings are not compared.
+  // A rank of a ThreadHost; it has no communicators, and its settings are not compared.
   World(const ThreadHost& host, int rank, const WorldOptions& options);
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -43,7 +43,7 @@ class World {
   int local_rank() const { return local_rank_; }
   int local_size() const { return static_cast<int>(hosts_[host_].size()); }
   int host() const { return host_; }
-  // Among the ranks with this local rank on all hosts: this rank's place, and how many they are.
+  // Among the ranks with the same local rank on all hosts: this rank's position, and their number.
   int cross_rank() const;
   int cross_size() const;
   // Global ranks on each host, ascending; hosts in the order of their first rank.
@@ -56,11 +56,11 @@ class World {
   std::vector<int> labels(const std::vector<int>& ranks) const;
 
   const Segment& segment() const { return segment_; }
-  // Never frees the communicators, which needs all their processes.
+  // Never frees the communicators, since freeing needs all their processes.
   void let_go();
-  // This rank has nothing under way in the communicators: the next world of these processes may have them.
+  // This rank has no message under way in the communicators: the next world of these processes may reuse them.
   void is_quiet() { quiet_ = true; }
-  // Leaves the segment mapped for good: MPI may still be writing to it.
+  // Never unmaps the segment: MPI may still be writing to it.
   void keep_segment() { segment_.keep_forever(); }
   size_t table_bytes() const { return table_bytes_; }
   // Where this rank's region of the segment begins, and its size.
@@ -73,14 +73,14 @@ class World {
 
   // Throws Error on every rank unless all ranks pass the same value. Collective.
   void require_same(const char* what, uint64_t value) const;
-  // Throws Error on all ranks where one of them has failed with that; empty: it has not. Collective.
+  // `mine`: this rank's failure, or empty. Throws Error on all ranks if a rank has a failure. Collective.
   void throw_failures(const std::string& mine) const;
-  // What each rank says, cut after 1 KiB. Collective.
+  // The text of each rank, cut after 1 KiB. Collective.
   std::vector<std::string> texts(const std::string& mine) const;
-  // Why this rank shares no memory with the others of its machine, where that is not because they are in another
-  // container; empty on all but one rank of the machine.
+  // Why this rank shares no memory with the other ranks of its machine, unless the reason is another container; empty
+  // on all but one rank of the machine.
   const std::string& lonely() const { return lonely_; }
-  // Processes that called for this rank's segment and were turned away.
+  // The number of processes that asked for this rank's segment and were rejected.
   int strangers() const { return strangers_; }
 
  private:
@@ -92,10 +92,10 @@ class World {
   const WorldOptions options_;
   Communicator control_;
   Communicator data_;
-  std::vector<int> processes_;  // by their ranks in MPI_COMM_WORLD, where all have one
+  std::vector<int> processes_;  // by their ranks in MPI_COMM_WORLD; empty if a process has no rank there
   uint64_t pair_number_ = 0;
   bool quiet_ = false;
-  int largest_tag_ = 32767;  // what MPI promises at least
+  int largest_tag_ = 32767;  // the least that MPI guarantees
   int rank_ = 0;
   int size_ = 1;
   int local_rank_ = 0;

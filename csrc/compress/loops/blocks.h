@@ -1,5 +1,5 @@
-// What all loops are made of: blocks of 512 elements, which is a group of the shortest codes, and rows of 16. Loops
-// over rows have constant bounds, and the compiler makes vectors of them. Included once by each compress_*.cpp;
+// The structure of all loops: blocks of 512 elements, which is a group of the shortest codes, and rows of 16. Loops
+// over rows have constant bounds, so the compiler vectorizes them. Included once by each compress_*.cpp;
 // everything is in an unnamed namespace and no std:: template is used, so that the linker can never take code compiled
 // for one instruction set into another path.
 //
@@ -36,7 +36,7 @@ MYKV_INLINE T magnitude(T value) {
   return bits_of<T>(bits_of<Key<T>>(value) & kMagnitude<T>);
 }
 
-// use(block, begin): each block of `values`, the last one filled up with zeros.
+// Calls use(block, begin) for each block of `values`; the last block is filled up with zeros.
 template <typename T, typename Use>
 MYKV_INLINE void for_blocks(const T* values, size_t count, Use&& use) {
   size_t begin = 0;
@@ -47,7 +47,7 @@ MYKV_INLINE void for_blocks(const T* values, size_t count, Use&& use) {
   use(padded, begin);
 }
 
-// make(block, begin): fills each block of `values`; what exceeds the last one is dropped.
+// Calls make(block, begin), which fills the block, for each block of `values`; elements beyond the end are dropped.
 template <typename T, typename Make>
 MYKV_INLINE void fill_blocks(T* values, size_t count, Make&& make) {
   size_t begin = 0;

@@ -1,4 +1,4 @@
-// The few elements with large keys. Rows in which there is none, most of them, cost one comparison of vectors.
+// Finds the few elements with large keys. A row without such an element, as most rows are, costs one vector comparison.
 #pragma once
 
 #include "compress/loops/draws.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kCollectBlock = 64;
 
-// `keys` are kCollectBlock, of which `count` count.
+// `keys` has kCollectBlock keys, of which the first `count` are used.
 template <typename K>
 MYKV_INLINE size_t collect_block(uint32_t* indices, K* found, const K* keys, size_t count, size_t begin, K bound) {
   size_t kept = 0;

@@ -12,7 +12,7 @@ constexpr int kMantissaBits = sizeof(T) == 4 ? 23 : 52;
 template <typename T>
 constexpr int kExponentOfOne = sizeof(T) == 4 ? 127 : 1023;
 
-// The level below `steps`, as its number, and what the distance to the next one is. `steps` is not negative.
+// The number of the level below `steps`, its value, and the distance to the next level. `steps` is not negative.
 template <bool natural, typename T>
 MYKV_INLINE int32_t round_down(T steps, T* below, T* distance) {
   if constexpr (natural) {
@@ -31,7 +31,7 @@ MYKV_INLINE int32_t round_down(T steps, T* below, T* distance) {
   }
 }
 
-// One block, whatever the bits of its codes are in the end: that many templates would take long to compile.
+// Encodes a block. The bits per code are no template parameter: so many instances would take long to compile.
 template <bool natural, typename T>
 static void encode_dither_block(uint32_t* codes, const T* block, const Dither<T>& dither, uint32_t first_draws) {
   alignas(64) uint32_t numbers[kBlock];

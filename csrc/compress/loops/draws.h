@@ -6,7 +6,7 @@
 namespace mykv::compress {
 namespace {
 
-// numbers[64] = those of block `block`.
+// numbers[64] = the random numbers of block `block`.
 MYKV_INLINE void draw_block(uint32_t* numbers, const Draws& draws, uint32_t block) {
   constexpr uint64_t kMultiplier0 = 0xd2511f53, kMultiplier1 = 0xcd9e8d57;
   constexpr uint32_t kWeyl0 = 0x9e3779b9, kWeyl1 = 0xbb67ae85;

@@ -1,4 +1,4 @@
-// Short codes into words and back; see compress_path.h for their places.
+// Packs short codes into words and unpacks them; see compress_path.h for the layout.
 #pragma once
 
 #include "compress/loops/blocks.h"
@@ -6,7 +6,7 @@
 namespace mykv::compress {
 namespace {
 
-// The words of as many groups of a block as begin before `count` elements.
+// Writes the words of the groups of a block that begin before element `count`.
 template <int bits>
 MYKV_INLINE void pack_block(uint32_t* words, const uint32_t* codes, size_t count) {
   constexpr size_t elements = group_elements(bits);
@@ -34,10 +34,10 @@ MYKV_INLINE void unpack_block(uint32_t* codes, const uint32_t* words, size_t cou
   }
 }
 
-// Where the words of the block that begins at this element are.
+// The index of the first word of the block that begins at `element`.
 constexpr size_t words_before(size_t element, int bits) { return element / group_elements(bits) * kGroupWords; }
 
-// words = the codes that code(codes, block) makes of blocks.
+// words = the codes that code(codes, block) makes of each block.
 template <int bits, typename T, typename Code>
 MYKV_INLINE void encode_blocks(uint32_t* words, const T* values, size_t count, Code&& code) {
   alignas(64) uint32_t codes[kBlock];
@@ -48,7 +48,7 @@ MYKV_INLINE void encode_blocks(uint32_t* words, const T* values, size_t count, C
   });
 }
 
-// values = what value(code) makes of each code.
+// values = value(code) for each code.
 template <int bits, typename T, typename Value>
 MYKV_INLINE void decode_blocks(T* values, const uint32_t* words, size_t count, Value&& value) {
   alignas(64) uint32_t codes[kBlock] = {};

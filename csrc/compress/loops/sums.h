@@ -1,4 +1,4 @@
-// Sums over an array, what is left after compression, and whether everything is finite.
+// Sums over an array, the residual after compression, and the check that all elements are finite.
 #pragma once
 
 #include "compress/loops/blocks.h"

@@ -1,12 +1,12 @@
-// All ranks share one host's memory. What lies in it already is cut into chunks, and whichever rank is awake takes the
-// next one: it reads that chunk of every rank's slot and writes the result into every slot. No rank waits for a certain
-// other one, so ranks that outnumber the cores, or are late to wake, slow nothing down.
+// All ranks share one host's memory. A part whose shares lie there already is cut into chunks. Any rank that is awake
+// takes the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. No rank waits
+// for a particular rank, so more ranks than cores, or ranks that wake up late, slow nothing down.
 //
-// What must be copied in and out has an owner instead, another one for each part: it need not copy its own share, but
-// reads and writes that where it lies. All ranks have to copy their shares of other parts anyway. The owner of a reduce
-// is its root; and of what a root broadcasts, each rank copies its own, out of the root's slot.
+// A part that must be copied in and out has an owner instead, a different rank for each part. The owner does not copy
+// its own share, but reads and writes it in place. The other ranks copy their shares, which they would do anyway. The
+// owner of a reduce is its root. Of a broadcast, each rank copies the result out of the root's slot.
 //
-// Elements are summed in the order of ranks whoever does it, so the bits do not depend on who did.
+// Elements are summed in the order of ranks, so the bits do not depend on the rank that computes them.
 #pragma once
 
 #include <queue>

@@ -31,7 +31,7 @@ void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const LocalSha
   const Operation& op = entry.operation;
   const auto me = static_cast<size_t>(entry.owner);
   const size_t offset = begin * item_size(op.dtype);
-  // The kernels take one type of pointer for what they read and for what they write in place.
+  // The kernels take the same pointer type for inputs and for outputs in place.
   inputs[me] = const_cast<char*>(share.input) + offset;
   outputs[me] = share.output + offset;
   const bool to_one = op.kind == Kind::reduce;

@@ -10,8 +10,8 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kStepBytes = 256 << 10;   // worked on between two looks at the network
-constexpr size_t kDecodeBytes = 64 << 10;  // of each host's values at a time, so that they stay in cache
+constexpr size_t kStepBytes = 256 << 10;   // work between two looks at the network
+constexpr size_t kDecodeBytes = 64 << 10;  // decoded of each host's values at a time, so that they stay in cache
 
 }  // namespace
 
@@ -27,11 +27,11 @@ Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, St
       received_(exchange.world().hosts().size()),
       encoded_(exchange.world().hosts().size()) {}
 
-// Not where it is made: what it does may fail when messages are under way already, whose memory must stay.
+// Not in the constructor: begin() may fail after it has started messages, whose memory must stay.
 void Chunk::begin() {
   exchange_.stamp_once(Stamp::begun);
   if (exchange_.wire().compression() != nullptr) ticket_ = exchange_.wire().compression()->take_ticket(number_);
-  // What the host has is all in the own slot already.
+  // With one rank on the host, its sum is in the own slot already.
   if (phase_ == Phase::reduce_on_host && exchange_.world().local_size() == 1) phase_ = Phase::exchange;
   if (phase_ == Phase::exchange) begin_exchange();
 }
@@ -44,7 +44,7 @@ Chunk::HostShare Chunk::host_share(size_t host) const {
   return {host <= all ? begin_ : end_, host < all ? begin_ : end_};
 }
 
-// Beginning with the next host, so that the hosts do not all send to the same one first.
+// Begins with the next host, so that the hosts do not all send to the same host first.
 template <class Use>
 void Chunk::for_others(Use&& use) const {
   const size_t hosts = exchange_.world().hosts().size();
@@ -71,7 +71,7 @@ WireFormat::Place Chunk::place(const HostShare& values, SliceExchange::Leg leg, 
   if (const CompressionState* compression = exchange_.wire().compression()) {
     const World& world = exchange_.world();
     const bool alike = compression->compressor().draws_alike();
-    // The slice's, by its owner on the first host: there may be groups of a single rank on each host beside each other.
+    // Identifies the slice by its owner on the first host: several groups with one rank on each host may exist.
     const int slice = world.label(world.hosts()[0][static_cast<size_t>(world.local_rank())]);
     const uint64_t numbers[] = {static_cast<uint64_t>(slice), number_, owner,
                                 alike ? 0 : static_cast<uint64_t>(leg) + 1,
@@ -81,7 +81,7 @@ WireFormat::Place Chunk::place(const HostShare& values, SliceExchange::Leg leg, 
   return place;
 }
 
-// Results are encoded in the order of the operations, since each brings what the one before has lost.
+// Results are encoded in the order of the operations, since each encoding adds what the previous one has lost.
 bool Chunk::is_turn() const {
   CompressionState* const compression = exchange_.wire().compression();
   return compression == nullptr || compression->is_turn(number_, ticket_);
@@ -92,7 +92,7 @@ void Chunk::end_turn() const {
 }
 
 void Chunk::begin_exchange() {
-  if (exchange_.is_stopped()) return;  // no other host may get what was read by then
+  if (exchange_.is_stopped()) return;  // no other host may get values that were read after the stop
   const WireFormat& wire = exchange_.wire();
   exchange_.stamp_once(Stamp::scatter);
   phase_ = Phase::exchange;
@@ -122,7 +122,7 @@ void Chunk::begin_exchange() {
 }
 
 bool Chunk::step_exchange() {
-  // Results come to where the values lie that are being sent.
+  // Results are received into the memory of the values that are being sent.
   if (!expecting_ && sending_ == 0) {
     expect_results();
     return true;
@@ -159,7 +159,7 @@ void Chunk::expect_results() {
   });
 }
 
-// What all hosts have of the own share, reduced in their order.
+// Reduces all hosts' values of the own share, in the order of the hosts.
 void Chunk::reduce_own_share() {
   const WireFormat& wire = exchange_.wire();
   const Operation& op = exchange_.operation();
@@ -199,7 +199,7 @@ void Chunk::send_result() {
   if (!wire.plain()) {
     char* encoded = staged(wire.bytes(own.count()));
     wire.encode(encoded, values, place(own, SliceExchange::Leg::gather, me));
-    // This host must go on with the same bits as those that get them over the wire.
+    // This host must continue with the same bits as the hosts that receive the encoded result.
     wire.decode(exchange_.result(own.begin), encoded, own.count());
     values = encoded;
   }

@@ -1,4 +1,4 @@
-// A chunk of a slice and how far it has come: a small state machine that never blocks.
+// A chunk of a slice and its state: a state machine that never blocks.
 #pragma once
 
 #include "transport/mpi/requests.h"
@@ -13,15 +13,15 @@ class Chunk {
   Chunk(const Chunk&) = delete;
   Chunk& operator=(const Chunk&) = delete;
 
-  // Once, before the first step.
+  // Call it once, before the first step().
   void begin();
-  // Does one piece of work that is due; false when there is none. Other hosts wait for what comes before the spreading.
+  // Does one piece of work; false if none is due. Without `spreading_too` it does only work that other hosts wait for.
   bool step(bool spreading_too);
   bool finished() const { return phase_ == Phase::finished; }
   SliceExchange& exchange() const { return exchange_; }
-  // Staging memory that a chunk of so many elements takes, about.
+  // About the staging memory that this chunk takes.
   size_t bytes() const { return (end_ - begin_) * item_size(exchange_.operation().dtype); }
-  // Gives its staging memory back; nothing may be under way any more.
+  // Gives its staging memory back; no message may be under way any more.
   void release();
 
  private:
@@ -57,15 +57,15 @@ class Chunk {
   size_t end_;
   size_t cursor_;
   Phase phase_;
-  uint32_t ticket_ = 0;     // of compression
-  bool reduced_ = false;    // the own share is reduced, and its result sent
-  bool expecting_ = false;  // the others' results are being received
-  size_t sending_ = 0;      // messages under way with values ...
-  size_t receiving_ = 0;    // ... of other hosts for the own share ...
-  size_t results_ = 0;      // ... and with results
+  uint32_t ticket_ = 0;     // from CompressionState::take_ticket()
+  bool reduced_ = false;    // the own share is reduced, and its result is being sent
+  bool expecting_ = false;  // results of other hosts are being received
+  size_t sending_ = 0;      // messages under way: this host's values ...
+  size_t receiving_ = 0;    // ... other hosts' values of the own share ...
+  size_t results_ = 0;      // ... and results, both ways
   std::vector<Staging::Block> blocks_;
   std::vector<char*> received_;  // values of each host for the own share, as they travel
-  std::vector<char*> encoded_;   // each host's result, where it does not travel as it lies in memory
+  std::vector<char*> encoded_;   // each host's result as it travels, if that differs from memory
 };
 
 }  // namespace mykv

@@ -8,7 +8,7 @@ char* CompressionState::residual(size_t element, size_t slice) {
   if (!compressor_.feedback()) return nullptr;
   const size_t width = item_size(dtype_);
   if (residual_ == nullptr) {
-    residual_.reset(static_cast<char*>(std::calloc(slice, width)));  // takes no memory before it is written
+    residual_.reset(static_cast<char*>(std::calloc(slice, width)));  // pages are not committed before they are written
     if (residual_ == nullptr) throw Error("there is no memory for what compression keeps back");
   }
   return residual_.get() + element * width;

@@ -1,5 +1,5 @@
-// What compression between hosts remembers from one operation under a name to the next: what it has lost and how often
-// it was used. A rank has one for each part of each name, for the slice of it that the rank owns.
+// What compression between hosts keeps from one operation under a name to the next: the residual and the number of
+// uses. A rank has a state for each part of each name, for the slice that the rank owns.
 #pragma once
 
 #include <cstdint>
@@ -21,23 +21,22 @@ class CompressionState {
       : compressor_(compressor), dtype_(dtype), count_(count), total_(total), name_(name) {}
 
   const compress::Compressor& compressor() const { return compressor_; }
-  // Elements of the whole request, of which this is a part.
+  // Elements of the whole request.
   size_t total() const { return total_; }
-  // Another one for each name and part.
+  // A hash of name and part.
   uint64_t name() const { return name_; }
   bool is_of(const Operation& operation, size_t total) const {
     return &compressor_ == operation.compressor && dtype_ == operation.dtype && count_ == operation.count &&
            total_ == total;
   }
 
-  // What follows is for the transport's thread alone.
+  // The members below are only for the thread that drives the transport.
 
-  // The memory for what is lost of element i of a slice of so many elements; null without error feedback. Zeros at
-  // first.
+  // The address of an element's residual, in a slice of `slice` elements; null without error feedback. Zeros at first.
   char* residual(size_t element, size_t slice);
 
-  // Chunks of one operation work beside those of the next one. Each takes a ticket, in the same order on all hosts, and
-  // what must happen in that order waits until it is its turn.
+  // Chunks of two operations may be under way at once. take_ticket() fixes their order, the same on all hosts; encode
+  // results only when is_turn().
   uint32_t take_ticket(uint32_t chunk) { return counters(chunk).taken++; }
   bool is_turn(uint32_t chunk, uint32_t ticket) { return counters(chunk).turn == ticket; }
   void end_turn(uint32_t chunk) { ++counters(chunk).turn; }
@@ -64,13 +63,13 @@ class CompressionState {
   std::vector<Counters> counters_;
 };
 
-// Those of one runtime. Any thread may use it.
+// All compression states of one runtime. Thread-safe.
 class CompressionStates {
  public:
-  // The state for a part of an operation of `total` elements. Where the last one under this name was of another
-  // compressor, dtype or number of elements, it begins anew.
+  // The state for a part of an operation of `total` elements. A new one, if the last operation under this name had
+  // another compressor, dtype or number of elements.
   std::shared_ptr<CompressionState> of(const std::string& name, size_t part, const Operation& operation, size_t total);
-  // Drops those of all names that begin with `prefix`.
+  // Drops the states of all names that begin with `prefix`.
   void forget(const std::string& prefix);
 
  private:

@@ -13,11 +13,11 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kMostChunks = 256;       // under way at once: each is looked at again and again
+constexpr size_t kMostChunks = 256;       // under way at once, since each is polled
 constexpr int64_t kHearNs = 10000000;     // between looks for notices while messages come, at most
-constexpr int64_t kAwayNs = 500000000;    // between two looks at the network: this process was stopped
-constexpr int64_t kListenNs = 100000000;  // after that, for what the others have said meanwhile
-constexpr int kLooks = 16;                // at the network, in one go: a look brings a few messages on
+constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
+constexpr int64_t kListenNs = 100000000;  // then it only looks for notices for so long
+constexpr int kLooks = 16;                // in one call: each look moves a few messages
 
 }  // namespace
 
@@ -34,7 +34,7 @@ MpiTransport::MpiTransport(const World& world, HostTable& table, size_t network_
 }
 
 MpiTransport::~MpiTransport() {
-  // MPI may still write into what an unfinished exchange receives; such memory is never given back.
+  // MPI may still write into the memory of an unfinished exchange, which is therefore never freed.
   for (auto& chunk : chunks_) keep_for_good(std::move(chunk));
   if (!notice_.requests.empty()) keep_for_good(std::move(notice_));
 }
@@ -45,7 +45,7 @@ void MpiTransport::start(uint32_t index, const LocalShare& share) {
   Entry& entry = table_.entry(index);
   Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, stamps, share.compression);
-  // They come in order, unless this rank lagged so far behind that it looked at all its entries instead of the log.
+  // Entries come in the agreed order, unless this rank lagged behind so far that it read all entries, not the log.
   auto place = exchanges_.end();
   const auto first = exchanges_.begin() + static_cast<std::ptrdiff_t>(entering_ + (next_chunk_ > 0));
   while (place != first && (*(place - 1))->sequence() > exchange->sequence()) --place;
@@ -56,17 +56,17 @@ bool MpiTransport::progress() {
   const int64_t now = coarse_now_ns();
   const bool away = now - std::exchange(looked_, now) > kAwayNs;
   if (exchanges_.empty()) {
-    heard_at_ = 0;  // what begins next begins with a look
+    heard_at_ = 0;  // the next operation begins with a look for notices
     return requests_.poll();
   }
-  // While this process was stopped, others may have given up what it takes part in, and with it the memory out of which
-  // they have sent. They have said so before.
+  // While this process was stopped, other ranks may have given up its operations, and reused the memory that they had
+  // sent from. They have sent notices before that.
   if (away) listen_until_ = now + kListenNs;
   if (now < listen_until_) {
     for (int look = 0; look < kLooks; ++look) require_all();
     return false;
   }
-  // Before anything that has come is used.
+  // Notices are read before any received value is used.
   if (now - heard_at_ > kHearNs) {
     heard_at_ = now;
     require_all();
@@ -87,7 +87,7 @@ bool MpiTransport::step_chunks(bool spreading_too) {
   return false;
 }
 
-// Lets the next chunk enter.
+// Starts the next chunk, if the limits allow.
 bool MpiTransport::admit() {
   if (entering_ == exchanges_.size()) return false;
   if (chunk_bytes_ >= network_bytes_ || chunks_.size() >= kMostChunks) return false;
@@ -123,7 +123,7 @@ bool MpiTransport::holds(uint32_t entry) const {
   return std::any_of(exchanges_.begin(), exchanges_.end(), [&](const auto& one) { return one->index() == entry; });
 }
 
-// What others have said on the way out. The first one's words count.
+// Reads notices of ranks that have left. The first notice counts.
 void MpiTransport::hear() {
   std::vector<char> bytes;
   int from = 0;
@@ -136,7 +136,7 @@ void MpiTransport::hear() {
   }
 }
 
-// Every exchange needs all ranks that own the slice.
+// Throws if any owner of this slice has left: every exchange needs all of them.
 void MpiTransport::require_all() {
   hear();
   if (departed_) throw Departed(*departed_);
@@ -160,13 +160,13 @@ void MpiTransport::give_up(const Departed& departed) {
   }
 }
 
-// What is on its way to a rank that is gone too is read by nobody. Memory of this rank's own stays as long as MPI may
-// come near it; see the destructor.
+// Messages to a rank that has left too need not end, since no rank reads them. This rank keeps their memory as long as
+// MPI may use it; see the destructor.
 bool MpiTransport::settled() {
   try {
     hear();
   } catch (const Error&) {
-    // MPI is beyond use, or what it brings; how far it is with the rest can still be seen.
+    // MPI, or a message, is unusable; the state of the other messages can still be seen.
   }
   int sent = 0;
   MPI_Testall(static_cast<int>(notice_.requests.size()), notice_.requests.data(), &sent, MPI_STATUSES_IGNORE);

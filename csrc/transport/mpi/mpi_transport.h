@@ -1,20 +1,20 @@
-// Several hosts: shared memory within each, MPI between them. An operation is cut into as many slices as the smallest
-// host has ranks. The n-th rank of each host owns slice n: it reduces the slice over its own host, exchanges it with
-// the owners of that slice on the other hosts, and writes the result into every slot of its host. So every rank
+// Several hosts: shared memory within each host, MPI between hosts. An operation is cut into as many slices as the
+// smallest host has ranks. The n-th rank of each host owns slice n: it reduces the slice over its own host, exchanges
+// it with the owners of slice n on the other hosts, and writes the result into every slot of its host. So every rank
 // drives the network at the same time.
 //
-// Between hosts the slice is reduced by a direct reduce-scatter and allgather: of the slice each host gets one
-// share from all others, reduces it in the order of the hosts, and sends the result to all. One host computes a
-// share for all, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction
-// operations", 2004, has it in steps of powers of two; sent directly, each value crosses the network twice just so.)
+// Between hosts a slice is reduced by a direct reduce-scatter and allgather: each host gets its share of the slice from
+// all other hosts, reduces it in the order of the hosts, and sends the result to all. A single host computes each
+// share, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction operations", 2004,
+// uses steps of powers of two; sent directly, each value crosses the network twice as well.)
 //
-// Slices travel in chunks, so that reducing on the host, both ways of the network and writing to the slots overlap.
-// Chunks enter in the order that the hosts agreed on, a limited number, and as far as there is memory for what they
-// receive: the first one that is not finished is under way on all hosts, so none waits for another's memory for ever.
+// Slices travel in chunks, so that reducing on the host, both directions of the network and writing to the slots
+// overlap. Chunks start in the order that the hosts agreed on, limited in number and by the memory for what they
+// receive. The first unfinished chunk is under way on all hosts, so hosts that wait for memory cannot deadlock.
 //
-// A rank that can do no more says so to the owners of its slice on the other hosts, by a notice. Whoever hears one
-// while it has something under way can do no more either: its own notices, and what it does in the table of its host,
-// take that on to all ranks that wait.
+// A rank that breaks down sends a notice to the owners of its slice on the other hosts. A rank that hears a notice
+// while it has operations under way breaks down too: its own notices, and what it does in the table of its host, spread
+// this to all ranks that wait.
 #pragma once
 
 #include <deque>
@@ -72,22 +72,22 @@ class MpiTransport : public Transport {
   Staging staging_;
   std::deque<std::unique_ptr<SliceExchange>> exchanges_;  // in their agreed order
   std::vector<std::unique_ptr<Chunk>> chunks_;            // under way, in the same order
-  size_t chunk_bytes_ = 0;                                // of those under way
-  uint32_t next_chunk_ = 0;                               // of the first exchange that has chunks to come ...
-  size_t entering_ = 0;                                   // ... which is this one of exchanges_
+  size_t chunk_bytes_ = 0;                                // bytes of the chunks under way
+  uint32_t next_chunk_ = 0;                               // the chunk that enters next ...
+  size_t entering_ = 0;                                   // ... and its exchange: index in exchanges_
 
   Inbox notices_;
-  std::set<int> gone_;                // ranks that have sent one
-  std::optional<Departed> departed_;  // what the first one said
-  int64_t looked_ = 0;                // at the network; coarse_now_ns(), as the next ones
-  int64_t heard_at_ = 0;              // looked for notices
-  int64_t listen_until_ = 0;          // and for nothing else
+  std::set<int> gone_;                // ranks that have sent a notice
+  std::optional<Departed> departed_;  // from the first notice
+  int64_t looked_ = 0;                // when it last looked at the network; coarse_now_ns(), as the next two
+  int64_t heard_at_ = 0;              // when it last looked for notices
+  int64_t listen_until_ = 0;          // until then it only looks for notices
   struct Notice {
     std::vector<char> bytes;
     std::vector<MPI_Request> requests;
   };
   Notice notice_;         // this rank's own
-  bool dropped_ = false;  // what it had claimed
+  bool dropped_ = false;  // its claimed chunks were dropped
 };
 
 }  // namespace mykv

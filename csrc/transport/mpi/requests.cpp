@@ -26,7 +26,7 @@ MPI_Request* MpiRequests::add(size_t* pending, int to) {
   return &requests_.back();
 }
 
-// The last one takes its place.
+// The last request takes its place.
 void MpiRequests::remove(size_t at) {
   requests_[at] = requests_.back();
   outstanding_[at] = outstanding_.back();
@@ -59,8 +59,8 @@ void MpiRequests::receive(void* data, size_t bytes, int from, int tag, size_t* p
 bool MpiRequests::poll() {
   int count = 0;
   if (requests_.empty()) {
-    // Some MPIs call a message sent while it still waits in a queue of their own (UCX, libfabric), which they empty
-    // only when they are called.
+    // Some MPIs (UCX, libfabric) report a message as sent while it waits in a queue of their own, which they empty only
+    // when they are called.
     check_mpi(MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &count, MPI_STATUS_IGNORE), "MPI_Iprobe between hosts");
     return false;
   }
@@ -69,7 +69,7 @@ bool MpiRequests::poll() {
       MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count, ended_.data(), MPI_STATUSES_IGNORE),
       "MPI_Testsome between hosts");
   if (count <= 0) return false;  // MPI_UNDEFINED is negative
-  // From the last one, so that what takes the place of a removed one stays.
+  // From the highest index down: remove() moves the last request, which must not be one that is still to be removed.
   std::sort(ended_.begin(), ended_.begin() + count, std::greater<int>());
   for (int i = 0; i < count; ++i) {
     const auto at = static_cast<size_t>(ended_[static_cast<size_t>(i)]);

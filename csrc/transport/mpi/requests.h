@@ -1,5 +1,5 @@
-// Messages on their way between two ranks of different hosts: sent and received without blocking, and looked at all
-// together, since every look costs a system call.
+// Messages under way between ranks of different hosts: sent and received without blocking, and polled all together,
+// since every poll costs a system call.
 #pragma once
 
 #include <mpi.h>
@@ -14,16 +14,16 @@ class MpiRequests {
  public:
   explicit MpiRequests(MPI_Comm comm) : comm_(comm) {}
 
-  // Both raise *pending, and poll() lowers it when the memory is free again, or filled.
+  // Both raise *pending; poll() lowers it when the message was sent, or received.
   void send(const void* data, size_t bytes, int to, int tag, size_t* pending);
   void receive(void* data, size_t bytes, int from, int tag, size_t* pending);
-  // Looks at the network; whether a message came to its end.
+  // Polls the network; whether a message ended.
   bool poll();
   bool empty() const { return requests_.empty(); }
 
-  // From here on nothing is received; what is under way already may still come. Counts are not kept any more.
+  // Cancels all receives; a message under way may still arrive. Afterwards *pending is not updated any more.
   void cancel();
-  // After that: looks once more; whether nothing is on its way but to ranks that are gone.
+  // After cancel(): polls once; whether the only messages left are messages to ranks in `gone`.
   bool only_to(const std::set<int>& gone);
 
  private:

@@ -7,8 +7,8 @@ namespace mykv {
 
 namespace {
 
-// Chunks overlap with each other: while one is on the wire, another is reduced. Each host's share of a chunk is a
-// message, and from about 16 KiB on a message costs more for its bytes than for itself.
+// Chunks overlap: while a chunk is on the wire, another chunk is reduced. Each host's share of a chunk is a message,
+// and from about 16 KiB on the bytes of a message cost more than its overhead.
 constexpr size_t kChunkBytes = 1 << 20;
 constexpr size_t kLeastHostShare = 16 << 10;
 constexpr uint64_t kLegs = 2;
@@ -43,8 +43,8 @@ void SliceExchange::reduce_on_host(size_t begin, size_t end) const {
   slots_.reduce_into(entry_, begin, end, world_.local_rank());
 }
 
-// Tells chunks in flight between two ranks apart: the operations' sequence numbers leave room for one for each chunk,
-// and no MPI in use offers so few tags that two chunks in flight would have the same.
+// Distinguishes chunks in flight between two ranks: each chunk has a sequence number of its own, and every MPI in use
+// has more tags than chunks are in flight.
 int SliceExchange::tag(uint32_t chunk, Leg leg) const {
   const auto turns = static_cast<uint64_t>(world_.largest_tag()) / kLegs;
   return static_cast<int>((sequence() + chunk) % turns * kLegs + static_cast<uint64_t>(leg));

@@ -1,4 +1,4 @@
-// One slice of one operation on its way between the hosts, cut into chunks that travel independently of each other.
+// One slice of one operation that is exchanged between the hosts, in chunks that travel independently of each other.
 #pragma once
 
 #include <atomic>
@@ -10,18 +10,18 @@
 
 namespace mykv {
 
-// What the chunks of a slice have in common. Each chunk is divided among the hosts: a host gets its share of all
-// others' chunks, reduces it, and sends the result to all. Where an operation has a root, all of the chunk is the
-// share of the root's host.
+// What the chunks of a slice have in common. Each chunk is divided among the hosts: a host receives its share of the
+// chunk from all other hosts, reduces it, and sends the result to all. If the operation has a root, the whole chunk is
+// the share of the root's host.
 class SliceExchange {
  public:
-  // `stamps`: where to say when it did what, or null. `compression`: null where values are not compressed.
+  // `stamps`: where to record times, or null. `compression`: null if values are not compressed.
   SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices, Stamps* stamps,
                 std::shared_ptr<CompressionState> compression);
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
 
-  // The chunks of a slice; the same on all ranks, for slices whose sizes differ by an element too.
+  // The number of chunks of a slice; the same on all ranks, although slices may differ by an element.
   static uint32_t chunks(const Operation& operation, uint32_t slices, size_t hosts);
 
   const World& world() const { return world_; }
@@ -32,32 +32,32 @@ class SliceExchange {
   size_t begin() const { return begin_; }
   size_t chunk_begin(uint32_t chunk) const { return begin_ + (end_ - begin_) * chunk / chunks_; }
   const WireFormat& wire() const { return wire_; }
-  // Every host's values are needed for the result.
+  // Whether every host's values are needed for the result.
   bool reduces() const { return operation().kind != Kind::broadcast; }
-  // The result is for all hosts.
+  // Whether all hosts get the result.
   bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
-  // The host that has all shares, or -1 if each has one.
+  // The host whose share is the whole chunk, or -1 if each host has a share.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
 
-  // The operation has failed: what other ranks of this host have in their slots may be theirs again.
+  // Whether the operation has failed: other ranks of this host may have reused their slots.
   bool is_stopped() const {
-    std::atomic_thread_fence(std::memory_order_acquire);  // what was read of them was read before
+    std::atomic_thread_fence(std::memory_order_acquire);  // earlier reads of slots stay before the load
     return (entry_.next_chunk.load(std::memory_order_acquire) & kStopped) != 0;
   }
 
-  // Elements of the own slot, which holds what this host has of a reduction.
+  // The address of an element in the own slot, which holds this host's sum of a reduction.
   char* own(size_t element) const { return at(world_.local_rank(), element); }
-  // Elements of the slot that holds the result, or on other hosts than the root's what a broadcast brought.
+  // The address of an element in the slot that holds the result.
   char* result(size_t element) const { return at(result_rank_, element); }
   void reduce_on_host(size_t begin, size_t end) const;
   void spread(size_t begin, size_t end) const { slots_.spread(entry_, begin, end, result_rank_); }
 
-  // The rank that owns this slice on another host, and the tag of a chunk's messages to and from it.
+  // The rank that owns this slice on another host, and the tag of a chunk's messages to and from that rank.
   int peer(size_t host) const { return world_.hosts()[host][static_cast<size_t>(world_.local_rank())]; }
   enum class Leg { scatter, gather };
   int tag(uint32_t chunk, Leg leg) const;
 
-  // Counts a chunk as finished; whether it was the last one.
+  // Counts a chunk as finished; whether it was the last chunk.
   bool finish_chunk() { return ++finished_ == chunks_; }
   void stamp(Stamp stamp) {
     if (stamps_ != nullptr) stamps_->set(stamp);

@@ -1,4 +1,4 @@
-// Memory for what comes from other hosts and for what is encoded for them; kept for the next chunk, since fresh memory
+// Memory for values received from other hosts or encoded for them. It is kept for the next chunk, since fresh memory
 // costs a page fault for every 4 KiB.
 #pragma once
 
@@ -24,7 +24,7 @@ class Staging {
     char* data() const { return memory.get(); }
   };
 
-  // At least so many bytes, on a cache line.
+  // A block of at least so many bytes, aligned to a cache line.
   Block take(size_t bytes) {
     if (testing::is_planted(testing::Fault::memory)) throw no_memory();
     for (Block& kept : free_) {
@@ -34,7 +34,7 @@ class Staging {
       free_.pop_back();
       return block;
     }
-    // None is large enough: one that is too small would never be used again.
+    // No kept block is large enough. One of them is freed: otherwise blocks that are too small would pile up.
     if (!free_.empty()) free_.pop_back();
     constexpr size_t kLine = 64;
     Block block;

@@ -13,16 +13,16 @@ namespace mykv {
 
 class WireFormat {
  public:
-  // Of values on their way out, what compression has to know.
+  // What compression has to know about values that are sent.
   struct Place {
-    size_t begin = 0;  // elements from the beginning of the slice on
+    size_t begin = 0;  // elements from the beginning of the slice
     size_t count = 0;
     uint32_t ticket = 0;     // counts the uses
-    uint64_t stream = 0;     // another one for whatever travels in one use
-    bool is_result = false;  // scaled, or what one host has
+    uint64_t stream = 0;     // identifies the message within one use; see Chunk::place()
+    bool is_result = false;  // the reduced and scaled result, not the sum of one host
   };
 
-  // For a slice of so many elements. `compression`: null where values are not compressed.
+  // For a slice of `slice` elements. `compression`: null if values are not compressed.
   WireFormat(const Operation& operation, std::shared_ptr<CompressionState> compression, size_t slice, size_t hosts)
       : dtype_(operation.dtype),
         wire_(operation.wire.value_or(operation.dtype)),
@@ -31,16 +31,16 @@ class WireFormat {
         result_travels_(operation.kind == Kind::allreduce),
         result_unit_(std::fabs(operation.scale) * static_cast<double>(hosts)) {}
 
-  // Values travel as they lie in memory: nothing is encoded.
+  // Whether values travel as they lie in memory, without encoding.
   bool plain() const { return wire_ == dtype_ && compression_ == nullptr; }
-  // What was encoded together can be decoded in pieces.
+  // Whether values that were encoded together can be decoded in pieces.
   bool divisible() const { return compression_ == nullptr; }
   CompressionState* compression() const { return compression_.get(); }
-  // Of so many elements on the wire.
+  // The bytes of `elements` elements on the wire.
   size_t bytes(size_t elements) const {
     return compression_ == nullptr ? elements * item_size(wire_) : compression_->compressor().bytes(piece(elements));
   }
-  // Elements [begin, end) of what encode() has made of more elements.
+  // The address of element `begin` in the output of encode(); only if divisible().
   const char* at(const char* encoded, size_t begin) const { return encoded + begin * item_size(wire_); }
 
   void encode(char* to, const char* from, const Place& place) const {
@@ -74,7 +74,7 @@ class WireFormat {
   DType wire_;
   std::shared_ptr<CompressionState> compression_;
   size_t slice_;
-  bool result_travels_;  // to all hosts; of a reduce it stays where the sum was made
+  bool result_travels_;  // to all hosts; the result of a reduce stays on the host that computes it
   double result_unit_;
 };
 

@@ -12,7 +12,7 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kRemembered = 4096;  // arrangements; forgotten by all ranks at the same operation
+constexpr size_t kRemembered = 4096;  // arrangements; all ranks forget them at the same operation
 
 Communicator duplicate(MPI_Comm comm) {
   MPI_Comm copy;
@@ -28,7 +28,7 @@ Arrangements::Arrangements(const World& world) : world_(world), comm_(duplicate(
 Arrangements::~Arrangements() {
   if (request_ == MPI_REQUEST_NULL && world_.hosts().size() == 1) return;
   comm_.let_go();
-  // MPI may still use these.
+  // MPI may still use this memory.
   (void)exchanged_.release();
   (void)mine_.release();
   (void)id_.release();
@@ -78,7 +78,7 @@ bool Arrangements::step() {
   return true;
 }
 
-// What follows from the placements; and a communicator, if there must be a new one.
+// Derives the arrangement from the placements, and begins a new communicator if one is needed.
 void Arrangements::arrange() {
   making_ = Arrangement();
   devices_.clear();

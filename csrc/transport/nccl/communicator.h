@@ -1,4 +1,4 @@
-// One communicator of NCCL's: a place in it for each GPU of each rank. It is made without blocking, and watched.
+// An NCCL communicator, with a place for each GPU of each rank. It is made without blocking, and polled for errors.
 #pragma once
 
 #include <vector>
@@ -15,20 +15,20 @@ class NcclCommunicator {
     gpu::NcclComm comm;
   };
 
-  // Begins to take this rank's places [first, first + devices.size()) of `size`.
+  // Begins to join with this rank's places [first, first + devices.size()) of `size`.
   NcclCommunicator(const gpu::NcclUniqueId& id, int size, int first, const std::vector<int>& devices);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Whether nothing is in progress any more. Throws Error where NCCL reports a failure.
+  // Whether no NCCL call is in progress any more. Throws Error if NCCL reports a failure.
   bool settled(const char* what) const;
   int size() const { return size_; }
   const std::vector<Local>& locals() const { return locals_; }
 
-  // Begins the end, which is there when it has settled; then destroy().
+  // Begins the end; call destroy() when settled().
   void finalize();
   void destroy();
-  // Ends what the communicator has under way, anyhow.
+  // Ends all operations of the communicator, finished or not.
   void abort() noexcept;
 
  private:
@@ -36,7 +36,7 @@ class NcclCommunicator {
   std::vector<Local> locals_;
 };
 
-// Between the two all calls of NCCL's are one.
+// All NCCL calls between construction and end() are one group (ncclGroupStart, ncclGroupEnd).
 class NcclCallGroup {
  public:
   NcclCallGroup();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kAlign = 512;  // as cudaMalloc does
 
-// Gives out pieces of each GPU's scratch memory one after the other; before it is there, addresses that only count.
+// Gives out pieces of each GPU's scratch memory one after the other; without memory, addresses that only count bytes.
 class ScratchPool {
  public:
   char* operator()(int device, size_t bytes) {
@@ -77,7 +77,7 @@ int nccl_op(ReduceOp op) {
   }
 }
 
-// The scale in the type of the elements; only floating-point ones have one, see nccl_can().
+// The scale in the type of the elements; only floating-point elements have a scale, see nccl_can().
 void set_scalar(DType type, double scale, char* scalar) {
   const auto narrow = static_cast<float>(scale);
   if (type == DType::float64) {
@@ -138,7 +138,7 @@ void Launch::copy(gpu::CudaStream stream, const std::vector<PlannedCopy>& copies
     api.check(api.memcpy_async(one.to, one.from, one.bytes, gpu::Cuda::kMemcpyDefault, stream), "cudaMemcpyAsync");
 }
 
-// The mean over all places is an operator of NCCL's own; another scale needs one for each communicator.
+// NCCL has an operator for the mean over all places; any other scale needs an operator for each communicator.
 void Launch::make_operators() {
   const Operation& op = request_.operation;
   if (op.scale == 1.0) {
@@ -166,7 +166,7 @@ void Launch::call(const PlannedCall& c, size_t lane) const {
   const NcclCommunicator::Local& local = communicator_->locals()[lanes_[lane].local];
   const gpu::CudaStream stream = launcher_.stream(local.device).get();
   const size_t bytes = c.count * item_size(op.dtype);
-  constexpr int kBytes = gpu::Nccl::kUint8;  // what is not reduced
+  constexpr int kBytes = gpu::Nccl::kUint8;  // for values that are not reduced
   switch (c.kind) {
     case PlannedCall::Kind::allreduce:
       nccl().check(nccl().all_reduce(c.from, c.to, c.count, nccl_type(op.dtype), operators_[lane], local.comm, stream),

@@ -1,4 +1,4 @@
-// One operation on its way through this rank's GPUs. Nothing in here waits.
+// One operation on this rank's GPUs. No call in here blocks.
 #pragma once
 
 #include <memory>
@@ -13,15 +13,15 @@ namespace mykv {
 
 class Launch {
  public:
-  // Puts the operation into the streams, all calls of NCCL's as one group. Throws Error where CUDA or NCCL fails.
+  // Puts the operation into the streams, all NCCL calls as one group. Throws Error if CUDA or NCCL fails.
   Launch(const Request& request, const Placement& placement, const Arrangement& arrangement, int rank,
          Launcher& launcher);
   Launch(const Launch&) = delete;
   Launch& operator=(const Launch&) = delete;
 
-  // Whether NCCL has taken it all: then nothing of it is left to the host, and the next operation may come.
+  // Whether NCCL has taken all calls: then the host has no more work with it, and the next operation may come.
   bool settle();
-  // Whether the GPUs are through with it, asked after settle().
+  // Whether the GPUs have finished it; call it after settle().
   bool happened() const;
   const NcclCommunicator& communicator() const { return *communicator_; }
 
@@ -40,8 +40,8 @@ class Launch {
   std::vector<std::shared_ptr<const gpu::Event>> ends_;
 };
 
-// Memory that a request takes on this rank's GPUs beside its arrays, as far as that is known before the other ranks
-// have come; throws Error where a GPU has none.
+// Reserves the memory that a request needs on this rank's GPUs beside its arrays, as far as that is known before the
+// other ranks have arrived. Throws Error if a GPU has no memory left.
 void reserve_scratch(const Request& request, const Placement& placement, int rank, Launcher& launcher);
 
 }  // namespace mykv

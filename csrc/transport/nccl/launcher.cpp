@@ -33,7 +33,7 @@ std::shared_ptr<Launcher> Launcher::current() {
   return the_current().launcher.lock();
 }
 
-// The groups have ended what went through the streams, or given it up.
+// When this runs, the groups have finished all operations in the streams, or given them up.
 Launcher::~Launcher() {
   if (kept_ || process_ != getpid()) {
     for (auto& [number, one] : devices_) (void)one.stream.release();
@@ -44,7 +44,7 @@ Launcher::~Launcher() {
       const gpu::DeviceScope scope(number);
       for (void* block : one.blocks) gpu::cuda().free(block);
     } catch (const Error&) {
-      // The GPU is lost, and its memory with it.
+      // The GPU has failed, and its memory is gone.
     }
   }
 }

@@ -1,5 +1,5 @@
-// What the groups of a process share of NCCL: whose turn it is to launch (table/launch_order.h), one stream for each
-// GPU that all of it goes through, and memory there for what cannot go straight from array to array.
+// What the groups of a process share for NCCL: the turn to launch (table/launch_order.h), one stream for each GPU, for
+// all operations, and scratch memory on each GPU for values that cannot go straight from array to array.
 #pragma once
 
 #include <unistd.h>
@@ -18,34 +18,34 @@ namespace mykv {
 
 class Launcher {
  public:
-  // That of a new world, from now on; `ranks`: of its host, by local rank.
+  // Makes the launcher of a new world, the current one from now on. `ranks`: of this host, by local rank.
   static std::shared_ptr<Launcher> begin(LaunchOrder& order, std::vector<int> ranks);
-  // That of the last world, or null.
+  // The launcher of the last world, or null.
   static std::shared_ptr<Launcher> current();
   ~Launcher();
 
   LaunchOrder& order() const { return order_; }
-  // The local ranks of the world that have these ranks there; empty where one of them is on another host.
+  // The local ranks of these ranks of the world; empty if a rank is on another host.
   std::vector<int> local_ranks(const std::vector<int>& ranks) const;
 
-  // Whether all that comes before this number is launched, or never will be. If not, `bell` rings when it is.
+  // Whether every earlier number was released. If not, `bell` rings when that is so.
   bool is_turn(uint64_t number, Bell& bell);
-  // It is launched, or never will be. May be told twice.
+  // The operation with this number was launched, or never will be. Idempotent.
   void release(uint64_t number);
 
-  // Of whoever's turn it is.
+  // Use these only when it is your turn.
   gpu::Stream& stream(int device);
   char* scratch(int device, size_t bytes);
-  // Takes that much memory now; throws Error where the GPU has none. What is taken stays until the end.
+  // Allocates scratch memory now; throws Error if the GPU has none left. It is freed only with the launcher.
   void reserve(int device, size_t bytes);
-  // A GPU may never end what it does: nothing is given back.
+  // A GPU may never finish its work: no stream or memory is freed.
   void keep() { kept_ = true; }
 
  private:
   struct Device {
     std::unique_ptr<gpu::Stream> stream;
-    std::vector<void*> blocks;  // the last one counts; others may be in use
-    size_t bytes = 0;           // of that
+    std::vector<void*> blocks;  // the last block is used for new operations; GPUs may still use the others
+    size_t bytes = 0;           // of the last block
   };
 
   Launcher(LaunchOrder& order, std::vector<int> ranks) : order_(order), ranks_(std::move(ranks)) {}
@@ -55,7 +55,7 @@ class Launcher {
   const std::vector<int> ranks_;
   const pid_t process_ = getpid();
   std::atomic<bool> kept_{false};
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   uint64_t next_ = 1;
   std::set<uint64_t> released_;  // beyond next_
   std::map<uint64_t, Bell*> waiting_;

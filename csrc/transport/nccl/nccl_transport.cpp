@@ -14,9 +14,9 @@ namespace mykv {
 
 namespace {
 
-constexpr auto kLeavePatience = std::chrono::seconds(5);  // for what is under way when a rank has gone
-constexpr int64_t kFinishUs = 1000000;                    // for the others, to end communicators together
-constexpr auto kLostPatience = std::chrono::seconds(1);   // for somebody who knows which process has ended
+constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations under way when a rank has left
+constexpr int64_t kFinishUs = 1000000;                    // for the other ranks, to end communicators together
+constexpr auto kLostPatience = std::chrono::seconds(1);   // for the failure detector to name the lost process
 constexpr auto kAbortPatience = std::chrono::seconds(5);  // for GPUs, after an abort
 constexpr useconds_t kAbortLookUs = 1000;
 
@@ -71,7 +71,7 @@ void NcclTransport::stop(uint32_t entry) {
   const auto it =
       std::find_if(queued_.begin(), queued_.end(), [&](const auto& one) { return one.second.entry == entry; });
   if (it != queued_.end()) queued_.erase(it);
-  // Also where this rank has never seen that it was ready.
+  // Also if this rank never saw that the entry was ready.
   const uint64_t number = table_.given_launch(entry);
   if (launcher_ && number != 0) launcher_->release(number);
 }
@@ -92,7 +92,7 @@ bool NcclTransport::progress() {
   try {
     return move();
   } catch (const gpu::PeerLost& error) {
-    // NCCL does not tell which one. Where the job outlives a process, Runtime::lose() soon will.
+    // NCCL does not say which peer. If the job outlives a process, Runtime::lose() soon says it.
     peer_lost_.emplace(Clock::now(), error);
     return false;
   }
@@ -108,7 +108,7 @@ bool NcclTransport::move() {
   return moved;
 }
 
-// One step of the next launch: who brings which GPUs, the communicator of these, the launch.
+// One step of the next launch: exchange the placements, make the communicator, launch.
 bool NcclTransport::step_first() {
   if (queued_.empty()) return false;
   const auto first = queued_.begin();
@@ -156,7 +156,7 @@ bool NcclTransport::finish() {
   return running_.size() < before;
 }
 
-// Why does nothing move?
+// Throws if operations will never end: a communicator has failed, or a rank has left.
 void NcclTransport::watch() {
   for (const auto& one : arrangements_.communicators()) one->settled("an operation");
   const int gone = table_.departed_rank();
@@ -174,13 +174,13 @@ void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
     try {
       number = table_.forgo_launch(entry);
     } catch (const Error&) {
-      number = table_.given_launch(entry);  // nobody changes a table that was given up
+      number = table_.given_launch(entry);  // no rank changes a table that was given up
     }
     if (number != 0) launcher_->release(number);
   }
 }
 
-// Whether the GPUs are through with all that is in the streams by then.
+// Whether the GPUs finish everything in the streams before `end`.
 bool NcclTransport::wait_for(const Placement& placement, Clock::time_point end) const {
   try {
     for (const int device : placement.list()) {
@@ -191,7 +191,7 @@ bool NcclTransport::wait_for(const Placement& placement, Clock::time_point end) 
       }
     }
   } catch (const std::exception&) {
-    return false;  // the GPU is lost
+    return false;  // the GPU has failed
   }
   return true;
 }

@@ -1,9 +1,9 @@
-// Arrays on GPUs, by NCCL. A request is one operation of NCCL's, or one group of them, launched by each rank's thread
-// into a stream of our own on each of its GPUs, after the events that the request names and in the order of launches
-// (table/launch_order.h). Neither the thread nor the engine ever waits for a GPU: the thread looks at events.
+// Arrays on GPUs, by NCCL. A request is one NCCL operation or one group of them. Each rank's thread launches it into
+// the core's own stream on each of its GPUs, after the events that the request names and in the order of launches
+// (table/launch_order.h). Neither the thread nor MXNet's engine blocks on a GPU: the thread polls events.
 //
-// A communicator that fails, or whose operations do not end since a rank has gone, is aborted, and its group ends on
-// this rank: NCCL knows no way on from there.
+// A communicator that fails, or whose operations do not end since a rank has left, is aborted, and its group ends on
+// this rank: NCCL cannot recover from there.
 #pragma once
 
 #include <chrono>
@@ -30,19 +30,19 @@ class NcclTransport : public Transport {
   uint32_t pieces(const Operation&) const override { return static_cast<uint32_t>(world_.local_size()); }
   uint32_t places(const Operation&) const override { return 1; }
   size_t inline_limit() const override { return 0; }
-  // Of an array without elements.
+  // Only for arrays without elements.
   void run_whole(uint32_t entry) const override { table_.finish_chunks(entry, pieces(Operation())); }
   void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t entry) override;
   bool progress() override;
   bool polling() const override { return !queued_.empty() || !running_.empty(); }
 
-  // Before a request is brought to the host's table: the digest of its placement. Throws Error where it cannot be run.
+  // The digest of a request's placement, needed before the request arrives. Throws Error if it cannot be run.
   uint64_t prepare(const Request& request);
-  // Whether this rank has begun with the entry and not finished: it cannot be left alone.
+  // Whether this rank has begun the entry and not finished it.
   bool holds(uint32_t entry) const override;
-  // The thread ends: at the end of all operations, or in their middle. Then `entries` are those that this rank has at
-  // the host's table.
+  // The thread ends: leave() after all operations, abort() in the middle. `entries`: this rank's entries in the host's
+  // table.
   void leave(const std::vector<uint32_t>& entries);
   void abort(const std::vector<uint32_t>& entries) noexcept;
 
@@ -70,15 +70,15 @@ class NcclTransport : public Transport {
   std::shared_ptr<Launcher> launcher_;
   Arrangements arrangements_;
   int usual_device_ = -1;            // of requests without memory; -1 before the first request
-  std::map<uint64_t, Item> queued_;  // by number; the first may have begun
-  bool begun_ = false;               // it has
+  std::map<uint64_t, Item> queued_;  // by launch number
+  bool begun_ = false;               // the first queued item has begun
   std::deque<Item> running_;
   Clock::time_point moved_ = Clock::now();
-  std::optional<Clock::time_point> gone_since_;  // some rank has been seen to be gone
+  std::optional<Clock::time_point> gone_since_;  // when this rank first saw that a rank has left
   std::optional<std::pair<Clock::time_point, gpu::PeerLost>> peer_lost_;
 };
 
-// Takes NCCL from a group whose operations could not be ordered among those of the others.
+// Disables NCCL for a group whose launches cannot be ordered among the launches of other groups.
 void limit_to_ordered(gpu::GpuRoads* gpus, const World& world, const Launcher* launcher, bool is_world);
 
 }  // namespace mykv

@@ -13,7 +13,7 @@ namespace mykv {
 
 namespace {
 
-// The boot, not the host's name: containers have names of their own, and may share them.
+// A hash of the boot id, not of the host name: containers have names of their own, and may share them.
 uint64_t machine_hash() {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string id;
@@ -58,7 +58,7 @@ Placement placement_of(const Request& request, int rank, int usual_device) {
     primary = memory.outputs[0];
   }
   if (request.scattered || op.kind == Kind::broadcast) devices.insert(memory.outputs.begin(), memory.outputs.end());
-  // The result of a reduce is best made where it is wanted.
+  // The result of a reduce is best computed on the GPU of the output.
   if (!request.scattered && op.kind == Kind::reduce && !memory.outputs.empty() && devices.count(memory.outputs[0]) > 0)
     primary = memory.outputs[0];
   devices.insert(primary);

@@ -50,12 +50,12 @@ class Planner {
   bool mine(int root) const { return root == neighbours_.rank; }
   char* spare(size_t lane, size_t count) { return scratch_(devices_[lane], count * width_); }
 
-  // Arrays that are all of it, on one GPU each.
+  // Whole arrays, each on one GPU.
   void plan_whole() {
     const DeviceMemory& memory = *request_.devices;
     const bool from_root = op_.kind == Kind::broadcast;
     const bool to_root = op_.kind == Kind::reduce;
-    std::set<size_t> filled;  // outputs
+    std::set<size_t> filled;  // outputs that the calls write
     for (size_t l = 0; l < devices_.size(); ++l) {
       const char* in = nullptr;
       std::vector<size_t> outs;
@@ -84,7 +84,7 @@ class Planner {
       }
       if (l == primary_) result_ = to;
     }
-    // GPUs that took no part, and a reduction's others.
+    // Copies to outputs on GPUs that took no part, and to a reduction's other outputs.
     if (to_root && !mine(op_.root)) return;
     for (size_t out = 0; out < request_.outputs.size(); ++out) {
       if (filled.count(out) == 0) copy_whole(primary_, out, result_);
@@ -95,7 +95,7 @@ class Planner {
     if (request_.outputs[out] != from) lanes_[lane].after.push_back({request_.outputs[out], from, op_.bytes()});
   }
 
-  // From here on there is one GPU.
+  // The functions below are for a single GPU.
   const char* from_sources(size_t begin, size_t count) {
     const Range range{begin, begin + count};
     if (const char* there = one_place(request_.sources, range, width_)) return there;
@@ -138,7 +138,7 @@ class Planner {
     }
   }
 
-  // Whether they are equal, and the n-th one is rank n's.
+  // Whether there is one shard of equal size for each rank, in the order of ranks.
   bool one_shard_each(const std::vector<Shard>& shards) const {
     if (shards.size() != neighbours_.places.size() || !neighbours_.one_each) return false;
     for (size_t r = 0; r < shards.size(); ++r) {
@@ -183,7 +183,7 @@ class Planner {
     }
   }
 
-  // Sent in the order of those who receive, and received in the order of those who send.
+  // Sends in the order of the receivers, and receives in the order of the senders.
   void plan_exchange() {
     const std::vector<Shard>& all = *request_.shards;
     size_t size = 1;

@@ -1,5 +1,5 @@
-// What a request becomes: calls of NCCL's from array to array, and copies on the GPU where an array is in pieces that
-// the calls do not fit, or wanted on GPUs that take no part.
+// Translates a request into NCCL calls from array to array, and copies on the GPU if an array is in pieces that do not
+// fit the calls, or is wanted on GPUs that take no part.
 #pragma once
 
 #include <functional>
@@ -21,12 +21,12 @@ struct PlannedCall {
   const char* from;
   char* to;
   size_t count;  // elements, as NCCL counts them for this call
-  int peer = 0;  // the root, or the other place
+  int peer = 0;  // the root, or the other side of a send or receive: places in the communicator
 };
 
-// On one GPU, in this order.
+// The work of one GPU, in this order.
 struct PlannedLane {
-  size_t local = 0;  // which of this rank's GPUs in the communicator
+  size_t local = 0;  // index among this rank's GPUs in the communicator
   std::vector<PlannedCopy> before;
   std::vector<PlannedCall> calls;
   std::vector<PlannedCopy> after;
@@ -35,18 +35,18 @@ struct PlannedLane {
 // What the plan must know of the other ranks.
 struct Neighbours {
   int rank = 0;
-  std::vector<int> places;  // of each rank's primary GPU; empty: unknown, for a plan that only tells of its memory
+  std::vector<int> places;  // of each rank's primary GPU; empty: unknown, for a plan that only counts its memory
   bool same_layout = true;  // of pieces
   bool one_each = false;    // every rank has one GPU
   bool whole_inputs = false;
   bool whole_outputs = false;
 };
 
-// Memory on a GPU: the address of so many bytes more.
+// Returns the address of `bytes` more bytes of scratch memory on a GPU.
 using Scratch = std::function<char*(int device, size_t bytes)>;
 
-// Right only where the request has no overlap_in_part(). `devices`: this rank's in the communicator, of which `primary`
-// has a root's share.
+// Valid only if overlap_in_part() is empty. `devices`: this rank's GPUs in the communicator; `primary`: the index of
+// the GPU that has a root's share.
 std::vector<PlannedLane> plan(const Request& request, const std::vector<int>& devices, size_t primary,
                               const Neighbours& neighbours, const Scratch& scratch);
 
