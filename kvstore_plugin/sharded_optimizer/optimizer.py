@@ -291,11 +291,16 @@ class ShardedUpdate:
             name = self.names(self._name)[1]
             # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
             # the error, and a later update would run with a gradient that was not summed.
-            fenced = arrays.handles(self._reduced or self._adopted)
+            gradients = self._reduced or self._adopted  # also keeps temporary arrays alive until the call
             try:
                 self._reduced = None
                 self._process_set.core.push_gather_from_owners(
-                    name, self.weights, self.division, self._priority, turn_of=self._name, fenced=fenced
+                    name,
+                    self.weights,
+                    self.division,
+                    self._priority,
+                    turn_of=self._name,
+                    fenced=arrays.handles(gradients),
                 )
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error

@@ -221,6 +221,9 @@ STANDIN_API int MXNDArrayWaitToRead(void* array) {
   return 0;
 }
 
+// Operations here run in the order of their pushes on an array, so that nothing reads it after the last one has ended.
+STANDIN_API int MXNDArrayWaitToWrite(void* array) { return MXNDArrayWaitToRead(array); }
+
 STANDIN_API int MXNDArraySyncCopyToCPU(void* array, void* data, size_t count) {
   const Array& from = *array_of(array);
   const size_t bytes = count * kItemBytes[from.dtype];
