@@ -1,4 +1,4 @@
-"""The settings: no other file reads environment variables of the package, so this table is complete.
+"""The settings: no other Python file reads environment variables of the package.
 
 ====================== =========  ===============================================================================
 variable               default    meaning
