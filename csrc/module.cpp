@@ -278,9 +278,10 @@ PYBIND11_MODULE(mykv_core, m) {
            "Start it once more. The label must be the same on all ranks, and shows in the error where it is not. With\n"
            "turn_of it takes the last turn under that name.");
 
-  py::class_<Fence>(m, "Fence",
-                    "An operation of MXNet's engine that does nothing: whoever reads one of its arrays waits for all\n"
-                    "operations that were pushed on any of them.")
+  py::class_<Fence>(
+      m, "Fence",
+      "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
+      "that were pushed on any of its arrays.")
       .def(py::init<const Handles&>(), py::arg("arrays"))
       .def("push", &Fence::push, "Put it behind the operations that are pushed by now.");
 

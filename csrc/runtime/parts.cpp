@@ -120,7 +120,7 @@ void Runtime::listen() {
   }
 }
 
-// Entries may exist of which this rank has not heard, so every waiting request is offered.
+// Other ranks may have made entries without this rank's knowledge. So every waiting request is offered.
 void Runtime::offer_all() {
   offered_.clear();
   for (const auto& [priority, posted] : waiting_) offered_.push_back(SendQueue::key_of(*posted));

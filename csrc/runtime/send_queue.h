@@ -52,7 +52,7 @@ class SendQueue {
     posted.sequence = sequence;
     sequences_.insert(sequence);
   }
-  // Whether the hosts agreed on this request first, among the requests of which this rank has not brought all parts.
+  // Of the requests with parts that this rank has yet to send: whether the hosts agreed on this request first.
   bool is_first_agreed(const RequestState& posted) const {
     return posted.sequence && !sequences_.empty() && *posted.sequence == *sequences_.begin();
   }

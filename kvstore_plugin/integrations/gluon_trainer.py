@@ -12,7 +12,6 @@ from ..coordination import deadlock_check, step_label
 from ..gradients import fence
 from ..nn import sync_batch_norm
 from ..parameters import load_tracking, trainer_state
-from ..parameters.trainer_state import stale_gradient
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
 from . import amp
@@ -137,7 +136,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     with _refusing(self):
         if wrong is not None:
             raise wrong
-        stale = None if ignore_stale_grad else stale_gradient(self._params)
+        stale = None if ignore_stale_grad else trainer_state.stale_gradient(self._params)
         if stale is not None:
             raise UserWarning(stale)
     _stepping.add(self)

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kCollectBlock = 64;
 
-// `keys` has kCollectBlock keys, of which the first `count` are used.
+// `keys` has room for kCollectBlock keys. Only the first `count` are used.
 template <typename K>
 MYKV_INLINE size_t collect_block(uint32_t* indices, K* found, const K* keys, size_t count, size_t begin, K bound) {
   size_t kept = 0;
