@@ -50,9 +50,30 @@ def test_migration_from_horovod_changes_one_line():
     [("from-horovod.md", 1), ("from-byteps.md", 1), ("from-dist-sync.md", 1), ("from-dist-sync.md", 2)],
 )
 def test_scripts_after_migration_learn_the_same_on_both_workers(mpirun, page, number):
-    script = _scripts(page)[number]
+    _learns_the_same(mpirun, _scripts(page)[number])
+
+
+_OTHER_FRAMEWORKS = ["from-pytorch.md", "from-megengine.md", "from-caffe2.md"]
+
+
+@pytest.mark.skipif(IS_2, reason="blocks of MXNet 2.0 do not take the arrays of such scripts")
+@pytest.mark.parametrize("page", _OTHER_FRAMEWORKS)
+def test_code_after_the_first_script_is_one_program(mpirun, tmp_path, page):
+    _learns_the_same(mpirun, "\n".join(_scripts(page)[1:]), cwd=str(tmp_path))
+
+
+@pytest.mark.parametrize("page", _OTHER_FRAMEWORKS)
+def test_pages_use_public_names_only(page):
+    named = set(re.findall(r"\bmykv\.(\w+)", (_DOCS / page).read_text()))
+    assert named and named <= set(_VALUES), named - set(_VALUES)
+
+
+def _learns_the_same(mpirun, script, **options):
+    """Run a page's program on two workers: the losses of its three epochs fall, and both end with the same weights."""
     assert "kvstore_plugin" in script
-    result = mpirun(2, script + "\nimport zlib\nprint('weights', zlib.crc32(net.weight.data().asnumpy().tobytes()))\n")
+    result = mpirun(
+        2, script + "\nimport zlib\nprint('weights', zlib.crc32(net.weight.data().asnumpy().tobytes()))\n", **options
+    )
     assert result.code == 0, result.text
     assert len(set(re.findall(r"weights (\d+)", result.stdout))) == 1, result.text
     losses = [float(loss) for loss in re.findall(r"^(?:worker 0, )?epoch \d: loss (\S+)$", result.stdout, re.MULTILINE)]
