@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 import time
+from pathlib import Path
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from mxnet import autograd, gluon
 from support import MXNetError, array, checksum, clear_errors, conv_network, dense_network, mx, parameters, structure
 
+_EXAMPLES = Path(__file__).parents[1] / "examples"
 _SGD = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
 _BATCH = 4
 
@@ -99,7 +103,7 @@ def _arguments(outer) -> dict:
 def _compare(net, model, rank) -> None:
     expected = parameters(model.nets[rank])
     for name, values in parameters(net).items():
-        np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -298,3 +302,44 @@ def test_calls_that_do_not_fit(rank):
     half = mykv.LocalTrainer(dense_network(0, dtype="float16").collect_params(), "sgd", period=2)
     with pytest.raises(NotImplementedError, match="float16"):
         half.step(1, ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize("period", [8, 32])
+def test_digits_are_learned_as_well_as_with_steps_made_together(mpirun, period):
+    pytest.importorskip("sklearn")
+    script = f"""
+    import sys
+    sys.path.insert(0, {str(_EXAMPLES)!r})
+    import kvstore_plugin as mykv, mxnet as mx
+    from digits_common import SGD, accuracy, batches, data, loss_of, network
+    from mxnet import autograd
+
+    mykv.init()
+    rank, size = mykv.rank(), mykv.size()
+    (images, labels), _ = data()
+    length = len(images) // size
+    share = slice(rank, length * size, size)
+    images, labels = images[share], labels[share]
+    for period in (None, {period}):
+        net = network(seed=rank)
+        if period is None:
+            trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", SGD)
+        else:
+            outer = dict(outer_momentum=0.5, nesterov=True)
+            trainer = mykv.LocalTrainer(net.collect_params(), "sgd", SGD, period=period, warmup_steps=22, **outer)
+        for epoch in range(20):
+            for positions in batches(epoch, length, size):
+                with autograd.record():
+                    loss = loss_of(net(mx.np.array(images[positions])), mx.np.array(labels[positions]))
+                loss.backward()
+                trainer.step(len(positions))
+        if period is not None:
+            trainer.synchronize()
+        if rank == 0:
+            print(f"accuracy {{accuracy(net):.4f}}")
+    """
+    result = mpirun(2, textwrap.dedent(script), timeout=120)
+    assert result.code == 0, result.text
+    together, local = map(float, re.findall(r"accuracy (\S+)", result.stdout))
+    print(period, together, local)
+    assert together >= 0.95 and local >= together - 0.01
