@@ -37,6 +37,7 @@ __all__ = [
     "DistributedSampler",
     "DistributedTrainer",
     "ElasticState",
+    "LocalTrainer",
     "Max",
     "Min",
     "MyKV",
@@ -137,6 +138,7 @@ try:
     from .store.kvstore import MyKV
     from .training.broadcast_states import broadcast_states
     from .training.join import join
+    from .training.local_trainer import LocalTrainer
     from .training.metrics import allreduce_metric
     from .training.sampler import DistributedSampler
     from .training.trainer import DistributedTrainer

@@ -224,7 +224,7 @@ class DistributedTrainer(gluon.Trainer):
         local = [one.value for one in named_of.get(None, [])]
         self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
         how = options.reduction(self._store_optimizer)
-        lines = options.lines(self._optimizer)
+        lines = [*options.lines(self._optimizer), *self._lines()]
         self._meeting = (scopes, how, lines) if options.elastic else None  # for _meet_again()
         self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
@@ -233,6 +233,10 @@ class DistributedTrainer(gluon.Trainer):
         deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
+
+    def _lines(self) -> list[str]:
+        """More lines that must be the same on all workers; for derived trainers."""
+        return []
 
     @property
     def _is_elastic(self) -> bool:

@@ -16,6 +16,7 @@ MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others tha
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
 MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or by arena: through host memory and MPI
 MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
+MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
@@ -87,7 +88,7 @@ def _seconds(variable: str, text: str) -> float:
 
 
 def _file(variable: str, text: str) -> str:
-    return text  # gpu_libraries.py says what is wrong with it, where there is a GPU
+    return text  # gpu_libraries.py and timeline.py say what is wrong with it
 
 
 def _limit(value: float, largest: int) -> str:
@@ -109,6 +110,7 @@ _TABLE = {
     "MYKV_STALL_ABORT_S": _Setting(_seconds, 0.0),
     "MYKV_CHECKPOINT_WAIT_S": _Setting(_seconds, 60.0),
     "MYKV_KERNELS": _Setting(_one_of("best", "avx512", "avx2", "generic"), "best"),
+    "MYKV_TIMELINE": _Setting(_file, ""),
     "MYKV_CUDA_LIBRARY": _Setting(_file, ""),
     "MYKV_NCCL_LIBRARY": _Setting(_file, ""),
 }
@@ -196,6 +198,11 @@ def stall_limits() -> StallLimits:
         Before read(): a variable has a wrong value.
     """
     return StallLimits(_value("MYKV_STALL_WARN_S"), _value("MYKV_STALL_ABORT_S"))
+
+
+def timeline() -> str:
+    """The file in which init() begins to record a timeline; '' for none."""
+    return _value("MYKV_TIMELINE")
 
 
 def checkpoint_wait_seconds() -> float:

@@ -16,7 +16,7 @@ import threading
 import time
 
 from . import core as core_loader
-from . import process
+from . import process, settings
 from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
@@ -87,7 +87,18 @@ def stop_timeline() -> None:
         raise OSError(failure, f"the timeline is not complete: {os.strerror(failure)}", path)
 
 
-class _EndOfTimeline(process.Follower):
+class _FollowTimeline(process.Follower):
+    def joined(self, core: object) -> None:
+        path = settings.timeline()
+        if not path:
+            return
+        # Elastic workers that begin again keep what was recorded before.
+        path = path if process.generation == 1 else f"{path}.{process.generation}"
+        try:
+            start_timeline(path)
+        except OSError as error:
+            _log.warning("No timeline is recorded: MYKV_TIMELINE=%s cannot be written (%s).", path, error)
+
     def left(self, lost: bool) -> None:
         try:
             stop_timeline()
@@ -95,7 +106,7 @@ class _EndOfTimeline(process.Follower):
             _log.warning("%s", error)
 
 
-process.follow(_EndOfTimeline())
+process.follow(_FollowTimeline())
 
 
 def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:

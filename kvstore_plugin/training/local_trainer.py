@@ -1,0 +1,359 @@
+"""LocalTrainer: workers train alone for a period, and then average what they have changed."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Mapping
+
+from ..collectives import compression as compressions
+from ..collectives.compression import Compression
+from ..compat import arrays
+from ..compat.arguments import whole_number
+from ..compat.mxnet import mx
+from ..gradients import parameter_groups
+from ..gradients.local_reducer import LocalGradients
+from ..nn import sync_batch_norm
+from ..sharded_optimizer import atomic_file
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
+from .outer_optimizer import OuterOptimizer, OuterOptions
+from .trainer import DistributedTrainer
+
+_DTYPES = ("float32", "float64")
+
+
+class LocalTrainer(DistributedTrainer):
+    """A DistributedTrainer whose workers make most steps alone, and meet once in a period.
+
+    Between meetings `step` sends nothing and waits for no other worker. In a meeting the changes of all workers since
+    the last meeting are averaged, and an outer optimizer applies the average to the common weights, which are equal in
+    bits on all workers afterwards (outer_optimizer.py has the formulas and their sources). The defaults are local SGD:
+    the mean of the weights. ``outer_momentum=0.9, nesterov=True`` is BMUF with Nesterov block momentum and, with an
+    `outer_learning_rate` of 0.7, the outer optimizer of DiLoCo.
+
+    Workers may make different numbers of steps. At the end of an epoch, and before evaluation and saving, all call
+    `synchronize`. Weights, running means of BatchNorm included, are equal then.
+
+    Parameters
+    ----------
+    params, optimizer, optimizer_params
+        As for `DistributedTrainer`. Parameters must be dense, of float32 or float64, and have values when the first
+        local step is made. The optimizer updates each worker's weights, and keeps states of its own on each worker.
+    period : int, optional
+        Local steps between two meetings, at least 1. Give this or `period_seconds`.
+    period_seconds : float, optional
+        Seconds between two meetings, by each worker's own clock: slow workers make fewer steps. Above 0.
+    warmup_steps : int, optional
+        So many steps are first made together, as with `DistributedTrainer` (post-local SGD).
+    outer_learning_rate : float, optional
+        Factor of the averaged change. Above 0.
+    outer_momentum : float, optional
+        Share of the last change that is made again. From 0 to below 1. Chen and Huo use 1 - 1/N with N workers.
+    nesterov : bool, optional
+        Nesterov's form of the outer momentum.
+    reset_momentum : bool, optional
+        Set the states of the worker's own optimizer to zero after each meeting.
+    overlap : bool, optional
+        True: the average travels while the next period's steps run, and is applied in the next meeting. Then weights
+        differ between workers by the steps that are not averaged yet, until `synchronize`.
+    compression, compression_params : optional
+        How changes travel between hosts, as for `DistributedTrainer`.
+    process_set, root_rank, prefix : optional
+        As for `DistributedTrainer`.
+
+    Raises
+    ------
+    NotImplementedError
+        A parameter is sparse or of float16.
+    TypeError, ValueError
+        An argument is wrong.
+    RuntimeError
+        The workers have different parameters or arguments.
+
+    Examples
+    --------
+    >>> trainer = mykv.LocalTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, period=16,
+    ...                             outer_momentum=0.5, nesterov=True)
+    >>> for epoch in range(10):
+    ...     for images, labels in batches(epoch):
+    ...         with autograd.record():
+    ...             loss = loss_of(net(images), labels)
+    ...         loss.backward()
+    ...         trainer.step(len(images))
+    ...     trainer.synchronize()
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: dict | None = None,
+        *,
+        period: int | None = None,
+        period_seconds: float | None = None,
+        warmup_steps: int = 0,
+        outer_learning_rate: float = 1.0,
+        outer_momentum: float = 0.0,
+        nesterov: bool = False,
+        reset_momentum: bool = False,
+        overlap: bool = False,
+        compression: Any = Compression.none,
+        compression_params: Mapping[str, Any] | None = None,
+        process_set: ProcessSet = global_process_set,
+        root_rank: int = 0,
+        prefix: str | None = None,
+    ) -> None:
+        process.require()
+        try:
+            self._period = None if period is None else whole_number("period", period, 1)
+            self._period_seconds = None if period_seconds is None else _number("period_seconds", period_seconds, 0)
+            if (period is None) == (period_seconds is None):
+                raise ValueError("LocalTrainer needs either period (local steps) or period_seconds.")
+            self._warmup_left = whole_number("warmup_steps", warmup_steps, 0)
+            self._outer_options = OuterOptions(
+                _number("outer_learning_rate", outer_learning_rate, 0),
+                _momentum(outer_momentum),
+                bool(nesterov),
+                bool(overlap),
+                compressions.choose(compression, compression_params).wire,
+            )
+        except Exception as error:
+            parameter_groups.refuse(parameter_groups.sets_of(process_set, None), error)
+            raise
+        self._resets_momentum = bool(reset_momentum)
+        self._outer: OuterOptimizer | None = None  # from the first local step on
+        self._outer_state: dict | None = None  # loaded before the first local step
+        self._steps_since = 0  # local steps since the last meeting
+        self._last_meeting = 0.0
+        super().__init__(
+            params,
+            optimizer,
+            optimizer_params,
+            compression,
+            process_set=process_set,
+            root_rank=root_rank,
+            prefix=prefix,
+            compression_params=compression_params,
+        )
+
+    def _lines(self) -> list[str]:
+        return [
+            f"period={self._period}",
+            f"period_seconds={self._period_seconds}",
+            f"warmup_steps={self._warmup_left}",
+            f"outer optimizer: {self._outer_options}",
+            f"reset_momentum={self._resets_momentum}",
+        ]
+
+    def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+        """Update this worker's weights from its own gradients, and meet the others when a period has ended.
+
+        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended.
+
+        Parameters
+        ----------
+        batch_size : number or NDArray
+            Size of this worker's batch. After the warm-up it may differ between workers.
+        ignore_stale_grad : bool, optional
+            As for gluon.Trainer, after the warm-up.
+
+        Raises
+        ------
+        UserWarning
+            A parameter was not used since the last step, and `ignore_stale_grad` is not set.
+        MXNetError
+            A meeting has failed, for example because a worker has ended. It has changed no weight on any worker. The
+            error is raised where weights are read; with overlap by the next meeting.
+        RuntimeError
+            Within `join`, which local steps do not need.
+        """
+        if self._join is not None:
+            raise RuntimeError("A LocalTrainer needs no join(): workers may make different numbers of steps.")
+        if self._warmup_left > 0:
+            super().step(batch_size, ignore_stale_grad)
+            self._warmup_left -= 1
+            return
+        if self._outer is None:
+            self._begin_local_steps()
+        super().step(batch_size, ignore_stale_grad)
+        self._steps_since += 1
+        if self._is_due():
+            self._outer.meet(has_steps=True, goes_on=True)
+            self._after_meeting()
+
+    def synchronize(self) -> None:
+        """Meet until all workers have called this; then all have equal weights. Collective; waits.
+
+        Workers may come from different numbers of steps: those that come early take part in the meetings of the others
+        without a change of their own. Before the first local step this is a no-op.
+
+        Raises
+        ------
+        MXNetError
+            A meeting has failed, on all workers.
+        """
+        if self._outer is None:
+            return
+        self._outer.finish_pending()
+        while self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0:
+            self._after_meeting()
+        self._after_meeting()
+
+    def allreduce_grads(self) -> None:
+        """Not available: gradients stay on their worker.
+
+        Raises
+        ------
+        RuntimeError
+            Always.
+        """
+        raise RuntimeError("A LocalTrainer averages weights and not gradients: call step().")
+
+    def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
+        """Not available: call `step`.
+
+        Raises
+        ------
+        RuntimeError
+            Always.
+        """
+        raise RuntimeError("A LocalTrainer has no update() apart from allreduce_grads(): call step().")
+
+    def save_states(self, fname: str) -> None:
+        """Write this worker's optimizer states to a file, and the outer optimizer's to ``fname + '.outer'``.
+
+        Call it after `synchronize`: on each worker with a name of its own, or on one worker, from whose states all
+        begin then.
+
+        Parameters
+        ----------
+        fname : str
+
+        Raises
+        ------
+        OSError
+            A file cannot be written. An existing file is unchanged.
+        RuntimeError
+            There were local steps since the last `synchronize`.
+        """
+        if self._steps_since or (self._outer is not None and self._outer.is_pending):
+            raise RuntimeError(
+                "save_states() of a LocalTrainer needs equal weights: call synchronize() on all workers first."
+            )
+        super().save_states(fname)
+        # MXNet's format does not know a file without arrays.
+        state = {"warmup_left": mx.nd.array([self._warmup_left]), **(self._outer.state() if self._outer else {})}
+        atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
+
+    def load_states(self, fname: str) -> None:
+        """Load what `save_states` has written. Load equal weights on all workers before.
+
+        Parameters
+        ----------
+        fname : str
+
+        Raises
+        ------
+        OSError, ValueError, MXNetError
+            A file cannot be read, or is of another network.
+        """
+        state = mx.nd.load(f"{fname}.outer")
+        super().load_states(fname)
+        self._warmup_left = int(state.pop("warmup_left").asscalar())
+        self._outer_state = state
+        self._steps_since = 0
+        if self._outer is not None:
+            self._load_outer_state()
+
+    def _load_outer_state(self) -> None:
+        state, self._outer_state = self._outer_state, None
+        if state is not None:
+            self._outer.load(state)
+
+    def _is_due(self) -> bool:
+        if self._period is not None:
+            return self._steps_since >= self._period
+        return time.monotonic() - self._last_meeting >= self._period_seconds
+
+    def _begin_local_steps(self) -> None:
+        """From now on gradients are summed over this worker's devices only."""
+        for name, parameter, _ in self._shares[0].named:
+            if parameter.grad_req != "null" and parameter._data is None:
+                raise ValueError(f"Parameter {name} has no values yet: run a forward pass before the first local step.")
+            if parameter._data is not None and parameter.grad_req != "null":
+                _check_dtype(name, parameter)
+        share = self._shares[0]
+        ordered = [one.value for one in share.named]
+        self._outer = OuterOptimizer(share.process_set, f"{share.scope}/meeting", ordered, self._outer_options)
+        self._gradients = [_LocalSteps(self._params, self._follow_devices, self._outer)]
+        self._last_meeting = time.monotonic()
+        if self._outer_state:
+            self._load_outer_state()
+
+    def _after_meeting(self) -> None:
+        self._steps_since = 0
+        self._last_meeting = time.monotonic()
+        if self._resets_momentum:
+            with arrays.not_recorded():
+                for updater in self._updaters:
+                    for state in updater.states.values():
+                        _set_to_zero(state)
+
+    def _check_mixed_precision(self) -> None:
+        raise ValueError("A LocalTrainer does not work with AMP: use DistributedTrainer.")
+
+
+class _LocalSteps(LocalGradients):
+    """The gradients of local steps. Other workers wait for this worker in meetings only."""
+
+    def __init__(self, parameters: Any, when_moved: Any, outer: OuterOptimizer) -> None:
+        super().__init__([one for one in parameters if one.grad_req != "null"], when_moved)
+        self._outer = outer
+
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+        """Sum each gradient over the devices of this worker."""
+        sync_batch_norm.end_step()
+        super().allreduce(ignore_stale, label, compares)
+
+    def awaited_by(self) -> list[int]:
+        """The ranks that wait for this rank in a meeting."""
+        return self._outer.awaited_by()
+
+    def refuse_awaited(self, reason: str) -> None:
+        """Refuse the meeting in which the other ranks wait."""
+        self._outer.refuse(reason)
+
+
+def _set_to_zero(state: Any) -> None:
+    for one in state if isinstance(state, (list, tuple)) else [state]:
+        if isinstance(one, (list, tuple)):
+            _set_to_zero(one)
+        elif one is not None:
+            one[:] = 0
+
+
+def _check_dtype(name: str, parameter: Any) -> None:
+    dtype = arrays.dtype_name(parameter._data[0].dtype)
+    if parameter._stype != "default" or dtype not in _DTYPES:
+        raise NotImplementedError(
+            f"LocalTrainer takes dense parameters of float32 and float64, but {name} is {parameter._stype} of {dtype}."
+        )
+
+
+def _number(name: str, value: Any, above: float) -> float:
+    """A finite number above a bound."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {value!r}.") from None
+    if not (math.isfinite(number) and number > above):
+        raise ValueError(f"{name} must be a finite number above {above}, not {value!r}.")
+    return number
+
+
+def _momentum(value: Any) -> float:
+    number = 0.0 if value == 0 else _number("outer_momentum", value, 0)
+    if number >= 1:
+        raise ValueError(f"outer_momentum must be at least 0 and below 1, not {value!r}.")
+    return number

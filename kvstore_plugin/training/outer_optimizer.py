@@ -1,0 +1,238 @@
+"""The outer optimizer of a LocalTrainer: it averages what workers have changed, and applies it to a common point.
+
+With s the common point, w_i the weights of worker i and c the number of workers that have made steps, a meeting is
+
+    d = sum_i (w_i - s) / c
+    v = outer_momentum * v + outer_learning_rate * d
+    s = s + v                                               without nesterov
+    s = s + outer_momentum * v + outer_learning_rate * d    with nesterov
+
+This is blockwise model-update filtering, Chen and Huo, "Scalable training of deep learning machines by incremental
+block training with intra-block parallel optimization and blockwise model-update filtering", ICASSP 2016, with classical
+and Nesterov block momentum; the latter is also the outer optimizer of DiLoCo, Douillard et al. 2023. With a momentum of
+0 and a learning rate of 1 it is the averaging of local SGD (Lin et al. 2018).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+from ..compat import arrays, mxnet
+from ..compat.mxnet import NDArray, Parameter, mx
+from ..parameters.aux_params import is_auxiliary
+from ..world import process
+from ..world.process_set import ProcessSet
+
+
+class OuterOptions(NamedTuple):
+    """What the outer optimizer does in a meeting; the same on all workers."""
+
+    learning_rate: float
+    momentum: float
+    nesterov: bool
+    overlap: bool
+    wire: str  # type or compressor between hosts; empty: uncompressed
+
+
+class _Weight:
+    """One parameter: its common point, its velocity, and what travels. Arrays of MXNet's classic kind, as `w`."""
+
+    def __init__(self, parameter: Parameter, with_velocity: bool, with_snapshot: bool) -> None:
+        self.parameter = parameter
+        self.anchor = self.weight.copy()
+        self.velocity = mx.nd.zeros_like(self.anchor) if with_velocity else None
+        self.change = mx.nd.zeros_like(self.anchor)
+        self.snapshot = mx.nd.zeros_like(self.anchor) if with_snapshot else None
+
+    @property
+    def weight(self) -> NDArray:
+        """The values on the first device."""
+        return _classic(self.parameter._data[0])
+
+    def held(self) -> list[NDArray]:
+        """All arrays of which none may be read before a meeting has changed all of them, or none."""
+        own = [self.anchor, self.velocity, self.change, self.snapshot]
+        return [*map(_classic, self.parameter._data), *(array for array in own if array is not None)]
+
+    def spread(self) -> None:
+        """Copy the values of the first device to the others."""
+        for replica in self.parameter._data[1:]:
+            self.weight.copyto(_classic(replica))
+
+
+class OuterOptimizer:
+    """Holds the common point of the weights, and moves it in meetings. All calls return at once, but where said.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The workers that meet.
+    name : str
+        The name of the operation.
+    parameters : sequence of Parameter
+        All parameters, in an order that is the same on all workers. Those with gradients need values that are equal on
+        all workers. Auxiliary parameters (running means) are averaged; frozen parameters are left alone.
+    options : OuterOptions
+    """
+
+    def __init__(
+        self, process_set: ProcessSet, name: str, parameters: Sequence[Parameter], options: OuterOptions
+    ) -> None:
+        self._process_set, self._name, self._options = process_set, name, options
+        self._auxiliary = [one for one in parameters if is_auxiliary(one) and one._data is not None]
+        with arrays.not_recorded():
+            self._weights = [
+                _Weight(one, options.momentum != 0, options.overlap) for one in parameters if one.grad_req != "null"
+            ]
+            self._averages = [_classic(one._data[0]).copy() for one in self._auxiliary]
+        self._counts: Any = None  # of the last meeting: workers with steps, and workers that go on
+        self.is_pending = False  # a meeting has begun and is not applied yet
+
+    def meet(self, has_steps: bool, goes_on: bool) -> None:
+        """Average the changes of all workers, and apply them; with overlap those of the meeting before.
+
+        With overlap this waits for the meeting before, which has had a period's time.
+
+        Parameters
+        ----------
+        has_steps : bool
+            Whether this worker has made steps since its last meeting. Otherwise it contributes nothing.
+        goes_on : bool
+            Whether this worker will make more steps before it synchronizes.
+
+        Raises
+        ------
+        MXNetError
+            With overlap: the meeting before has failed. It has changed nothing on any worker.
+        """
+        if not self._options.overlap:
+            self._push(has_steps, goes_on)
+            self._apply()
+            return
+        self.finish_pending()
+        with arrays.not_recorded():
+            for one in self._weights:
+                one.weight.copyto(one.snapshot)
+        self._push(has_steps, goes_on)
+        self.is_pending = True
+
+    def finish_pending(self) -> None:
+        """Wait for a meeting that is under way, and apply it; without one a no-op.
+
+        Raises
+        ------
+        MXNetError
+            The meeting has failed, on all workers.
+        """
+        if self.is_pending:
+            self.is_pending = False
+            self.workers_that_go_on()
+            self._apply()
+
+    def meet_now(self, has_steps: bool, goes_on: bool) -> int:
+        """Meet without overlap, wait for the others, and return how many workers go on.
+
+        Raises
+        ------
+        MXNetError
+            The meeting has failed, on all workers, and has changed nothing.
+        """
+        self._push(has_steps, goes_on)
+        self._apply(keeps_local=False)
+        return self.workers_that_go_on()
+
+    def workers_that_go_on(self) -> int:
+        """The number of workers that said in the last meeting that they go on. Waits for that meeting."""
+        return int(self._counts.asnumpy()[1])
+
+    def awaited_by(self) -> list[int]:
+        """The ranks that wait for this rank in a meeting."""
+        names = [self._name, f"{self._name}/whole"]
+        return sorted({rank for ranks in self._process_set.core.waiting_for_this(names) for rank in ranks})
+
+    def refuse(self, reason: str) -> None:
+        """Let the next meeting fail on all workers, with the reason."""
+        self._process_set.core.refuse(f"{self._name}/whole", reason)
+        self._process_set.core.refuse(self._name, reason)
+
+    def state(self) -> dict[str, NDArray]:
+        """The velocities by the number of the parameter, for files."""
+        return {str(number): one.velocity for number, one in enumerate(self._weights) if one.velocity is not None}
+
+    def load(self, state: dict[str, NDArray]) -> None:
+        """Take over velocities, and the present weights, which are equal on all workers, as the common point.
+
+        Raises
+        ------
+        ValueError
+            The state is of another network.
+        """
+        own = self.state()
+        if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
+            raise ValueError("The outer state in the file is of another network, or of another outer_momentum.")
+        with arrays.not_recorded():
+            for key, value in state.items():
+                value.copyto(own[key])
+            for one in self._weights:
+                one.weight.copyto(one.anchor)
+
+    def _push(self, has_steps: bool, goes_on: bool) -> None:
+        """Sum the changes of all workers into `change`."""
+        share = float(has_steps)
+        with arrays.not_recorded():
+            self._counts = mx.nd.array([share, float(goes_on)], dtype="float64")
+            for one in self._weights:
+                mx.nd.elemwise_sub(one.weight, one.anchor, out=one.change)
+                if not has_steps:
+                    one.change[:] = 0  # with overlap a change of the period before is still in the weight
+            for parameter, average in zip(self._auxiliary, self._averages):
+                mx.nd.broadcast_mul(_classic(parameter._data[0]), mx.nd.full((1,) * average.ndim, share), out=average)
+            core, label = self._process_set.core, f"a meeting for {len(self._weights)} parameters"
+            whole = arrays.handles([*self._averages, self._counts])
+            core.push_group(f"{self._name}/whole", whole, whole, "sum", 1.0, label=label)
+            changes = arrays.handles([one.change for one in self._weights])
+            wire = {"wire": self._options.wire} if self._options.wire else {}
+            core.push_group(self._name, changes, changes, "sum", 1.0, label=label, **wire)
+
+    def _apply(self, keeps_local: bool = True) -> None:
+        """Move the common point by the sums in `change`, and let the weights follow."""
+        options = self._options
+        with arrays.not_recorded():
+            divisor = mx.nd.maximum(self._counts[0:1], 1)
+            for one in self._weights:
+                change = one.change
+                mx.nd.broadcast_div(change, _like(divisor, change), out=change)
+                change *= options.learning_rate
+                if one.velocity is None:
+                    one.anchor += change
+                else:
+                    one.velocity *= options.momentum
+                    one.velocity += change
+                    one.anchor += change + options.momentum * one.velocity if options.nesterov else one.velocity
+                if one.snapshot is not None and keeps_local:
+                    one.weight[:] = one.anchor + (one.weight - one.snapshot)
+                else:
+                    one.anchor.copyto(one.weight)
+                one.spread()
+            for parameter, average in zip(self._auxiliary, self._averages):
+                first = _classic(parameter._data[0])
+                mx.nd.broadcast_div(average, _like(divisor, average), out=average)
+                # With no steps on any worker the values stay.
+                mx.nd.where(
+                    mx.nd.broadcast_to(_like(self._counts[0:1], average), average.shape), average, first, out=first
+                )
+                for replica in parameter._data[1:]:
+                    first.copyto(_classic(replica))
+        if not mxnet.engine_blocks():
+            held = [array for one in self._weights for array in one.held()]
+            process.core.Fence(arrays.handles(held)).push()
+
+
+def _like(number: NDArray, array: NDArray) -> NDArray:
+    """An array of one element with an array's number of axes and its dtype."""
+    return number.reshape((1,) * array.ndim).astype(array.dtype)
+
+
+def _classic(array: NDArray) -> NDArray:
+    """An array as MXNet's classic operators take it."""
+    return array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array

@@ -1,0 +1,144 @@
+"""The command of mpirun or srun that starts a job: what each launcher calls the same wish."""
+
+from __future__ import annotations
+
+import os
+from typing import Mapping, NamedTuple
+
+from .errors import LaunchError
+from .job import Job
+from .mpi import INTEL_MPI, OPEN_MPI, Mpi
+
+
+class Command(NamedTuple):
+    """A command, and the variables that it needs beside this environment's."""
+
+    arguments: list[str]
+    variables: dict[str, str]
+
+
+def mpirun_command(job: Job, mpi: Mpi) -> Command:
+    """The command of this environment's mpirun.
+
+    Raises
+    ------
+    LaunchError
+        The job asks for what this MPI does not have.
+    """
+    if job.workers is None:
+        raise LaunchError("How many workers? Say it with -n, or with -H HOST:WORKERS.")
+    if mpi.kind == OPEN_MPI:
+        return _open_mpi(job, mpi)
+    if job.elastic:
+        raise LaunchError(
+            f"--elastic needs Open MPI 5, whose mpirun has --with-ft ulfm; this environment has {mpi.kind}."
+        )
+    return _hydra(job, mpi)
+
+
+def _open_mpi(job: Job, mpi: Mpi) -> Command:
+    if job.elastic and mpi.major and mpi.major < 5:
+        raise LaunchError(f"--elastic needs Open MPI 5, whose mpirun has --with-ft ulfm; this is Open MPI {mpi.major}.")
+    arguments = [mpi.mpirun]
+    if os.geteuid() == 0:
+        arguments.append("--allow-run-as-root")
+    arguments += ["-n", str(job.workers)]
+    if job.hosts:
+        arguments += ["-H", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
+    if job.elastic:
+        arguments += ["--with-ft", "ulfm"]
+    cores = job.bound_cores()
+    if job.outnumbers_cores():
+        arguments += ["--oversubscribe", "--bind-to", "none"]
+    elif cores:
+        arguments += ["--map-by", f"slot:PE={cores}"]
+    else:
+        arguments += ["--bind-to", "none"]
+    if job.tag_output:
+        arguments += ["--output", "tag"] if mpi.major >= 5 else ["--tag-output"]
+    arguments += _open_mpi_network(job, is_prrte=mpi.major >= 5)
+    variables = job.environment(job.share_of_cores())
+    if not job.is_local:
+        for name in job.forwarded(variables):
+            arguments += ["-x", name]
+    return Command([*arguments, *job.mpi_arguments, *job.program], variables)
+
+
+def _open_mpi_network(job: Job, is_prrte: bool) -> list[str]:
+    """Options for ssh and network interfaces; Open MPI 5 has its launcher from the project PRRTE."""
+    arguments = []
+    of_launcher = "--prtemca" if is_prrte else "--mca"
+    if job.ssh_port or job.ssh_key:
+        port = ["-p", str(job.ssh_port)] if job.ssh_port else []
+        key = ["-i", job.ssh_key] if job.ssh_key else []
+        arguments += [of_launcher, "plm_ssh_agent" if is_prrte else "plm_rsh_agent", " ".join(["ssh", *port, *key])]
+    if job.interfaces:
+        arguments += ["--mca", "btl_tcp_if_include", job.interfaces]
+        arguments += [of_launcher, "prte_if_include" if is_prrte else "oob_tcp_if_include", job.interfaces]
+    return arguments
+
+
+def _hydra(job: Job, mpi: Mpi) -> Command:
+    """Command for MPICH and Intel MPI, which share the process manager Hydra."""
+    arguments = [mpi.mpirun, "-n", str(job.workers)]
+    variables = job.environment(job.share_of_cores())
+    if job.hosts and mpi.kind == INTEL_MPI:
+        counts = {host.slots for host in job.hosts}
+        if len(counts) > 1:
+            raise LaunchError("Intel MPI's mpirun takes one number of workers for all hosts: give each host the same.")
+        arguments += ["-hosts", ",".join(host.name for host in job.hosts), "-ppn", str(counts.pop())]
+    elif job.hosts:
+        arguments += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
+    cores = None if job.outnumbers_cores() else job.bound_cores()
+    if mpi.kind == INTEL_MPI:
+        variables.update({"I_MPI_PIN_DOMAIN": str(cores)} if cores else {"I_MPI_PIN": "0"})
+    else:
+        arguments += ["-bind-to", f"core:{cores}" if cores else "none"]
+    if job.tag_output:
+        arguments.append("-prepend-rank")
+    if job.ssh_port or job.ssh_key:
+        raise LaunchError(f"{mpi.kind}'s mpirun has no option for ssh's port or key: write them into ~/.ssh/config.")
+    if job.interfaces:
+        arguments += ["-iface", job.interfaces]
+    if not job.is_local:
+        arguments += ["-genvlist", ",".join(job.forwarded(variables))]
+    return Command([*arguments, *job.mpi_arguments, *job.program], variables)
+
+
+def inside_slurm(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether this runs in an allocation of Slurm (sbatch, salloc), and not already in a step that srun has started."""
+    in_allocation = "SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment
+    step = environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", ""))
+    # Batch scripts and interactive shells are steps with special numbers, which lie above all steps of srun.
+    is_step = step.isdigit() and int(step) < 0xFFFFFFF0
+    return in_allocation and not is_step
+
+
+def srun_command(job: Job, mpi: Mpi, srun: str, environment: Mapping[str, str] = os.environ) -> Command:
+    """The command of srun.
+
+    Raises
+    ------
+    LaunchError
+        The job asks for what srun does not have.
+    """
+    arguments = [srun, "--mpi=" + ("pmix" if mpi.kind == OPEN_MPI else "pmi2"), "--kill-on-bad-exit=1"]
+    if job.workers is not None:
+        arguments.append(f"--ntasks={job.workers}")
+    if job.hosts:
+        counts = {host.slots for host in job.hosts}
+        if len(counts) > 1:
+            raise LaunchError("srun takes one number of workers for all hosts: give each host the same.")
+        arguments += [f"--nodelist={','.join(host.name for host in job.hosts)}", f"--ntasks-per-node={counts.pop()}"]
+    text = environment.get("SLURM_CPUS_PER_TASK", "")
+    cores = job.cores_per_worker or (int(text) if text.isdigit() else None)
+    if cores:
+        arguments.append(f"--cpus-per-task={cores}")  # srun does not take it over from sbatch since Slurm 22.05
+    if job.tag_output:
+        arguments.append("--label")
+    if job.ssh_port or job.ssh_key or job.interfaces:
+        raise LaunchError(
+            "srun uses neither ssh nor chosen interfaces: leave these options out, or add --launcher mpirun."
+        )
+    variables = job.environment(cores, environment)
+    return Command([*arguments, "--export=ALL", *job.mpi_arguments, *job.program], variables)

@@ -1,0 +1,5 @@
+"""The error of the launcher."""
+
+
+class LaunchError(Exception):
+    """A job that cannot be started; its text is one sentence for the user."""

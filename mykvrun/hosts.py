@@ -1,0 +1,121 @@
+"""The hosts of a job, and the cores of this one."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from .errors import LaunchError
+
+_HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(?::([0-9]{1,6}))?")
+
+
+class Host(NamedTuple):
+    """A host and how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Hosts in ``host1:4,host2:4``; a host without a number takes one worker.
+
+    Raises
+    ------
+    LaunchError
+        The text is no such list, or names a host twice.
+    """
+    hosts = []
+    for part in text.split(","):
+        found = _HOST.fullmatch(part.strip())
+        if not found or found.group(2) == "0":
+            raise LaunchError(f"-H {text}: {part!r} is not HOST or HOST:WORKERS, such as node1:4.")
+        hosts.append(Host(found.group(1), int(found.group(2) or 1)))
+    return _without_repetition(hosts, f"-H {text}")
+
+
+def read_hostfile(file: str) -> list[Host]:
+    """Hosts in a file with a line for each: ``host slots=4`` as Open MPI and Horovod write it, or ``host:4`` as MPICH.
+
+    Raises
+    ------
+    LaunchError
+        The file cannot be read, names no host or a host twice, or has another line.
+    """
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LaunchError(f"The hostfile {file} cannot be read: {error}.") from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        found = _HOST.fullmatch(words[0])
+        slots = [word[len("slots=") :] for word in words[1:] if word.startswith("slots=")]
+        count = [*slots, found.group(2) or "1"][0] if found else ""
+        if not found or not re.fullmatch("[1-9][0-9]{0,5}", count):
+            raise LaunchError(f"The hostfile {file}, line {number}: {line.strip()!r} is not HOST slots=WORKERS.")
+        hosts.append(Host(found.group(1), int(count)))
+    if not hosts:
+        raise LaunchError(f"The hostfile {file} names no host.")
+    return _without_repetition(hosts, f"The hostfile {file}")
+
+
+def _without_repetition(hosts: list[Host], where: str) -> list[Host]:
+    names = [host.name for host in hosts]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise LaunchError(f"{where} names {twice} twice: give each host once, with all its workers.")
+    return hosts
+
+
+def is_this_host(name: str) -> bool:
+    """Whether a name means the host that this runs on."""
+    own = socket.gethostname()
+    return name in ("localhost", "127.0.0.1", "[::1]", own, own.partition(".")[0])
+
+
+def usable_cores() -> int:
+    """Cores, not hardware threads, that this process may use on this host; a CPU quota of its container counts too."""
+    allowed = os.sched_getaffinity(0)
+    cores = {_siblings(cpu) for cpu in allowed}
+    quota = _quota()
+    return max(1, min(len(cores), quota) if quota else len(cores))
+
+
+def is_bound() -> bool:
+    """Whether this process may use fewer of the host's processors than are online."""
+    return len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+
+
+def _siblings(cpu: int) -> str:
+    """Hardware threads of a processor's core, or the processor itself where the kernel does not say."""
+    try:
+        return Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text(encoding="ascii")
+    except OSError:
+        return str(cpu)
+
+
+def _quota() -> int:
+    """Cores that the limit of this control group (version 2) or of those above allows, rounded down; 0 without one."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    group = next((line[3:] for line in groups if line.startswith("0::")), None)
+    if group is None:
+        return 0
+    allowed = []
+    folder = Path("/sys/fs/cgroup") / group.lstrip("/")
+    for place in (folder, *folder.parents):
+        try:
+            limit, period = (place / "cpu.max").read_text(encoding="ascii").split()
+        except (OSError, ValueError):
+            continue
+        if limit != "max":
+            allowed.append(max(1, int(limit) // int(period)))
+    return min(allowed, default=0)

@@ -1,0 +1,104 @@
+"""What a user asked for: workers, hosts, cores and variables of a job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from typing import Iterable, Mapping
+
+from .errors import LaunchError
+from .hosts import Host, is_bound, is_this_host, usable_cores
+
+# Variables with these beginnings, and these variables, reach workers of other hosts.
+_PREFIXES = ("MYKV_", "MXNET_", "DMLC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "CUDA_")
+_NAMES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED")
+
+
+@dataclass
+class Job:
+    """A job that is to be started.
+
+    Attributes
+    ----------
+    program : list of str
+        The command of each worker.
+    workers : int or None
+        How many; None where only the hosts, or Slurm, say it.
+    hosts : list of Host
+        Where; empty: this host, or those of Slurm's allocation.
+    cores_per_worker : int or None
+        Cores that each worker is bound to; None: its share of this host where all workers run here.
+    threads : int or None
+        OMP_NUM_THREADS of each worker; None: as the user's environment has it, else as many as its cores.
+    variables : dict
+        Variables that are set for all workers. A value of None stands for this environment's.
+    """
+
+    program: list[str]
+    workers: int | None = None
+    hosts: list[Host] = field(default_factory=list)
+    cores_per_worker: int | None = None
+    threads: int | None = None
+    variables: dict[str, str | None] = field(default_factory=dict)
+    elastic: bool = False
+    tag_output: bool = False
+    ssh_port: int | None = None
+    ssh_key: str | None = None
+    interfaces: str | None = None
+    mpi_arguments: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        slots = sum(host.slots for host in self.hosts)
+        if self.workers is None and self.hosts:
+            self.workers = slots
+        if self.hosts and self.workers is not None and self.workers > slots:
+            raise LaunchError(
+                f"{self.workers} workers do not fit on the hosts, which take {slots}: give them more slots."
+            )
+        if self.program[0].endswith(".py"):
+            self.program = [sys.executable, *self.program]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all workers run on this host."""
+        return all(is_this_host(host.name) for host in self.hosts)
+
+    def most_on_a_host(self) -> int:
+        """The largest number of workers that a host gets."""
+        left, most = self.workers or 1, 0
+        for host in self.hosts:
+            here = min(left, host.slots)
+            left, most = left - here, max(most, here)
+        return most or self.workers or 1
+
+    def bound_cores(self) -> int | None:
+        """Cores that each worker is bound to, or None where workers are not bound.
+
+        Without ``cores_per_worker`` they are bound only where that cannot go wrong: on this host alone, with at least
+        a core for each, and where this process may use all of the host.
+        """
+        if self.cores_per_worker:
+            return self.cores_per_worker
+        share = usable_cores() // self.most_on_a_host()
+        return share if self.is_local and share >= 1 and not is_bound() else None
+
+    def outnumbers_cores(self) -> bool:
+        """Whether a host gets more workers than this one has cores."""
+        return self.most_on_a_host() * (self.cores_per_worker or 1) > usable_cores()
+
+    def share_of_cores(self) -> int:
+        """Cores of this host for each worker, which stand for those of all hosts; at least 1."""
+        return self.cores_per_worker or max(1, usable_cores() // self.most_on_a_host())
+
+    def environment(self, cores: int | None, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """Variables that workers get beside those of ``base``; ``cores`` are a worker's, None if unknown."""
+        threads = self.threads or (None if "OMP_NUM_THREADS" in base else cores)
+        added = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
+        added.update((name, value) for name, value in self.variables.items() if value is not None)
+        return added
+
+    def forwarded(self, added: Iterable[str], base: Mapping[str, str] = os.environ) -> list[str]:
+        """Names of the variables that reach workers of other hosts, in order; ``added`` are those of `environment`."""
+        names = {name for name in base if name.startswith(_PREFIXES) or name in _NAMES}
+        return sorted({*names, *added, *self.variables})

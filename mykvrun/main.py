@@ -1,0 +1,128 @@
+"""What the command mykvrun does from its first to its last line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from typing import Iterator
+
+from .command_line import Request, parse
+from .commands import Command, inside_slurm, mpirun_command, srun_command
+from .errors import LaunchError
+from .job import Job
+from .mpi import MPICH, Mpi, find_mpi
+from .output import Output, relay
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Start a job, and return its exit status: 0, or that of the worker that failed first; 2 where it cannot start."""
+    try:
+        request = parse(sys.argv[1:] if arguments is None else arguments)
+        if request.ignored:
+            _say(f"{', '.join(request.ignored)}: no effect with mykv.")
+        mpi = find_mpi()
+        jobs = [request.job]
+        if request.is_check:
+            test = replace(request.job, program=[sys.executable, "-m", "kvstore_plugin.selftest"], elastic=False)
+            jobs = [test] if request.job.program == [sys.executable] else [test, request.job]
+        for job in jobs:
+            status = _run(job, mpi, request)
+            if status != 0:
+                break
+        return status
+    except LaunchError as error:
+        _say(str(error))
+        return 2
+
+
+def _run(job: Job, mpi: Mpi, request: Request) -> int:
+    """Start a job and wait for it, or only print its command."""
+    # In a terminal a progress bar shall move, so there are no tags. Elsewhere tags tell each worker's last lines.
+    # MPICH's mpirun marks pieces of lines, which nothing can put together again.
+    is_traced = not request.is_dry_run and mpi.kind != MPICH and not sys.stderr.isatty()
+    command = _command(replace(job, tag_output=job.tag_output or is_traced), mpi, request)
+    if request.is_dry_run or request.is_verbose:
+        variables = [f"{name}={value}" for name, value in command.variables.items()]
+        print(shlex.join([*(["env", *variables] if variables else []), *command.arguments]), flush=True)
+    if request.is_dry_run:
+        return 0
+    return _start(command, Output(tagged=is_traced or job.tag_output, prefix=job.tag_output))
+
+
+def _command(job: Job, mpi: Mpi, request: Request) -> Command:
+    srun = shutil.which("srun")
+    wants_srun = request.launcher == "srun" or (request.launcher == "auto" and inside_slurm() and not job.elastic)
+    if wants_srun and srun:
+        return srun_command(job, mpi, srun)
+    if request.launcher == "srun":
+        raise LaunchError("--launcher srun: there is no srun on PATH.")
+    return mpirun_command(job, mpi)
+
+
+def _start(command: Command, output: Output) -> int:
+    """Run a command, pass on its output and signals, and say at the end which worker failed."""
+    try:
+        process = subprocess.Popen(
+            command.arguments, env={**os.environ, **command.variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+    except OSError as error:
+        raise LaunchError(f"{command.arguments[0]} cannot be started: {error.strerror}.") from None
+    assert process.stdout and process.stderr
+    with _passing_on_signals(process):
+        pairs = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
+        threads = [threading.Thread(target=relay, args=(*pair, output)) for pair in pairs]
+        for thread in threads:
+            thread.start()
+        code = process.wait()
+        for thread in threads:
+            thread.join()
+    status = code if code >= 0 else 128 - code
+    if status != 0:
+        _say_who_failed(status, output)
+    return status
+
+
+@contextlib.contextmanager
+def _passing_on_signals(process: subprocess.Popen) -> Iterator[None]:
+    """SIGTERM and SIGHUP go to the launcher, which ends its workers; Ctrl-C in a terminal reaches it by itself."""
+
+    def pass_on(number: int, _frame: object) -> None:
+        process.send_signal(number)
+
+    def wait_on(_number: int, _frame: object) -> None:
+        if not sys.stdin.isatty():
+            process.send_signal(signal.SIGINT)
+
+    handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: wait_on}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_who_failed(status: int, output: Output) -> None:
+    failed = output.failed
+    how = f"signal {status - 128}" if 128 < status < 160 else f"status {status}"
+    if failed is None:
+        _say(f"the job ended with {how}.")
+        return
+    where = f" on {failed.host}" if failed.host else ""
+    lines = output.last_lines(failed.rank)
+    _say(
+        f"rank {failed.rank}{where} failed first, and the job ended with {how}." + (" Its last lines:" if lines else "")
+    )
+    for line in lines:
+        print(f"  {line}", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(f"mykvrun: {text}", file=sys.stderr, flush=True)
