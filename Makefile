@@ -51,7 +51,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
 PACKAGING := setup.py pyproject.toml Makefile
 # Directories are among the sources, so that a removed file counts too.
-SOURCES := $(PACKAGING) $(shell find build_backend csrc kvstore_plugin mykvrun -not -name '*.pyc' -not -name __pycache__)
+SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin mykvrun -not -name '*.pyc' -not -name __pycache__)
 
 # Open MPI runs as root only if told twice; the variables mean nothing to users and to other MPIs.
 export OMPI_ALLOW_RUN_AS_ROOT := 1

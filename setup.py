@@ -54,6 +54,7 @@ setup(
     ],
     python_requires=">=3.8,<3.13",
     packages=find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]),
+    py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
     ext_modules=[Extension("mykv_core", sorted(str(path) for path in Path("csrc").rglob("*.cpp")))],
     cmdclass={"build_ext": BuildCore},

@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Iterator
 
 from .command_line import Request, parse
@@ -53,7 +55,16 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         print(shlex.join([*(["env", *variables] if variables else []), *command.arguments]), flush=True)
     if request.is_dry_run:
         return 0
-    return _start(command, Output(tagged=is_traced or job.tag_output, prefix=job.tag_output))
+    output = Output(tagged=is_traced or job.tag_output, prefix=job.tag_output)
+    with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
+        mark = Path(folder) / "started"
+        status = _start(command, output, str(mark))
+        if status == 0 and job.is_local and (job.workers or 1) > 1 and not mark.exists():
+            _say(
+                "no worker has called init() of mykv, so each worked alone. Does the program import kvstore_plugin, and "
+                "is its store named 'mykv'?"
+            )
+    return status
 
 
 def _command(job: Job, mpi: Mpi, request: Request) -> Command:
@@ -66,12 +77,14 @@ def _command(job: Job, mpi: Mpi, request: Request) -> Command:
     return mpirun_command(job, mpi)
 
 
-def _start(command: Command, output: Output) -> int:
-    """Run a command, pass on its output and signals, and say at the end which worker failed."""
+def _start(command: Command, output: Output, mark: str) -> int:
+    """Run a command, pass on its output and signals, and say at the end which worker failed.
+
+    ``mark`` is a file that init() makes on rank 0.
+    """
+    env = {**os.environ, **command.variables, "MYKVRUN_MARK": mark}
     try:
-        process = subprocess.Popen(
-            command.arguments, env={**os.environ, **command.variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+        process = subprocess.Popen(command.arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise LaunchError(f"{command.arguments[0]} cannot be started: {error.strerror}.") from None
     assert process.stdout and process.stderr

@@ -200,5 +200,15 @@ def test_binding_to_fewer_cores_than_there_are_is_a_warning_with_an_option_that_
     assert "binds" not in start(advice)
 
 
+@pytest.mark.parametrize("threads", ["1", "3", None])
+def test_more_threads_than_cores_are_a_warning_with_the_number_that_fits(mpirun, threads):
+    cores = len(os.sched_getaffinity(0))
+    script = "import kvstore_plugin as mykv; mykv.init()"
+    if threads is None:
+        script = f"import os; os.environ.pop('OMP_NUM_THREADS')\n{script}"
+    text = mpirun(cores, script, env={"OMP_NUM_THREADS": threads or "1"}).stderr
+    assert text.count("set OMP_NUM_THREADS=1") == (threads != "1" and cores > 1), text
+
+
 def test_launcher_starts_this_python():
     assert Path(sys.executable).exists() and shutil.which(launcher.mpirun_path())

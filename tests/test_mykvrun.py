@@ -166,6 +166,17 @@ def test_a_launcher_that_cannot_be_started_is_one_sentence(monkeypatch, capsys):
     assert capsys.readouterr().err == "mykvrun: /nowhere/mpirun cannot be started: No such file or directory.\n"
 
 
+def test_workers_that_train_alone_without_mykv_are_told(tmp_path):
+    (tmp_path / "alone.py").write_text("print('trained')")
+    code, stdout, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "alone.py"))
+    assert code == 0 and stdout.splitlines() == ["trained"] * 2
+    assert "no worker has called init() of mykv" in stderr
+    (tmp_path / "together.py").write_text("import mykv; mykv.init(); print(mykv.size())")
+    code, stdout, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "together.py"))
+    assert code == 0 and stdout.splitlines() == ["2"] * 2
+    assert "no worker" not in stderr
+
+
 def test_hosts_and_hostfiles(tmp_path):
     assert hosts.parse_hosts("a:4,b") == [Host("a", 4), Host("b", 1)]
     for wrong in ("a:", "a:0", "a:x", ",", "a:2,a:2", "a b:3"):

@@ -10,6 +10,7 @@ printed.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import logging
 import os
@@ -62,6 +63,16 @@ class Findings(logging.Handler):
             self.wrong.append(f"{what}: {error}" if str(error) else f"{what}: {type(error).__name__}")
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m kvstore_plugin.selftest",
+        description="Says what was built and what works here, with one line of advice for each thing that is wrong. "
+        "Run it alone, and with the launcher and number of workers of a job: mykvrun -n 2 --check.",
+    )
+    parser.add_argument("--gpu", action="store_true", help="test arrays on GPUs too")
+    return parser.parse_args()
+
+
 def main() -> int:
     """Run the self-test.
 
@@ -70,6 +81,7 @@ def main() -> int:
     int
         Exit code, the same on all ranks.
     """
+    with_gpu = _arguments().gpu
     stage = ["the installation"]
     watch = threading.Timer(_LIMIT, _give_up, [stage])
     watch.daemon = True
@@ -82,7 +94,6 @@ def main() -> int:
     look_at_machine(found)
     with found.catching("libraries for GPUs"):
         found.wrong += gpu_libraries.unusable()
-    with_gpu = "--gpu" in sys.argv[1:]
     if with_gpu:
         selftest_gpu.look(found)
     if found.wrong:  # MPI may not even start, so no other rank can be asked

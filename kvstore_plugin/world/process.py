@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 from . import core as core_loader
 from . import failure_detector, gpu_libraries, launcher, mpi, mpi_settings, settings, stall_watch
+from .version import VERSION
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -147,6 +148,10 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
             _log.warning("There is no setting %s, and it has no effect. Is %s meant?", variable, nearest)
     mpi_settings.warn_if_late(core)
     launcher.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
+    launcher.warn_of_many_threads(core.local_rank(), core.local_size())
+    if core.rank() == 0:
+        launcher.mark_start()
+        _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
 
 
 def warn_of_strangers(group: Any, who: str) -> None:
