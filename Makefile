@@ -83,7 +83,7 @@ test-mxnet2: .venv-mxnet2/.installed-test
 	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
 
 test-machines: $(VENV)/.installed-cpu-test
-	$(call in,$(VENV)) python tests/machines.py $(PYTEST_ARGS)
+	$(call in,$(VENV)) python tests/harness/machines.py $(PYTEST_ARGS)
 
 ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp
 CLIENTS ?= $(ALL_CLIENTS)
