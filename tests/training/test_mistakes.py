@@ -79,8 +79,12 @@ class _Training:
         return checksum(self.net), sorted(self.trainer._optimizer._index_update_count.items())
 
 
-def _equal(gather, training):
-    return len({str(one) for one in gather(training.state())}) == 1
+def _goes_on(gather, training, step=None):
+    """Two more steps, after each of which weights and counts of updates are equal on all workers."""
+    for _ in range(2):
+        (step or training.step)()
+        mx.nd.waitall()
+        assert len({str(state) for state in gather(training.state())}) == 1
 
 
 @pytest.mark.ranks(2, 3)
@@ -99,9 +103,7 @@ def test_a_stale_gradient_on_one_worker_fails_the_step_of_all(rank, gather, kind
         mx.nd.waitall()
     clear_errors()
     assert first or training.state()[0] == before
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2)
@@ -125,9 +127,7 @@ def test_who_reads_one_array_of_a_failed_step_lets_no_other_update_run(rank, gat
     clear_errors()
     assert training.state()[0] == before
     optimizer.late = None
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2)
@@ -172,10 +172,7 @@ def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind
         mykv.broadcast_states(training.trainer)
     else:
         assert checksum(training.net) == before
-    for _ in range(2):
-        step()
-        mx.nd.waitall()
-        assert _equal(gather, training)
+    _goes_on(gather, training, step)
 
 
 @pytest.mark.ranks(2, 3)
@@ -199,9 +196,7 @@ def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_
             training.step()
         clear_errors()
     mykv.broadcast_states(training.trainer)
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2, 3)
@@ -221,9 +216,7 @@ def test_a_worker_that_leaves_a_step_out_and_waits_for_the_others(rank, gather, 
             mykv.barrier()
     mykv.barrier()
     assert training.state()[0] == before
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2, 3)
@@ -250,9 +243,7 @@ def test_a_worker_that_fails_before_or_between_allreduce_grads_and_update(rank, 
     clear_errors()
     mykv.barrier()
     assert checksum(training.net) == before
-    for _ in range(2):
-        step()
-        assert _equal(gather, training)
+    _goes_on(gather, training, step)
 
 
 @pytest.mark.ranks(2, 3)
@@ -274,9 +265,7 @@ def test_a_stock_trainer_whose_step_breaks_off_between_two_keys(rank, gather, on
             training.step()
         clear_errors()
     mykv.broadcast_states(training.trainer)
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 class _Schedule(mx.lr_scheduler.LRScheduler):
@@ -325,9 +314,7 @@ def test_a_learning_rate_or_batch_size_that_cannot_be_told_fails_the_step_of_all
         mykv.broadcast_states(training.trainer)
     else:
         assert first or training.state()[0] == before
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2)
@@ -346,9 +333,7 @@ def test_a_first_step_that_fails_leaves_stock_trainers_alike(rank, gather):
         training.step()
     clear_errors()
     training.trainer._optimizer.beta1 = 0.9
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2)
@@ -363,9 +348,7 @@ def test_states_that_one_stock_trainer_has_loaded_before_the_first_step(rank, ga
         training.step()
     clear_errors()
     mykv.broadcast_states(training.trainer)
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2)
@@ -383,6 +366,4 @@ def test_parameters_that_one_stock_trainer_has_loaded_and_loads_back_after_the_e
     clear_errors()
     if rank == 1:
         training.net.load_parameters(own)
-    for _ in range(2):
-        training.step()
-        assert _equal(gather, training)
+    _goes_on(gather, training)
