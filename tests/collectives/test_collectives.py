@@ -34,7 +34,7 @@ def _everyones(size, shape, dtype):
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2, 3, long=(4,))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_allreduce_of_every_dtype_with_every_operator(rank, size, kind, dtype):
     values = _everyones(size, (3, 501), dtype)
@@ -48,7 +48,7 @@ def test_allreduce_of_every_dtype_with_every_operator(rank, size, kind, dtype):
         assert_equal(value(mine), reduced(op, values))
 
 
-@pytest.mark.ranks(2, 4, env=_TWO_HOSTS)
+@pytest.mark.ranks(4, long=(2,), env=_TWO_HOSTS)
 @pytest.mark.parametrize("op", _OPS, ids=str)
 def test_allreduce_over_two_hosts(rank, size, op):
     values = _everyones(size, (3, 501), "float32")
@@ -414,7 +414,7 @@ def test_names_may_be_numbers(rank):
     assert (value(mykv.allreduce(array(np.ones(3)), name=3 if rank else "3", op=mykv.Sum)) == 2).all()
 
 
-@pytest.mark.ranks(1, 2, 3, env=_NAIVE)
+@pytest.mark.ranks(2, long=(1, 3), env=_NAIVE)
 def test_all_operations_with_an_engine_that_runs_them_at_once(rank, size):
     values = _everyones(size, (5, 3), "float32")
     mine = array(values[rank])

@@ -9,6 +9,7 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.marks import long
 from harness.support import MXNetError, array, clear_errors, mx, value
 from kvstore_plugin.collectives.gradient_compression import gradient_compression
 from mxnet import gluon
@@ -127,7 +128,7 @@ def test_both_ways_at_once_are_refused():
         )
 
 
-@pytest.mark.ranks(3, 4, env=_HOSTS)
+@pytest.mark.ranks(4, long=(3,), env=_HOSTS)
 @pytest.mark.parametrize("params", _EVERY, ids=lambda one: one["type"])
 @pytest.mark.parametrize("face", ["pushpull", "push", "optimizer", "trainer", "buckets", "sharded trainer"])
 def test_all_ways_give_all_workers_the_same_compressed_result(rank, size, gather, params, face):
@@ -285,13 +286,13 @@ def test_on_one_host_nothing_is_compressed(rank):
 
 _LEARNING = [
     {"type": "2bit"},
-    {"type": "1bit", "threshold": 0},
-    {"type": "onebit"},
+    long({"type": "1bit", "threshold": 0}),
+    long({"type": "onebit"}),
     {"type": "topk", "k": 0.05},
-    {"type": "randomk", "k": 0.5},  # with less it diverges from some weights, at this learning rate
-    {"type": "dithering"},
-    {"type": "dithering", "partition": "natural", "normalize": "l2"},
-    {"type": "fp16"},
+    long({"type": "randomk", "k": 0.5}),  # with less it diverges from some weights, at this learning rate
+    long({"type": "dithering"}),
+    long({"type": "dithering", "partition": "natural", "normalize": "l2"}),
+    long({"type": "fp16"}),
 ]
 
 

@@ -14,7 +14,7 @@ from mxnet.gluon import nn
 _ENV = {"MXNET_ENGINE_TYPE": "NaiveEngine"}
 
 
-@pytest.mark.ranks(1, 2, 3, env=_ENV)
+@pytest.mark.ranks(2, long=(1, 3), env=_ENV)
 def test_pushpull_and_broadcast(rank, size):
     assert os.environ["MXNET_ENGINE_TYPE"] == "NaiveEngine"
     store = mx.kv.create("mykv")

@@ -104,7 +104,7 @@ class _Model:
         return result
 
 
-@pytest.mark.ranks(2, 3, 4, env=_ENV)
+@pytest.mark.ranks(2, 3, long=(4,), env=_ENV)
 @_every_split
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name, parameters", _REPEATABLE, **_ids)
@@ -166,7 +166,7 @@ def test_without_error_feedback_the_mean_of_results_is_the_value(core, rank, siz
             assert (abs(mean - exact[part]) <= 6 * deviation.max()).all(), what
 
 
-@pytest.mark.ranks(2, 3, 4, env=_ENV)
+@pytest.mark.ranks(4, long=(2, 3), env=_ENV)
 @_every_split
 @pytest.mark.parametrize("name, parameters", [*_REPEATABLE, *_RANDOM], **_ids)
 @pytest.mark.parametrize("count", [400_000, 1, 2000])

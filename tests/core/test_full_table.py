@@ -39,7 +39,7 @@ def _ring_of_waits(rank: int, size: int, count: int) -> None:
             assert (received[root][k].asnumpy() == (0 if root == rank else size)).all()
 
 
-@pytest.mark.ranks(2, 3, env=_SMALL)
+@pytest.mark.ranks(3, long=(2,), env=_SMALL)
 def test_the_oldest_operation_finds_a_place_in_a_small_table(rank, size):
     _ring_of_waits(rank, size, 3000)
 
@@ -66,12 +66,12 @@ def _one_rank_behind(rank: int, count: int) -> None:
         assert (one.asnumpy() == 1).all()
 
 
-@pytest.mark.ranks(2, 3, env={**_SMALL, **_PARTS})
+@pytest.mark.ranks(3, long=(2,), env={**_SMALL, **_PARTS})
 def test_a_root_that_is_behind(rank, size):
     _one_rank_behind(rank, 2000)
 
 
-@pytest.mark.ranks(2, 3, env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
+@pytest.mark.ranks(3, long=(2,), env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
 def test_a_root_that_is_behind_on_another_host(rank, size):
     _one_rank_behind(rank, 2000)
 
@@ -112,11 +112,11 @@ def _large_arrays(rank: int, size: int) -> None:
         np.testing.assert_allclose(array, k + (size - 1) / 2, rtol=1e-6)
 
 
-@pytest.mark.ranks(2, 4, env={**_SMALL, **_PARTS})
+@pytest.mark.ranks(2, long=(4,), env={**_SMALL, **_PARTS})
 def test_arrays_of_more_parts_than_the_table_has_places(rank, size):
     _large_arrays(rank, size)
 
 
-@pytest.mark.ranks(2, 3, 4, env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
+@pytest.mark.ranks(3, long=(2, 4), env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
 def test_arrays_of_more_parts_than_the_tables_of_hosts_have_places(rank, size):
     _large_arrays(rank, size)

@@ -383,7 +383,7 @@ def _data(step: int, rank: int):
     return rng.randn(4, 6), rng.randn(4, 2)
 
 
-@pytest.mark.ranks(3, 4, env=_WITH_MXNET)
+@pytest.mark.ranks(4, long=(3,), env=_WITH_MXNET)
 @pytest.mark.parametrize("trainer", ["DistributedTrainer", "MyKV"])
 def test_training_on_two_hosts_equals_one_process(rank, size, gather, trainer):
     import kvstore_plugin as mykv

@@ -170,7 +170,7 @@ def _assert_same_bits(result: np.ndarray, expected: np.ndarray, what: str) -> No
         )
 
 
-@pytest.mark.ranks(1, 2, 3, env=_ENV)
+@pytest.mark.ranks(2, long=(1, 3), env=_ENV)
 @pytest.mark.parametrize("kind", _KINDS)
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_reductions_in_place_have_the_bits_of_numpy_on_every_path(core, buffer, paths, rank, size, dtype, kind):
@@ -188,7 +188,7 @@ def test_reductions_in_place_have_the_bits_of_numpy_on_every_path(core, buffer, 
     assert "generic" in seen
 
 
-@pytest.mark.ranks(1, 2, env=_ENV)
+@pytest.mark.ranks(2, long=(1,), env=_ENV)
 @pytest.mark.parametrize("scale", [1 / 3, -2.0, 0.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("dtype", _DTYPES)
 def test_scaled_reductions_have_the_bits_of_numpy_on_every_path(core, buffer, paths, rank, size, dtype, scale):

@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from harness import elastic_outcome, launcher
+from harness.marks import long
 from harness.several_hosts import Hosts
 from kvstore_plugin.elastic import shard_replicas as kept_shares
 from kvstore_plugin.sharded_optimizer import partition as sharding
@@ -59,6 +60,7 @@ def two_hosts():
         yield hosts
 
 
+@pytest.mark.long
 def test_four_workers_down_to_one(job):
     deaths = {"0": ["forward", 6], "2": ["reduction", 15], "3": ["commit", 26]}
     result, (last,) = job(4, {"deaths": deaths, "epochs": 20, "every": 2})
@@ -71,6 +73,7 @@ def test_four_workers_down_to_one_with_the_optimizer_on_the_store(job):
     assert float(last["accuracy"]) >= 0.95, result.text
 
 
+@pytest.mark.long
 def test_two_die_at_once_and_one_before_the_first_step(job):
     job(4, {"deaths": {"0": ["forward", 0], "1": ["update", 13], "3": ["update", 13]}, "every": 3})
 
@@ -82,13 +85,16 @@ _MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("hosts, moments", [(1 + number % 2, one) for number, one in enumerate(_MOMENTS.values())])
+@pytest.mark.parametrize(
+    "hosts, moments",
+    [(long if number != 1 else pytest.param)(1 + number % 2, one) for number, one in enumerate(_MOMENTS.values())],
+)
 def test_more_die_while_the_others_begin_again(job, hosts, moments):
     deaths = {"0": ["forward", 6], "1": [moments[0], 1], "3": [moments[1], 1 if moments[0] == "shrink" else 2]}
     job(4, {"deaths": deaths, "sharded": False}, MYKV_VIRTUAL_HOSTS=str(hosts))
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [long(False), True])
 def test_death_at_any_moment_on_two_hosts(job, sharded):
     job(
         3,
@@ -97,7 +103,7 @@ def test_death_at_any_moment_on_two_hosts(job, sharded):
     )
 
 
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("sharded", [long(False), True])
 def test_a_worker_and_then_all_of_another_host_die(job, two_hosts, sharded):
     """Noticed through the network; with the optimizer on the store, the first host has the copies of the second."""
     deaths = {"0": ["update", 5], "3": ["forward", 12], "4": ["forward", 12]} if sharded else {}
@@ -153,8 +159,8 @@ print("finished", me, "of", mykv.size(), flush=True)
     "ends, dying",
     [
         ("ctypes.string_at(0)", "123"),
-        ("ctypes.CDLL(None).exit(3)", "123"),
-        ("os.abort()", "123"),
+        long("ctypes.CDLL(None).exit(3)", "123"),
+        long("os.abort()", "123"),
         ("os._exit(1)", "13"),
     ],
 )
@@ -235,7 +241,7 @@ def test_an_end_that_open_mpi_cannot_be_told_of_is_logged(caplog):
     assert re.search(r"cannot tell Open MPI that rank 7 of MPI_COMM_WORLD has ended \(.+\): .* for ever", caplog.text)
 
 
-@pytest.mark.parametrize("ends", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("ends", [long("os._exit(1)"), "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_job_that_could_outlive_its_workers_ends_with_them_where_nothing_is_elastic(mpirun, ends):
     result = mpirun(4, _FEW_STEPS, "plain", ends, "13", options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
     assert result.code != 0 and "finished" not in result.stdout, result.text
@@ -243,7 +249,8 @@ def test_a_job_that_could_outlive_its_workers_ends_with_them_where_nothing_is_el
 
 
 @pytest.mark.parametrize(
-    "hosts, dies", [(2, "os.kill(os.getpid(), signal.SIGKILL)"), (1, "process.core.signal_under_lock(signal.SIGKILL)")]
+    "hosts, dies",
+    [(2, "os.kill(os.getpid(), signal.SIGKILL)"), long(1, "process.core.signal_under_lock(signal.SIGKILL)")],
 )
 def test_operations_name_who_has_died_also_where_they_fail_before_that_is_known(mpirun, hosts, dies):
     """MPI fails at once, and so does the table of a host that was locked."""
@@ -293,6 +300,7 @@ def test_states_that_died_with_their_copy_come_from_a_checkpoint(job, tmp_path):
     job(4, {**plan, "checkpoint": str(tmp_path / "states")})
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_is_not_there_ends_the_job(mpirun, tmp_path):
     plan = {"deaths": {"1": ["forward", 4], "0": ["forward", 4]}, "sharded": True, "checkpoint": "/nowhere/states"}
     script = _WORKER.read_text().replace("write_checkpoint()\n                state", "pass\n                state")

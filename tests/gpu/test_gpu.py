@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness.marks import long
 from kvstore_plugin.world import own_gpus, settings
 from standin import gpu_support
 
@@ -204,7 +205,9 @@ def test_ranks_that_share_a_gpu_say_so(mpirun):
     assert result.stderr.count(sentence) == 1, result.text
 
 
-@pytest.mark.parametrize(("ranks", "devices", "road"), [(1, 2, "NCCL"), (2, 2, "NCCL"), (2, 1, "through host memory")])
+@pytest.mark.parametrize(
+    ("ranks", "devices", "road"), [long(1, 2, "NCCL"), (2, 2, "NCCL"), (2, 1, "through host memory")]
+)
 def test_the_self_test(mpirun, ranks, devices, road):
     script = """
     import sys

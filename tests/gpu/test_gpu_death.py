@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from harness import launcher
+from harness.marks import long
 from standin import gpu_support
 from standin.gpu_arrays import FAILING
 
@@ -19,7 +20,7 @@ def _environment(**settings) -> dict[str, str]:
     return {**gpu_support.environment(devices=4, delay_us=200, **settings), "PYTHONPATH": ":".join(_PATHS)}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [long(2), 3])
 def test_a_rank_that_is_killed_while_nccl_sums_ends_the_job_and_leaves_no_process(mpirun, ranks):
     script = """
     import os, signal, time

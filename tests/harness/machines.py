@@ -110,7 +110,17 @@ def _try(name: str, variation: Variation, arguments: list[str]) -> tuple[int | N
     else:
         return None, f"could not run here: {'; '.join(reasons)}"
     begin = time.monotonic()
-    command = [*wrapper, sys.executable, "-m", "pytest", str(_TESTS), "-m", variation.part, "-p", "no:cacheprovider"]
+    command = [
+        *wrapper,
+        sys.executable,
+        "-m",
+        "pytest",
+        str(_TESTS),
+        "-m",
+        f"({variation.part}) and not long",
+        "-p",
+        "no:cacheprovider",
+    ]
     print(
         f"\n== {name}: {' '.join(f'{key}={value}' for key, value in variation.env.items())} {' '.join(command)}",
         flush=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.marks import long
 from harness.support import (
     IS_2,
     MXNetError,
@@ -356,7 +357,7 @@ print("trained", rank)
 """
 
 
-@pytest.mark.parametrize("precision, hybrid", [("float16", False), ("float16", True), ("bfloat16", True)])
+@pytest.mark.parametrize("precision, hybrid", [long("float16", False), ("float16", True), ("bfloat16", True)])
 def test_a_script_with_amp(mpirun, precision, hybrid):
     if precision == "bfloat16":
         why_not = "amp.init('bfloat16') of MXNet 2.0.0b1 is a KeyError" if IS_2 else why_no_layers_in_bfloat16()

@@ -86,7 +86,7 @@ def _cases():
     return cases
 
 
-@pytest.mark.ranks(1, 2, 3, 4)
+@pytest.mark.ranks(1, 2, 3, long=(4,))
 @pytest.mark.parametrize("dtype", list(_TOLERANCE))
 @pytest.mark.parametrize("shape, axis", _cases())
 def test_equals_one_process_with_the_whole_batch(shape, axis, dtype, rank, size, gather):

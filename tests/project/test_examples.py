@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from harness.marks import long
 from harness.support import IS_2
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,20 +28,21 @@ def _check(result, ranks):
     assert result.stderr.count("epochs:   0%") == 1, "the progress bar is rank 0's only"
 
 
-@pytest.mark.parametrize("name", ["digits.py", "digits_trainer.py"])
+@pytest.mark.parametrize("name", ["digits.py", long("digits_trainer.py")])
 def test_digits_on_two_workers(mpirun, name):
     pytest.importorskip("sklearn")
     pytest.importorskip("tqdm")
     _check(mpirun(2, _EXAMPLES / name, timeout=120), 2)
 
 
+@pytest.mark.long
 def test_digits_alone(mpirun):
     pytest.importorskip("sklearn")
     pytest.importorskip("tqdm")
     _check(mpirun(0, _EXAMPLES / "digits.py", timeout=120), 1)
 
 
-@pytest.mark.parametrize("broken", ["pushpull", "accuracy"])
+@pytest.mark.parametrize("broken", ["pushpull", long("accuracy")])
 def test_digits_notice_what_is_wrong(mpirun, broken):
     """The proof fails where workers train alone, and where the network has learned nothing."""
     pytest.importorskip("sklearn")
@@ -74,7 +76,7 @@ def test_gluon_script_learns(mpirun):
 
 
 @pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
-@pytest.mark.parametrize("name", ["module_digits.py", "module_store_digits.py"])
+@pytest.mark.parametrize("name", [long("module_digits.py"), "module_store_digits.py"])
 def test_module_script_learns_the_same_on_both_workers(mpirun, name):
     pytest.importorskip("sklearn")
     result = mpirun(2, _EXAMPLES / name, timeout=120)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from harness import launcher
+from harness.marks import long
 from harness.several_hosts import Hosts
 
 pytest_plugins = "pytester"
@@ -294,6 +295,41 @@ def test_shrinks_together(rank, gather, value):
     assert "on rank 1:" in text
 
 
+def test_a_test_that_runs_alone_overlaps_no_other_of_any_worker(inner, tmp_path):
+    pytest.importorskip("xdist")
+    times = tmp_path / "times"
+    result = inner(
+        f"""
+def take(name):
+    begin = time.monotonic()
+    time.sleep(0.3)
+    with open({str(times)!r}, "a") as file:
+        file.write(f"{{name}} {{begin}} {{time.monotonic()}}\\n")
+
+@pytest.mark.parametrize("number", range(12))
+def test_beside_others(number): take("any")
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", range(2))
+def test_alone(number): take("alone")
+
+@pytest.mark.alone
+@pytest.mark.ranks(1)
+def test_ranks_alone(rank): take("alone")
+""",
+        "-n3",
+    )
+    result.assert_outcomes(passed=15)
+    taken = [(name, float(begin), float(end)) for name, begin, end in map(str.split, times.read_text().splitlines())]
+    overlaps = [
+        {one[0], other[0]}
+        for number, one in enumerate(taken)
+        for other in taken[:number]
+        if one[1] < other[2] and other[1] < one[2]
+    ]
+    assert {"any"} in overlaps and all("alone" not in names for names in overlaps), taken
+
+
 def test_plain_tests_and_their_fixtures_mix_with_tests_of_ranks(inner):
     result = inner(
         """
@@ -308,8 +344,18 @@ def test_plain_again(resource): pass
     result.assert_outcomes(passed=3)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number):
+@pytest.mark.parametrize(
+    "number, workers",
+    [
+        *[(number, "0") for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)],
+        (signal.SIGINT, "2"),
+        long(signal.SIGTERM, "2"),
+        (signal.SIGKILL, "2"),
+    ],
+)
+def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number, workers):
+    if workers != "0":
+        pytest.importorskip("xdist")
     pytester.makeconftest(f"import sys; sys.path.insert(0, {_TESTS!r})\nfrom harness import pytest_configure")
     mark = tmp_path / "pids"
     pytester.makepyfile(
@@ -325,7 +371,7 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number):
     )
     folder = Path(tempfile.mkdtemp(prefix="t-"))  # not tmp_path, too long for the address of a Unix socket
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(["-n", workers] if workers != "0" else [])],
         cwd=str(pytester.path),
         env={**os.environ, "TMPDIR": str(folder)},
         stdout=subprocess.DEVNULL,
@@ -336,7 +382,7 @@ def test_nothing_is_left_when_pytest_is_ended(pytester, tmp_path, number):
     try:
         pids = _await(lambda: mark.exists() and len(mark.read_text().split()) == 2 and mark.read_text().split())
         process.send_signal(number)
-        process.wait(20)
+        process.wait(40)  # pytest-xdist gives its workers ten seconds
         _await(lambda: not any(_alive(int(pid)) for pid in pids))
         _await(lambda: not list(folder.glob("ranks-*")))
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
+from harness.marks import long
 
 _NAMES = (
     "kvstore_plugin",
@@ -38,7 +40,7 @@ def selftest(mpirun, tmp_path):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("ranks", [0, 2, 3])
+@pytest.mark.parametrize("ranks", [0, 2, long(3)])
 def test_report_of_what_works(selftest, ranks):
     result = selftest(ranks)
     assert result.code == 0, result.text
@@ -59,8 +61,15 @@ def test_two_hosts_and_more_ranks_than_cores_are_slow_and_not_wrong(selftest):
     assert any("4 ranks share" in line for line in slow) == (len(os.sched_getaffinity(0)) < 4), result.text
 
 
-@pytest.mark.parametrize("ranks", [0, 2])
-@pytest.mark.parametrize("missing", ["mykv_core", "mxnet", "mpi4py"])
+@pytest.mark.parametrize(
+    "missing, ranks",
+    [
+        ("mykv_core", 0),
+        ("mxnet", 2),
+        ("mpi4py", 0),
+        *itertools.starmap(long, [("mykv_core", 2), ("mxnet", 0), ("mpi4py", 2)]),
+    ],
+)
 def test_report_of_what_is_missing(selftest, ranks, missing):
     result = selftest(ranks, missing=missing)
     assert result.code == 1, result.text

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from harness import launcher
+from harness.marks import long
 from torture import delays, drawing, elastic, fuzz, happenings, keys, kills, leave, programs, retry, soak, stops
 from torture.tally import Budget, Tally
 
@@ -44,17 +45,19 @@ def test_workers_go_on_after_a_mistake_with_the_weights_of_a_run_without_it():
     _survived(retry.run(Budget(_ENOUGH, seed=1, most=job[-1]), [job]), job[-1])
 
 
-@pytest.mark.parametrize("case", [("core", 3, 1), ("core", 4, 2), ("join", 3, 2)])
+@pytest.mark.parametrize("case", [("core", 3, 1), long(("core", 4, 2)), ("join", 3, 2)])
 def test_a_killed_worker_ends_the_job_and_leaves_nothing(case):
     seed = random.Random(str(case)).randrange(1000)
     _survived(kills.run(Budget(_ENOUGH, seed, most=1), [case]), 1)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
 def test_elastic_workers_outlive_those_that_are_killed():
     _survived(elastic.run(Budget(_ENOUGH, seed=5, most=1), [(3, 2, False, 1)]), 1)
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_named_and_goes_on_with_the_same_bits():
     _survived(stops.run(Budget(_ENOUGH, seed=1, most=1), [("stock on the store", 2, 1)]), 1)
 

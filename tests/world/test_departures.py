@@ -9,6 +9,7 @@ import re
 import textwrap
 
 import pytest
+from harness.marks import long
 
 _BEGIN = """
 import os, signal, subprocess, sys, time
@@ -66,7 +67,7 @@ def _run(mpirun, ranks: int, hosts: int, body: str) -> tuple[dict[int, str], str
     return {int(rank): text for text, rank in outcomes}, result.text
 
 
-@pytest.mark.parametrize("count", [1 << 24, 1 << 15], ids=["large", "small"])
+@pytest.mark.parametrize("count", [1 << 24, long(1 << 15)], ids=["large", "small"])
 def test_a_rank_that_was_stopped_while_its_partner_left_gets_a_result_or_an_error(mpirun, count):
     """The partner waits for it for five seconds and then goes without it."""
     body = f"""
@@ -103,7 +104,7 @@ def test_the_neighbours_of_a_host_leader_that_leaves_do_not_wait_for_its_message
     assert all("rank 2 has left: it had enough" in outcomes[rank] for rank in (0, 1, 3)), text
 
 
-@pytest.mark.parametrize("ranks, hosts, who", [(2, 2, 0), (2, 2, 1), (4, 2, 3), (3, 3, 2)])
+@pytest.mark.parametrize("ranks, hosts, who", [(2, 2, 0), long(2, 2, 1), (4, 2, 3), long(3, 3, 2)])
 def test_a_rank_that_can_do_no_more_but_lives_is_named_on_all_hosts(mpirun, ranks, hosts, who):
     """A call of MPI fails, there is no memory for what hosts exchange, a message is damaged: at several moments."""
     body = f"""

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness.marks import long
 from harness.processes import send_signal
 
 _LIMIT = 10.0  # seconds from the failure to the end of the job
@@ -70,7 +71,7 @@ def _lines_of_ours(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip() and not any(note in line for note in _NOTES)]
 
 
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("failing", [long(0), 1])
 def test_exception_in_the_middle_of_a_step(job, failing):
     result, seconds = job(
         f"""
@@ -122,6 +123,7 @@ def test_exception_with_operations_of_its_own_under_way(job):
     assert "ValueError: boom" in result.stderr and result.stderr.count("Traceback") == 1, result.text
 
 
+@pytest.mark.long
 def test_exception_in_all_ranks(job):
     result, seconds = job("print('now', flush=True)\nraise ValueError('boom')")
     assert seconds < _LIMIT and result.code != 0
@@ -158,7 +160,7 @@ def test_exception_with_a_thread_of_the_users_still_running(job):
     assert "ValueError: boom" in result.stderr, result.text
 
 
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", [0, long(3)])
 def test_exit_of_one_rank_is_an_error_naming_it_on_the_other(job, code):
     result, seconds = job(
         f"""
@@ -179,6 +181,7 @@ def test_exit_of_one_rank_is_an_error_naming_it_on_the_other(job, code):
         assert result.code == code, result.text
 
 
+@pytest.mark.long
 def test_exit_of_one_rank_in_the_middle_of_training(job):
     result, seconds = job(
         """
@@ -208,6 +211,7 @@ def test_end_without_waiting_for_results(job):
     assert seconds < _LIMIT
 
 
+@pytest.mark.long
 def test_end_of_ranks_far_apart_in_time(job):
     result, seconds = job(
         """
@@ -236,10 +240,10 @@ def test_end_with_a_sum_that_the_other_never_asks_for(job):
 @pytest.mark.parametrize(
     "begin, end",
     [
-        ("mpi4py.rc.initialize = False", ""),
-        ("mpi4py.rc.finalize = False", ""),
+        long("mpi4py.rc.initialize = False", ""),
+        long("mpi4py.rc.finalize = False", ""),
         ("mpi4py.rc(initialize=False, finalize=False); from mpi4py import MPI", ""),
-        ("mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init_thread()", "MPI.Finalize()"),
+        long("mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init_thread()", "MPI.Finalize()"),
     ],
     ids=["initialize", "finalize", "both", "MPI of the script"],
 )
@@ -283,6 +287,7 @@ def test_end_in_a_single_process(job):
     assert seconds < _LIMIT
 
 
+@pytest.mark.long
 def test_exception_in_a_single_process(job):
     result, seconds = job("print('now', flush=True)\nraise ValueError('boom')", ranks=0)
     assert seconds < _LIMIT and result.code == 1
@@ -346,7 +351,7 @@ def _ranks_of(running) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [long(signal.SIGINT), long(signal.SIGTERM), signal.SIGKILL])
 def test_signal_to_one_rank(job, number):
     result, seconds = job(_WAITING, after=lambda running: send_signal(_ranks_of(running)[-1], number))
     assert seconds < _LIMIT
@@ -431,7 +436,7 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize("first", ["", "from mpi4py import MPI"])
+@pytest.mark.parametrize("first", [long(""), "from mpi4py import MPI"])
 def test_forked_children_end_as_they_like_and_the_parent_goes_on(mpirun, first):
     """Also where the script itself has imported mpi4py, which then finalizes MPI, in the child too."""
     result = mpirun(2, first + _HEAD + _FORKING, timeout=90)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import launcher
+from harness.marks import long
 from kvstore_plugin.world import launcher as launch
 
 _OPEN_MPI = "Open MPI v5.0.11, package: Open MPI someone, ident: 5.0.11, repo rev: v5.0.11, Jun 23, 2026\0"
@@ -98,7 +99,7 @@ print("created")
 """
 
 
-@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", long("PMI_SIZE")])
 def test_create_refuses_to_train_alone(mpirun, variable):
     """As under the mpirun of another MPI: the launcher says 2, and MPI, which knows nothing of it, says 1."""
     result = mpirun(0, _CREATE, env={variable: "2"})
@@ -166,7 +167,7 @@ def test_missing_mxnet(mpirun):
         assert word in _sentence(result), result.text
 
 
-@pytest.mark.parametrize("version", ["1.5.0", "3.0.1", "unknown"])
+@pytest.mark.parametrize("version", [long("1.5.0"), "3.0.1", long("unknown")])
 def test_unknown_release_of_mxnet(mpirun, shadow, version):
     result = mpirun(0, _CREATE, env=shadow("mxnet", f"__version__ = {version!r}"))
     for word in ("ImportError", version, "1.9", "2.0"):
@@ -179,7 +180,7 @@ def test_mxnet_that_cannot_be_imported(mpirun, shadow):
         assert word in _sentence(result), result.text
 
 
-@pytest.mark.parametrize("text", ["many", "-1", "0", "1.5", ""])
+@pytest.mark.parametrize("text", ["many", *map(long, ["-1", "0", "1.5", ""])])
 def test_setting_that_is_no_number(mpirun, text):
     result = mpirun(0, _CREATE, env={"MYKV_PART_BYTES": text})
     for word in ("ValueError", "MYKV_PART_BYTES", repr(text)):

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from harness.marks import long
 
 _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 _every_split = pytest.mark.parametrize("hosts", [1, 2, 3])
@@ -209,7 +210,7 @@ def _wait_for_error_text(running, pattern: str, timeout: float = 60.0) -> str:
 
 
 @pytest.mark.parametrize(
-    "ranks, hosts, who, speakers", [(2, 1, 1, "0"), (3, 1, 0, "1"), (4, 2, 2, "03"), (4, 2, 0, "1")]
+    "ranks, hosts, who, speakers", [(2, 1, 1, "0"), long(3, 1, 0, "1"), (4, 2, 2, "03"), long(4, 2, 0, "1")]
 )
 def test_a_stopped_worker_is_named_and_goes_on_with_the_same_numbers(mpirun, ranks, hosts, who, speakers):
     """Also the first rank of a host, which answers for the others of its host."""
@@ -253,7 +254,7 @@ def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     assert not any(who in "12" for who, _ in _WARNING.findall(result.stderr)), result.text
 
 
-@pytest.mark.parametrize("ranks, hosts, who", [(3, 1, 0), (4, 2, 3), (3, 3, 0)])
+@pytest.mark.parametrize("ranks, hosts, who", [(3, 1, 0), (4, 2, 3), long(3, 3, 0)])
 def test_after_the_second_limit_all_ranks_get_the_error_and_go_on(mpirun, ranks, hosts, who):
     body = """
     array = make.ones((4,))
@@ -305,7 +306,7 @@ def test_settings_that_do_not_exist_are_named_with_those_that_they_look_like(mpi
     )
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [1, long(2)])
 def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpirun, hosts):
     """They are in no table that others look at: rank 1 never comes to them, and finds no place for its own."""
     body = """
@@ -339,7 +340,7 @@ def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpi
         assert told in result.stderr, result.text
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.parametrize("hosts", [long(1), 2])
 def test_a_stopped_worker_that_holds_a_bucket_fails_the_others_after_the_second_limit(mpirun, hosts):
     """Also where all ranks have come already, and where the one that decides between hosts is stopped."""
     body = """

@@ -12,6 +12,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.marks import long
 from harness.support import array, mx, numbers, total, value
 from kvstore_plugin.world import process
 
@@ -395,10 +396,10 @@ _SCRIPT = """
 @pytest.mark.parametrize(
     ("end", "least"),
     [
-        ("", 20),  # the script's end
-        ("sys.exit(0)", 20),
+        long("", 20),  # the script's end
+        long("sys.exit(0)", 20),
         ("mykv.shutdown()", 20),
-        ("from mpi4py import MPI; MPI.Finalize()", 20),
+        long("from mpi4py import MPI; MPI.Finalize()", 20),
         ("time.sleep(1); store.barrier() if hasattr(store, 'barrier') else None; os._exit(0)", 20),
     ],
 )
@@ -444,7 +445,7 @@ def test_a_full_disk_ends_it_with_a_valid_file_and_an_error_at_stop(mpirun, tmp_
     assert len(Trace(f"{path}.second").calls("x")) == 3
 
 
-@pytest.mark.parametrize("what", ["profile_all", "profile_imperative"])
+@pytest.mark.parametrize("what", ["profile_all", long("profile_imperative")])
 def test_the_profiler_of_mxnet_shows_our_operations_by_name(mpirun, tmp_path, what):
     """In a run of its own: MXNet's profiler cannot be configured twice in a process."""
     result = mpirun(
