@@ -458,6 +458,7 @@ def test_ranks_of_other_versions_are_refused_naming_both(rank, size, hosts, gath
     core.shutdown()
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, env=_ENV)
 def test_a_rank_that_waits_for_another_host_sleeps(core, rank, size, hosts, gather):
     """Under 5% of a core while a rank of another host is late, in one of three waits: other work makes it dearer."""
@@ -538,6 +539,7 @@ def _wake_ups() -> int:
     raise AssertionError("the core has no thread")
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(4, env=_ENV)
 def test_only_the_first_rank_of_a_host_looks_at_the_network_all_the_time(core, rank, size, gather):
     """The others have nothing to hear there while nothing is under way, and are woken by their host."""

@@ -10,7 +10,7 @@ import pytest
 from harness.support import MXNetError, array, clear_errors, dense_network, fail, mx, structure, value
 from mxnet import autograd
 
-_LIMIT = 2.0  # seconds until every rank has its error
+_LIMIT = 5.0  # seconds until every rank has its error, on a machine that is busy
 
 
 @pytest.fixture
