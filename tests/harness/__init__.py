@@ -29,6 +29,8 @@ Test modules must not import mpi4py.MPI at the top: the controller imports them 
 
 import pytest
 
+from .stacks import light_mxnet  # noqa: F401
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Install the controller's half, or the rank's half when this process is a rank of a pool."""
