@@ -158,7 +158,7 @@ print("finished", me, "of", mykv.size(), flush=True)
 @pytest.mark.parametrize(
     "ends, dying",
     [
-        ("ctypes.string_at(0)", "123"),
+        long("ctypes.string_at(0)", "123"),
         long("ctypes.CDLL(None).exit(3)", "123"),
         long("os.abort()", "123"),
         ("os._exit(1)", "13"),

@@ -75,6 +75,40 @@ def test_it(turn):
     result.assert_outcomes(passed=3)
 
 
+def test_settings_of_the_package_need_no_other_ranks_but_a_shutdown_between_them(inner, monkeypatch):
+    monkeypatch.setenv("MYKV_EXIT_WAIT_S", "7")
+    result = inner(
+        """
+import types
+said = []
+package = types.SimpleNamespace(is_initialized=lambda: True)
+names = ("MYKV_EXIT_WAIT_S", "MYKV_PART_BYTES")
+package.shutdown = lambda: said.append((os.getpid(), *map(os.environ.get, names)))
+sys.modules["kvstore_plugin"] = package
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("turn", [0, 1])
+def test_none(turn):
+    assert os.environ["MYKV_EXIT_WAIT_S"] == "7" and said == []
+
+@pytest.mark.ranks(2, env={"MYKV_EXIT_WAIT_S": "3"})
+def test_wait():
+    assert os.environ["MYKV_EXIT_WAIT_S"] == "3" and "MYKV_PART_BYTES" not in os.environ
+    assert said == [(os.getpid(), "7", None)]
+
+@pytest.mark.ranks(2, env={"MYKV_EXIT_WAIT_S": "3", "MYKV_PART_BYTES": "4096"})
+def test_both():
+    assert (os.environ["MYKV_EXIT_WAIT_S"], os.environ["MYKV_PART_BYTES"]) == ("3", "4096")
+    assert said == [(os.getpid(), "7", None), (os.getpid(), "3", None)]
+
+@pytest.mark.ranks(2, env={"MYKV_PART_BYTES": "4096"})
+def test_the_variable_of_the_user_comes_back():
+    assert (os.environ["MYKV_EXIT_WAIT_S"], os.environ["MYKV_PART_BYTES"]) == ("7", "4096") and len(said) == 3
+"""
+    )
+    result.assert_outcomes(passed=5)
+
+
 def test_failure_on_one_rank_fails_the_test_with_its_values(inner):
     result = inner(
         """

@@ -91,6 +91,7 @@ def test_exception_in_the_middle_of_a_step(job, failing):
     assert result.stderr.count("Traceback") == 1, result.text
 
 
+@pytest.mark.long
 def test_exception_while_the_other_waits_for_a_sum(job):
     result, seconds = job(
         """
