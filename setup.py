@@ -63,7 +63,7 @@ setup(
     extras_require={
         "cpu": ["mxnet==1.9.1", "setuptools; python_version >= '3.12'", *CPU],  # MXNet needs distutils
         "demo": DEMO,
-        "test": ["pytest>=7", "pytest-timeout", "hypothesis", *DEMO],
+        "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", *DEMO],
         "bench": ["matplotlib", "tqdm"],
         "docs": DOCS,
     },

@@ -17,11 +17,11 @@ _MARKS = {
         "equivalence",
         "everyday",
         "gradient_compression",
-        "optimizer",
-        "store_optimizer",
+        "distributed_optimizer",
+        "sharded_optimizer",
         "sync_batch_norm",
     ),
-    "rights": ("launch", "memory", "namespaces", "network", "process", "region", "security"),
+    "rights": ("launcher", "memory", "namespaces", "network", "process", "region", "security"),
 }
 
 

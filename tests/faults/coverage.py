@@ -5,6 +5,10 @@ A fault that they do not notice counts as not noticed, even if a slow test would
 
 from __future__ import annotations
 
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[2]
+
 PYTHON = {
     "kvstore_plugin/training/trainer.py": [
         "trainer",
@@ -17,19 +21,19 @@ PYTHON = {
         "trainer",
         "equivalence",
         "several_devices",
-        "adoption",
+        "bucket_memory",
         "process_sets_of_trainers",
     ],
     "kvstore_plugin/store/kvstore.py": [
-        "store",
+        "kvstore",
         "pushpull",
         "broadcast",
         "classic_calls",
-        "store_optimizer",
+        "sharded_optimizer",
         "sparse_store",
     ],
     "kvstore_plugin/store/requests.py": [
-        "store",
+        "kvstore",
         "pushpull",
         "broadcast",
         "classic_calls",
@@ -37,25 +41,31 @@ PYTHON = {
         "sparse_store",
     ],
     "kvstore_plugin/sharded_optimizer/optimizer.py": [
-        "store_optimizer",
-        "sharding",
-        "optimizer_states",
+        "sharded_optimizer",
+        "partition",
+        "state_file",
         "update_order",
     ],
-    "kvstore_plugin/sharded_optimizer/partition.py": ["sharding", "store_optimizer", "optimizer_states"],
-    "kvstore_plugin/gradients/bucket_plan.py": ["adoption", "trainer", "several_devices", "equivalence", "deferred"],
-    "kvstore_plugin/gradients/bucket_memory.py": ["adoption", "trainer", "several_devices", "deferred"],
-    "kvstore_plugin/parameters/deferred_init.py": ["deferred", "broadcast_parameters", "trainer"],
-    "kvstore_plugin/coordination/deadlock_check.py": ["bad_input", "stall", "join", "in_step"],
+    "kvstore_plugin/sharded_optimizer/partition.py": ["partition", "sharded_optimizer", "state_file"],
+    "kvstore_plugin/gradients/bucket_plan.py": [
+        "bucket_memory",
+        "trainer",
+        "several_devices",
+        "equivalence",
+        "deferred_init",
+    ],
+    "kvstore_plugin/gradients/bucket_memory.py": ["bucket_memory", "trainer", "several_devices", "deferred_init"],
+    "kvstore_plugin/parameters/deferred_init.py": ["deferred_init", "broadcast_parameters", "trainer"],
+    "kvstore_plugin/coordination/deadlock_check.py": ["bad_input", "stall_watch", "join", "check_in_step"],
 }
 
 _CORE = ["core_numpy", "full_table", "table_lock", "collectives_random"]
 _HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
 CPP = {
-    "csrc/table/host_table.cpp": [*_CORE, "stall"],
+    "csrc/table/host_table.cpp": [*_CORE, "stall_watch"],
     "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
-    "csrc/runtime/runtime.cpp": [*_CORE, "hosts", "stall"],
-    "csrc/agreement/agreement.cpp": [*_HOSTS, "stall"],
+    "csrc/runtime/runtime.cpp": [*_CORE, "hosts", "stall_watch"],
+    "csrc/agreement/agreement.cpp": [*_HOSTS, "stall_watch"],
     "csrc/transport/mpi/slice_exchange.cpp": _HOSTS,
     "csrc/transport/mpi/chunk.cpp": _HOSTS,
     "csrc/table/table_lock.cpp": ["table_lock", *_CORE],
@@ -64,5 +74,6 @@ CPP = {
 
 
 def tests_of(file: str) -> list[str]:
-    """Paths of test files."""
-    return [f"tests/test_{name}.py" for name in {**PYTHON, **CPP}[file]]
+    """Paths of test files from the root of the repository."""
+    found = {path.stem: str(path.relative_to(_ROOT)) for path in _ROOT.glob("tests/*/test_*.py")}
+    return [found[f"test_{name}"] for name in {**PYTHON, **CPP}[file]]

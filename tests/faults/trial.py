@@ -129,7 +129,7 @@ class Tree:
     def _run(self, tests: list[str], without: Collection[str] = ()) -> tuple[int | None, str, float]:
         """Exit code of pytest (None where it did not end), its output, and the seconds that it took."""
         left_out = [f"--deselect={name}" for name in [*self._bad, *without]]
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
+        options = ["-x", "-q", "-m", "not long", "-p", "no:cacheprovider", "-W", "ignore"]
         command = [sys.executable, "-m", "pytest", *tests, *left_out, *options]
         with tempfile.TemporaryDirectory(prefix="mykv-fault-") as directory:
             variables = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": directory}

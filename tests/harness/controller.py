@@ -12,7 +12,8 @@ from .marks import parametrize_size, ranks_of
 from .pool import Pool
 from .script import MpiRun
 
-_MOST_POOLS = 2  # alive at a time: each rank that has imported MXNet holds some 200 MB
+# Pools alive at a time, alone and in each of several workers: a rank that has imported MXNet holds some 200 MB.
+_MOST_POOLS, _MOST_POOLS_OF_A_WORKER = 2, 1
 # The same examples in every run, so that a red run means a change of the code; --hypothesis-seed draws others.
 _HYPOTHESIS_SEED = "0"
 
@@ -23,6 +24,7 @@ class Controller:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._pools: OrderedDict[tuple, Pool] = OrderedDict()
+        self._most_pools = _MOST_POOLS_OF_A_WORKER if hasattr(config, "workerinput") else _MOST_POOLS
 
     @pytest.fixture
     def mpirun(self, tmp_path, request):
@@ -41,7 +43,7 @@ class Controller:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Bring together the tests of each pool, so that few pools are started; the order is otherwise kept."""
-        items.sort(key=lambda item: _pool_key(item) or (0, ()))
+        items.sort(key=lambda item: (_pool_key(item) or (0, ()), _settings(item)))
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
@@ -77,7 +79,7 @@ class Controller:
 
     def _pool(self, key: tuple) -> Pool:
         if key not in self._pools:
-            while len(self._pools) >= _MOST_POOLS:
+            while len(self._pools) >= self._most_pools:
                 _, oldest = self._pools.popitem(last=False)
                 oldest.close()
             size, env = key
@@ -114,4 +116,9 @@ class Controller:
 
 def _pool_key(item: pytest.Item) -> tuple | None:
     ranks = ranks_of(item)
-    return (item.callspec.params["size"], ranks.env) if ranks else None
+    return (item.callspec.params["size"], ranks.process_env) if ranks else None
+
+
+def _settings(item: pytest.Item) -> tuple:
+    ranks = ranks_of(item)
+    return ranks.settings if ranks else ()

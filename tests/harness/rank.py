@@ -25,6 +25,7 @@ import pytest  # noqa: E402
 from _pytest.runner import runtestprotocol  # noqa: E402
 
 from harness.launcher import rank_of_this_process  # noqa: E402
+from harness.marks import parametrize_size, ranks_of  # noqa: E402
 
 
 class PeerFailure(AssertionError):
@@ -77,6 +78,8 @@ class RankPlugin:
         self._items: dict[str, pytest.Item] = {}
         self._collected: set[str] = set()
         self._collection_errors: dict[str, str] = {}  # file -> why its tests are missing
+        self._settings: tuple[tuple[str, str], ...] = ()  # of the package, those of the last test
+        self._environment = dict(os.environ)
 
     @pytest.fixture
     def rank(self) -> int:
@@ -89,8 +92,6 @@ class RankPlugin:
         return self._controller.gather
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        from harness.marks import parametrize_size
-
         parametrize_size(metafunc)
 
     def pytest_collection(self, session: pytest.Session) -> bool:
@@ -114,9 +115,25 @@ class RankPlugin:
             why = self._collection_errors.get(node_id.split("::")[0]) or f"{node_id} was not collected in this rank."
             report = pytest.TestReport(node_id, ("", 0, node_id), {}, "failed", why, "call")
             return [to_dict(config=session.config, report=report)]
+        self._take_settings(item)
         self._agree_on_examples(item)
         reports = runtestprotocol(item, log=False, nextitem=None)
         return [to_dict(config=session.config, report=report) for report in reports]
+
+    def _take_settings(self, item: pytest.Item) -> None:
+        """Set the variables of the package that a test names; all ranks leave init() for this, if they differ."""
+        settings = ranks_of(item).settings
+        if settings == self._settings:
+            return
+        package = sys.modules.get("kvstore_plugin")
+        if package is not None and package.is_initialized():
+            package.shutdown()
+        for name, _ in self._settings:
+            os.environ.pop(name)
+            if name in self._environment:
+                os.environ[name] = self._environment[name]
+        os.environ.update(settings)
+        self._settings = settings
 
     def _find(self, session: pytest.Session, node_id: str) -> pytest.Item | None:
         path = node_id.split("::")[0]

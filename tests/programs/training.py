@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for support and harness
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for harness
 
 from harness.launcher import rank_of_this_process
 from programs.lock_down import forbid_memfd
@@ -23,8 +23,8 @@ if rank_of_this_process() in GIVEN["locked"]:
 
 import kvstore_plugin as mykv  # noqa: E402
 import numpy as np  # noqa: E402
+from harness.support import array, checksum, dense_network, mx, parameters, value  # noqa: E402
 from mxnet import autograd, gluon  # noqa: E402
-from support import array, checksum, dense_network, mx, parameters, value  # noqa: E402
 
 mykv.init()
 RANK, SIZE = mykv.rank(), mykv.size()

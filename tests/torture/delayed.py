@@ -10,7 +10,7 @@ import sys
 import time
 
 import kvstore_plugin as mykv
-from support import checksum, mx
+from harness.support import checksum, mx
 
 from .job import say, say_pid
 from .training import Training

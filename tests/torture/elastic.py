@@ -3,9 +3,9 @@ others begin again after the one before: with -9, or with a segmentation fault. 
 and end with the weights of a training in one process that takes the same steps: none is missing, counts twice, or was
 applied by half.
 
-The workers are those of tests/elastic_digits.py, and elastic_outcome.py says what they must show. Where the optimizer
-is on the store, a worker may die with the one that has its copy before the others are together: then the job must end,
-with the sentence that says so.
+The workers are those of tests/programs/elastic_digits.py, and harness/elastic_outcome.py says what they must show.
+Where the optimizer is on the store, a worker may die with the one that has its copy before the others are together:
+then the job must end, with the sentence that says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import signal
 import time
 
-import elastic_outcome
+from harness import elastic_outcome
 from harness.processes import send_signal
 
 from .job import Job
@@ -75,7 +75,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
 def _start(ranks: int, hosts: int, sharded: bool, every: int) -> Job:
     plan = {"deaths": {}, "epochs": _EPOCHS, "sharded": sharded, "adam": sharded, "every": every, "progress": True}
     plan["by_mpi"] = hosts > 1
-    return Job(ranks, "elastic_digits", json.dumps(plan), hosts=hosts, options=("--with-ft", "ulfm"))
+    return Job(ranks, "programs.elastic_digits", json.dumps(plan), hosts=hosts, options=("--with-ft", "ulfm"))
 
 
 def _all_train(job: Job, seconds: float, size: int) -> bool:

@@ -49,7 +49,7 @@ def _core(at_once: int):
 
 def _store(at_once: int):
     import kvstore_plugin as mykv
-    from support import array, mx
+    from harness.support import array, mx
 
     mykv.init()
     value = array(np.ones(4, "float32"))
@@ -72,7 +72,7 @@ def _store(at_once: int):
 
 def _trainers(_: int):
     import kvstore_plugin as mykv
-    from support import array, mx
+    from harness.support import array, mx
     from mxnet import autograd, gluon  # isort: skip
 
     mykv.init()

@@ -15,8 +15,7 @@ import re
 import threading
 from typing import Any
 
-import several_hosts
-from harness import launcher
+from harness import launcher, several_hosts
 
 from .job import Job
 from .tally import Budget, Tally

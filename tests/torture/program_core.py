@@ -169,7 +169,7 @@ def _check(
 def wrong_values(one: Operation, started: Started, me: int, size: int) -> str:
     """What rank `me` of the group has got, where that is not numpy's; empty where it is right."""
     if one.wire in drawing.LOSSY:
-        return ""  # its values are the compressor's; that all ranks have the same bits is in tests/test_hosts.py
+        return ""  # its values are the compressor's; that all ranks have the same bits is in tests/core/test_hosts.py
     wanted = drawing.expected(one, size)
     for result in started.results:
         if one.kind == "owners":

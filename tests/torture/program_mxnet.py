@@ -12,8 +12,8 @@ from typing import Any
 
 import kvstore_plugin as mykv
 import numpy as np
-from collectives_model import reduced
-from support import MXNetError, array, clear_errors, fail, mx, value
+from harness.collectives_model import reduced
+from harness.support import MXNetError, array, clear_errors, fail, mx, value
 
 from .loop import loop
 

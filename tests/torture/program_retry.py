@@ -16,8 +16,8 @@ from typing import Any, Callable
 
 import kvstore_plugin as mykv
 import numpy as np
+from harness.support import IS_2, MXNetError, array, checksum, clear_errors, fail, mx, structure
 from mpi4py import MPI
-from support import IS_2, MXNetError, array, checksum, clear_errors, fail, mx, structure
 
 from .job import say
 from .loop import loop

@@ -44,7 +44,7 @@ def _core():
 
 def _trainer():
     import kvstore_plugin as mykv
-    from support import array, dense_network, mx
+    from harness.support import array, dense_network, mx
     from mxnet import autograd  # isort: skip
 
     mykv.init()
@@ -66,7 +66,7 @@ def _trainer():
 
 def _store():
     import kvstore_plugin as mykv
-    from support import array, mx
+    from harness.support import array, mx
 
     store = mx.kv.create("mykv")
     kept, other, out = (array(np.zeros(4, "float32")) for _ in range(3))
@@ -88,7 +88,7 @@ def _store():
 
 def _made():
     import kvstore_plugin as mykv
-    from support import array, dense_network, mx
+    from harness.support import array, dense_network, mx
     from mxnet import autograd  # isort: skip
 
     mykv.init()

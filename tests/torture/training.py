@@ -15,7 +15,7 @@ from typing import Any, ContextManager
 
 import kvstore_plugin as mykv
 import numpy as np
-from support import IS_2, array, conv_network, dense_network, fill, mx
+from harness.support import IS_2, array, conv_network, dense_network, fill, mx
 
 from mxnet import autograd, gluon  # isort: skip
 from mxnet.gluon import nn  # isort: skip

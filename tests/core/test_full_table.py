@@ -1,0 +1,122 @@
+"""More operations under way than the table of a host has places for: each ends, whatever waits for whom."""
+
+from __future__ import annotations
+
+import time
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import mx
+
+_SMALL = {"MYKV_TABLE_PLACES": "64"}
+_PARTS = {"MYKV_PART_BYTES": "4096"}
+
+
+def _ring_of_waits(rank: int, size: int, count: int) -> None:
+    """Each rank runs ahead with what others are the roots of, and all that is to go on first waits for it.
+
+    A root's broadcasts and the sums use one array, so that they run one after the other there, while the broadcasts of
+    the other roots wait for nothing. Before the first of them a sum is asked for which the other ranks ask for last.
+    """
+    mykv.init()
+    chained, gates = mx.nd.ones(4), [mx.nd.ones(4) for _ in range(size)]
+    received = [[mx.nd.zeros(4) for _ in range(count)] for _ in range(size)]
+    mykv.allreduce_(chained, average=False, name=f"gate {rank}")
+    for k in range(count):
+        for root in range(size):
+            mykv.broadcast_(chained if rank == root else received[root][k], root_rank=root, name=f"from {root} {k}")
+        mykv.allreduce_(chained, average=True, name=f"sum {k}")
+    for other in range(size):
+        if other != rank:
+            mykv.allreduce_(gates[other], average=False, name=f"gate {other}")
+    begin = time.monotonic()
+    mx.nd.waitall()
+    assert time.monotonic() - begin < 40
+    assert (chained.asnumpy() == size).all()
+    for root in range(size):
+        for k in range(0, count, 97):
+            assert (received[root][k].asnumpy() == (0 if root == rank else size)).all()
+
+
+@pytest.mark.ranks(3, long=(2,), env=_SMALL)
+def test_the_oldest_operation_finds_a_place_in_a_small_table(rank, size):
+    _ring_of_waits(rank, size, 3000)
+
+
+def _one_rank_behind(rank: int, count: int) -> None:
+    """What reads one array runs in order on the root, but not elsewhere, as with init, push and pull of a store.
+
+    The other ranks fill the tables of their hosts with broadcasts that the root comes to one by one.
+    """
+    mykv.init()
+    value, shared = mx.nd.ones(4), [mx.nd.ones(3000) for _ in range(5)]
+    received = [mx.nd.zeros(4) for _ in range(count)]
+    mykv.barrier()
+    if rank == 0:
+        time.sleep(0.5)
+    for k in range(count):
+        mykv.broadcast_(value if rank == 0 else received[k], root_rank=0, name=f"init {k}", priority=1)
+        mykv.allreduce_(value, average=True, name=f"push {k}")
+        mykv.allreduce_(shared[k % 5], average=True, name=f"parts {k % 5}")
+    begin = time.monotonic()
+    mx.nd.waitall()
+    assert time.monotonic() - begin < 40
+    for one in [value, *shared, *(received[:: count // 9] if rank > 0 else [])]:
+        assert (one.asnumpy() == 1).all()
+
+
+@pytest.mark.ranks(3, long=(2,), env={**_SMALL, **_PARTS})
+def test_a_root_that_is_behind(rank, size):
+    _one_rank_behind(rank, 2000)
+
+
+@pytest.mark.ranks(3, long=(2,), env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
+def test_a_root_that_is_behind_on_another_host(rank, size):
+    _one_rank_behind(rank, 2000)
+
+
+@pytest.mark.ranks(2, env=_SMALL)
+@pytest.mark.parametrize("elements", [4, 20_000])  # posted by the thread that asks for them, or by the core's own
+def test_a_rank_far_ahead_comes_to_what_others_ask_for(rank, size, elements):
+    """All of one kind are asked for first by one rank, and alternate with another kind on the other rank."""
+    mykv.init()
+    core, count = mykv.world.process.core, 20_000
+    ahead = np.zeros(count, "float32")
+    beside = np.ones(elements, "float32")
+    begin = time.monotonic()
+    works = []
+    for k in range(count if rank == 1 else 0):
+        works.append(core.submit_allreduce(f"ahead {k}", [ahead[k : k + 1]], [ahead[k : k + 1]]))
+    for k in range(count):
+        if rank == 0:
+            assert core.submit_allreduce(f"ahead {k}", [np.ones(1, "float32")], [ahead[k : k + 1]]).wait(60)
+        if k % 10 == 0:
+            assert core.submit_allreduce(f"beside {k}", [beside], [beside], scale=0.5).wait(60)
+    assert all(work.wait(60) for work in works)
+    assert (ahead == 1).all() and (beside == 1).all()
+    assert time.monotonic() - begin < 40
+
+
+def _large_arrays(rank: int, size: int) -> None:
+    """Every rank begins with another one, so that most parts come when others are due."""
+    mykv.init()
+    arrays = [np.full(200_000 + 1000 * k, k + rank, "float32") for k in range(6)]
+    for _ in range(3):
+        works = {}
+        for k in range(len(arrays)):
+            k = (k + rank) % len(arrays)
+            works[k] = mykv.world.process.core.submit_allreduce(f"large {k}", [arrays[k]], [arrays[k]], scale=1 / size)
+        assert all(work.wait(60) for work in works.values())
+    for k, array in enumerate(arrays):
+        np.testing.assert_allclose(array, k + (size - 1) / 2, rtol=1e-6)
+
+
+@pytest.mark.ranks(2, long=(4,), env={**_SMALL, **_PARTS})
+def test_arrays_of_more_parts_than_the_table_has_places(rank, size):
+    _large_arrays(rank, size)
+
+
+@pytest.mark.ranks(3, long=(2, 4), env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
+def test_arrays_of_more_parts_than_the_tables_of_hosts_have_places(rank, size):
+    _large_arrays(rank, size)

@@ -1,0 +1,75 @@
+"""The folders of csrc/ include each other in one direction only."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_CSRC = Path(__file__).parents[2] / "csrc"
+# From the ground up, as in docs/architecture.md: a file includes files of its own folder and of those before it.
+_ORDER = [
+    "base",
+    "kernels",
+    "compress",
+    "memory",
+    "gpu",
+    "operations",
+    "timeline",
+    "table",
+    "world",
+    "agreement",
+    "transport",
+    "runtime",
+    "mxnet",
+    "python",
+]
+# Includes nothing of the runtime and above: fuzzers build it without MPI and Python. Only module.cpp includes it.
+_BESIDE = "testing"
+_TOP = "module.cpp"
+# Within transport/: each folder, and the folders that it includes. Files beside them choose among the transports.
+_TRANSPORTS = {"host": [], "mpi": ["host"], "nccl": []}
+
+
+def _includes():
+    """The file and the included file, relative to csrc/, of every line `#include "..."`."""
+    for path in sorted([*_CSRC.rglob("*.h"), *_CSRC.rglob("*.cpp")]):
+        for included in re.findall(r'^\s*#\s*include\s+"([^"]+)"', path.read_text(), re.MULTILINE):
+            yield str(path.relative_to(_CSRC)), included
+
+
+def _is_upward(file, included):
+    """Whether the first file must not include the second one, by their folders."""
+    above, below = file.partition("/")[0], included.partition("/")[0]
+    if above == _TOP:
+        return False
+    if above == _BESIDE:
+        return below != _BESIDE and below not in _ORDER[: _ORDER.index("runtime")]
+    return below not in _ORDER[: _ORDER.index(above) + 1]
+
+
+def test_every_folder_has_its_place_in_the_order():
+    sources = {str(path.relative_to(_CSRC)) for path in _CSRC.rglob("*") if path.suffix in (".h", ".cpp")}
+    assert {file.partition("/")[0] for file in sources} == {*_ORDER, _BESIDE, _TOP}
+    missing = [line for line in _includes() if line[1] not in sources]
+    assert not missing, f"not relative to csrc/: {missing}"
+
+
+def test_includes_run_down():
+    includes = list(_includes())
+    assert len(includes) > 300
+    upward = [f'{file} includes "{included}"' for file, included in includes if _is_upward(file, included)]
+    assert not upward, "\n".join([f"{len(upward)} includes run up:", *upward])
+
+
+def test_transports_do_not_include_each_other():
+    folder = re.compile(r"transport/(\w+)/")
+    for file, included in _includes():
+        above, below = folder.match(file), folder.match(included)
+        if above and below and above[1] != below[1]:
+            assert below[1] in _TRANSPORTS[above[1]], f'{file} includes "{included}"'
+
+
+def test_architecture_lists_the_folders_in_this_order():
+    page = (_CSRC.parent / "docs/architecture.md").read_text()
+    listed = re.findall(r"^\| `csrc/([\w.]+)/?` \|", page, re.MULTILINE)
+    assert listed == [*_ORDER, _BESIDE, _TOP]

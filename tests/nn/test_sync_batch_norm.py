@@ -1,0 +1,584 @@
+"""SyncBatchNorm: several workers, each with a part of a batch, get what one process gets that has the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import BFLOAT16, IS_2, MXNetError, array, clear_errors, fill, mx, parameters, structure
+from kvstore_plugin.nn import batch_norm_math as moments
+from mxnet import autograd
+from mxnet.gluon import nn
+
+_EPSILON = 1e-5
+_MODES = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+_TOLERANCE = {"float16": 2e-3, "float32": 3e-6, "float64": 1e-12}
+
+
+def _batch(seed, shape, dtype, axis=1, mean=3.0):
+    """Data and the gradient of the result, with other moments in each channel."""
+    rng = np.random.RandomState(seed)
+    along = [-1 if number == axis % len(shape) else 1 for number in range(len(shape))]
+    scale = 1 + np.arange(shape[axis]).reshape(along)
+    return (mean * scale + scale * rng.randn(*shape)).astype(dtype), rng.randn(*shape).astype(dtype)
+
+
+def _part(values, rank, size):
+    """The rows of a worker: one more than that of the worker before it, and those that are left on the last."""
+    ends = [min(1 + rank_ + rank_ * (rank_ + 1) // 2, len(values)) for rank_ in range(size)]
+    ends[-1] = len(values)
+    return values[(ends[rank - 1] if rank else 0) : ends[rank]]
+
+
+class _Expected:
+    """What the formulas of batch normalization give for a whole batch, in float64."""
+
+    def __init__(self, data, gradient, axis, gamma, beta):
+        data, gradient = data.astype("float64"), gradient.astype("float64")
+        others = tuple(number for number in range(data.ndim) if number != axis % data.ndim)
+        shape = [length if number == axis % data.ndim else 1 for number, length in enumerate(data.shape)]
+        self.mean, self.variance = data.mean(others), data.var(others)
+        inverse = 1 / np.sqrt(self.variance + _EPSILON).reshape(shape)
+        normalized = (data - self.mean.reshape(shape)) * inverse
+        self.output = normalized * gamma.reshape(shape) + beta.reshape(shape)
+        self.of_gamma, self.of_beta = (gradient * normalized).sum(others), gradient.sum(others)
+        count = data.size / data.shape[axis]
+        self.of_data = (gamma.reshape(shape) * inverse) * (
+            gradient - self.of_beta.reshape(shape) / count - normalized * self.of_gamma.reshape(shape) / count
+        )
+
+
+def _layer(channels, dtype, hybridize, axis=1, **options):
+    """The layer in a network, since parents are what is hybridized; with gamma and beta that are not 1 and 0."""
+    net = nn.HybridSequential()
+    layer = mykv.SyncBatchNorm(axis=axis, **options)
+    net.add(layer)
+    net.initialize()
+    net.cast(dtype)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    return net, layer
+
+
+def _run(net, data, gradient):
+    x = array(data)
+    x.attach_grad()
+    with autograd.record():
+        y = net(x)
+    y.backward(array(gradient))
+    return y.asnumpy(), x.grad.asnumpy()
+
+
+def _close(actual, expected, tolerance):
+    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * max(np.abs(expected).max(), 1))
+
+
+def _cases():
+    """Shapes with the axis of the channels, drawn once, and some that are drawn by hand."""
+    rng = np.random.RandomState(7)
+    cases = [((11, 3), 1), ((9, 4, 1, 1), 1), ((10, 2, 3, 5), -1), ((7, 300, 31, 16), 1)]
+    for dimensions in (2, 3, 4, 5):
+        shape = (rng.randint(8, 20), *rng.randint(1, 6, dimensions - 1))
+        cases.append((tuple(int(length) for length in shape), int(rng.randint(1, dimensions))))
+    return cases
+
+
+@pytest.mark.ranks(1, 2, 3, long=(4,))
+@pytest.mark.parametrize("dtype", list(_TOLERANCE))
+@pytest.mark.parametrize("shape, axis", _cases())
+def test_equals_one_process_with_the_whole_batch(shape, axis, dtype, rank, size, gather):
+    data, gradient = _batch(1, shape, dtype, axis)
+    net, layer = _layer(shape[axis], dtype, None, axis)
+    tolerance = _TOLERANCE[dtype]
+    of_parameters = "float32" if dtype == "float16" else dtype
+    gamma, beta = (values.astype(of_parameters) for values in np.random.RandomState(2).randn(2, shape[axis]))
+    net(array(_part(data, rank, size)))  # in evaluation; gives the parameters their shapes
+    layer.gamma.set_data(array(gamma))
+    layer.beta.set_data(array(beta))
+    output, of_data = _run(net, _part(data, rank, size), _part(gradient, rank, size))
+    expected = _Expected(data, gradient, axis, gamma.astype("float64"), beta.astype("float64"))
+    _close(output, _part(expected.output, rank, size), tolerance)
+    _close(of_data, _part(expected.of_data, rank, size), tolerance)
+    exact = _TOLERANCE[of_parameters]
+    for parameter, whole in ((layer.gamma, expected.of_gamma), (layer.beta, expected.of_beta)):
+        _close(sum(gather(parameter.grad().asnumpy())), whole, exact)
+    _close(layer.running_mean.data().asnumpy(), 0.1 * expected.mean, exact)
+    _close(layer.running_var.data().asnumpy(), 0.9 + 0.1 * expected.variance, exact)
+    for parameter in (layer.running_mean, layer.running_var):
+        assert parameter.data().dtype == np.dtype(of_parameters)
+        assert len(set(gather(parameter.data().asnumpy().tobytes()))) == 1
+    assert output.dtype == of_data.dtype == np.dtype(dtype)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", _MODES)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_hybridized_in_every_way_and_without_known_shapes(hybridize, dtype, rank, size):
+    net, layer = _layer(5, dtype, hybridize)
+    for step in range(3):
+        data, gradient = _batch(step, (7, 5, 2, 2), dtype)
+        output, of_data = _run(net, _part(data, rank, size), _part(gradient, rank, size))
+        expected = _Expected(data, gradient, 1, np.ones(5), np.zeros(5))
+        _close(output, _part(expected.output, rank, size), _TOLERANCE[dtype])
+        _close(of_data, _part(expected.of_data, rank, size), _TOLERANCE[dtype])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}])
+def test_bfloat16_as_amp_has_it(hybridize, rank, size, gather):
+    net, layer = _layer(3, "float32", hybridize, in_channels=3)
+    data, gradient = _batch(0, (9, 3, 4), "float32")
+    x = array(_part(data, rank, size))
+    x.attach_grad()
+    with autograd.record():
+        rounded = x.as_nd_ndarray().astype(BFLOAT16)
+        y = net(rounded.as_np_ndarray() if IS_2 else rounded)
+        loss = (y.as_nd_ndarray().astype("float32") * mx.nd.array(_part(gradient, rank, size))).sum()
+    loss.backward()
+    expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+    assert str(np.dtype(y.dtype)) == str(BFLOAT16) and layer.running_mean.data().dtype == np.float32
+    _close(y.as_nd_ndarray().astype("float32").asnumpy(), _part(expected.output, rank, size), 0.02)
+    _close(x.grad.asnumpy(), _part(expected.of_data, rank, size), 0.02)
+    _close(sum(gather(layer.gamma.grad().asnumpy())), expected.of_gamma, 0.02)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {"static_alloc": True}])
+@pytest.mark.parametrize("center, scale", [(False, True), (True, False), (False, False)])
+def test_without_beta_or_gamma(center, scale, hybridize, rank, size, gather):
+    net, layer = _layer(3, "float64", hybridize, center=center, scale=scale)
+    data, gradient = _batch(0, (6, 3, 2), "float64")
+    output, of_data = _run(net, _part(data, rank, size), _part(gradient, rank, size))
+    expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+    _close(output, _part(expected.output, rank, size), 1e-12)
+    _close(of_data, _part(expected.of_data, rank, size), 1e-12)
+    if scale:
+        _close(sum(gather(layer.gamma.grad().asnumpy())), expected.of_gamma, 1e-12)
+    if center:
+        _close(sum(gather(layer.beta.grad().asnumpy())), expected.of_beta, 1e-12)
+
+
+def _network(layers, seed):
+    net = nn.HybridSequential()
+    first, second = layers
+    net.add(nn.Conv2D(4, 3, in_channels=2), first, nn.Activation("tanh"), nn.Conv2D(3, 2, in_channels=4), second)
+    net.add(nn.Flatten(), nn.Dense(2))
+    net.initialize()
+    net(array(np.zeros((1, 2, 6, 6), "float32")))
+    fill(net, seed)
+    for layer in layers:
+        layer.running_mean.set_data(array(np.zeros(layer.running_mean.shape, "float32")))
+        layer.running_var.set_data(array(np.ones(layer.running_var.shape, "float32")))
+    return net
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True}])
+def test_training_equals_that_of_one_process_with_mxnets_layer(hybridize, rank, size, gather):
+    """Each worker's batch is as large; losses are means, so the mean of gradients is that of the whole batch."""
+    whole = _network([nn.BatchNorm(), nn.BatchNorm()], seed=3)
+    alone = mx.gluon.Trainer(whole.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9}, kvstore=None)
+    shared = _network([mykv.SyncBatchNorm(), mykv.SyncBatchNorm()], seed=3)
+    together = mykv.DistributedTrainer(shared.collect_params(), "sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    if hybridize is not None:
+        shared.hybridize(**hybridize)
+    for step in range(4):
+        x = np.random.RandomState(step).randn(4 * size, 2, 6, 6).astype("float32")
+        for net, trainer, data in ((whole, alone, x), (shared, together, x[rank::size])):
+            with autograd.record():
+                loss = (net(array(data)) ** 2).mean()
+            loss.backward()
+            trainer.step(1)
+    for (name, expected), actual in zip(parameters(whole).items(), parameters(shared).values()):
+        np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-5, err_msg=name)
+        assert len(set(gather(actual.tobytes()))) == 1
+
+
+class _Joined(nn.HybridBlock):
+    """The outputs of two blocks side by side: `join` is "concat", along the channels, or "add"."""
+
+    def __init__(self, first, second, join):
+        super().__init__()
+        self.first, self.second, self.join = first, second, join
+
+    if IS_2:
+
+        def forward(self, x):
+            first, second = self.first(x), self.second(x)
+            return first + second if self.join == "add" else mx.np.concatenate([first, second], axis=1)
+
+    else:
+
+        def hybrid_forward(self, F, x):
+            first, second = self.first(x), self.second(x)
+            return first + second if self.join == "add" else F.concat(first, second, dim=1)
+
+
+def _sequence(*layers):
+    net = nn.HybridSequential()
+    net.add(*layers)
+    return net
+
+
+def _behind(what, channels):
+    """Layers whose output oneDNN leaves in its own layout, if it has more than a few channels; without bias, whose
+    gradient would be rounding."""
+    wide = {"kernel_size": 3, "padding": 1, "use_bias": False}
+    if what == "convolution":
+        return nn.Conv2D(channels, **wide)
+    if what == "pooling":
+        return _sequence(nn.Conv2D(channels, **wide), nn.MaxPool2D(3, 1, 1))
+    if what == "concatenation":
+        parts = nn.Conv2D(channels - channels // 2, **wide), nn.Conv2D(channels // 2, 1, use_bias=False)
+        return _Joined(*parts, "concat")
+    return nn.Dense(channels, use_bias=False)
+
+
+def _initialize(net, other, x):
+    """Give two networks of the same form the same values, on all workers."""
+    for each in (net, other):
+        each.initialize(mx.init.Xavier())
+        each(array(x))  # gives the parameters their shapes
+    mykv.broadcast_parameters(structure(net))
+    for name, parameter in structure(net).items():
+        structure(other)[name].set_data(parameter.data())
+
+
+def _assert_same_step(whole, shared, x, rank, size, gather):
+    """The network of this worker, with its rows, and the other one, with all of them, do the same."""
+    results = []
+    for net, rows in ((whole, x), (shared, _part(x, rank, size))):
+        data = array(rows)
+        data.attach_grad()
+        with autograd.record():
+            y = net(data)
+            loss = (y * y).sum()
+        loss.backward()
+        gradients = {name: p.grad() for name, p in structure(net).items() if p.grad_req != "null"}
+        results.append((y, data.grad, gradients))
+    for expected, actual in zip(results[0][:2], results[1][:2]):
+        _close(actual.asnumpy(), _part(expected.asnumpy(), rank, size), 2e-4)
+    for name, expected in results[0][2].items():
+        _close(sum(gather(results[1][2][name].asnumpy())), expected.asnumpy(), 2e-4)
+    for name in ("1.running_mean", "1.running_var"):
+        _close(parameters(shared)[name], parameters(whole)[name], 1e-5)
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("what", ["convolution", "pooling", "concatenation", "dense"])
+def test_behind_layers_whose_output_has_a_layout_of_its_own(what, rank, size, gather):
+    """Its gradient too, since a layer of the same kind follows. Only a few channels are left in the usual layout."""
+    # MXNet itself cannot concatenate parts of 4 or 8 channels: backward ends in a floating point exception.
+    for channels in (3, 32, 64, 256) if what == "concatenation" else (3, 8, 16, 64, 256):
+        x = np.random.RandomState(channels).randn(5, 3, 7, 7).astype("float32")
+        behind = (lambda: nn.Dense(4)) if what == "dense" else (lambda: nn.Conv2D(16, 3))
+        whole = _sequence(_behind(what, channels), nn.BatchNorm(), nn.Activation("tanh"), behind())
+        shared = _sequence(_behind(what, channels), mykv.SyncBatchNorm(), nn.Activation("tanh"), behind())
+        _initialize(whole, shared, x)
+        for hybridize in _MODES:
+            if hybridize is not None:
+                whole.hybridize(**hybridize)
+                shared.hybridize(**hybridize)
+            for step in range(2):
+                _assert_same_step(whole, shared, x + step, rank, size, gather)
+
+
+def _residual_network(layer):
+    """Two residual blocks as those of ResNet, each with a convolution beside it, and what a classifier has behind."""
+
+    def block(channels, stride):
+        body = _sequence(
+            *(nn.Conv2D(channels, 3, stride, 1, use_bias=False), layer(), nn.Activation("relu")),
+            *(nn.Conv2D(channels, 3, 1, 1, use_bias=False), layer()),
+        )
+        shortcut = _sequence(nn.Conv2D(channels, 1, stride, use_bias=False), layer())
+        return _sequence(_Joined(body, shortcut, "add"), nn.Activation("relu"))
+
+    first = (nn.Conv2D(16, 3, 1, 1, use_bias=False), layer(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1))
+    return _sequence(*first, block(16, 1), block(32, 2), nn.GlobalAvgPool2D(), nn.Dense(10))
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("hybridize", _MODES)
+def test_a_residual_network_trains_as_in_one_process(hybridize, rank, size, gather):
+    x = np.random.RandomState(0).randn(3, 4 * size, 3, 16, 16).astype("float32")
+    labels = np.random.RandomState(1).randint(0, 10, (3, 4 * size)).astype("float32")
+    whole, shared = _residual_network(nn.BatchNorm), _residual_network(mykv.SyncBatchNorm)
+    _initialize(whole, shared, x[0])
+    options = {"learning_rate": 0.05, "momentum": 0.9}
+    alone = mx.gluon.Trainer(whole.collect_params(), "sgd", options, kvstore=None)
+    together = mykv.DistributedTrainer(shared.collect_params(), "sgd", options)
+    loss_of = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    if hybridize is not None:
+        shared.hybridize(**hybridize)
+    for data, label in zip(x, labels):
+        losses = []
+        for net, trainer, rows in ((whole, alone, slice(None)), (shared, together, slice(rank, None, size))):
+            with autograd.record():
+                loss = loss_of(net(array(data[rows])), array(label[rows])).mean()
+            loss.backward()
+            trainer.step(1)
+            losses.append(float(loss.asnumpy()))
+        assert np.mean(gather(losses[1])) == pytest.approx(losses[0], rel=1e-4)
+    for (name, expected), actual in zip(parameters(whole).items(), parameters(shared).values()):
+        np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-3, err_msg=name)
+        assert len(set(gather(actual.tobytes()))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-3), ("float64", 1e-6)])
+def test_a_mean_that_is_large_beside_the_deviations(dtype, tolerance, rank, size):
+    data, gradient = _batch(0, (40, 3, 7), dtype, mean=1e4)
+    net, layer = _layer(3, dtype, None)
+    output, _ = _run(net, _part(data, rank, size), _part(gradient, rank, size))
+    expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+    _close(output, _part(expected.output, rank, size), tolerance)
+    _close(layer.running_var.data().asnumpy(), 0.9 + 0.1 * expected.variance, 1e-6)
+
+
+class _Branches(nn.HybridBlock):
+    """Four calls of one layer, of which three could run in any order in the backward pass."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def _result(self, x):
+        return self.layer(x) * 1 + self.layer(x * x) * 2 + self.layer(self.layer(x) + x) * 3
+
+    if IS_2:
+
+        def forward(self, x):
+            return self._result(x)
+
+    else:
+
+        def hybrid_forward(self, F, x):
+            return self._result(x)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}])
+def test_a_layer_that_occurs_several_times(hybridize, rank, size):
+    data, gradient = _batch(0, (5, 3, 4), "float64")
+    whole, shared = _Branches(nn.BatchNorm(in_channels=3)), _Branches(mykv.SyncBatchNorm(in_channels=3))
+    results = []
+    for net, x, dy in ((whole, data, gradient), (shared, _part(data, rank, size), _part(gradient, rank, size))):
+        net.initialize()
+        net.cast("float64")
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        for _ in range(2):
+            results.append(_run(net, x, dy))
+    for expected, actual in zip(results[:2], results[2:]):
+        _close(actual[0], _part(expected[0], rank, size), 1e-6)
+        _close(actual[1], _part(expected[1], rank, size), 1e-6)
+
+
+@pytest.mark.ranks(2)
+def test_gradients_are_added_up_where_they_are_wanted_so(rank, size, gather):
+    net, layer = _layer(3, "float64", None, in_channels=3)
+    layer.gamma.grad_req = layer.beta.grad_req = "add"
+    data, gradient = _batch(0, (6, 3, 2), "float64")
+    x = array(_part(data, rank, size))
+    x.attach_grad("add")
+    for _ in range(3):
+        with autograd.record():
+            y = net(x)
+        y.backward(array(_part(gradient, rank, size)))
+    expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+    _close(x.grad.asnumpy(), 3 * _part(expected.of_data, rank, size), 1e-12)
+    _close(sum(gather(layer.gamma.grad().asnumpy())), 3 * expected.of_gamma, 1e-12)
+    _close(sum(gather(layer.beta.grad().asnumpy())), 3 * expected.of_beta, 1e-12)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}])
+def test_evaluation_is_that_of_mxnets_layer_and_needs_no_other_worker(hybridize, rank, size):
+    net, layer = _layer(5, "float32", hybridize, in_channels=5)
+    data, gradient = _batch(0, (7, 5, 2, 2), "float32")
+    _run(net, _part(data, rank, size), _part(gradient, rank, size))
+    if rank == 1:
+        stock = nn.BatchNorm(in_channels=5)
+        stock.initialize()
+        for name, parameter in structure(layer).items():
+            structure(stock)[name].set_data(parameter.data())
+        np.testing.assert_array_equal(net(array(data)).asnumpy(), stock(array(data)).asnumpy())
+    # ... nor does what one worker does there disturb the others.
+    _run(net, _part(data, rank, size), _part(gradient, rank, size))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}])
+@pytest.mark.parametrize("how", ["use_global_stats", "train_mode=False"])
+def test_running_statistics_in_place_of_those_of_the_batch(how, hybridize, rank):
+    """Gradients are then those of this worker alone, which others need not compute."""
+    options = {"use_global_stats": True} if how == "use_global_stats" else {}
+    net, layer = _layer(3, "float64", hybridize, in_channels=3, **options)
+    rng = np.random.RandomState(0)
+    mean, variance, gamma = rng.randn(3), rng.uniform(1, 2, 3), rng.randn(3)
+    layer.running_mean.set_data(array(mean))
+    layer.running_var.set_data(array(variance))
+    layer.gamma.set_data(array(gamma))
+    data, gradient = _batch(rank, (4, 3, 2), "float64")
+    if rank == 1:
+        x = array(data)
+        x.attach_grad()
+        with autograd.record(train_mode=how == "use_global_stats"):
+            y = net(x)
+        y.backward(array(gradient))
+        normalized = (data - mean[:, None]) / np.sqrt(variance[:, None] + _EPSILON)
+        _close(y.asnumpy(), normalized * gamma[:, None], 1e-6)
+        _close(x.grad.asnumpy(), gradient * gamma[:, None] / np.sqrt(variance[:, None] + _EPSILON), 1e-12)
+        _close(layer.gamma.grad().asnumpy(), (gradient * normalized).sum((0, 2)), 1e-12)
+        _close(layer.beta.grad().asnumpy(), gradient.sum((0, 2)), 1e-12)
+        np.testing.assert_array_equal(layer.running_mean.data().asnumpy(), mean)
+
+
+@pytest.mark.ranks(3)
+def test_process_sets(rank):
+    mykv.init()
+    pair = mykv.add_process_set([0, 2])
+    data, gradient = _batch(0, (6, 3, 2), "float64")
+    if pair.included():
+        net, _ = _layer(3, "float64", None, process_set=pair)
+        output, _ = _run(net, data[pair.rank() :: 2], gradient[pair.rank() :: 2])
+        _close(output, _Expected(data, gradient, 1, np.ones(3), np.zeros(3)).output[pair.rank() :: 2], 1e-12)
+    else:
+        with pytest.raises(ValueError, match="Rank 1 is not in ProcessSet"):
+            mykv.SyncBatchNorm(process_set=pair)
+    mykv.remove_process_set(pair)
+    if rank != 1:
+        with pytest.raises(ValueError, match="was removed"), autograd.record():
+            net(array(data))
+    mykv.barrier()
+
+
+@pytest.mark.ranks(2, env={"MXNET_ENGINE_TYPE": "NaiveEngine"})
+def test_with_an_engine_that_runs_each_operation_at_once(rank, size):
+    data, gradient = _batch(0, (6, 3, 2), "float64")
+    net, _ = _layer(3, "float64", None)
+    output, of_data = _run(net, _part(data, rank, size), _part(gradient, rank, size))
+    expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+    _close(output, _part(expected.output, rank, size), 1e-12)
+    _close(of_data, _part(expected.of_data, rank, size), 1e-12)
+
+
+@pytest.mark.ranks(2)
+def test_copies_are_layers_of_their_own(rank, size):
+    _, net = _layer(3, "float64", None, in_channels=3)
+    copied = copy.deepcopy(net)
+    data, gradient = _batch(0, (6, 3, 2), "float64")
+    nets = [net, copied] if rank == 0 else [copied, net]  # matched crosswise, they would give the same as one
+    expected = _Expected(data, gradient, 1, np.ones(3), np.zeros(3))
+    outputs = []
+    for one in nets:
+        with autograd.record():
+            outputs.append(one(array((1 if one is net else 2) * _part(data, rank, size))))
+    doubled = _Expected(2 * data, gradient, 1, np.ones(3), np.zeros(3))
+    for one, output in zip(nets, outputs):
+        _close(output.asnumpy(), _part((expected if one is net else doubled).output, rank, size), 1e-12)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}])
+def test_workers_with_other_numbers_of_channels(hybridize, rank):
+    net, _ = _layer(3, "float32", hybridize)
+    with autograd.record():
+        y = net(array(np.ones((2, 3 + rank), "float32")))
+    with pytest.raises(MXNetError, match=r"sync_batch_norm\d+/forward.*rank 0.*\(7,\).*rank 1.*\(9,\)"):
+        y.asnumpy()
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True}])
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_worker_in_evaluation_mode_lets_the_others_fail_and_not_wait(stock, hybridize, rank):
+    net, layer = _layer(3, "float32", hybridize, in_channels=3)
+    params = net.collect_params()
+    trainer = mx.gluon.Trainer(params, "sgd", kvstore="mykv") if stock else mykv.DistributedTrainer(params, "sgd")
+    for train_mode in (True, False, True):  # the same on all workers
+        with autograd.record(train_mode=train_mode):
+            loss = net(array(np.ones((2, 3), "float32"))).sum()
+        loss.backward()
+        trainer.step(1)
+    layer.gamma.data().asnumpy()
+    with autograd.record(train_mode=rank == 0):
+        loss = net(array(np.ones((2, 3), "float32"))).sum()
+    loss.backward()
+    sentence = r"rank 1.*sync_batch_norm\d+ was called there in evaluation mode in this step"
+    with pytest.raises(MXNetError, match="rank 0.*carries the error of an earlier operation" if rank else sentence):
+        trainer.step(1)
+        layer.gamma.data().asnumpy()
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather, kind):
+    """The next step's sums are of the next step's batches."""
+    net, layer = _layer(3, "float32", None, in_channels=3)
+    if kind == "own":
+        trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
+    else:
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="mykv")
+
+    def step(train_mode):
+        with autograd.record(train_mode=train_mode):
+            loss = (net(array(np.random.RandomState(rank).rand(2, 3).astype("float32"))) ** 2).sum()
+        loss.backward()
+        if not train_mode:
+            layer.gamma.data()._fresh_grad = False
+        trainer.step(1)
+        mx.nd.waitall()
+
+    step(True)
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale|called there in evaluation mode"):
+        step(train_mode=rank == 0)
+    clear_errors()
+    for number in range(2):
+        step(True)
+        assert len(set(gather(layer.running_mean.data().asnumpy().tobytes()))) == 1
+        assert layer._calls.numbers.__reduce__()[1][0] == number + 3
+
+
+@pytest.mark.ranks(1)
+def test_wrong_arguments(rank):
+    with pytest.raises(ValueError, match="num_devices must be 1, not 2"):
+        mykv.SyncBatchNorm(num_devices=2)
+    with pytest.raises(TypeError, match="process_set must be a ProcessSet, not int"):
+        mykv.SyncBatchNorm(process_set=0)
+    layer = mykv.SyncBatchNorm(in_channels=3, num_devices=1)
+    layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    with pytest.raises(ValueError, match="is on 2 devices of rank 0, and only one is supported"):
+        layer(array(np.ones((2, 3), "float32")))
+
+
+@pytest.mark.ranks(1)
+def test_files_load_into_mxnets_layer_and_back(tmp_path):
+    layer, stock = mykv.SyncBatchNorm(in_channels=3), nn.BatchNorm(in_channels=3)
+    layer.initialize()
+    stock.initialize()
+    fill(layer, 1)
+    file = str(tmp_path / "layer.params")
+    layer.save_parameters(file)
+    stock.load_parameters(file)
+    layer.load_parameters(file)
+    for name, values in parameters(stock).items():
+        np.testing.assert_array_equal(values, parameters(layer)[name])
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (1, 1, 1), (5, 700, 400), (40, 3, 20000), (1, 2, 300000), (0, 3, 2)])
+def test_moments_of_parts_are_those_of_the_whole(shape):
+    data = (10 + np.random.RandomState(0).randn(*shape)).astype("float32")
+    cut = shape[0] // 3
+    total = moments.sums(data[:cut]) + moments.sums(data[cut:])
+    assert total[-1] == shape[0] * shape[2] == data.size / shape[1]
+    if math.prod(shape):
+        batch = moments.moments(total)
+        np.testing.assert_allclose(batch.mean, data.mean((0, 2), dtype="float64"), rtol=1e-12)
+        np.testing.assert_allclose(batch.variance, data.astype("float64").var((0, 2)), rtol=1e-6, atol=1e-12)

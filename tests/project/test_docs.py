@@ -1,0 +1,81 @@
+"""The API reference is complete, and the programs on the pages about migration work."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import kvstore_plugin
+import pytest
+from harness.marks import long
+from harness.support import IS_2
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_VALUES = {name: getattr(kvstore_plugin, name) for name in sorted(kvstore_plugin.__all__)}
+
+
+def test_api_reference_lists_every_public_name_once():
+    listed = re.findall(r"^::: kvstore_plugin\.(\w+)$", (_DOCS / "api.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == list(_VALUES)
+
+
+@pytest.mark.parametrize("name", [name for name, value in _VALUES.items() if inspect.isroutine(value)])
+def test_public_functions_have_docstrings(name):
+    assert inspect.getdoc(_VALUES[name]), name
+
+
+@pytest.mark.parametrize("name", [name for name, value in _VALUES.items() if inspect.isclass(value)])
+def test_public_classes_and_their_methods_have_docstrings(name):
+    assert _VALUES[name].__doc__, name
+    for key, member in vars(_VALUES[name]).items():
+        if not key.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
+            assert inspect.getdoc(member), f"{name}.{key}"
+
+
+def _scripts(page):
+    """The programs on a page about migration: one before and one or two after, and other pieces of code."""
+    return re.findall(r"^```python\n(.*?)^```", (_DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_migration_from_horovod_changes_one_line():
+    before, after = (script.splitlines() for script in _scripts("from-horovod.md")[:2])
+    changed = [pair for pair in zip(before, after) if pair[0] != pair[1]]
+    assert len(before) == len(after)
+    assert changed == [("import horovod.mxnet as hvd", "import kvstore_plugin as hvd")]
+
+
+@pytest.mark.skipif(IS_2, reason="blocks of MXNet 2.0 do not take the arrays of such scripts")
+@pytest.mark.parametrize(
+    ("page", "number"),
+    [("from-horovod.md", 1), ("from-byteps.md", 1), long("from-dist-sync.md", 1), ("from-dist-sync.md", 2)],
+)
+def test_scripts_after_migration_learn_the_same_on_both_workers(mpirun, page, number):
+    _learns_the_same(mpirun, _scripts(page)[number])
+
+
+_OTHER_FRAMEWORKS = ["from-pytorch.md", "from-megengine.md", "from-caffe2.md"]
+
+
+@pytest.mark.skipif(IS_2, reason="blocks of MXNet 2.0 do not take the arrays of such scripts")
+@pytest.mark.parametrize("page", _OTHER_FRAMEWORKS)
+def test_code_after_the_first_script_is_one_program(mpirun, tmp_path, page):
+    _learns_the_same(mpirun, "\n".join(_scripts(page)[1:]), cwd=str(tmp_path))
+
+
+@pytest.mark.parametrize("page", _OTHER_FRAMEWORKS)
+def test_pages_use_public_names_only(page):
+    named = set(re.findall(r"\bmykv\.(\w+)", (_DOCS / page).read_text()))
+    assert named and named <= set(_VALUES), named - set(_VALUES)
+
+
+def _learns_the_same(mpirun, script, **options):
+    """Run a page's program on two workers: the losses of its three epochs fall, and both end with the same weights."""
+    assert "kvstore_plugin" in script
+    result = mpirun(
+        2, script + "\nimport zlib\nprint('weights', zlib.crc32(net.weight.data().asnumpy().tobytes()))\n", **options
+    )
+    assert result.code == 0, result.text
+    assert len(set(re.findall(r"weights (\d+)", result.stdout))) == 1, result.text
+    losses = [float(loss) for loss in re.findall(r"^(?:worker 0, )?epoch \d: loss (\S+)$", result.stdout, re.MULTILINE)]
+    assert len(losses) == 3 and losses[0] > losses[1] > losses[2], result.text

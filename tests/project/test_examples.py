@@ -1,0 +1,102 @@
+"""The examples, as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+from harness.marks import long
+from harness.support import IS_2
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def _check(result, ranks):
+    assert result.code == 0, result.text
+    assert result.stdout.rstrip().endswith("PASSED"), result.text
+    assert "weights of all workers: the same" in result.stdout
+    shares = re.findall(r"^ +(\d+) +(\d+)  ([0-9a-f]{8})$", result.stdout, re.MULTILINE)
+    assert [int(rank) for rank, _, _ in shares] == list(range(ranks)), result.text
+    assert len({checksum for _, _, checksum in shares}) == 1
+    assert sum(int(images) for _, images, _ in shares) > 1430
+    difference = float(re.search(r"largest difference of the loss curves: (\S+)", result.stdout).group(1))
+    assert 0 <= difference <= 1e-4 and (ranks == 1 or difference > 0), "the curves are of the same run"
+    accuracy = float(re.search(r"accuracy on 360 held-out digits: ([\d.]+)%", result.stdout).group(1))
+    assert accuracy >= 97
+    assert result.stderr.count("epochs:   0%") == 1, "the progress bar is rank 0's only"
+
+
+@pytest.mark.parametrize("name", ["digits.py", long("digits_trainer.py")])
+def test_digits_on_two_workers(mpirun, name):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    _check(mpirun(2, _EXAMPLES / name, timeout=120), 2)
+
+
+@pytest.mark.long
+def test_digits_alone(mpirun):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    _check(mpirun(0, _EXAMPLES / "digits.py", timeout=120), 1)
+
+
+@pytest.mark.parametrize("broken", ["pushpull", long("accuracy")])
+def test_digits_notice_what_is_wrong(mpirun, broken):
+    """The proof fails where workers train alone, and where the network has learned nothing."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("tqdm")
+    sabotage = {
+        "pushpull": """
+            from kvstore_plugin.gradients.reducer import Gradients
+            Gradients.allreduce = lambda self, *arguments, **named: None
+            """,
+        "accuracy": "digits_common.SGD['learning_rate'] = 0.0",
+    }
+    script = f"""
+    import sys
+    sys.path.insert(0, {str(_EXAMPLES)!r})
+    import kvstore_plugin, digits_common
+    digits_common.EPOCHS = 2
+    """
+    script = textwrap.dedent(script) + textwrap.dedent(sabotage[broken]) + "\nimport digits\nsys.exit(digits.main())\n"
+    result = mpirun(2, script, timeout=120)
+    assert result.code == 1 and "FAILED" in result.stdout, result.text
+    assert ("NOT THE SAME" in result.stdout) == (broken == "pushpull"), result.text
+
+
+def test_gluon_script_learns(mpirun):
+    pytest.importorskip("sklearn")
+    result = mpirun(2, _EXAMPLES / "gluon_digits.py", timeout=120)
+    assert result.code == 0, result.text
+    epochs = re.findall(r"^epoch +(\d+): loss ([\d.]+), accuracy ([\d.]+)%", result.stdout, re.MULTILINE)
+    assert [int(number) for number, _, _ in epochs] == list(range(1, 13)), result.text
+    assert float(epochs[-1][1]) < 0.1 * float(epochs[0][1]) and float(epochs[-1][2]) >= 96, result.text
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
+@pytest.mark.parametrize("name", [long("module_digits.py"), "module_store_digits.py"])
+def test_module_script_learns_the_same_on_both_workers(mpirun, name):
+    pytest.importorskip("sklearn")
+    result = mpirun(2, _EXAMPLES / name, timeout=120)
+    assert result.code == 0, result.text
+    assert "weights of all workers: the same" in result.stdout, result.text
+    accuracy = float(re.search(r"accuracy on 360 held-out digits: ([\d.]+)%", result.stdout).group(1))
+    assert accuracy >= 95, result.text
+
+
+def test_synthetic_benchmark_counts_images(mpirun):
+    model = "--model mobilenet0.25 --image-size 32 --classes 10 --batch-size 2"
+    times = "--num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 3"
+    result = mpirun(2, _EXAMPLES / "synthetic_benchmark.py", *model.split(), *times.split(), timeout=120)
+    assert result.code == 0, result.text
+    rates = [float(rate) for rate in re.findall(r"^iteration \d: ([\d.]+) img/sec", result.stdout, re.MULTILINE)]
+    one, _ = _mean_and_deviation("img/sec per worker", result.stdout)
+    both, _ = _mean_and_deviation(r"img/sec on 2 worker\(s\)", result.stdout)
+    assert len(rates) == 3 and min(rates) > 0, result.text
+    assert one == pytest.approx(sum(rates) / 3, abs=0.1) and both == pytest.approx(2 * one, abs=0.2), result.text
+
+
+def _mean_and_deviation(what, output):
+    return (float(number) for number in re.search(rf"^{what}: ([\d.]+) \+- ([\d.]+)", output, re.MULTILINE).groups())

@@ -1,0 +1,345 @@
+"""LocalTrainer equals a model of it in one process: every worker's steps by gluon.Trainer, every meeting by numpy."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import time
+from pathlib import Path
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from harness.support import MXNetError, array, checksum, clear_errors, conv_network, dense_network, mx, parameters, structure
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_SGD = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
+_BATCH = 4
+
+
+def _backward(net, step: int, rank: int, shape=(6,)) -> None:
+    x = array(np.random.RandomState(1000 * step + rank).randn(_BATCH, *shape).astype("float32"))
+    with autograd.record():
+        loss = (net(x) ** 2).sum()
+    loss.backward()
+
+
+def _zero(state) -> None:
+    for one in state if isinstance(state, tuple) else [state]:
+        one[:] = 0
+
+
+class _Model:
+    """All workers in this process."""
+
+    def __init__(self, size, build=dense_network, rate=1.0, momentum=0.0, nesterov=False, overlap=False, reset=False):
+        self.nets = [build(0) for _ in range(size)]
+        self.trainers = [gluon.Trainer(net.collect_params(), *_SGD, kvstore=None) for net in self.nets]
+        self.anchor = parameters(self.nets[0])
+        self.velocity = {name: np.zeros_like(value) for name, value in self.anchor.items()}
+        self.rate, self.momentum, self.nesterov, self.overlap, self.reset = rate, momentum, nesterov, overlap, reset
+        self.pending = None  # changes under way, and the weights when they were taken
+
+    def steps(self, numbers, first: int, shape=(6,)) -> None:
+        """Let worker i make numbers[i] steps."""
+        for rank, (net, trainer, number) in enumerate(zip(self.nets, self.trainers, numbers)):
+            for step in range(first, first + number):
+                _backward(net, step, rank, shape)
+                trainer.step(_BATCH)
+
+    def meet(self, numbers, finishes=False) -> None:
+        """A meeting; workers whose number is 0 have made no steps."""
+        if self.pending is not None:
+            changes, snapshots = self.pending
+            self.pending = None
+            self._move(changes)
+            for net, snapshot in zip(self.nets, snapshots):
+                here = parameters(net)
+                self._set(net, {name: self.anchor[name] + here[name] - snapshot[name] for name in here})
+        values = [parameters(net) for net in self.nets]
+        taken = [one for one, number in zip(values, numbers) if number]
+        changes = {
+            name: np.sum([one[name] - start for one in taken], axis=0) / max(len(taken), 1) if taken else 0 * start
+            for name, start in self.anchor.items()
+        }
+        if self.overlap and not finishes:
+            self.pending = (changes, values)
+        else:
+            self._move(changes)
+            for net in self.nets:
+                self._set(net, self.anchor)
+        if self.reset:
+            for trainer in self.trainers:
+                for state in trainer._updaters[0].states.values():
+                    _zero(state)
+
+    def _move(self, changes) -> None:
+        for name, change in changes.items():
+            self.velocity[name] = self.momentum * self.velocity[name] + self.rate * change
+            more = self.momentum * self.velocity[name] + self.rate * change if self.nesterov else self.velocity[name]
+            self.anchor[name] = (self.anchor[name] + more).astype("float32")
+
+    @staticmethod
+    def _set(net, values) -> None:
+        for name, parameter in structure(net).items():
+            parameter.set_data(array(values[name].astype("float32")))
+
+
+_OUTER = {
+    "means": {},
+    "momentum": {"rate": 0.8, "momentum": 0.5},
+    "nesterov": {"rate": 0.7, "momentum": 0.9, "nesterov": True},
+    "overlap": {"momentum": 0.5, "overlap": True},
+    "reset": {"reset": True},
+}
+
+
+def _arguments(outer) -> dict:
+    names = {"rate": "outer_learning_rate", "momentum": "outer_momentum", "reset": "reset_momentum"}
+    return {names.get(name, name): value for name, value in outer.items()}
+
+
+def _compare(net, model, rank) -> None:
+    expected = parameters(model.nets[rank])
+    for name, values in parameters(net).items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize(
+    "outer", [pytest.param(_OUTER["nesterov"], marks=pytest.mark.smoke), *_OUTER.values()][1:], ids=_OUTER
+)
+def test_three_periods_equal_the_model(gather, rank, size, outer):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=3, **_arguments(outer))
+    model = _Model(size, **outer)
+    for step in range(9):
+        _backward(net, step, rank)
+        trainer.step(_BATCH)
+        model.steps([1] * size, step)
+        if step % 3 == 2:
+            model.meet([1] * size)
+    _compare(net, model, rank)
+    if not outer.get("overlap"):
+        assert len(set(gather(checksum(net)))) == 1, "the workers hold different weights"
+    elif size > 1:
+        assert len(set(gather(checksum(net)))) == size
+    trainer.synchronize()
+    model.meet([int(bool(outer.get("overlap")))] * size, finishes=True)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(4, env={"MYKV_VIRTUAL_HOSTS": "2"})
+def test_two_hosts_after_steps_made_together(gather, rank, size):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, warmup_steps=3)
+    for step in range(7):
+        _backward(net, step, rank)
+        trainer.step(_BATCH)
+        is_equal = len(set(gather(checksum(net)))) == 1
+        assert is_equal == (step in (0, 1, 2, 4, 6)), step
+
+
+@pytest.mark.ranks(2, 3)
+def test_workers_make_different_numbers_of_steps(gather, rank, size):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.5, nesterov=True)
+    model = _Model(size, momentum=0.5, nesterov=True)
+    mine = 2 + 3 * rank
+    for step in range(mine):
+        _backward(net, step, rank)
+        trainer.step(_BATCH)
+    trainer.synchronize()
+    left, done = [2 + 3 * one for one in range(size)], [0] * size
+    while any(left):
+        now = [min(2, one) for one in left]
+        for one in range(size):
+            model.steps([now[k] if k == one else 0 for k in range(size)], done[one])
+        model.meet(now)
+        left = [a - b for a, b in zip(left, now)]
+        done = [a + b for a, b in zip(done, now)]
+    # The worker with the most steps may end on a meeting; the last one then brings no change but the momentum's.
+    if (2 + 3 * (size - 1)) % 2 == 0:
+        model.meet([0] * size)
+    assert len(set(gather(checksum(net)))) == 1
+    _compare(net, model, rank)
+
+
+@pytest.mark.ranks(2)
+def test_a_period_in_seconds_lets_a_slow_worker_make_fewer_steps(gather, rank):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period_seconds=0.2)
+    begin, steps = time.monotonic(), 0
+    while time.monotonic() - begin < 1.5:
+        _backward(net, steps, rank)
+        trainer.step(_BATCH)
+        mx.nd.waitall()
+        time.sleep(0.1 * rank)
+        steps += 1
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+    fast, slow = gather(steps)
+    assert fast > 2 * slow > 2
+
+
+@pytest.mark.ranks(2)
+def test_running_means_are_averaged(gather, rank):
+    net = conv_network(rank)
+    net.add(gluon.nn.BatchNorm())
+    net.initialize()
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
+    for step in range(2):
+        _backward(net, step, rank, (1, 8, 8))
+        if step == 1:
+            mx.nd.waitall()
+            means = [v for k, v in parameters(net).items() if k.endswith("running_mean")]
+            before = gather(means)
+        trainer.step(_BATCH)
+    assert len(set(gather(checksum(net)))) == 1
+    after = [v for k, v in parameters(net).items() if k.endswith("running_mean")]
+    assert after and not np.array_equal(before[0][0], before[1][0])
+    for k, value in enumerate(after):
+        np.testing.assert_allclose(value, (before[0][k] + before[1][k]) / 2, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_refused_meeting_changes_nothing_and_the_next_one_works(gather, rank, size, overlap):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, overlap=overlap)
+    for step in range(2):
+        _backward(net, step, rank)
+        if step == 1 and rank == 0:
+            before = parameters(net)
+            trainer._outer.refuse("told to")
+            trainer._steps_since = -1  # this worker leaves the meeting out
+            trainer.step(_BATCH)
+            trainer._steps_since = 0
+            break
+        trainer.step(_BATCH)
+    if rank == 1:
+        with pytest.raises(MXNetError, match="told to"):
+            trainer.synchronize() if overlap else mx.nd.waitall()
+        clear_errors()
+    else:
+        mx.nd.waitall()
+        assert any((parameters(net)[name] != value).any() for name, value in before.items())
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_states_go_on_from_files(gather, rank, size, tmp_path):
+    def train(net, trainer, steps):
+        for step in steps:
+            _backward(net, step, rank)
+            trainer.step(_BATCH)
+
+    def made(net):
+        return mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.9, nesterov=True)
+
+    net = dense_network(0)
+    trainer = made(net)
+    train(net, trainer, range(3))
+    with pytest.raises(RuntimeError, match="synchronize"):
+        trainer.save_states(str(tmp_path / "states"))
+    trainer.synchronize()
+    name = str(tmp_path / f"states{rank}")
+    trainer.save_states(name)
+    weights = parameters(net)
+    train(net, trainer, range(3, 7))
+    trainer.synchronize()
+
+    again = dense_network(0)
+    _Model._set(again, weights)
+    other = made(again)
+    other.load_states(name)
+    train(again, other, range(3, 7))
+    other.synchronize()
+    assert len({*gather(checksum(net)), *gather(checksum(again))}) == 1
+    plain = mykv.LocalTrainer(again.collect_params(), *_SGD, period=2)  # without a velocity
+    train(again, plain, range(1))
+    plain.synchronize()
+    with pytest.raises(ValueError, match="another outer_momentum"):
+        plain.load_states(name)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "arguments, error, said",
+    [
+        ({}, ValueError, "either period"),
+        ({"period": 2, "period_seconds": 1}, ValueError, "either period"),
+        ({"period": 0}, ValueError, "period"),
+        ({"period": 1.5}, TypeError, "period"),
+        ({"period_seconds": 0}, ValueError, "period_seconds"),
+        ({"period": 2, "outer_momentum": 1}, ValueError, "outer_momentum"),
+        ({"period": 2, "outer_learning_rate": float("nan")}, ValueError, "outer_learning_rate"),
+        ({"period": 2, "warmup_steps": -1}, ValueError, "warmup_steps"),
+    ],
+)
+def test_wrong_arguments(rank, arguments, error, said):
+    with pytest.raises(error, match=said):
+        mykv.LocalTrainer(dense_network(0).collect_params(), *_SGD, **arguments)
+
+
+@pytest.mark.ranks(2)
+def test_workers_with_other_periods_get_an_error(rank):
+    with pytest.raises(RuntimeError, match="period=2.*|period=3.*"):
+        mykv.LocalTrainer(dense_network(0).collect_params(), *_SGD, period=2 + rank)
+
+
+@pytest.mark.ranks(1)
+def test_calls_that_do_not_fit(rank):
+    net = dense_network(0)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
+    trainer.synchronize()  # before the first step: nothing to do
+    for call in (trainer.allreduce_grads, lambda: trainer.update(1)):
+        with pytest.raises(RuntimeError, match="step"):
+            call()
+    half = mykv.LocalTrainer(dense_network(0, dtype="float16").collect_params(), "sgd", period=2)
+    with pytest.raises(NotImplementedError, match="float16"):
+        half.step(1, ignore_stale_grad=True)
+
+
+@pytest.mark.parametrize("period", [8, 32])
+def test_digits_are_learned_as_well_as_with_steps_made_together(mpirun, period):
+    pytest.importorskip("sklearn")
+    script = f"""
+    import sys
+    sys.path.insert(0, {str(_EXAMPLES)!r})
+    import kvstore_plugin as mykv, mxnet as mx
+    from digits_common import SGD, accuracy, batches, data, loss_of, network
+    from mxnet import autograd
+
+    mykv.init()
+    rank, size = mykv.rank(), mykv.size()
+    (images, labels), _ = data()
+    length = len(images) // size
+    share = slice(rank, length * size, size)
+    images, labels = images[share], labels[share]
+    for period in (None, {period}):
+        net = network(seed=rank)
+        if period is None:
+            trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", SGD)
+        else:
+            outer = dict(outer_momentum=0.5, nesterov=True)
+            trainer = mykv.LocalTrainer(net.collect_params(), "sgd", SGD, period=period, warmup_steps=22, **outer)
+        for epoch in range(20):
+            for positions in batches(epoch, length, size):
+                with autograd.record():
+                    loss = loss_of(net(mx.np.array(images[positions])), mx.np.array(labels[positions]))
+                loss.backward()
+                trainer.step(len(positions))
+        if period is not None:
+            trainer.synchronize()
+        if rank == 0:
+            print(f"accuracy {{accuracy(net):.4f}}")
+    """
+    result = mpirun(2, textwrap.dedent(script), timeout=120)
+    assert result.code == 0, result.text
+    together, local = map(float, re.findall(r"accuracy (\S+)", result.stdout))
+    print(period, together, local)
+    assert together >= 0.95 and local >= together - 0.01

@@ -1,0 +1,369 @@
+"""A worker makes a user's mistake in a step, all catch the error, and go on: no weight differs between them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import MXNetError, array, checksum, clear_errors, dense_network, mx, structure
+from mxnet import autograd, gluon
+
+_BATCH = 4
+
+
+class _Optimizer(mx.optimizer.SGD):
+    """SGD that may be told to fail."""
+
+    fails = False
+
+    def update_multi_precision(self, *arguments):
+        if self.fails:
+            raise ArithmeticError("planted in the update")
+        super().update_multi_precision(*arguments)
+
+
+class _LateUpdate(mx.optimizer.SGD):
+    """SGD whose update of one parameter waits, in MXNet's engine, for work that takes a while."""
+
+    late = None
+
+    def update_multi_precision(self, index, weight, gradient, state):
+        if self.late is not None and np.ravel(index).tolist() == [self.late]:
+            large = mx.nd.ones((600, 600))
+            for _ in range(20):
+                large = mx.nd.dot(large, large) / 600
+            zero = large[0, :1] * 0
+            is_list = isinstance(gradient, (list, tuple))
+            late = [
+                one + (zero.as_np_ndarray() if type(one) is not type(zero) else zero)
+                for one in (gradient if is_list else [gradient])
+            ]
+            gradient = late if is_list else late[0]
+        super().update_multi_precision(index, weight, gradient, state)
+
+
+_KINDS = ["own", "own on the store", "stock", "stock on the store"]
+_every_kind = pytest.mark.parametrize("kind", _KINDS)
+
+
+class _Training:
+    def __init__(self, kind, rank, optimizer=None):
+        self.net = dense_network(seed=rank)
+        self.optimizer = optimizer or mx.optimizer.Adam(learning_rate=0.01)
+        params, on_store = self.net.collect_params(), kind.endswith("on the store")
+        if kind.startswith("own"):
+            self.trainer = mykv.DistributedTrainer(params, self.optimizer, update_on_kvstore=on_store)
+            self._batch = _BATCH
+        else:
+            mykv.broadcast_parameters(params)
+            store = mx.kv.create("mykv")
+            self.trainer = gluon.Trainer(params, self.optimizer, kvstore=store, update_on_kvstore=on_store)
+            self._batch = _BATCH * mykv.size()
+        self._rank, self._step = rank, 0
+
+    def backward(self):
+        draw = np.random.RandomState(10 * self._step + self._rank)
+        self._step += 1
+        with autograd.record():
+            loss = (self.net(array(draw.rand(_BATCH, 6).astype("float32"))) ** 2).sum()
+        loss.backward()
+
+    def step(self):
+        self.backward()
+        self.trainer.step(self._batch)
+        mx.nd.waitall()
+
+    def state(self):
+        return checksum(self.net), sorted(self.trainer._optimizer._index_update_count.items())
+
+
+def _goes_on(gather, training, step=None):
+    """Two more steps, after each of which weights and counts of updates are equal on all workers."""
+    for _ in range(2):
+        (step or training.step)()
+        mx.nd.waitall()
+        assert len({str(state) for state in gather(training.state())}) == 1
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
+def test_a_stale_gradient_on_one_worker_fails_the_step_of_all(rank, gather, kind, first):
+    training = _Training(kind, rank)
+    if not first:
+        training.step()
+    before = training.state()[0]
+    training.backward()
+    if rank == 1:
+        next(iter(structure(training.net).values())).data()._fresh_grad = False
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale"):
+        training.trainer.step(training._batch)
+        mx.nd.waitall()
+    clear_errors()
+    assert first or training.state()[0] == before
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+@_every_kind
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("read", ["weight", "gradient"])
+def test_who_reads_one_array_of_a_failed_step_lets_no_other_update_run(rank, gather, kind, read, late):
+    """MXNet forgets an error that several arrays share as soon as one of them has raised it."""
+    optimizer = mx.optimizer.SGD(learning_rate=0.1)
+    optimizer.__class__, optimizer.aggregate_num = _LateUpdate, 1
+    training = _Training(kind, rank, optimizer)
+    training.step()
+    before = training.state()[0]
+    optimizer.late = late
+    training.backward()
+    training.trainer.step(training._batch + rank)
+    first = next(iter(structure(training.net).values()))
+    with pytest.raises(MXNetError, match="rank 1"):
+        (first.data() if read == "weight" else first.grad()).asnumpy()
+        training.trainer._params[0].data().asnumpy()
+    clear_errors()
+    assert training.state()[0] == before
+    optimizer.late = None
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock"])
+@pytest.mark.parametrize("who", [[0, 1], [1]], ids=["all", "one"])
+def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind, who):
+    """On workers that have read a gradient nothing else would stop the update."""
+    training = _Training(kind, rank)
+
+    def step(wrong=0):
+        training.backward()
+        first = next(iter(structure(training.net).values())).grad()
+        if wrong and rank == 1:
+            mykv.world.process.core.push_failing(first.handle.value)
+        training.trainer.allreduce_grads()
+        if wrong and rank in who:
+            with pytest.raises(MXNetError):
+                first.asnumpy()
+            for parameter in structure(training.net).values():
+                with contextlib.suppress(MXNetError):
+                    parameter.grad().asnumpy()
+        training.trainer.update(training._batch)
+
+    if kind == "stock":
+        training.trainer = gluon.Trainer(
+            training.net.collect_params(), training.optimizer, kvstore=mx.kv.create("mykv"), update_on_kvstore=False
+        )
+    step()
+    before = checksum(training.net)
+    with pytest.raises(MXNetError, match="carries the error|update.. cannot be made") as caught:
+        step(wrong=1)
+        mx.nd.waitall()
+    refused = "cannot be made" in str(caught.value)
+    assert refused or rank not in who
+    clear_errors()
+    if kind == "stock" and not all(gather(refused)):  # a worker has updated from what was summed
+        for _ in range(2):
+            with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states|update.. cannot be made"):
+                step()
+                mx.nd.waitall()
+            clear_errors()
+        mykv.broadcast_states(training.trainer)
+    else:
+        assert checksum(training.net) == before
+    _goes_on(gather, training, step)
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_broadcast(rank, gather, kind):
+    optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.5)
+    optimizer.__class__ = _Optimizer
+    training = _Training(kind, rank, optimizer)
+    training.step()
+    optimizer.fails = rank == 1
+    try:
+        training.step()
+    except (ArithmeticError, MXNetError):
+        pass
+    else:
+        assert rank != 1
+    optimizer.fails = False
+    clear_errors()
+    for _ in range(2):
+        with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states"):
+            training.step()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+def test_a_worker_that_leaves_a_step_out_and_waits_for_the_others(rank, gather, kind):
+    """As with an exception in the loss that is caught around the whole step."""
+    training = _Training(kind, rank)
+    training.step()
+    before = training.state()[0]
+    with pytest.raises(MXNetError, match="rank 1 is in barrier, but .*in a step of a trainer that it has not taken"):
+        if rank != 1:
+            training.step()
+        mykv.barrier()
+    clear_errors()
+    if rank != 1:
+        with pytest.raises(MXNetError, match="rank 1 is in barrier"):
+            mykv.barrier()
+    mykv.barrier()
+    assert training.state()[0] == before
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_a_worker_that_fails_before_or_between_allreduce_grads_and_update(rank, gather, when):
+    training = _Training("own", rank)
+
+    def step(fails=""):
+        training.backward()
+        if fails != "before":
+            training.trainer.allreduce_grads()
+        if fails:
+            raise ArithmeticError("planted")
+        training.trainer.update(_BATCH)
+        mx.nd.waitall()
+
+    step()
+    before = checksum(training.net)
+    with pytest.raises(ArithmeticError if rank == 1 else MXNetError, match="planted|rank 1 is in barrier, but"):
+        step(when if rank == 1 else "")
+    clear_errors()
+    with pytest.raises(MXNetError, match="rank 1 is in barrier, but"):
+        mykv.barrier()
+    clear_errors()
+    mykv.barrier()
+    assert checksum(training.net) == before
+    _goes_on(gather, training, step)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_stock_trainer_whose_step_breaks_off_between_two_keys(rank, gather, on_store):
+    """Keys that it has not pushed must not meet those of the other workers' next step."""
+    training = _Training("stock on the store" if on_store else "stock", rank)
+    training.step()
+    broken = list(structure(training.net).values())[2]
+    gradients = broken.list_grad
+    if rank == 1:
+        broken.list_grad = lambda: (_ for _ in ()).throw(ArithmeticError("planted"))
+    with pytest.raises(ArithmeticError if rank == 1 else MXNetError, match="planted"):
+        training.step()
+    clear_errors()
+    broken.list_grad = gradients
+    for _ in range(2):  # the others may have updated from the keys before it
+        with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states"):
+            training.step()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training)
+
+
+class _Schedule(mx.lr_scheduler.LRScheduler):
+    """A constant learning rate that may be told to fail."""
+
+    fails = False
+
+    def __call__(self, num_update):
+        if self.fails:
+            raise ArithmeticError("planted in the schedule")
+        return self.base_lr
+
+
+@pytest.mark.ranks(2, 3)
+@_every_kind
+@pytest.mark.parametrize("what", ["rate", "batch", "schedule"])
+@pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
+def test_a_learning_rate_or_batch_size_that_cannot_be_told_fails_the_step_of_all(rank, gather, kind, what, first):
+    schedule = _Schedule(0.01) if what == "schedule" else None
+    training = _Training(kind, rank, mx.optimizer.Adam(learning_rate=0.01, lr_scheduler=schedule))
+    if not first:
+        training.step()
+    before = training.state()[0]
+    training.backward()
+    optimizer, batch = training.trainer._optimizer, training._batch
+    if rank == 1 and what == "batch":
+        batch = "many"
+    elif rank == 1 and what == "schedule":
+        schedule.fails = True
+    elif rank == 1:
+        optimizer.lr = "fast"
+    try:
+        training.trainer.step(batch)
+        mx.nd.waitall()
+    except (ArithmeticError, TypeError, ValueError, MXNetError):
+        pass
+    else:
+        assert what == "schedule" and rank != 1
+    clear_errors()
+    optimizer.lr = 0.01
+    if schedule is not None:  # the update of one worker has failed, and the others have made theirs
+        schedule.fails = False
+        with pytest.raises(MXNetError, match="an update that has failed.*broadcast_states"):
+            training.step()
+        clear_errors()
+        mykv.broadcast_states(training.trainer)
+    else:
+        assert first or training.state()[0] == before
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_a_first_step_that_fails_leaves_stock_trainers_alike(rank, gather):
+    """What they compare in the next step is the same on all workers, and still has all settings."""
+    training = _Training("stock", rank)
+    training.backward()
+    if rank == 1:
+        next(iter(structure(training.net).values())).data()._fresh_grad = False
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale"):
+        training.trainer.step(training._batch)
+        mx.nd.waitall()
+    clear_errors()
+    training.trainer._optimizer.beta1 = 0.9 + 0.05 * rank
+    with pytest.raises(MXNetError, match=r"rank 0 has .*beta1=0.9.*rank 1 has .*beta1=0.95"):
+        training.step()
+    clear_errors()
+    training.trainer._optimizer.beta1 = 0.9
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_states_that_one_stock_trainer_has_loaded_before_the_first_step(rank, gather, tmp_path):
+    other = _Training("own", rank)
+    other.step()
+    other.trainer.save_states(str(tmp_path / f"states{rank}"))
+    training = _Training("stock", rank)
+    if rank == 1:
+        training.trainer.load_states(str(tmp_path / f"states{rank}"))
+    with pytest.raises(MXNetError, match="load_states.*broadcast_states"):
+        training.step()
+    clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_parameters_that_one_stock_trainer_has_loaded_and_loads_back_after_the_error(rank, gather, tmp_path):
+    """The step that has failed is counted on all workers."""
+    training = _Training("stock", rank)
+    training.step()
+    own, other = (str(tmp_path / f"{which}{rank}") for which in ("own", "other"))
+    training.net.save_parameters(own)
+    dense_network(seed=7).save_parameters(other)
+    if rank == 1:
+        training.net.load_parameters(other)
+    with pytest.raises(MXNetError, match="load_states.*broadcast_states"):
+        training.step()
+    clear_errors()
+    if rank == 1:
+        training.net.load_parameters(own)
+    _goes_on(gather, training)

