@@ -261,8 +261,8 @@ class Gradients:
         """
         failure = self._sums.failure()
         if failure is not None:
-            self.refuse_comparison(f"update() cannot be made there: {failure}")
-            raise MXNetError(f"update() cannot be made: {failure}")
+            self.refuse_comparison(failure)
+            raise MXNetError(failure)
         if self._operations:
             gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
             name, priority = self._operations[0].name, self._operations[0].slots[0].priority
