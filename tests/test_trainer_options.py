@@ -173,7 +173,7 @@ def test_frozen_parameters_do_not_count_in_groups(rank, watched, gather):
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 16 << 20])
-def test_the_first_ranks_plan_is_followed_where_layers_were_initialized_in_other_orders(
+def test_each_gradient_is_copied_where_layers_were_initialized_in_other_orders(
     rank, watched, gather, caplog, bucket_bytes
 ):
     def build(size):
@@ -194,14 +194,11 @@ def test_the_first_ranks_plan_is_followed_where_layers_were_initialized_in_other
     with caplog.at_level(logging.WARNING):
         train(net, trainer, turned=rank == 1)
     assert sum("different orders" in record.getMessage() for record in caplog.records) == (rank == 0)
-    plans = gather(list(watched.pushed))
-    watched.pushed.clear()
-    same, its = build(bucket_bytes)
-    train(same, its, turned=False)
-    assert all(plan == gather(list(watched.pushed))[0] for plan in plans)
+    assert watched.pushed == [1] * 6 * 3
     reference, plain = build(0)
     train(reference, plain, turned=False)
-    assert checksum(net) == checksum(same) == checksum(reference)
+    assert checksum(net) == checksum(reference)
+    assert len(set(gather(checksum(net)))) == 1
 
 
 @pytest.mark.parametrize(

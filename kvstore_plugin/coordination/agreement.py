@@ -116,48 +116,8 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     )
 
 
-def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool:
-    """Whether all ranks pass the same texts.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The ranks that take part.
-    carrier : str
-        The name that the exchange itself goes under.
-    texts : sequence of str
-        What to compare.
-
-    Raises
-    ------
-    MXNetError
-        As for `extremes`.
-    """
-    (lowest,), (highest,) = extremes(process_set, carrier, [digest(texts)])
-    return bool(lowest == highest)
-
-
-def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
-    """The text that the set's rank 0 passes, on all ranks of the set.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The ranks that take part.
-    carrier : str
-        The name that the exchange itself goes under.
-    text : str
-        Not empty. The texts of the other ranks are ignored.
-
-    Raises
-    ------
-    MXNetError
-        As for `extremes`.
-    """
-    return _of_rank(process_set, carrier, text, 0)
-
-
 def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str:
+    """The text that a rank passes, on all ranks of the set."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
     is_root = process_set.rank() == root
     _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])

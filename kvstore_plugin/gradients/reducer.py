@@ -29,7 +29,7 @@ from ..world import process
 from ..world import process_set as process_sets
 from . import bucket_plan
 from .bucket_memory import GradientMemory
-from .bucket_plan import Operation, Plan, Reduction, Slot
+from .bucket_plan import Operation, Reduction, Slot
 from .fence import Fence, SumsCheck
 
 _data_of = operator.attrgetter("_data")
@@ -99,7 +99,7 @@ class Gradients:
         self._fences: list[Fence] = []  # a fence for each operation
         self._fence = Fence(self._parameters)  # a fence for all parameters
         self._proposed: list[str] = []  # the operations that this rank proposed last
-        self._plan: Plan | None = None  # what the ranks follow; None where all ranks had proposed the same
+        self._copies_all = False  # the ranks' proposals differ
         labels = [slot.label for slot in self._slots]
         agreement.check_options(self._process_set, meeting, options, scope)
         agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
@@ -349,8 +349,8 @@ class Gradients:
                     store_optimizer.release(new)  # the other ranks have not given these keys owners
                 raise
             self._proposed = proposed
-        if self._plan is not None:
-            operations = bucket_plan.follow(self._scope, self._reduction, self._plan, active, operations)
+        if self._copies_all:
+            operations = bucket_plan.copied(self._scope, self._reduction, active)
         self._operations = operations
         self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
         self._seen = [parameter._grad for parameter in self._parameters]
@@ -360,18 +360,14 @@ class Gradients:
         labels = [slot.label for slot in active]
         what = f"parameters with gradients of {self._scope}"
         self._ask(lambda carrier: agreement.check_names(self._process_set, carrier, labels, what))
-        texts = [str(operation) for operation in proposed]
-        self._plan = None
-        if self._ask(lambda carrier: agreement.is_same(self._process_set, carrier, texts)):
-            return
-        self._plan = self._ask(lambda carrier: bucket_plan.agree(self._reduction, carrier, active, proposed))
-        copied = sum(len(members) for name, members in self._plan if not name)
-        if copied and self._process_set.rank() == 0:
+        own = agreement.digest([str(operation) for operation in proposed])
+        (least,), (most,) = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [own]))
+        knew, self._copies_all = self._copies_all, bool(least != most)
+        if self._copies_all and not knew and self._process_set.rank() == 0:
             _log.warning(
-                "The workers have initialized the parameters of %s in different orders, or on CPUs and GPUs, so %d "
+                "The workers have initialized the parameters of %s in different orders, or on CPUs and GPUs, so all "
                 "gradients are reduced by copying, which is slower.",
                 self._scope,
-                copied,
             )
 
     def _give_back(self, reason: str) -> None:
@@ -438,7 +434,7 @@ class Gradients:
             "_operations": [],
             "_fences": [],
             "_proposed": [],
-            "_plan": None,
+            "_copies_all": False,
             "_to_update": [],
             "_is_due": False,
         }

@@ -95,7 +95,7 @@ class DistributedTrainer(gluon.Trainer):
         bucket. 0: gradients stay where MXNet made them, and each is copied into shared memory and back (with
         `num_groups`, by one operation for each group). By default 16 MiB on one host. On several hosts 1 MiB, or 16 KiB
         for each worker if that is more: between hosts, a bucket that the next forward pass needs first overtakes other
-        buckets. The same on all workers; the set's first worker divides the gradients into buckets.
+        buckets. The same on all workers.
     reduce_method : str, optional
         'mean' or 'sum' of the gradients over the workers.
     gradients_after_allreduce : str, optional
