@@ -113,7 +113,8 @@ class Operation(NamedTuple):
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
 
     def __str__(self) -> str:
-        return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}"
+        devices = len(self.slots[0].parameter._grad)
+        return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}, devices: {devices}"
 
 
 class Comparison:

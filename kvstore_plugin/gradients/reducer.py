@@ -361,7 +361,8 @@ class Gradients:
         what = f"parameters with gradients of {self._scope}"
         self._ask(lambda carrier: agreement.check_names(self._process_set, carrier, labels, what))
         own = agreement.digest([str(operation) for operation in proposed])
-        (least,), (most,) = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [own]))
+        label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
+        (least,), (most,) = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [own], label))
         knew, self._copies_all = self._copies_all, bool(least != most)
         if self._copies_all and not knew and self._process_set.rank() == 0:
             _log.warning(

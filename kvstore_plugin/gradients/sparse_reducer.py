@@ -110,8 +110,7 @@ class SparseGradients:
         loaded = load_tracking.any_of(self._parameters)
         with self._turn() as turn:
             contributions = [_contribution(one, ignore_stale) for one in active]
-            numbers = [_has_one_device(contributions)]
-            numbers += [_is_fresh(one.parameter) for one in active]
+            numbers = [_is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
             what += step_label.BETWEEN + load_tracking.label(self._parameters) if loaded else ""
@@ -128,7 +127,7 @@ class SparseGradients:
     ) -> None:
         """Sum the rows after the exchange, and keep the sums for update() or as gradients."""
         load_tracking.forget(self._parameters)
-        fresh, counts = met[:, 1 : len(active) + 1].any(axis=0), met[:, len(active) + 1 :]
+        fresh, counts = met[:, : len(active)].any(axis=0), met[:, len(active) :]
         chosen = np.flatnonzero(fresh) if ignore_stale else np.arange(len(active))
         sums = row_sparse.allreduce(
             self._reduction.process_set,
@@ -138,7 +137,7 @@ class SparseGradients:
             self._reduction.scale,
             self._priority,
             self._reduction.wire,
-            self._workspace if met[:, 0].all() else None,
+            self._workspace if all(len(one.devices) == 1 for one in contributions) else None,
         )
         if self._reduction.store_optimizer is not None:
             self._to_update = [(self._update_of(active[number]), rows) for number, rows in zip(chosen, sums)]
@@ -292,10 +291,6 @@ def _contribution(one: _Gradient, ignore_stale: bool) -> Contribution:
     return row_sparse.contribution(one.parameter._grad, f"gradient of {one.label}", stale)
 
 
-def _has_one_device(contributions: Sequence[Contribution]) -> bool:
-    return all(len(one.devices) == 1 for one in contributions)
-
-
 def _is_fresh(parameter: Parameter) -> bool:
     return any(weight._fresh_grad for weight in parameter._data)
 
@@ -306,4 +301,5 @@ def _set_fresh(parameter: Parameter) -> None:
 
 
 def _described(active: Sequence[_Gradient], contributions: Sequence[Contribution]) -> str:
-    return ", ".join(f"{one.label} ({rows})" for one, rows in zip(active, contributions))
+    texts = [f"{one.label} ({rows}, devices: {len(rows.devices)})" for one, rows in zip(active, contributions)]
+    return ", ".join(texts)

@@ -7,7 +7,7 @@ import weakref
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
-from ..compat.mxnet import MXNetError, gluon
+from ..compat.mxnet import MXNetError, gluon, trainer_contexts
 from ..coordination import deadlock_check, step_label
 from ..gradients import fence
 from ..nn import sync_batch_norm
@@ -204,13 +204,16 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 def _label(trainer: gluon.Trainer) -> str:
     """The label of a step: what must be equal in all workers' Trainers, so that their weights stay equal.
 
-    See coordination/step_label.py. An optimizer on the store has its own label. The label does not depend on the
+    See coordination/step_label.py. An optimizer on the store adds its own label. The label does not depend on the
     outcome of earlier steps, since workers may know different outcomes.
     """
     optimizer = trainer._optimizer
     rate = step_label.learning_rate_of(optimizer)
     label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate)
-    return step_label.BETWEEN.join([label, *traits.settings(optimizer)])
+    devices = f"devices: {len(trainer_contexts(trainer))}"
+    if trainer._update_on_kvstore:
+        return devices
+    return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
 
 
 def _meet(trainer: gluon.Trainer, store: MyKV) -> None:

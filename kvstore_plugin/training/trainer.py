@@ -131,8 +131,8 @@ class DistributedTrainer(gluon.Trainer):
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError
-        The workers have different parameters or arguments; or `elastic` is set, and the job cannot outlive one of its
-        processes.
+        The workers have different parameters, arguments or numbers of devices; or `elastic` is set, and the job cannot
+        outlive one of its processes.
     """
 
     @_without_store
@@ -224,7 +224,7 @@ class DistributedTrainer(gluon.Trainer):
         local = [one.value for one in named_of.get(None, [])]
         self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
         how = options.reduction(self._store_optimizer)
-        lines = options.lines(self._optimizer)
+        lines = [*options.lines(self._optimizer), f"devices: {len(mxnet.trainer_contexts(self) or ())}"]
         self._meeting = (scopes, how, lines) if options.elastic else None  # for _meet_again()
         self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
@@ -306,8 +306,8 @@ class DistributedTrainer(gluon.Trainer):
         ----------
         batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
-            on all workers, whatever their numbers of devices. Different sizes are an error, since the weights would
-            drift apart. An NDArray of one element is waited for.
+            on all workers. Different sizes are an error, since the weights would drift apart. An NDArray of one element
+            is waited for.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros. All workers update the parameter if some
             worker has used it, and no worker updates it otherwise. This waits for the other workers.
