@@ -8,8 +8,8 @@ from ..collectives import row_sparse
 from ..compat.mxnet import Parameter, sum_over_devices
 
 
-class LocalGradients:
-    """Replaces `Gradients` for parameters that belong to no process set.
+class LocalReducer:
+    """Replaces `DenseReducer` for parameters that belong to no process set.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The row_sparse gradients of one trainer. `Gradients` has the dense gradients.
+"""The row_sparse gradients of one trainer. `DenseReducer` has the dense gradients.
 
 collectives/row_sparse.py reduces them. In every step the workers tell each other how many rows each gradient has. This
 exchange also shows whether the workers' steps are alike, and which worker has used which parameter.
@@ -29,7 +29,7 @@ class _Gradient(NamedTuple):
     key: int  # of the parameter, in the optimizer on the store
 
 
-class SparseGradients:
+class SparseReducer:
     """The row_sparse gradients of one trainer that are reduced over one process set.
 
     Parameters
@@ -70,7 +70,7 @@ class SparseGradients:
         self._parameters = [one.parameter for one in self._gradients]
         # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
-        self.have_values: Sequence[Any] = ()  # as `Gradients` has it
+        self.have_values: Sequence[Any] = ()  # as `DenseReducer` has it
         self._all_have_values = False  # in an earlier step all ranks had values of all parameters that need gradients
         self._comparison = Comparison(reduction.process_set)
         self._fence = Fence(self._parameters)
@@ -159,7 +159,7 @@ class SparseGradients:
                 raise
 
     def fence(self) -> None:
-        """As `Gradients.fence`. One fence is enough: compare() is one operation on all weights. Waits for no sum."""
+        """As `DenseReducer.fence`. One fence is enough: compare() is one operation on all weights. Waits for no sum."""
         if self._reduction.process_set.size() > 1:
             self._fence.push()
 
@@ -177,7 +177,7 @@ class SparseGradients:
         return RowUpdate(store_optimizer, f"{self._name}/{one.label}", one.key, weights, self._priority)
 
     def compare(self, label: str) -> None:
-        """Let an update fail if the ranks' updates differ, as `Gradients.compare`.
+        """Let an update fail if the ranks' updates differ, as `DenseReducer.compare`.
 
         The operations of allreduce() have other names than its exchange, so the exchange has the last turn under its
         name until the next step.
@@ -255,7 +255,7 @@ class SparseGradients:
         return [one for one in self._gradients if one.parameter._grad is not None]
 
     def _check_values(self) -> None:
-        """As `Gradients._check_values`."""
+        """As `DenseReducer._check_values`."""
         times = [deferred_init.times(parameter) for parameter in self._parameters]
         lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
         if self._all_have_values and times == self._times and not lacks:
@@ -275,7 +275,7 @@ class SparseGradients:
         self._times, self._all_have_values = times, True
 
     def _give_back(self, reason: str) -> None:
-        """As `Gradients._give_back`."""
+        """As `DenseReducer._give_back`."""
         if not self._all_have_values:
             deferred_init.give_back(self._parameters, self._times, self.have_values, reason)
 

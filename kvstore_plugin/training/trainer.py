@@ -16,9 +16,9 @@ from ..coordination import deadlock_check, step_label
 from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
 from ..gradients.bucket_plan import Reduction
-from ..gradients.local_reducer import LocalGradients
-from ..gradients.reducer import Gradients
-from ..gradients.sparse_reducer import SparseGradients
+from ..gradients.dense_reducer import DenseReducer
+from ..gradients.local_reducer import LocalReducer
+from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
 from ..nn import sync_batch_norm
@@ -229,7 +229,7 @@ class DistributedTrainer(gluon.Trainer):
         self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
-            self._gradients.append(LocalGradients(local, self._follow_devices))
+            self._gradients.append(LocalReducer(local, self._follow_devices))
         deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
@@ -273,12 +273,12 @@ class DistributedTrainer(gluon.Trainer):
                 dense = [one for one in share.named if one.value._grad_stype == "default"]
                 rest = [one for one in share.named if one.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
-                gradients = Gradients(
+                gradients = DenseReducer(
                     meeting, share.scope, dense, reduction, self._follow_devices, [*options, which], self._keys()
                 )
                 made = [gradients]
                 if rest:
-                    sparse.append(SparseGradients(share.scope, rest, reduction, self._follow_devices, self._keys()))
+                    sparse.append(SparseReducer(share.scope, rest, reduction, self._follow_devices, self._keys()))
                     made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()
@@ -528,7 +528,7 @@ class DistributedTrainer(gluon.Trainer):
                 try:
                     gradients.update()
                 except Exception as error:
-                    for later in self._gradients[number + 1 :]:  # SparseGradients
+                    for later in self._gradients[number + 1 :]:  # SparseReducer
                         later.refuse_update(str(error))
                     raise
             for parameter in self._params:

@@ -1,6 +1,6 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
-The class `Gradients` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
+The class `DenseReducer` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
 bucket_memory.py places gradients in shared memory.
 
 When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
@@ -37,7 +37,7 @@ _grad_of = operator.attrgetter("_grad")
 _log = logging.getLogger("kvstore_plugin")
 
 
-class Gradients:
+class DenseReducer:
     """The gradients of one trainer that are reduced over one process set.
 
     Parameters
