@@ -16,43 +16,37 @@ import logging
 import operator
 from typing import Any, Callable, Mapping, Sequence
 
-import numpy as np
-
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, fill_with_zeros
 from ..coordination import agreement
-from ..coordination import operation as turns
-from ..parameters import deferred_init, load_tracking, placement
+from ..parameters import load_tracking, placement
 from ..parameters.naming import Named
 from ..sharded_optimizer.optimizer import ShardedUpdate
-from ..world import process
-from ..world import process_set as process_sets
 from . import bucket_plan
 from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
 from .fence import Fence, SumsCheck
+from .reducer import SharedReducer
 
 _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
 _log = logging.getLogger("kvstore_plugin")
 
 
-class DenseReducer:
-    """The gradients of one trainer that are reduced over one process set.
+class DenseReducer(SharedReducer):
+    """Reduces the dense gradients of one trainer over one process set.
 
     Parameters
     ----------
     meeting : str
         The name under which the ranks find out whether they have the same arguments.
     scope : str
-        Begins the names of all other operations, for example ``'trainer0'``.
+        Begins the names of all other operations.
     named : sequence of Named
         Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
         priority: the next forward pass needs them first.
-    reduction : Reduction
-        How gradients are reduced. It must be the same on all ranks, which `options` checks.
-    when_moved : callable
-        Called without arguments when parameters have got other gradient arrays, before the new arrays are read.
+    reduction, when_moved
+        As for `SharedReducer`.
     options : sequence of str
         Further lines that must be the same on all ranks, as the error shows them.
     keys : dict of int, optional
@@ -75,9 +69,7 @@ class DenseReducer:
         options: Sequence[str] = (),
         keys: Mapping[int, int] | None = None,
     ) -> None:
-        self._scope = scope
-        self._when_moved = when_moved
-        self._process_set = reduction.process_set
+        super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
         self._carrier = f"{scope}/parameters"
         self._slots = [
             Slot(
@@ -85,19 +77,13 @@ class DenseReducer:
             )
             for name, parameter, position in named
         ]
-        self._parameters = [slot.parameter for slot in self._slots]
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
-        # How often each parameter had been initialized when all ranks last had values.
-        self._times = [deferred_init.times(parameter) for parameter in self._parameters]
-        self.have_values: Sequence[Any] = ()  # parameters that had values on all ranks when the trainer was made
         self._sums = SumsCheck()
         self._compares = False  # whether update() follows the last allreduce()
-        self._is_due = False  # the comparison in that update() has not been made yet
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation
-        self._fence = Fence(self._parameters)  # a fence for all parameters
         self._proposed: list[str] = []  # the operations that this rank proposed last
         self._copies_all = False  # the ranks' proposals differ
         labels = [slot.label for slot in self._slots]
@@ -105,8 +91,6 @@ class DenseReducer:
         agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
         trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
-        self._reduction = reduction
-        self._comparison = bucket_plan.Comparison(self._process_set)
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         self._place_gradients()
 
@@ -134,7 +118,6 @@ class DenseReducer:
             )
 
     def release(self) -> None:
-        """Give up the shared memory, when the process set has ended."""
         self._memory.release()
         self._operations = []
 
@@ -147,34 +130,9 @@ class DenseReducer:
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
     def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
-        """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
-
-        Returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients has changed.
-
-        Parameters
-        ----------
-        ignore_stale : bool
-            A stale gradient (no backward has written it since the last update) counts as zeros. A parameter that is
-            stale on all workers is left alone. A parameter that is fresh on some worker is fresh on all afterwards.
-        label : str
-            What else must be equal in the step on all ranks.
-        compares : bool
-            Whether update() follows, which calls compare().
-
-        Raises
-        ------
-        DeferredInitializationError
-            A parameter has no values yet; the other ranks get an MXNetError that names the parameter.
-        MXNetError
-            The ranks' steps differ.
-        ValueError
-            A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
-            removed.
-        """
         self._leave_out_comparison("update() was not called there after allreduce_grads()")
         self._compares = compares
         if self._moved():
-            self._when_moved()
             self._look_again()
         if load_tracking.any_of(self._parameters):
             loaded = load_tracking.label(self._parameters)
@@ -198,7 +156,6 @@ class DenseReducer:
                 raise
 
     def update(self) -> None:
-        """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
         while self._to_update:
             operation, keys = self._to_update.pop(0)
             try:
@@ -208,21 +165,16 @@ class DenseReducer:
                 raise
 
     def fence(self) -> None:
-        """Call this after the updates: no array of a failed step can be read before all updates have run."""
-        if self._process_set.size() > 1:
-            for fence in [self._fence] if self._compares else self._fences:  # compare() is one operation on all arrays
+        if self._compares:
+            super().fence()  # compare() is one operation on all arrays
+        elif self._process_set.size() > 1:
+            for fence in self._fences:
                 fence.push()
 
     def refuse_update(self, reason: str) -> None:
-        """Refuse the weights of updates that allreduce() has begun and update() has not made, so no rank waits."""
         begun, self._to_update = self._to_update, []
         for operation, _ in begun:
             operation.update.refuse_weights(reason)
-
-    def _leave_out_comparison(self, reason: str) -> None:
-        """Refuse the comparison of the last allreduce(), if it is still due."""
-        if self._is_due:
-            self.refuse_comparison(reason)
 
     def _refuse_comparison_of(self, reason: str) -> None:
         """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
@@ -244,75 +196,28 @@ class DenseReducer:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
     def compare(self, label: str) -> None:
-        """Let an update fail on all ranks, before it changes a weight, if the ranks' updates differ.
-
-        Returns at once. The comparison has the turn of the preceding allreduce(). A rank that leaves the comparison out
-        refuses it later. Without a preceding allreduce() it has the name of the first operation.
-
-        Parameters
-        ----------
-        label : str
-            What must be equal in the updates of all ranks.
-
-        Raises
-        ------
-        MXNetError
-            The preceding allreduce() has failed, and this rank knows it.
-        """
         failure = self._sums.failure()
         if failure is not None:
             self.refuse_comparison(failure)
             raise MXNetError(failure)
         if self._operations:
-            gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
-            name, priority = self._operations[0].name, self._operations[0].slots[0].priority
-            own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
-            try:
-                self._comparison.push(own, gradients, priority, label, turn_of)
-            except MXNetError:
-                raise  # the turn is taken: MXNet's NaiveEngine has run the operation
-            except BaseException as error:
-                self.refuse_comparison(f"update() has failed there: {error}")
-                raise
-            finally:
-                self._is_due = False
+            super().compare(label)
+
+    def _compared(self) -> tuple[list[NDArray], int]:
+        gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
+        return gradients, self._operations[0].slots[0].priority
 
     def refuse_comparison(self, reason: str) -> None:
-        """Refuse the turn of `compare`: the other ranks' update fails with the reason."""
-        if not self._operations:
-            return
-        name = self._operations[0].name
-        if self._is_due:
-            self._process_set.core.refuse(f"{name}/update", reason, turn_of=name)
-        else:
-            self._process_set.core.refuse(name, reason)
-        self._is_due = False
+        if self._operations:
+            super().refuse_comparison(reason)
 
     def share_freshness(self) -> None:
-        """Mark a parameter as fresh on all workers if some worker has used it since the last update."""
         self._share_freshness(clear=False)
 
-    def awaited_by(self) -> list[int]:
-        """The ranks that have begun a step or an update that this rank has not begun."""
-        core, names = self._process_set.core, self._names()
-        come = core.waiting_for_this(names)
-        if self._is_due:
-            come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])
-        return sorted({rank for ranks in come for rank in ranks})
-
-    def refuse_awaited(self, reason: str) -> None:
-        """Refuse what the other ranks wait for: an update, or the next step."""
-        if self._is_due:
-            self.refuse_comparison(reason)
-        else:
-            self.refuse(reason)
-
     def has_begun(self) -> bool:
-        """Whether the other ranks may push a step without this rank. In the first step they cannot: all ranks meet."""
-        return bool(self._operations)
+        return bool(self._operations)  # in the first step all ranks meet, so no rank can push it alone
 
     def refuse(self, reason: str) -> None:
-        """Refuse a step: it fails on the other ranks with the reason."""
         self._leave_out_comparison(reason)
         self._give_back(reason)
         self._refuse_step(reason)
@@ -326,8 +231,6 @@ class DenseReducer:
 
     def _look_again(self) -> None:
         """Read the gradient arrays anew. If their layout has changed, the ranks agree on operations again."""
-        process.rank()  # raises after shutdown()
-        process_sets.check(self._process_set)  # it may have been removed
         self._check_values()
         active = [slot for slot in self._slots if slot.parameter._grad is not None]
         try:
@@ -371,33 +274,8 @@ class DenseReducer:
                 self._scope,
             )
 
-    def _give_back(self, reason: str) -> None:
-        """Before the first step, defer again the parameters that some rank has no values of, on all ranks alike."""
-        if not self._operations:
-            deferred_init.give_back(self._parameters, self._times, self.have_values, reason)
-
-    def _check_values(self) -> None:
-        """Raise an error on all ranks if a parameter has values on some ranks only, or needs a gradient without values.
-
-        All ranks meet for this check in the first step and after parameters were initialized, which all ranks do.
-        """
-        times = [deferred_init.times(parameter) for parameter in self._parameters]
-        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
-        if self._operations and not lacks and times == self._times:
-            return
-        named = [(slot.label, slot.parameter) for slot in self._slots]
-        call = f"a step of {self._scope}, whose parameters were just initialized"
-
-        def exchange(numbers: list[int]) -> np.ndarray:
-            try:
-                return self._ask(lambda carrier: turns.exchange(self._process_set, carrier, call, call, numbers))
-            except MXNetError as error:
-                self._give_back(str(error))
-                raise
-
-        are_new = [now != then for now, then in zip(times, self._times)]
-        deferred_init.check_values(self._process_set, named, are_new, exchange)
-        self._times = times
+    def _has_met(self) -> bool:
+        return bool(self._operations)
 
     def _share_freshness(self, clear: bool = True) -> list[Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
@@ -416,13 +294,11 @@ class DenseReducer:
         return used
 
     def _names(self) -> list[str]:
-        """Names of the operations that the other ranks expect next from this rank."""
         return [operation.name for operation in self._operations] or [self._carrier]
 
-    def _ask(self, exchange: Any) -> Any:
-        """Run an exchange under the name of the first operation, which the other ranks push if they do not ask."""
+    def _ask(self, exchange: Callable[[str], Any]) -> Any:
         try:
-            return exchange(self._names()[0])
+            return super()._ask(exchange)
         except RuntimeError as error:
             sentence = f"The ranks do not take this step of {self._scope} alike: {error}"
             # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
@@ -431,13 +307,12 @@ class DenseReducer:
 
     def __getstate__(self) -> dict:
         return {
-            **self.__dict__,
+            **super().__getstate__(),
             "_operations": [],
             "_fences": [],
             "_proposed": [],
             "_copies_all": False,
             "_to_update": [],
-            "_is_due": False,
         }
 
 

@@ -18,6 +18,7 @@ from ..gradients import bucket_memory, parameter_groups
 from ..gradients.bucket_plan import Reduction
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
+from ..gradients.reducer import Reducer
 from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
@@ -435,19 +436,21 @@ class DistributedTrainer(gluon.Trainer):
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
                 self._check_fresh(self._refuse_comparison)
-            self._compare(self._label(factor, "an update"))
+            label = self._label(factor, "an update")
+            self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
             if ignore_stale_grad and not self._freshness_is_shared:
                 for gradients in self._gradients:
                     gradients.share_freshness()
             self._update(ignore_stale_grad)
 
-    def _compare(self, label: str) -> None:
+    def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
+        """Call all reducers; after an exception refuse the call of the later reducers, so that no worker waits."""
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.compare(label)
+                call(gradients)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
-                    later.refuse_comparison(str(error))
+                    refuse(later, str(error))
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
@@ -485,15 +488,16 @@ class DistributedTrainer(gluon.Trainer):
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
         deadlock_check.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
-        for number, gradients in enumerate(self._gradients):
-            try:
-                gradients.allreduce(ignore_stale, label or "allreduce_grads()", compares=not label)
-            except Exception as error:
-                for later in self._gradients[number + 1 :]:
-                    later.refuse(str(error))
-                for averaging in self._due_averagings():
-                    averaging.refuse(str(error))
-                raise
+        what = label or "allreduce_grads()"
+        try:
+            self._for_each(
+                lambda one: one.allreduce(ignore_stale, what, compares=not label),
+                lambda one, reason: one.refuse(reason),
+            )
+        except Exception as error:
+            for averaging in self._due_averagings():
+                averaging.refuse(str(error))
+            raise
         self._freshness_is_shared = ignore_stale
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
@@ -524,13 +528,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _run_all_updaters(self, ignore_stale_grad: bool) -> None:
         if self._store_optimizer is not None:
-            for number, gradients in enumerate(self._gradients):
-                try:
-                    gradients.update()
-                except Exception as error:
-                    for later in self._gradients[number + 1 :]:  # SparseReducer
-                        later.refuse_update(str(error))
-                    raise
+            self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
             for parameter in self._params:
                 for weight in parameter._data if parameter.grad_req != "null" else ():
                     weight._fresh_grad = False

@@ -1,0 +1,234 @@
+"""What a trainer asks of the objects that reduce its gradients, and what they share.
+
+A trainer has a reducer for its dense and one for its row_sparse gradients in each process set, and one for its local
+parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from ..compat.mxnet import MXNetError, NDArray, Parameter
+from ..coordination import operation
+from ..parameters import deferred_init
+from ..world import process
+from ..world import process_set as process_sets
+from .bucket_plan import Comparison, Reduction
+from .fence import Fence
+
+
+class Reducer:
+    """Reduces the gradients of some parameters of one trainer. Its methods are no-ops where no other worker takes part.
+
+    Attributes
+    ----------
+    have_values : sequence of Parameter
+        Parameters that had values on all ranks when the trainer was made.
+    """
+
+    have_values: Sequence[Parameter] = ()
+
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+        """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
+
+        Dense gradients: returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients
+        has changed. Row_sparse gradients: waits until the gradients of all workers are written and summed.
+
+        Parameters
+        ----------
+        ignore_stale : bool
+            A stale gradient (no backward has written it since the last update) counts as zeros, or as no rows. A
+            parameter that is stale on all workers is left alone. A parameter that is fresh on some worker is fresh on
+            all afterwards.
+        label : str
+            What else must be equal in the step on all ranks.
+        compares : bool
+            Whether update() follows, which calls compare().
+
+        Raises
+        ------
+        DeferredInitializationError
+            A parameter has no values yet; the other ranks get an MXNetError that names the parameter.
+        MXNetError
+            The ranks' steps differ, or a row_sparse gradient carries an error on some rank.
+        ValueError
+            What is wrong with a gradient of this rank, or the process set was removed. The other ranks get an
+            MXNetError with the same reason.
+        """
+        raise NotImplementedError
+
+    def update(self) -> None:
+        """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
+
+    def fence(self) -> None:
+        """Call this after the updates: no array of a failed step can be read before all updates have run."""
+
+    def compare(self, label: str) -> None:
+        """Let an update fail on all ranks, before it changes a weight, if the ranks' updates differ. Returns at once.
+
+        Parameters
+        ----------
+        label : str
+            What must be equal in the updates of all ranks.
+
+        Raises
+        ------
+        MXNetError
+            The preceding allreduce() has failed, and this rank knows it.
+        """
+
+    def refuse_comparison(self, reason: str) -> None:
+        """Refuse the turn of compare(): the other ranks' update fails with the reason."""
+
+    def refuse_update(self, reason: str) -> None:
+        """Refuse updates that allreduce() has begun and update() has not made, so that no rank waits for them."""
+
+    def refuse(self, reason: str) -> None:
+        """Refuse a step: it fails on the other ranks with the reason."""
+
+    def has_begun(self) -> bool:
+        """Whether the other ranks may count an update that this rank does not make."""
+        return False
+
+    def share_freshness(self) -> None:
+        """Mark a parameter as fresh on all workers if some worker has used it since the last update."""
+
+    def awaited_by(self) -> list[int]:
+        """The ranks that have begun a step or an update that this rank has not begun."""
+        return []
+
+    def refuse_awaited(self, reason: str) -> None:
+        """Refuse what the other ranks wait for: an update, or the next step."""
+
+    def release(self) -> None:
+        """Give up what belongs to the process set, which has ended."""
+
+
+class SharedReducer(Reducer):
+    """Reduces gradients over a process set. A subclass says in which operations.
+
+    Parameters
+    ----------
+    scope : str
+        Begins the names of all operations, for example ``'trainer0'``.
+    named : sequence of (str, Parameter)
+        With names that are the same on all ranks.
+    reduction : Reduction
+        How gradients are reduced, the same on all ranks.
+    when_moved : callable
+        Called without arguments when parameters may have got other arrays, before these are read.
+    """
+
+    def __init__(
+        self,
+        scope: str,
+        named: Sequence[tuple[str, Parameter]],
+        reduction: Reduction,
+        when_moved: Callable[[], None],
+    ) -> None:
+        self._scope = scope
+        self._named = list(named)
+        self._reduction = reduction
+        self._when_moved = when_moved
+        self._process_set = reduction.process_set
+        self._parameters = [parameter for _, parameter in named]
+        # How often each parameter had been initialized when all ranks last had values.
+        self._times = [deferred_init.times(parameter) for parameter in self._parameters]
+        self._comparison = Comparison(self._process_set)
+        self._fence = Fence(self._parameters)
+        self._is_due = False  # update() follows the last allreduce(), and its comparison has not been made yet
+
+    def _names(self) -> list[str]:
+        """Names of the operations that the other ranks expect next from this rank; exchanges go under the first."""
+        raise NotImplementedError
+
+    def _compared(self) -> tuple[list[NDArray], int]:
+        """The arrays that wait for a comparison, and its priority."""
+        raise NotImplementedError
+
+    def _has_met(self) -> bool:
+        """Whether all ranks have had values of all parameters that need gradients in an earlier step."""
+        raise NotImplementedError
+
+    def compare(self, label: str) -> None:
+        # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
+        name = self._names()[0]
+        own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
+        try:
+            self._comparison.push(own, *self._compared(), label, turn_of)
+        except MXNetError:
+            raise  # the turn is taken: MXNet's NaiveEngine has run the operation
+        except BaseException as error:
+            self.refuse_comparison(f"update() has failed there: {error}")
+            raise
+        finally:
+            self._is_due = False
+
+    def refuse_comparison(self, reason: str) -> None:
+        name = self._names()[0]
+        if self._is_due:
+            self._process_set.core.refuse(f"{name}/update", reason, turn_of=name)
+        else:
+            self._process_set.core.refuse(name, reason)
+        self._is_due = False
+
+    def _leave_out_comparison(self, reason: str) -> None:
+        """Refuse the comparison of the last allreduce(), if it is still due."""
+        if self._is_due:
+            self.refuse_comparison(reason)
+
+    def fence(self) -> None:
+        if self._process_set.size() > 1:
+            self._fence.push()
+
+    def awaited_by(self) -> list[int]:
+        core, names = self._process_set.core, self._names()
+        come = core.waiting_for_this(names)
+        if self._is_due:
+            come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])
+        return sorted({rank for ranks in come for rank in ranks})
+
+    def refuse_awaited(self, reason: str) -> None:
+        if self._is_due:
+            self.refuse_comparison(reason)
+        else:
+            self.refuse(reason)
+
+    def _ask(self, exchange: Callable[[str], Any]) -> Any:
+        """Run an exchange under the name of the first operation, which the other ranks start if they do not ask."""
+        return exchange(self._names()[0])
+
+    def _check_values(self) -> None:
+        """Raise an error on all ranks if a parameter has values on some ranks only, or needs a gradient without values.
+
+        All ranks meet for this check in the first step and after parameters were initialized, which all ranks do.
+        """
+        process.rank()  # raises after shutdown()
+        process_sets.check(self._process_set)  # it may have been removed
+        self._when_moved()
+        times = [deferred_init.times(parameter) for parameter in self._parameters]
+        lacks = any(one._grad is None and one.grad_req != "null" for one in self._parameters)
+        if self._has_met() and not lacks and times == self._times:
+            return
+        call = f"a step of {self._scope}, whose parameters were just initialized"
+
+        def exchange(numbers: list[int]) -> np.ndarray:
+            try:
+                return self._ask(lambda name: operation.exchange(self._process_set, name, call, call, numbers))
+            except MXNetError as error:
+                self._give_back(str(error))
+                raise
+
+        are_new = [now != then for now, then in zip(times, self._times)]
+        deferred_init.check_values(self._process_set, self._named, are_new, exchange)
+        self._times = times
+
+    def _give_back(self, reason: str) -> None:
+        """Before the first step, defer again the parameters that some rank has no values of, on all ranks alike."""
+        if not self._has_met():
+            deferred_init.give_back(self._parameters, self._times, self.have_values, reason)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_is_due": False}
