@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Callable, Sequence
 
 from ..collectives import row_sparse
-from ..compat.mxnet import Parameter, sum_over_devices
+from ..compat import arrays
+from ..compat.mxnet import Parameter
 from .reducer import Reducer
 
 
@@ -36,4 +37,6 @@ class LocalReducer(Reducer):
             if row_sparse.is_row_sparse(replicas):
                 row_sparse.sum_over_devices(replicas, "gradient of a parameter")
             else:
-                sum_over_devices(replicas)
+                total = arrays.total(replicas)
+                for gradient in replicas:
+                    arrays.copy(total, gradient)

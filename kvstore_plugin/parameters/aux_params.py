@@ -165,20 +165,11 @@ def _average(push: Callable, states: list[_State], devices: int) -> None:
     """Replace all values by their mean over so many devices. `push` is the core's push_group() with its name."""
     firsts = [state.replicas[0] for state in states]
     with arrays.not_recorded():
-        sums = [_sum(state.replicas) for state in states]
+        sums = [arrays.total(state.replicas) for state in states]
         push(arrays.handles(sums), arrays.handles(firsts), "sum", 1 / devices)
         for first, state in zip(firsts, states):
             for array in state.replicas[1:]:
                 first.copyto(array)
-
-
-def _sum(replicas: list[NDArray]) -> NDArray:
-    if len(replicas) == 1:
-        return replicas[0]
-    total = replicas[0].copy()
-    for array in replicas[1:]:
-        total += array.as_in_context(total.context)
-    return total
 
 
 def _broadcast(turn: Turn, states: list[_State], root: int) -> None:
