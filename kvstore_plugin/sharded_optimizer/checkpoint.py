@@ -111,7 +111,7 @@ class _Exchange:
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
         numbers = [agreement.digest(texts), len(texts)]
-        limit = operation.Limit(settings.checkpoint_wait_seconds(), "MYKV_CHECKPOINT_WAIT_S")
+        limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S")
         met = operation.exchange(
             self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
         )
