@@ -108,6 +108,11 @@ class Turn:
         self._taken = True
         return work
 
+    def broadcast(self, root: int, mine: np.ndarray | None, received: np.ndarray | None) -> Any:
+        """Start to copy `mine` of the set's rank `root` into `received` on the others, and return the work."""
+        is_root = self.core.rank() == root
+        return self.submit(self.core.submit_broadcast, mine if is_root else None, [] if is_root else [received], root)
+
     def meet(
         self,
         label: str,

@@ -154,8 +154,6 @@ def _broadcast(root: int, share: np.ndarray | None) -> np.ndarray:
         return share
     received = share if is_root else np.empty(nbytes, dtype=np.uint8)
     with operation.Turn(global_process_set, "world/recovery/share", "recovery of states") as turn:
-        work = turn.submit(
-            turn.core.submit_broadcast, received if is_root else None, [] if is_root else [received], root
-        )
+        work = turn.broadcast(root, received, received)
     operation.wait(work)
     return received

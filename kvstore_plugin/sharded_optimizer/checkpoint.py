@@ -248,16 +248,12 @@ class _Exchange:
         """Broadcast bytes from one worker; workers that do not need them receive them into a temporary array."""
         if nbytes == 0:
             return
-        is_sender = self._rank == sender
-        if not is_sender and target is None:
+        if self._rank == sender:
+            source = np.ascontiguousarray(source)
+        elif target is None:
             target = np.empty(nbytes, dtype=np.uint8)
         with operation.Turn(self._process_set, f"{self._scope}/checkpoint/states", self.call) as turn:
-            work = turn.submit(
-                turn.core.submit_broadcast,
-                np.ascontiguousarray(source) if is_sender else None,
-                [] if is_sender else [target],
-                sender,
-            )
+            work = turn.broadcast(sender, source, target)
         operation.wait(work)
 
 
