@@ -126,6 +126,16 @@ def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str
     return result.tobytes().decode()
 
 
+def as_integers(numbers: Sequence[float]) -> list[int]:
+    """The bits of some numbers, for an exchange of integers."""
+    return np.array(numbers, dtype=np.float64).view(np.int64).tolist()
+
+
+def as_floats(integers: Sequence[int]) -> list[float]:
+    """The numbers with these bits."""
+    return np.array(integers, dtype=np.int64).view(np.float64).tolist()
+
+
 def digest(texts: Sequence[str]) -> int:
     """A hash of the texts, above 0 and below 2**57."""
     return 1 + int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, Parameter, fill_with_zeros
-from ..coordination import operation, step_label
+from ..coordination import agreement, operation, step_label
 from ..parameters.naming import described_within
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -42,15 +42,14 @@ class _Plan(NamedTuple):
 
     def numbers(self) -> list[int]:
         """The plan as numbers for the exchange."""
-        floats = np.array([self.factor, self.learning_rate]).view(np.int64).tolist()
+        floats = agreement.as_integers([self.factor, self.learning_rate])
         return [self.kind, self.trainer, *floats, int(self.ignore_stale)]
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> _Plan:
         """The plan with these numbers."""
         kind, trainer, *floats, ignore_stale = numbers.tolist()
-        factor, learning_rate = np.array(floats, dtype=np.int64).view(np.float64).tolist()
-        return cls(kind, trainer, factor, learning_rate, bool(ignore_stale))
+        return cls(kind, trainer, *agreement.as_floats(floats), bool(ignore_stale))
 
     def __str__(self) -> str:
         if self.kind == _ENDED:
