@@ -95,12 +95,7 @@ class _Broadcast:
             is_root = turn.core.rank() == root
             self._bytes = np.frombuffer(mine, dtype=np.uint8) if is_root else np.empty(size, dtype=np.uint8)
             if turn.core.size() > 1:
-                self._work = turn.submit(
-                    turn.core.submit_broadcast,
-                    self._bytes if is_root else None,
-                    [] if is_root else [self._bytes],
-                    root,
-                )
+                self._work = turn.broadcast(root, self._bytes, self._bytes)
 
     def wait(self) -> memoryview:
         if self._work is not None:

@@ -14,8 +14,8 @@ from ..compat.mxnet import NDArray
 from ..coordination import operation
 from ..coordination.operation import Turn
 from ..world.process_set import ProcessSet, global_process_set
-from . import adasum, reduce_ops
-from .reduce_ops import Adasum, Average, ReduceOp
+from . import reduce_ops
+from .reduce_ops import Average, ReduceOp
 
 
 def allreduce(
@@ -49,7 +49,7 @@ def allreduce(
     process_set : ProcessSet, optional
         The ranks that take part.
     op : ReduceOp, optional
-        `Average`, `Sum`, `Min`, `Max`, `Product` or `Adasum`.
+        `Average`, `Sum`, `Min`, `Max` or `Product`.
 
     Returns
     -------
@@ -62,18 +62,14 @@ def allreduce(
     Raises
     ------
     TypeError, ValueError
-        What this rank can see alone: both `op` and `average` are given, bool with `Average` or with a factor, integers
-        with `Adasum`, sparse arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that
-        this rank is not in. The other ranks get an MXNetError at their result, which names this rank.
+        What this rank can see alone: both `op` and `average` are given, bool with `Average` or with a factor, sparse
+        arrays, arrays on a GPU without a CUDA runtime that the core can use, a process set that this rank is not in,
+        ``op=Adasum``. The other ranks get an MXNetError at their result, which names this rank.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
         At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, a rank has refused or
         left, or its array carries an error.
-
-    References
-    ----------
-    Adasum: Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020, arXiv:2006.02924.
     """
     with operation.named(process_set, name, "allreduce") as turn:
         tensors = [arrays.one(tensor, "tensor of allreduce")]
@@ -264,7 +260,7 @@ def reducescatter(
     Raises
     ------
     TypeError, ValueError
-        As for `allreduce`; also, `tensor` is a scalar, or `op` is `Adasum`.
+        As for `allreduce`; also, `tensor` is a scalar.
     RuntimeError, MXNetError
         As for `allreduce`.
     """
@@ -339,14 +335,7 @@ def _reduce(
 ) -> None:
     chosen = reduce_ops.chosen(op, average)
     plan = reduce_ops.plan(chosen, inputs, prescale_factor, postscale_factor, turn.core.size())
-    if chosen is Adasum:
-        adasum.check(inputs, turn.core.size())
-        gathered = [adasum.gathered(reduce_ops.scaled(one, plan.first), turn) for one in inputs]
-        _push(turn, gathered, gathered, plan._replace(op="sum", first=1.0, scale=1.0), plan.label, priority, grouped)
-        for every, output in zip(gathered, outputs):
-            adasum.combine(every, output, plan.scale)
-    else:
-        _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
+    _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
 
 
 def _push(
@@ -392,7 +381,4 @@ def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
 
 
 def _scatter_plan(turn: Turn, tensors: Sequence[NDArray], op: Any, prescale: Any, postscale: Any) -> reduce_ops.Plan:
-    chosen = reduce_ops.chosen(op, None)
-    if chosen is Adasum:
-        raise ArgumentValueError(f"There is no {turn.call} with op=Adasum, which goes by whole arrays: use allreduce.")
-    return reduce_ops.plan(chosen, tensors, prescale, postscale, turn.core.size())
+    return reduce_ops.plan(reduce_ops.chosen(op, None), tensors, prescale, postscale, turn.core.size())

@@ -15,7 +15,7 @@ from ..compat.mxnet import NDArray
 
 
 class ReduceOp(enum.Enum):
-    """How the values of the ranks are combined, element by element; `Adasum` combines whole arrays."""
+    """How the values of the ranks are combined, element by element."""
 
     Average = "average"
     Sum = "sum"
@@ -41,7 +41,7 @@ Max = ReduceOp.Max
 Product = ReduceOp.Product
 """The product; for bool, whether all ranks have True."""
 Adasum = ReduceOp.Adasum
-"""A sum of whole arrays in which their common part counts once (Maleki et al., 2020)."""
+"""Not supported, as in Horovod's binding of MXNet: every operation refuses it."""
 
 
 class Plan(NamedTuple):
@@ -59,7 +59,7 @@ def chosen(op: Any, average: Any) -> ReduceOp:
     Raises
     ------
     ValueError
-        Both arguments are given.
+        Both arguments are given, or `op` is `Adasum`.
     TypeError
         An argument has a wrong type.
     """
@@ -67,7 +67,9 @@ def chosen(op: Any, average: Any) -> ReduceOp:
         return Average
     if average is None:
         if not isinstance(op, ReduceOp):
-            raise ArgumentTypeError(f"op must be one of Average, Sum, Min, Max, Product and Adasum, not {op!r}.")
+            raise ArgumentTypeError(f"op must be one of Average, Sum, Min, Max and Product, not {op!r}.")
+        if op is Adasum:
+            raise ArgumentValueError("op=Adasum is not supported with MXNet: use op=Average.")
         return op
     if op is not None:
         raise ArgumentValueError(f"Only one of op and average may be given, but op is {op} and average is {average!r}.")

@@ -191,8 +191,8 @@ def elements(array: NDArray, begin: int, count: int) -> NDArray:
     return view.as_np_ndarray() if isinstance(array, mx.np.ndarray) else view
 
 
-def item_size(array: NDArray) -> int:
-    """Bytes of an element."""
+def item_size(array: Any) -> int:
+    """Bytes of an element of an array, or of what describes an array and has its dtype."""
     return 2 if dtype_name(array.dtype) == "bfloat16" else np.dtype(array.dtype).itemsize
 
 

@@ -118,7 +118,6 @@ __all__ = [
     "mx",
     "set_current_device",
     "set_trainer_contexts",
-    "sum_over_devices",
     "trainer_contexts",
     "trainer_of",
     "updater_with",
@@ -211,15 +210,6 @@ def fill_with_zeros(array: NDArray) -> None:
         array[()] = 0
     else:
         array[:] = 0
-
-
-def sum_over_devices(replicas: list) -> None:
-    """Overwrite arrays of the same shape on several devices with their sum."""
-    total = replicas[0].copy()
-    for array in replicas[1:]:
-        total += array.as_in_context(total.context)
-    for array in replicas:
-        total.copyto(array)
 
 
 class BatchNorm(gluon.nn.BatchNorm):

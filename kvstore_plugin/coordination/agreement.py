@@ -116,54 +116,24 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     )
 
 
-def is_same(process_set: ProcessSet, carrier: str, texts: Sequence[str]) -> bool:
-    """Whether all ranks pass the same texts.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The ranks that take part.
-    carrier : str
-        The name that the exchange itself goes under.
-    texts : sequence of str
-        What to compare.
-
-    Raises
-    ------
-    MXNetError
-        As for `extremes`.
-    """
-    (lowest,), (highest,) = extremes(process_set, carrier, [digest(texts)])
-    return bool(lowest == highest)
-
-
-def of_first(process_set: ProcessSet, carrier: str, text: str) -> str:
-    """The text that the set's rank 0 passes, on all ranks of the set.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        The ranks that take part.
-    carrier : str
-        The name that the exchange itself goes under.
-    text : str
-        Not empty. The texts of the other ranks are ignored.
-
-    Raises
-    ------
-    MXNetError
-        As for `extremes`.
-    """
-    return _of_rank(process_set, carrier, text, 0)
-
-
 def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str:
+    """The text that a rank passes, on all ranks of the set."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
     is_root = process_set.rank() == root
     _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
     result = np.empty(length, dtype=np.uint8)
     operation.wait(process_set.core.submit_broadcast(carrier, mine if is_root else None, [result], root))
     return result.tobytes().decode()
+
+
+def as_integers(numbers: Sequence[float]) -> list[int]:
+    """The bits of some numbers, for an exchange of integers."""
+    return np.array(numbers, dtype=np.float64).view(np.int64).tolist()
+
+
+def as_floats(integers: Sequence[int]) -> list[float]:
+    """The numbers with these bits."""
+    return np.array(integers, dtype=np.int64).view(np.float64).tolist()
 
 
 def digest(texts: Sequence[str]) -> int:

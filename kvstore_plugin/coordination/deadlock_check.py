@@ -13,6 +13,7 @@ of an optimizer without it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from typing import Any, Callable, Sequence
@@ -87,8 +88,10 @@ def forget_states(scope: str) -> None:
     _checkpoints.pop(meeting_name(scope), None)
 
 
-def look(core: Any, name: str, call: str) -> None:
+def look(core: Any, name: str, call: str) -> Callable[[], None] | None:
     """Give up a call that waits, on all ranks, if other ranks have begun a step or a save without this thread.
+
+    The call may have succeeded meanwhile. Then the other ranks have gone on, and this rank takes their step later.
 
     Parameters
     ----------
@@ -98,6 +101,11 @@ def look(core: Any, name: str, call: str) -> None:
         The name by which the call is matched.
     call : str
         The call, as the other ranks are told.
+
+    Returns
+    -------
+    callable or None
+        Refuses that step or save; to be called without arguments if the call fails.
     """
     try:
         for trainer, thread in list(_threads.items()):
@@ -110,18 +118,17 @@ def look(core: Any, name: str, call: str) -> None:
                 continue
             if others:
                 reason = _reason(call, others)
-                core.give_up(name, reason)  # first, since ranks whose step fails may go on to this call
-                refuse(trainer, reason)
-                return
+                core.give_up(name, reason)
+                return functools.partial(refuse, trainer, reason)
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
             others = _who_saves(checkpoint, process_set)
             if others:
                 reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
-                core.give_up(name, reason)  # first, since ranks whose save fails go on to this call
-                process_set.core.refuse(checkpoint, reason)
-                return
+                core.give_up(name, reason)
+                return functools.partial(process_set.core.refuse, checkpoint, reason)
     except RuntimeError:  # the core was shut down, or a rank keeps its table locked
-        return
+        pass
+    return None
 
 
 def _is_alone() -> bool:

@@ -10,6 +10,7 @@ set. So ranks that wait in different calls are matched, their labels differ, and
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import re
 from typing import Any, Callable, NamedTuple, Sequence
@@ -107,6 +108,11 @@ class Turn:
         self._taken = True
         return work
 
+    def broadcast(self, root: int, mine: np.ndarray | None, received: np.ndarray | None) -> Any:
+        """Start to copy `mine` of the set's rank `root` into `received` on the others, and return the work."""
+        is_root = self.core.rank() == root
+        return self.submit(self.core.submit_broadcast, mine if is_root else None, [] if is_root else [received], root)
+
     def meet(
         self,
         label: str,
@@ -143,22 +149,28 @@ class Turn:
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
         work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
+        refusals: list[Callable[[], None]] = []  # of what other ranks wait for in a deadlock
         try:
             if limit is not None:
                 wait(work, lambda: self._give_up(limit), limit.seconds)
             else:
-                wait(work, lambda: self._look(look))
+                wait(work, lambda: self._look(look, refusals))
         except MXNetError as error:
+            for refuse in refusals:
+                with contextlib.suppress(RuntimeError):  # the core was shut down
+                    refuse()
             self._tell()
             if limit is None:
                 deadlock_check.failed(str(error))
             raise
         return result
 
-    def _look(self, look: Callable[[], None] | None) -> None:
+    def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:
             look()
-        deadlock_check.look(self.core, self.name, self.call)
+        if not refusals:
+            found = deadlock_check.look(self.core, self.name, self.call)
+            refusals += [found] if found is not None else []
 
     def _give_up(self, limit: Limit) -> None:
         missing = sorted({rank for one in self.core.waiting(self.name) for rank in one[2]})

@@ -1,7 +1,7 @@
 """The label of a step: all workers must multiply gradients by the same number, or their weights would drift apart.
 
 Each worker divides by the size of its own batch, and gradients are averaged over the workers. The result is the mean
-over all samples only if all batches have the same size, also where workers have unequal numbers of devices.
+over all samples only if all batches have the same size.
 """
 
 from __future__ import annotations

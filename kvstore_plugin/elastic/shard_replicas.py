@@ -15,8 +15,8 @@ import numpy as np
 from ..collectives.gather import alltoall
 from ..compat import arrays
 from ..compat.mxnet import NDArray, mx
+from ..compat.state_tree import Leaf, described_array, leaves, made_array, mapped
 from ..coordination import operation
-from ..sharded_optimizer.checkpoint import Leaf, described_array, leaves, made_array, mapped, width_of
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..sharded_optimizer.partition import Shard
 from ..world.process_set import global_process_set
@@ -103,7 +103,9 @@ def divide_anew(
             if key not in states:
                 states[key] = mapped(state, lambda leaf, key=key: _made(store_optimizer, key, leaf, shards[key]), Leaf)
             for leaf, piece, array in zip(leaves(state, Leaf), pieces, leaves(states[key], NDArray)):
-                _fill(array, piece, width_of(leaf), part, mine, len(shards[key]) == 1 and leaf.size != part.count)
+                _fill(
+                    array, piece, arrays.item_size(leaf), part, mine, len(shards[key]) == 1 and leaf.size != part.count
+                )
     store_optimizer.replace(states, None)
 
 
@@ -136,7 +138,7 @@ def _unpack(share: np.ndarray) -> dict[Hashable, tuple[Any, list[np.ndarray]]]:
     for key, state in described.items():
         pieces = []
         for leaf in leaves(state, Leaf):
-            nbytes = leaf.size * width_of(leaf)
+            nbytes = leaf.size * arrays.item_size(leaf)
             pieces.append(share[begin : begin + nbytes])
             begin += nbytes
         unpacked[key] = (state, pieces)
@@ -152,8 +154,6 @@ def _broadcast(root: int, share: np.ndarray | None) -> np.ndarray:
         return share
     received = share if is_root else np.empty(nbytes, dtype=np.uint8)
     with operation.Turn(global_process_set, "world/recovery/share", "recovery of states") as turn:
-        work = turn.submit(
-            turn.core.submit_broadcast, received if is_root else None, [] if is_root else [received], root
-        )
+        work = turn.broadcast(root, received, received)
     operation.wait(work)
     return received

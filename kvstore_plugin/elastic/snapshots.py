@@ -11,7 +11,7 @@ from typing import Any, Hashable, Iterable
 
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
-from ..sharded_optimizer.checkpoint import leaves, mapped
+from ..compat.state_tree import leaves, mapped
 
 # Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
 # separately.

@@ -2,14 +2,12 @@
 
 Gradients in shared memory are reduced in place, one operation for each bucket. The other gradients are copied in and
 out: packed, several by one operation, or alone. Each rank proposes operations for its own arrays. If the proposals
-differ (layers were initialized in another order, say), all ranks follow the proposal of rank 0. A bucket with the same
-layout on all ranks is still reduced in place; the gradients of any other bucket are copied.
+differ (layers were initialized in another order, say), all gradients are copied alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -17,7 +15,6 @@ import numpy as np
 from ..collectives.gradient_compression import counts_elements
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
-from ..coordination import agreement
 from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet
@@ -116,7 +113,8 @@ class Operation(NamedTuple):
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
 
     def __str__(self) -> str:
-        return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}"
+        devices = len(self.slots[0].parameter._grad)
+        return f"{self.name} {self.layout}: {', '.join(slot.label for slot in self.slots)}, devices: {devices}"
 
 
 class Comparison:
@@ -165,46 +163,9 @@ def propose(scope: str, reduction: Reduction, memory: GradientMemory, active: Se
     return operations + [_copied(scope, reduction, slots) for slots in _packed(reduction, rest)]
 
 
-# The operations that all ranks follow: the name of the bucket (empty: by copying) and the numbers of the slots.
-Plan = Sequence[Sequence[Any]]
-
-
-def agree(reduction: Reduction, carrier: str, active: Sequence[Slot], proposed: Sequence[Operation]) -> Plan:
-    """Rank 0's proposal, as far as all ranks can follow it. Collective.
-
-    Parameters
-    ----------
-    reduction : Reduction
-        Its process set has the ranks that take part.
-    carrier : str
-        The name of the exchanges.
-    active : sequence of Slot
-        The slots with gradients, the same on all ranks.
-    proposed : sequence of Operation
-        This rank's own operations.
-    """
-    process_set = reduction.process_set
-    _, replicas = agreement.extremes(process_set, carrier, [len(slot.parameter._grad) for slot in active])
-    number = {id(slot): i for i, slot in enumerate(active)}
-    plan = []
-    for operation in proposed:
-        members = [number[id(slot)] for slot in operation.slots]
-        single = [i for i in members if replicas[i] == 1]  # replicas on several devices are summed while copying
-        in_place = bool(operation.layout) and len(single) == len(members)
-        plan += [[operation.name if in_place else "", single]] if single else []
-        plan += [["", [i]] for i in members if replicas[i] > 1]
-    plan = json.loads(agreement.of_first(process_set, carrier, json.dumps(plan)))
-    own = {operation.name: agreement.digest([str(operation)]) for operation in proposed if operation.layout}
-    least, most = agreement.extremes(process_set, carrier, [own.get(name, 0) for name, _ in plan])
-    return [[name if low == high else "", members] for (name, members), low, high in zip(plan, least, most)]
-
-
-def follow(
-    scope: str, reduction: Reduction, plan: Plan, active: Sequence[Slot], proposed: Sequence[Operation]
-) -> list[Operation]:
-    """The operations of an agreed plan, on the arrays of this rank."""
-    own = {operation.name: operation for operation in proposed}
-    return [own[name] if name else _copied(scope, reduction, [active[i] for i in members]) for name, members in plan]
+def copied(scope: str, reduction: Reduction, active: Sequence[Slot]) -> list[Operation]:
+    """An operation for each gradient, by copying: for ranks whose proposals differ."""
+    return [_copied(scope, reduction, [slot]) for slot in sorted(active, key=lambda slot: -slot.priority)]
 
 
 def _bucket_operations(

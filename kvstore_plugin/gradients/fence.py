@@ -64,13 +64,13 @@ class SumsCheck:
         self._before = process.core.failed_operations()
 
     def failure(self) -> str | None:
-        """The reason to distrust the sums of gradients; None if no operation has failed since begin()."""
+        """Why update() cannot be made, as the error says it; None if no operation has failed since begin()."""
         before, self._before = self._before, None
         if before is None or process.core.failed_operations() == before:
             return None
         return (
-            "an operation has failed since allreduce_grads(), so gradients may not be summed. Call backward and "
-            "allreduce_grads() again before update()."
+            "update() cannot be made: an operation has failed since allreduce_grads(), so gradients may not be summed. "
+            "Call backward and allreduce_grads() again before update()."
         )
 
 

@@ -7,7 +7,7 @@ import weakref
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
-from ..compat.mxnet import MXNetError, gluon
+from ..compat.mxnet import MXNetError, gluon, trainer_contexts
 from ..coordination import deadlock_check, step_label
 from ..gradients import fence
 from ..nn import sync_batch_norm
@@ -20,24 +20,30 @@ _ANOTHER_STORE = "another store than 'mykv'"
 
 _BY_NAME = "A Trainer that was given the name 'mykv' runs no code of this package before. "
 
-# Trainers that are attached: they have given their parameters to a store 'mykv'. Values: their attributes of the store.
-_attached: weakref.WeakKeyDictionary[gluon.Trainer, dict[str, Any]] = weakref.WeakKeyDictionary()
-
 # Parameters per fence behind their updates. Few, because the next forward pass waits for all of them.
 _FENCED_TOGETHER = 16
 
-_fences: weakref.WeakKeyDictionary[gluon.Trainer, list[fence.Fence]] = weakref.WeakKeyDictionary()
 
-# Checks of Trainers whose allreduce_grads() was called outside of step().
-_sums: weakref.WeakKeyDictionary[gluon.Trainer, fence.SumsCheck] = weakref.WeakKeyDictionary()
+class _Record:
+    """What is known of a Trainer with the store 'mykv'."""
 
-# Trainers that are in step().
-_stepping: weakref.WeakSet[gluon.Trainer] = weakref.WeakSet()
+    def __init__(self) -> None:
+        self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
+        self.fences: list[fence.Fence] = []
+        self.sums = fence.SumsCheck()  # for allreduce_grads() outside of step()
+        self.is_stepping = False
+
+
+_records: weakref.WeakKeyDictionary[gluon.Trainer, _Record] = weakref.WeakKeyDictionary()
+
+
+def _record(trainer: gluon.Trainer) -> _Record:
+    return _records.setdefault(trainer, _Record())
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
     """Whether a Trainer has ever given its parameters to a store 'mykv'."""
-    return trainer in _attached
+    return trainer in _records and bool(_records[trainer].of_store)
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
@@ -45,7 +51,7 @@ def attach_again(trainer: gluon.Trainer) -> None:
 
     Otherwise its next step would broadcast the parameters again, which is not needed if they are equal on all workers.
     """
-    vars(trainer).update(_attached[trainer], _kv_initialized=True, _params_to_init=[])
+    vars(trainer).update(_records[trainer].of_store, _kv_initialized=True, _params_to_init=[])
 
 
 @patches.replaces(
@@ -66,8 +72,8 @@ def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any)
     undone_by=_ANOTHER_STORE,
 )
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
-    if self in _attached:
-        _meet(self, _attached[self]["_kvstore"])
+    if was_attached(self):
+        _meet(self, _store_of(self))
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
         if self._contains_sparse_weight or self._contains_sparse_grad:
@@ -80,7 +86,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if isinstance(self._kvstore, MyKV):
         self._kvstore_params["kvstore"] = self._kvstore
         names = ("_kvstore", "_update_on_kvstore", "_distributed")
-        _attached[self] = {name: vars(self)[name] for name in names}
+        _record(self).of_store = {name: vars(self)[name] for name in names}
         deadlock_check.made(self, _awaited_by, _refuse)
 
 
@@ -96,6 +102,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         original(self)
         return
     deadlock_check.stepped(self, _awaited_by, _refuse)
+    record = _record(self)
     with _refusing(self):
         sync_batch_norm.end_step()
         label = _label(self)
@@ -103,8 +110,8 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     try:
         if has_loaded:
             _meet(self, self._kvstore)
-        if self not in _stepping:
-            _sums.setdefault(self, fence.SumsCheck()).begin()
+        if not record.is_stepping:
+            record.sums.begin()
         # If the step breaks off between two keys, the other workers update from the gradients that are summed already.
         with self._kvstore.labelled(label, _keys(self)), load_tracking.noting_failures(self._params):
             original(self)
@@ -139,11 +146,12 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         stale = None if ignore_stale_grad else trainer_state.stale_gradient(self._params)
         if stale is not None:
             raise UserWarning(stale)
-    _stepping.add(self)
+    record = _record(self)
+    record.is_stepping = True
     try:
         original(self, batch_size, ignore_stale_grad)
     finally:
-        _stepping.discard(self)
+        record.is_stepping = False
 
 
 @patches.replaces(
@@ -155,17 +163,21 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     undone_by=_ANOTHER_STORE,
 )
 def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
-    with load_tracking.noting_failures(self._params if self in _attached else ()):
-        failure = _sums[self].failure() if self in _sums and self not in _stepping else None
+    if self not in _records and not isinstance(self._kvstore, MyKV):
+        original(self, ignore_stale_grad)
+        return
+    record = _record(self)
+    with load_tracking.noting_failures(self._params if was_attached(self) else ()):
+        failure = None if record.is_stepping else record.sums.failure()
         if failure is not None:
             trainer_state.count_update(self)  # workers that have not seen the error update from the sums, and count
             load_tracking.note_failure(self._params)
-            raise MXNetError(f"update() cannot be made: {failure}")
+            raise MXNetError(failure)
         original(self, ignore_stale_grad)
     if isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1:
-        if self not in _fences:
-            _fences[self] = fence.in_groups(self._params, _FENCED_TOGETHER)
-        for one in _fences[self]:
+        if not record.fences:
+            record.fences = fence.in_groups(self._params, _FENCED_TOGETHER)
+        for one in record.fences:
             one.push()
 
 
@@ -192,13 +204,16 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 def _label(trainer: gluon.Trainer) -> str:
     """The label of a step: what must be equal in all workers' Trainers, so that their weights stay equal.
 
-    See coordination/step_label.py. An optimizer on the store has its own label. The label does not depend on the
+    See coordination/step_label.py. An optimizer on the store adds its own label. The label does not depend on the
     outcome of earlier steps, since workers may know different outcomes.
     """
     optimizer = trainer._optimizer
     rate = step_label.learning_rate_of(optimizer)
     label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate)
-    return step_label.BETWEEN.join([label, *traits.settings(optimizer)])
+    devices = f"devices: {len(trainer_contexts(trainer))}"
+    if trainer._update_on_kvstore:
+        return devices
+    return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
 
 
 def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
@@ -233,7 +248,7 @@ def _refusing(trainer: gluon.Trainer) -> Iterator[None]:
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:
     """The store of a Trainer. MXNet forgets it in load_parameters(); a copied Trainer has only its attribute."""
-    return _attached.get(trainer, vars(trainer))["_kvstore"]
+    return (_record(trainer).of_store or vars(trainer))["_kvstore"]
 
 
 def _keys(trainer: gluon.Trainer) -> list[int]:

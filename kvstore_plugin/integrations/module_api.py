@@ -7,7 +7,6 @@ check that all workers have the same batch size. The functions that Module calls
 
 from __future__ import annotations
 
-import struct
 from typing import Any, Callable
 
 import numpy as np
@@ -93,28 +92,21 @@ class ModuleStore(MyKV):
         optimizer = module._optimizer
         factor = value_of(optimizer.rescale_grad)
         call = "a Module's optimizer"
-        numbers = [int(is_modules_own), module._exec_group.batch_size, _bits(factor)]
+        numbers = [int(is_modules_own), module._exec_group.batch_size, *agreement.as_integers([factor])]
         met = operation.exchange(self._process_set, operation.waiting_name(self._process_set), call, call, numbers)
-        factors = met[:, 2]
-        if (factors == factors[0]).all():
+        factors = agreement.as_floats(met[:, 2])
+        differ = np.flatnonzero(met[:, 2] != met[0, 2])
+        if not differ.size:
             return
-        other = int(np.flatnonzero(factors != factors[0])[0])
+        other = differ[0]
         if not met[:, 0].all():
             raise MXNetError(
-                f"The workers would multiply gradients by different factors: rescale_grad is {_number(factors[0])!r} "
-                f"on rank {self._process_set.ranks[0]}, {_number(factors[other])!r} on rank "
+                f"The workers would multiply gradients by different factors: rescale_grad is {factors[0]!r} "
+                f"on rank {self._process_set.ranks[0]}, {factors[other]!r} on rank "
                 f"{self._process_set.ranks[other]} and {factor!r} on this rank, {process.rank()}. Give all the same, "
                 "or leave it to Module."
             )
         optimizer.rescale_grad = 1.0 / int(met[:, 1].sum())
-
-
-def _bits(number: float) -> int:
-    return struct.unpack("<q", struct.pack("<d", number))[0]
-
-
-def _number(bits: int) -> float:
-    return struct.unpack("<d", struct.pack("<q", int(bits)))[0]
 
 
 @patches.replaces(

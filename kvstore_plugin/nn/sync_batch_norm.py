@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import math
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -221,6 +221,8 @@ def _plain(F: Any, data: Any) -> Any:
 class _Prop(mx.operator.CustomOpProp):
     """Properties of a custom operator for MXNet, with the arguments of the layer, which are passed as text."""
 
+    names: ClassVar[tuple[list[str], list[str], list[str]]]  # of inputs, outputs and auxiliary states
+
     def __init__(self, scope: str, axis: str, eps: str, momentum: str, fix_gamma: str, use_global_stats: str) -> None:
         super().__init__(need_top_grad=True)
         self.texts = {
@@ -249,6 +251,15 @@ class _Prop(mx.operator.CustomOpProp):
         values = _values(gamma)
         return np.ones(values.shape) if self.fix_gamma else values.astype(np.float64)
 
+    def list_arguments(self) -> list[str]:
+        return self.names[0]
+
+    def list_outputs(self) -> list[str]:
+        return self.names[1]
+
+    def list_auxiliary_states(self) -> list[str]:
+        return self.names[2]
+
     def _channels(self, shape: Any) -> tuple[int]:
         return (shape[self.axis],)
 
@@ -257,14 +268,7 @@ class _Prop(mx.operator.CustomOpProp):
 class _LayerProp(_Prop):
     """The operator of the layer."""
 
-    def list_arguments(self) -> list[str]:
-        return ["data", "gamma", "beta"]
-
-    def list_outputs(self) -> list[str]:
-        return ["output"]
-
-    def list_auxiliary_states(self) -> list[str]:
-        return ["running_mean", "running_var"]
+    names = (["data", "gamma", "beta"], ["output"], ["running_mean", "running_var"])
 
     def infer_shape(self, in_shape: list) -> tuple:
         channels = self._channels(in_shape[0])
@@ -287,14 +291,7 @@ class _ForwardProp(_Prop):
     The second output has the means, the inverse standard deviations and the number of elements of each channel.
     """
 
-    def list_arguments(self) -> list[str]:
-        return ["data", "gamma", "beta", "total"]
-
-    def list_outputs(self) -> list[str]:
-        return ["output", "statistics"]
-
-    def list_auxiliary_states(self) -> list[str]:
-        return ["running_mean", "running_var"]
+    names = (["data", "gamma", "beta", "total"], ["output", "statistics"], ["running_mean", "running_var"])
 
     def infer_shape(self, in_shape: list) -> tuple:
         channels = self._channels(in_shape[0])
@@ -311,11 +308,7 @@ class _ForwardProp(_Prop):
 class _BackwardProp(_Prop):
     """The rest of the backward pass, after the sums of all workers have arrived."""
 
-    def list_arguments(self) -> list[str]:
-        return ["data", "gradient", "gamma", "statistics", "total"]
-
-    def list_outputs(self) -> list[str]:
-        return ["output"]
+    names = (["data", "gradient", "gamma", "statistics", "total"], ["output"], [])
 
     def infer_shape(self, in_shape: list) -> tuple:
         return in_shape, [in_shape[0]], []

@@ -6,10 +6,11 @@ Training does not use them, so the drift matters only in evaluation and in saved
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+import functools
+from typing import Any, Callable, NamedTuple, Sequence
 
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon, mx
+from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
 from ..coordination import agreement, operation
 from ..coordination.operation import Turn
 from ..world import process
@@ -64,7 +65,7 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         return
     with operation.gathering(process_set, None, "sync_aux_params") as turn:
         if root is None:
-            _average(turn, states, int(met[:, 2].sum()))
+            _average(functools.partial(turn.push, turn.core.push_group), states, int(met[:, 2].sum()))
         else:
             _broadcast(turn, states, root)
     for state in states:
@@ -95,22 +96,10 @@ class Averaging:
         The same values must be initialized on all workers; otherwise the workers get an MXNetError.
         """
         states = [_State(name, value._data) for name, value, _ in self._named if value._data is not None]
-        if not states:
-            return
-        with arrays.not_recorded():
-            totals = [_sum(state.replicas) for state in states]
-            # Workers may have different numbers of devices, so the divisor is summed as well.
-            count = mx.nd.full((1,), len(states[0].replicas), dtype="float64")
-            firsts = [state.replicas[0] for state in states]
-            sources, targets = arrays.handles([*totals, count]), arrays.handles([*firsts, count])
+        if states:
             label = f"{len(states)} auxiliary values"
-            self._process_set.core.push_group(self._name, sources, targets, "sum", 1.0, label=label)
-            for state in states:
-                first = state.replicas[0]
-                divisor = count.astype(first.dtype)
-                first /= divisor.as_np_ndarray() if isinstance(first, mx.np.ndarray) else divisor
-                for array in state.replicas[1:]:
-                    first.copyto(array)
+            push = functools.partial(self._process_set.core.push_group, self._name, label=label)
+            _average(push, states, self._process_set.size() * len(states[0].replicas))
 
     def refuse(self, reason: str) -> None:
         """Let the operation fail on the other workers, with the reason."""
@@ -172,24 +161,15 @@ def _difference(met: Any, process_set: ProcessSet, states: list[_State]) -> str:
     )
 
 
-def _average(turn: Turn, states: list[_State], devices: int) -> None:
-    """Reduce all values in one operation, values of the same dtype together."""
+def _average(push: Callable, states: list[_State], devices: int) -> None:
+    """Replace all values by their mean over so many devices. `push` is the core's push_group() with its name."""
     firsts = [state.replicas[0] for state in states]
     with arrays.not_recorded():
-        sums = [_sum(state.replicas) for state in states]
-        turn.push(turn.core.push_group, arrays.handles(sums), arrays.handles(firsts), "sum", 1 / devices)
+        sums = [arrays.total(state.replicas) for state in states]
+        push(arrays.handles(sums), arrays.handles(firsts), "sum", 1 / devices)
         for first, state in zip(firsts, states):
             for array in state.replicas[1:]:
                 first.copyto(array)
-
-
-def _sum(replicas: list[NDArray]) -> NDArray:
-    if len(replicas) == 1:
-        return replicas[0]
-    total = replicas[0].copy()
-    for array in replicas[1:]:
-        total += array.as_in_context(total.context)
-    return total
 
 
 def _broadcast(turn: Turn, states: list[_State], root: int) -> None:

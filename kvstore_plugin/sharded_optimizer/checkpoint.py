@@ -10,13 +10,14 @@ No state is changed before all workers know that nothing can fail any more.
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
 from ..collectives.objects import allgather_object, broadcast_object
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, mx
+from ..compat.mxnet import MXNetError, NDArray
+from ..compat.state_tree import Leaf, described_array, filled, leaves, made_array, mapped
 from ..coordination import agreement, deadlock_check, operation
 from ..world import settings
 from . import state_file, traits
@@ -25,18 +26,6 @@ from .optimizer import StoreOptimizer
 from .partition import Shard
 
 _ROOT = 0  # the worker that has the file, by its rank in the process set
-
-
-class Leaf(NamedTuple):
-    """Stands for an array in the description of a state."""
-
-    shape: tuple
-    dtype: Any
-    is_np: bool
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64))
 
 
 def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer: bool) -> None:
@@ -122,7 +111,7 @@ class _Exchange:
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
         numbers = [agreement.digest(texts), len(texts)]
-        limit = operation.Limit(settings.checkpoint_wait_seconds(), "MYKV_CHECKPOINT_WAIT_S")
+        limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S")
         met = operation.exchange(
             self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
         )
@@ -182,8 +171,7 @@ class _Exchange:
                 mine = arrays.memory(next(own)) if is_owner else None
                 made.append(self._collect(key, leaf, mine))
             if self.is_root:
-                left = iter(made)
-                states[key] = mapped(skeleton, lambda _, left=left: next(left), Leaf)
+                states[key] = filled(skeleton, made)
         return states
 
     def scatter(self, described: dict[Hashable, Any], whole: dict[Hashable, Any]) -> dict[Hashable, Any]:
@@ -197,8 +185,7 @@ class _Exchange:
                 source = arrays.memory(next(arrays_of)) if self.is_root else None
                 made.append(self._distribute(key, leaf, source))
             if own is not None:
-                left = iter(made)
-                states[key] = mapped(skeleton, lambda _, left=left: next(left), Leaf)
+                states[key] = filled(skeleton, made)
         return states
 
     def _joined(self, key: Hashable, shards: Sequence[Shard], parts: Sequence[Any]) -> Any:
@@ -238,7 +225,7 @@ class _Exchange:
         for shard, begin, end in self._ranges(key, leaf):
             target = None
             if shard.owner == self._rank:
-                whole = end - begin == leaf.size * width_of(leaf)
+                whole = end - begin == leaf.size * arrays.item_size(leaf)
                 made = made_array(leaf if whole else leaf._replace(shape=(shard.count,)))
                 target = arrays.memory(made)
             if shard.owner == _ROOT:
@@ -250,7 +237,7 @@ class _Exchange:
 
     def _ranges(self, key: Hashable, leaf: Leaf) -> Iterator[tuple[Shard, int, int]]:
         """The shards of a key, and the bytes of the array that belong to each."""
-        shards, width = self._optimizer.shards_of(key), width_of(leaf)
+        shards, width = self._optimizer.shards_of(key), arrays.item_size(leaf)
         for shard in shards:
             if len(shards) == 1:
                 yield shard, 0, leaf.size * width  # the array may have another shape than the weight
@@ -261,16 +248,12 @@ class _Exchange:
         """Broadcast bytes from one worker; workers that do not need them receive them into a temporary array."""
         if nbytes == 0:
             return
-        is_sender = self._rank == sender
-        if not is_sender and target is None:
+        if self._rank == sender:
+            source = np.ascontiguousarray(source)
+        elif target is None:
             target = np.empty(nbytes, dtype=np.uint8)
         with operation.Turn(self._process_set, f"{self._scope}/checkpoint/states", self.call) as turn:
-            work = turn.submit(
-                turn.core.submit_broadcast,
-                np.ascontiguousarray(source) if is_sender else None,
-                [] if is_sender else [target],
-                sender,
-            )
+            work = turn.broadcast(sender, source, target)
         operation.wait(work)
 
 
@@ -323,34 +306,3 @@ def _fits(state: Sequence[int], weight: Sequence[int], divided: bool) -> bool:
     return tuple(state) == (1,) or (
         len(state) == len(weight) and all(one in (1, other) for one, other in zip(state, weight))
     )
-
-
-def described_array(array: NDArray) -> Leaf:
-    if isinstance(array, SparseNDArray):
-        raise ValueError("a state is a sparse array, and states on the store are dense")
-    return Leaf(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
-
-
-def mapped(state: Any, function: Callable[[Any], Any], kind: type = NDArray) -> Any:
-    """A state in which each array (each object of type `kind`) is replaced by `function` of it."""
-    if isinstance(state, kind):
-        return function(state)
-    if type(state) in (tuple, list):
-        return type(state)(mapped(one, function, kind) for one in state)
-    return state
-
-
-def leaves(state: Any, kind: type) -> list[Any]:
-    found: list[Any] = []
-    mapped(state, found.append, kind)
-    return found
-
-
-def made_array(leaf: Leaf) -> NDArray:
-    with mx.util.np_shape(True):
-        made = mx.nd.empty(leaf.shape, ctx=mx.cpu(), dtype=leaf.dtype)  # its memory is written by the host
-    return made.as_np_ndarray() if leaf.is_np else made
-
-
-def width_of(leaf: Leaf) -> int:
-    return 2 if arrays.dtype_name(leaf.dtype) == "bfloat16" else np.dtype(leaf.dtype).itemsize

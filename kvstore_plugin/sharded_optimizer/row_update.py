@@ -7,7 +7,7 @@ values of the rows that occur, or of all rows if the optimizer may change other 
 
 from __future__ import annotations
 
-from typing import Any, Hashable, Sequence
+from typing import Hashable, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..collectives import row_sparse
 from ..collectives.row_sparse import Rows
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, mx, set_current_device
+from ..compat.state_tree import mapped
 from . import traits
 from .optimizer import ShardedUpdate, StoreOptimizer
 
@@ -127,7 +128,7 @@ class RowUpdate:
             row_sparse.assign(gradient, Rows(rows.indices[first:last] - begin, rows.values[first:last]))
             updater = self._store_optimizer.updater
             if self._key in updater.states:
-                updater.states[self._key] = _shaped(updater.states[self._key], shape)
+                updater.states[self._key] = mapped(updater.states[self._key], lambda state: _shaped(state, shape))
             updater(self._key, gradient, self._rows_of_weight(begin, end))
 
     def _changed(self, indices: np.ndarray) -> tuple[NDArray, list[tuple[int, int, int, int]]]:
@@ -151,10 +152,6 @@ class RowUpdate:
         return weight if (begin, end) == (0, weight.shape[0]) else weight[begin:end]
 
 
-def _shaped(state: Any, shape: tuple[int, ...]) -> Any:
-    """An optimizer's state of a shard in the shape of the shard's rows; a loaded state may be flat."""
-    if isinstance(state, (list, tuple)):
-        return type(state)(_shaped(one, shape) for one in state)
-    if isinstance(state, NDArray) and state.shape != shape and state.size == int(np.prod(shape)):
-        return state.reshape(shape)
-    return state
+def _shaped(state: NDArray, shape: tuple[int, ...]) -> NDArray:
+    """An array of a shard's state in the shape of the shard's rows; a loaded state may be flat."""
+    return state.reshape(shape) if state.shape != shape and state.size == int(np.prod(shape)) else state

@@ -584,7 +584,8 @@ class MyKV(KVStoreBase):
                 update = self._updates.get(call.name)
                 if update is None or not update.is_of([member]):
                     update = self._updates[call.name] = ShardedUpdate(self._optimizer, call.name, [member], priority)
-                update.reduce([gradient], wire=self._wire)
+                label = self._optimizer.label() + (self._label and BETWEEN + self._label)
+                update.reduce([gradient], wire=self._wire, label=label)
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError, MemoryError) as error:

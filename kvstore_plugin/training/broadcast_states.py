@@ -8,13 +8,14 @@ references to the optimizer, its scheduler or AMP's scaler stay valid.
 from __future__ import annotations
 
 import copy
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
 from ..collectives.objects import broadcast_object
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, gluon, mx, trainer_contexts
+from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, gluon, trainer_contexts
+from ..compat.state_tree import Leaf, described_array, filled, made_array, mapped
 from ..coordination import agreement, operation, operation_names
 from ..gradients import parameter_groups
 from ..integrations import gluon_trainer
@@ -42,14 +43,6 @@ class _Share(NamedTuple):
     named: Sequence[Named]
     root: int  # within the set
     with_optimizer: bool  # False: only the states of these parameters
-
-
-class _Array(NamedTuple):
-    """Describes an array."""
-
-    shape: tuple
-    dtype: Any
-    is_np: bool
 
 
 def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool = True) -> None:
@@ -170,13 +163,15 @@ class _Exchange:
         for name, parameter, _ in self._share.named:
             index = self._index_of[id(parameter)]
             if index in trainer._updaters[0].states:
-                states[name] = _taken_apart(trainer._updaters[0].states[index], self._sent)
+                states[name] = mapped(trainer._updaters[0].states[index], self._described_array)
         optimizer = _unwrapped(trainer._optimizer)
         scaler = getattr(trainer, "_amp_loss_scaler", None)
         return {
-            "parameters": [None if one.value._data is None else _like(one.value._data[0]) for one in self._share.named],
+            "parameters": [
+                one.value._data and described_array(one.value._data[0], also_sparse=True) for one in self._share.named
+            ],
             "states": states,
-            "arrays": [_like(array) for array in self._sent],
+            "arrays": [described_array(array) for array in self._sent],
             "optimizer": optimizer if self._share.with_optimizer else None,
             "trainer": {name: vars(trainer)[name] for name in _OF_THE_TRAINER if name in vars(trainer)},
             "scaler": None if scaler is None else vars(scaler),
@@ -186,6 +181,13 @@ class _Exchange:
                 if self._index_of[id(parameter)] in optimizer._index_update_count
             },
         }
+
+    def _described_array(self, array: NDArray) -> Leaf | NDArray:
+        """Stands for an array of a state, which is sent apart; sparse arrays are sent in the pickle."""
+        if isinstance(array, SparseNDArray):
+            return array
+        self._sent.append(array)
+        return described_array(array)
 
     def _check(self, described: dict[str, Any]) -> None:
         """Raise an error if this worker cannot take what the root has."""
@@ -225,7 +227,7 @@ class _Exchange:
             trainer._init_kvstore()
             trainer._init_params()
 
-    def _push_values(self, described: Sequence[_Array | None]) -> list[NDArray]:
+    def _push_values(self, described: Sequence[Leaf | None]) -> list[NDArray]:
         arriving = []
         for (name, parameter, position), like in zip(self._share.named, described):
             if like is not None:
@@ -234,9 +236,9 @@ class _Exchange:
                 arriving += parameter._data
         return arriving
 
-    def _push_states(self, described: Sequence[_Array]) -> list[NDArray]:
+    def _push_states(self, described: Sequence[Leaf]) -> list[NDArray]:
         process_set = self._share.process_set
-        received = self._sent if self._is_root else [_made(like) for like in described]
+        received = self._sent if self._is_root else [made_array(leaf) for leaf in described]
         for number, array in enumerate(received):
             name = f"{process_set.scope}/broadcast_states/states/{number}"
             process_set.core.push_broadcast(name, array.handle.value, arrays.handles([array]), self._share.root)
@@ -249,7 +251,7 @@ class _Exchange:
                 # On the root, `received` are the arrays of its first updater: no copy is needed.
                 own = received if number == 0 else [array.copy() for array in received]
             left = iter(own)
-            states = {name: _put_together(skeleton, left) for name, skeleton in described.items()}
+            states = {name: filled(skeleton, left) for name, skeleton in copy.deepcopy(described).items()}
             for name, parameter, _ in self._share.named:
                 index = self._index_of[id(parameter)]
                 updater.states.pop(index, None)
@@ -337,35 +339,3 @@ def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
 
 def _unwrapped(optimizer: Any) -> Any:
     return optimizer._optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
-
-
-def _like(array: NDArray) -> _Array:
-    return _Array(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
-
-
-def _made(like: _Array) -> NDArray:
-    with mx.util.np_shape(True):
-        made = mx.nd.empty(like.shape, dtype=like.dtype)
-    return made.as_np_ndarray() if like.is_np else made
-
-
-def _taken_apart(state: Any, arrays_of: list[NDArray]) -> Any:
-    """A state with each dense array replaced by a `_Place`; the arrays are appended to a list, in order."""
-    if isinstance(state, NDArray) and not isinstance(state, SparseNDArray):
-        arrays_of.append(state)
-        return _Place()
-    if type(state) in (tuple, list):
-        return type(state)(_taken_apart(one, arrays_of) for one in state)
-    return state
-
-
-class _Place(NamedTuple):
-    """Placeholder of an array in a state."""
-
-
-def _put_together(state: Any, left: Iterator[NDArray]) -> Any:
-    if isinstance(state, _Place):
-        return next(left)
-    if type(state) in (tuple, list):
-        return type(state)(_put_together(one, left) for one in state)
-    return state.copy() if isinstance(state, NDArray) else copy.copy(state)

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, Parameter, fill_with_zeros
-from ..coordination import operation, step_label
+from ..coordination import agreement, operation, step_label
 from ..parameters.naming import described_within
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -42,15 +42,14 @@ class _Plan(NamedTuple):
 
     def numbers(self) -> list[int]:
         """The plan as numbers for the exchange."""
-        floats = np.array([self.factor, self.learning_rate]).view(np.int64).tolist()
+        floats = agreement.as_integers([self.factor, self.learning_rate])
         return [self.kind, self.trainer, *floats, int(self.ignore_stale)]
 
     @classmethod
     def of(cls, numbers: np.ndarray) -> _Plan:
         """The plan with these numbers."""
         kind, trainer, *floats, ignore_stale = numbers.tolist()
-        factor, learning_rate = np.array(floats, dtype=np.int64).view(np.float64).tolist()
-        return cls(kind, trainer, factor, learning_rate, bool(ignore_stale))
+        return cls(kind, trainer, *agreement.as_floats(floats), bool(ignore_stale))
 
     def __str__(self) -> str:
         if self.kind == _ENDED:
@@ -98,10 +97,9 @@ class join:
         A trainer is not a DistributedTrainer, is in a join() already, belongs to another process set than the first
         trainer, or has parameters in other process sets (`parameter_process_sets`).
     MXNetError
-        The workers have unequal numbers of devices. Or, in the block, at its beginning or its end: the workers that
-        have not ended do not take the same step with the same batch size and learning rate; a worker calls something
-        else that waits (barrier, allreduce_metric, ...) while others are in a step; or a worker has left the block with
-        an exception or has exited.
+        In the block, at its beginning or its end: the workers that have not ended do not take the same step with the
+        same batch size and learning rate; a worker calls something else that waits (barrier, allreduce_metric, ...)
+        while others are in a step; or a worker has left the block with an exception or has exited.
 
     Notes
     -----
@@ -194,14 +192,7 @@ class join:
             )
         self._failed = True  # an error in this exchange ends it on all workers
         with operation.waiting(self._process_set, "join") as turn:
-            rows = turn.meet(_CALL, [*mine.numbers(), _device_count(self._trainers[mine.trainer])])
-        rows, devices = rows[:, :-1], rows[:, -1]
-        if (devices != devices[0]).any():
-            other = int(np.flatnonzero(devices != devices[0])[0])
-            raise MXNetError(
-                f"join() needs equally many devices on all workers, but rank {self._process_set.ranks[0]} has "
-                f"{devices[0]} and rank {self._process_set.ranks[other]} has {devices[other]}."
-            )
+            rows = turn.meet(_CALL, mine.numbers())
         active = np.flatnonzero(rows[:, 0] != _ENDED)
         for other in active:
             if (rows[other] != rows[active[0]]).any():
@@ -335,10 +326,6 @@ def _scale(shared: list[tuple[Parameter, str, int]], ratio: float) -> None:
         for parameter, _, _ in shared:
             for gradient in parameter._grad or ():
                 gradient *= ratio
-
-
-def _device_count(trainer: DistributedTrainer) -> int:
-    return max((len(parameter._data or ()) for parameter, _, _ in _shared(trainer)), default=0) or 1
 
 
 def _learning_rate(trainer: DistributedTrainer) -> float:

@@ -12,7 +12,7 @@ from ..compat import arrays
 from ..compat.arguments import whole_number
 from ..compat.mxnet import mx
 from ..gradients import parameter_groups
-from ..gradients.local_reducer import LocalGradients
+from ..gradients.local_reducer import LocalReducer
 from ..nn import sync_batch_norm
 from ..sharded_optimizer import atomic_file
 from ..world import process
@@ -304,7 +304,7 @@ class LocalTrainer(DistributedTrainer):
         raise ValueError("A LocalTrainer does not work with AMP: use DistributedTrainer.")
 
 
-class _LocalSteps(LocalGradients):
+class _LocalSteps(LocalReducer):
     """The gradients of local steps. Other workers wait for this worker in meetings only."""
 
     def __init__(self, parameters: Any, when_moved: Any, outer: OuterOptimizer) -> None:

@@ -16,9 +16,10 @@ from ..coordination import deadlock_check, step_label
 from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
 from ..gradients.bucket_plan import Reduction
-from ..gradients.local_reducer import LocalGradients
-from ..gradients.reducer import Gradients
-from ..gradients.sparse_reducer import SparseGradients
+from ..gradients.dense_reducer import DenseReducer
+from ..gradients.local_reducer import LocalReducer
+from ..gradients.reducer import Reducer
+from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
 from ..nn import sync_batch_norm
@@ -95,7 +96,7 @@ class DistributedTrainer(gluon.Trainer):
         bucket. 0: gradients stay where MXNet made them, and each is copied into shared memory and back (with
         `num_groups`, by one operation for each group). By default 16 MiB on one host. On several hosts 1 MiB, or 16 KiB
         for each worker if that is more: between hosts, a bucket that the next forward pass needs first overtakes other
-        buckets. The same on all workers; the set's first worker divides the gradients into buckets.
+        buckets. The same on all workers.
     reduce_method : str, optional
         'mean' or 'sum' of the gradients over the workers.
     gradients_after_allreduce : str, optional
@@ -131,8 +132,8 @@ class DistributedTrainer(gluon.Trainer):
     TypeError, ValueError
         An argument is wrong, or a process set was not added.
     RuntimeError
-        The workers have different parameters or arguments; or `elastic` is set, and the job cannot outlive one of its
-        processes.
+        The workers have different parameters, arguments or numbers of devices; or `elastic` is set, and the job cannot
+        outlive one of its processes.
     """
 
     @_without_store
@@ -224,12 +225,13 @@ class DistributedTrainer(gluon.Trainer):
         local = [one.value for one in named_of.get(None, [])]
         self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
         how = options.reduction(self._store_optimizer)
-        lines = [*options.lines(self._optimizer), *self._lines()]
+        devices = f"devices: {len(mxnet.trainer_contexts(self) or ())}"
+        lines = [*options.lines(self._optimizer), devices, *self._lines()]
         self._meeting = (scopes, how, lines) if options.elastic else None  # for _meet_again()
         self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
-            self._gradients.append(LocalGradients(local, self._follow_devices))
+            self._gradients.append(LocalReducer(local, self._follow_devices))
         deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
@@ -277,12 +279,12 @@ class DistributedTrainer(gluon.Trainer):
                 dense = [one for one in share.named if one.value._grad_stype == "default"]
                 rest = [one for one in share.named if one.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
-                gradients = Gradients(
+                gradients = DenseReducer(
                     meeting, share.scope, dense, reduction, self._follow_devices, [*options, which], self._keys()
                 )
                 made = [gradients]
                 if rest:
-                    sparse.append(SparseGradients(share.scope, rest, reduction, self._follow_devices, self._keys()))
+                    sparse.append(SparseReducer(share.scope, rest, reduction, self._follow_devices, self._keys()))
                     made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()
@@ -310,8 +312,8 @@ class DistributedTrainer(gluon.Trainer):
         ----------
         batch_size : number or NDArray
             Size of this worker's batch, of all its devices together; gradients are divided by it. It must be the same
-            on all workers, whatever their numbers of devices. Different sizes are an error, since the weights would
-            drift apart. An NDArray of one element is waited for.
+            on all workers. Different sizes are an error, since the weights would drift apart. An NDArray of one element
+            is waited for.
         ignore_stale_grad : bool, optional
             A worker whose backward has not used a parameter contributes zeros. All workers update the parameter if some
             worker has used it, and no worker updates it otherwise. This waits for the other workers.
@@ -439,19 +441,21 @@ class DistributedTrainer(gluon.Trainer):
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
                 self._check_fresh(self._refuse_comparison)
-            self._compare(self._label(factor, "an update"))
+            label = self._label(factor, "an update")
+            self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
             if ignore_stale_grad and not self._freshness_is_shared:
                 for gradients in self._gradients:
                     gradients.share_freshness()
             self._update(ignore_stale_grad)
 
-    def _compare(self, label: str) -> None:
+    def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
+        """Call all reducers; after an exception refuse the call of the later reducers, so that no worker waits."""
         for number, gradients in enumerate(self._gradients):
             try:
-                gradients.compare(label)
+                call(gradients)
             except Exception as error:
                 for later in self._gradients[number + 1 :]:
-                    later.refuse_comparison(str(error))
+                    refuse(later, str(error))
                 raise
 
     def _check_and_rescale_grad(self, scale: float) -> None:
@@ -489,15 +493,16 @@ class DistributedTrainer(gluon.Trainer):
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
         deadlock_check.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
-        for number, gradients in enumerate(self._gradients):
-            try:
-                gradients.allreduce(ignore_stale, label or "allreduce_grads()", compares=not label)
-            except Exception as error:
-                for later in self._gradients[number + 1 :]:
-                    later.refuse(str(error))
-                for averaging in self._due_averagings():
-                    averaging.refuse(str(error))
-                raise
+        what = label or "allreduce_grads()"
+        try:
+            self._for_each(
+                lambda one: one.allreduce(ignore_stale, what, compares=not label),
+                lambda one, reason: one.refuse(reason),
+            )
+        except Exception as error:
+            for averaging in self._due_averagings():
+                averaging.refuse(str(error))
+            raise
         self._freshness_is_shared = ignore_stale
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
@@ -528,13 +533,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _run_all_updaters(self, ignore_stale_grad: bool) -> None:
         if self._store_optimizer is not None:
-            for number, gradients in enumerate(self._gradients):
-                try:
-                    gradients.update()
-                except Exception as error:
-                    for later in self._gradients[number + 1 :]:  # SparseGradients
-                        later.refuse_update(str(error))
-                    raise
+            self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
             for parameter in self._params:
                 for weight in parameter._data if parameter.grad_req != "null" else ():
                     weight._fresh_grad = False

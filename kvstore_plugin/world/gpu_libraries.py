@@ -35,21 +35,19 @@ def find() -> dict[str, Any]:
         ``cuda`` and ``nccl``, each with ``path`` ('' for none), ``version`` (0 for none) and ``problem``; ``driver``,
         the newest CUDA version that the driver knows; ``devices``, how many GPUs this process sees.
     """
-    named = settings.gpu_libraries()
-    cuda = [named.cuda] if named.cuda else [*_loaded("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
+    named_cuda, named_nccl = settings.value("MYKV_CUDA_LIBRARY"), settings.value("MYKV_NCCL_LIBRARY")
+    cuda = [named_cuda] if named_cuda else [*_loaded("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
     mxnet = _loaded("libmxnet.so")  # its CUDA builds may hold NCCL
-    nccl = [named.nccl] if named.nccl else [*_loaded("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
+    nccl = [named_nccl] if named_nccl else [*_loaded("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
     return core_loader.load().find_gpus(cuda, nccl)
 
 
 def unusable() -> list[str]:
     """Sentences about files that the environment names and that cannot be used."""
-    named = settings.gpu_libraries()
-    variables = [("MYKV_CUDA_LIBRARY", named.cuda, "cuda"), ("MYKV_NCCL_LIBRARY", named.nccl, "nccl")]
     return [
         f"{variable} names a file that cannot be used: {find()[library]['problem'].rstrip('.')}."
-        for variable, path, library in variables
-        if path and not find()[library]["version"]
+        for variable, library in (("MYKV_CUDA_LIBRARY", "cuda"), ("MYKV_NCCL_LIBRARY", "nccl"))
+        if settings.value(variable) and not find()[library]["version"]
     ]
 
 

@@ -318,9 +318,8 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     comm = mpi.communicator(comm)
     if read_settings:
         _read_settings(loaded, comm)
-    stall_limits = settings.stall_limits()
     gpu_libraries.find()
-    options = {**settings.core_options(), "stall_abort_ms": round(1000 * stall_limits.abort)}
+    options = {**settings.core_options(), "stall_abort_ms": round(1000 * settings.value("MYKV_STALL_ABORT_S"))}
     loaded.init(comm.py2f(), {**options, "versions": _versions(loaded)})
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     core = loaded
@@ -328,7 +327,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     for follower in _followers:
         follower.joined(core)
     _install_hooks()
-    stall_watch.begin(core, stall_limits)
+    stall_watch.begin(core)
 
 
 def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
@@ -336,7 +335,7 @@ def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
     problem = None
     try:
         settings.read()
-        _select_kernels(loaded, settings.kernels())
+        _select_kernels(loaded, settings.value("MYKV_KERNELS"))
     except ValueError as error:
         problem = str(error)
     problems = comm.allgather(problem)
@@ -462,7 +461,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     Returns the errors of operations, which MXNet does not raise any more.
     """
     global core, _comm, _group
-    seconds = settings.exit_wait_seconds()
+    seconds = settings.value("MYKV_EXIT_WAIT_S")
     errors: list[str] = []
     drain(seconds, errors)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None

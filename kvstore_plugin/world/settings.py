@@ -135,7 +135,14 @@ def _parsed(variable: str) -> Any:
     return setting.default if text is None else setting.parse(variable, text)
 
 
-def _value(variable: str) -> Any:
+def value(variable: str) -> Any:
+    """The value of a setting, as read() has read it.
+
+    Raises
+    ------
+    ValueError
+        Before read(): the variable has a wrong value.
+    """
     return _read[variable] if variable in _read else _parsed(variable)
 
 
@@ -156,55 +163,5 @@ def core_options() -> dict[str, int | str]:
     ValueError
         Before read(): a variable has a wrong value.
     """
-    options = {setting.option: _value(variable) for variable, setting in _TABLE.items() if setting.option}
+    options = {setting.option: value(variable) for variable, setting in _TABLE.items() if setting.option}
     return {option: value for option, value in options.items() if value is not None}
-
-
-def kernels() -> str:
-    """Name of the instruction set for the core's kernels, or 'best'."""
-    return _value("MYKV_KERNELS")
-
-
-class GpuLibraries(NamedTuple):
-    """Files to use in place of the libraries that would be found; '' for none."""
-
-    cuda: str
-    nccl: str
-
-
-def gpu_libraries() -> GpuLibraries:
-    """Where the environment says that the CUDA runtime and NCCL are."""
-    return GpuLibraries(_value("MYKV_CUDA_LIBRARY"), _value("MYKV_NCCL_LIBRARY"))
-
-
-def exit_wait_seconds() -> float:
-    """Seconds that a rank waits at its exit for its own unfinished operations before it leaves the others."""
-    return _value("MYKV_EXIT_WAIT_S")
-
-
-class StallLimits(NamedTuple):
-    """How long (seconds) operations may wait for other ranks; 0: without limit."""
-
-    warn: float
-    abort: float
-
-
-def stall_limits() -> StallLimits:
-    """When operations that wait are logged, and when they fail.
-
-    Raises
-    ------
-    ValueError
-        Before read(): a variable has a wrong value.
-    """
-    return StallLimits(_value("MYKV_STALL_WARN_S"), _value("MYKV_STALL_ABORT_S"))
-
-
-def timeline() -> str:
-    """The file in which init() begins to record a timeline; '' for none."""
-    return _value("MYKV_TIMELINE")
-
-
-def checkpoint_wait_seconds() -> float:
-    """Seconds that a worker waits for the others to come to a call that saves or loads optimizer states."""
-    return _value("MYKV_CHECKPOINT_WAIT_S")

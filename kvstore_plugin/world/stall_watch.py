@@ -19,13 +19,14 @@ _JOIN_S = 10.0
 _thread: threading.Thread | None = None
 
 
-def begin(core: Any, limits: settings.StallLimits) -> None:
+def begin(core: Any) -> None:
     """Watch the operations of this process, unless it is the only rank or both limits are off."""
     global _thread
+    limits = settings.value("MYKV_STALL_WARN_S"), settings.value("MYKV_STALL_ABORT_S")
     if core.size() == 1 or not any(limits):
         return
     core.begin_stall_watch()
-    _thread = threading.Thread(target=_watch, args=(core, limits), name="kvstore_plugin-stalls", daemon=True)
+    _thread = threading.Thread(target=_watch, args=(core, *limits), name="kvstore_plugin-stalls", daemon=True)
     _thread.start()
 
 
@@ -38,9 +39,9 @@ def end(core: Any) -> None:
         _thread = None
 
 
-def _watch(core: Any, limits: settings.StallLimits) -> None:
+def _watch(core: Any, warn: float, abort: float) -> None:
     while True:
-        reports = core.next_stalls(limits.warn, limits.abort)
+        reports = core.next_stalls(warn, abort)
         if reports is None:
             return
         for _, sentence in reports:

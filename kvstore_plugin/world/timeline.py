@@ -89,7 +89,7 @@ def stop_timeline() -> None:
 
 class _FollowTimeline(process.Follower):
     def joined(self, core: object) -> None:
-        path = settings.timeline()
+        path = settings.value("MYKV_TIMELINE")
         if not path:
             return
         # Elastic workers that begin again keep what was recorded before.

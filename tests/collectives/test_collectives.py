@@ -8,7 +8,7 @@ import inspect
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.collectives_model import adasum, assert_equal, own_rows, reduced
+from harness.collectives_model import assert_equal, own_rows, reduced
 from harness.support import BFLOAT16, DTYPES, array, mx, numbers, value
 from mxnet import autograd
 
@@ -176,7 +176,6 @@ def test_every_shape(rank, size, kind, shape):
     assert_equal(value(mykv.grouped_allreduce([mine, mine], op=mykv.Sum)[1]), total)
     assert_equal(value(mykv.broadcast_(mine, 0)), values[0])
     mine = array(values[rank], kind)
-    assert_equal(value(mykv.allreduce(mine, op=mykv.Adasum)), adasum(values).astype("float32"))
     if shape:
         assert_equal(value(mykv.allgather(mine)), np.concatenate(values))
         assert_equal(value(mykv.reducescatter(mine, op=mykv.Sum)), own_rows(total, rank, size))
@@ -310,30 +309,6 @@ def test_reducescatter_gives_the_lower_ranks_one_row_more(rank, size, kind, rows
     assert_equal(value(mykv.grouped_reducescatter([array(values[rank], kind)] * 2, op=mykv.Sum)[1]), expected)
 
 
-@pytest.mark.ranks(1, 2, 4)
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_adasum(rank, size, gather, kind, dtype):
-    values = [np.random.RandomState(other).uniform(-1, 1, (3, 1001)).astype(dtype) for other in range(size)]
-    mine = array(values[rank], kind)
-    result = value(mykv.allreduce(mine, op=mykv.Adasum))
-    assert_equal(result, adasum(values).astype(dtype))
-    assert len(set(gather(result.tobytes()))) == 1
-    grouped = mykv.grouped_allreduce([mine, mine * 2], op=mykv.Adasum, prescale_factor=2, postscale_factor=0.5)
-    assert_equal(value(grouped[0]), adasum(values).astype(dtype))
-    assert_equal(value(grouped[1]), (adasum(values) * 2).astype(dtype))
-    mykv.allreduce_(mine, op=mykv.Adasum)
-    assert_equal(value(mine), result)
-
-
-@pytest.mark.ranks(2)
-def test_adasum_of_parallel_gradients_is_their_mean_and_of_orthogonal_ones_their_sum(rank):
-    ones = np.ones((50, 3), "float32")
-    assert_equal(value(mykv.allreduce(array(ones), op=mykv.Adasum)), ones)
-    other = np.array([[0.0, 2], [3, 0]])[rank]
-    np.testing.assert_array_equal(value(mykv.allreduce(array(other), op=mykv.Adasum)), [3, 2])
-    np.testing.assert_array_equal(value(mykv.allreduce(array(other * rank), op=mykv.Adasum)), [3, 0])
-
-
 @pytest.mark.ranks(2, 3)
 def test_barrier_waits_for_all(rank, size, gather, tmp_path):
     import time
@@ -392,7 +367,7 @@ def test_operations_while_recording_are_not_recorded(rank):
     x.attach_grad()
     with autograd.record():
         scaled = mykv.allreduce(x, op=mykv.Min, prescale_factor=2)
-        mean = mykv.allreduce(x, op=mykv.Adasum)
+        mean = mykv.allreduce(x)
         rows = mykv.grouped_reducescatter([x])[0]
         assert autograd.is_recording() and autograd.is_training()
         loss = (x * x).sum()
@@ -429,8 +404,6 @@ def test_all_operations_with_an_engine_that_runs_them_at_once(rank, size):
     assert_equal(
         value(mykv.alltoall(mine, [5] + [0] * (size - 1))[0]), np.concatenate(values) if rank == 0 else values[0][:0]
     )
-    if size & (size - 1) == 0:
-        assert_equal(value(mykv.allreduce(mine, op=mykv.Adasum)), adasum(values).astype("float32"))
     mykv.barrier()
     assert mykv.allgather_object(rank) == list(range(size))
 

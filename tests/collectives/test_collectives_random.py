@@ -12,7 +12,7 @@ import hypothesis
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.collectives_model import adasum, assert_equal, own_rows, reduced
+from harness.collectives_model import assert_equal, own_rows, reduced
 from harness.support import DTYPES, array, mx, numbers, value
 from hypothesis import strategies
 from hypothesis.extra import numpy as arrays_of
@@ -49,8 +49,6 @@ class _Tensors:
 def _expected_reduction(options, values):
     op = options["op"]
     before, after = options.get("prescale_factor", 1), options.get("postscale_factor", 1)
-    if op is mykv.Adasum:
-        return (adasum([value * before for value in values]) * after).astype(values[0].dtype)
     return reduced(op, values, before, after)
 
 
@@ -136,18 +134,14 @@ def _operations(draw, process_sets):
     dtypes = DTYPES
     if "reduce" in call:
         ops = [mykv.Average, mykv.Sum, mykv.Min, mykv.Max, mykv.Product]
-        if call != "reducescatter" and call != "grouped_reducescatter" and size & (size - 1) == 0:
-            ops.append(mykv.Adasum)
         options = {"op": draw(strategies.sampled_from(ops))}
         floats = [dtype for dtype in DTYPES if dtype.startswith("float")]
         factors = [1.0, 0.5, 2, 0.25]
-        if options["op"] is mykv.Adasum:
-            dtypes = floats
-        elif options["op"] is mykv.Average:
+        if options["op"] is mykv.Average:
             dtypes = [dtype for dtype in DTYPES if dtype != "bool"]
         if draw(strategies.booleans()):
             # What a negative number is as an unsigned integer depends on the machine.
-            if options["op"] is mykv.Adasum or draw(strategies.booleans()):
+            if draw(strategies.booleans()):
                 dtypes, factors = floats, [*factors, -1]
             else:
                 dtypes = [dtype for dtype in DTYPES if dtype != "bool"]

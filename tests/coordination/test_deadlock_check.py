@@ -8,6 +8,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, mx
+from kvstore_plugin.world import process
 from mxnet import autograd
 
 _SGD = ("sgd", {"learning_rate": 0.1})
@@ -38,11 +39,15 @@ _every_call = pytest.mark.parametrize("call", _CALLS.values(), ids=_CALLS)
 
 
 def _step(net, trainer, rank, step=0):
+    _begin_step(net, trainer, rank, step)
+    mx.nd.waitall()
+
+
+def _begin_step(net, trainer, rank, step):
     with autograd.record():
         loss = (net(array(np.random.RandomState(10 * step + rank).rand(4, 6).astype("float32"))) ** 2).sum()
     loss.backward()
     trainer.step(4)
-    mx.nd.waitall()
 
 
 def _all_goes_on(rank, gather):
@@ -142,3 +147,30 @@ def test_one_worker_makes_a_trainer_with_wrong_arguments(rank, gather):
     with pytest.raises(ValueError if rank else MXNetError, match="bucket_bytes"):
         mykv.DistributedTrainer(net.collect_params(), *_SGD, bucket_bytes=-1 if rank else None)
     _all_goes_on(rank, gather)
+
+
+@pytest.mark.ranks(2)
+def test_a_call_that_succeeds_while_it_looks_for_the_reason_refuses_no_step(rank, gather, monkeypatch):
+    """The other worker has gone on to its next step then, and waits there for this one, which comes later."""
+    net = dense_network(seed=0)
+    trainer = _trainer(net, rank)
+    for step in range(2):
+        _step(net, trainer, rank, step)
+
+    def wait_and_look(work, look=None, *first_look):
+        while not work.wait(0.1):
+            pass
+        gather("rank 0 is in its next step")
+        look()
+
+    if rank == 0:
+        mykv.barrier()
+        _begin_step(net, trainer, rank, 2)
+        gather("rank 0 is in its next step")
+    else:
+        with monkeypatch.context() as changed:
+            changed.setattr(process, "wait", wait_and_look)
+            mykv.barrier()
+        _begin_step(net, trainer, rank, 2)
+    mx.nd.waitall()
+    assert len(set(gather(checksum(net)))) == 1

@@ -16,9 +16,9 @@ import pytest
 from harness import elastic_outcome, launcher
 from harness.marks import long
 from harness.several_hosts import Hosts
+from kvstore_plugin.compat.state_tree import described_array
 from kvstore_plugin.elastic import shard_replicas as kept_shares
 from kvstore_plugin.sharded_optimizer import partition as sharding
-from kvstore_plugin.sharded_optimizer.checkpoint import described_array
 from kvstore_plugin.world import exit_notifier as failed_exits
 from kvstore_plugin.world import process_watch as followed
 from mxnet.gluon import nn

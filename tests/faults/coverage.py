@@ -17,7 +17,7 @@ PYTHON = {
         "join",
         "process_sets_of_trainers",
     ],
-    "kvstore_plugin/gradients/reducer.py": [
+    "kvstore_plugin/gradients/dense_reducer.py": [
         "trainer",
         "equivalence",
         "several_devices",

@@ -134,10 +134,10 @@ def test_sums_between_hosts(rank, gather, options):
 
 
 @pytest.mark.ranks(2)
-def test_sums_of_several_devices_and_of_unequally_many(rank, gather):
+def test_sums_of_several_devices(rank, gather):
     trained = []
     for shown in ("mean", "sum"):
-        devices = [mx.cpu(number) for number in range(1 + rank)]
+        devices = [mx.cpu(number) for number in range(2)]
         net = dense_network(seed=0, ctx=devices)
         trainer = _trainer(net, shown)
         for _ in range(2):
@@ -148,7 +148,7 @@ def test_sums_of_several_devices_and_of_unequally_many(rank, gather):
             trainer.allreduce_grads()
             for parameter in structure(net).values():
                 for device in devices:
-                    assert (parameter.grad(device).asnumpy() == (3 if shown == "sum" else 1.5)).all()
+                    assert (parameter.grad(device).asnumpy() == (4 if shown == "sum" else 2)).all()
             trainer.update(5)
         trained.append(parameters(net))
         assert len(set(gather(checksum(net)))) == 1

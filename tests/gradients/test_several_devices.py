@@ -207,54 +207,6 @@ def test_stock_trainer_over_two_devices(rank, size, gather, update_on_kvstore):
     assert len(set(gather(checksum(net)))) == 1
 
 
-def _devices_of(rank):
-    """One, two and three."""
-    return _CPUS[: 1 + rank]
-
-
-_MADE = [{}, {"bucket_bytes": 0}, {"update_on_kvstore": True}]
-
-
-@pytest.mark.smoke
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("options", _MADE, ids=str)
-def test_unequal_numbers_of_devices_are_averaged_over_all(rank, size, gather, options):
-    """As in one process with all images: each worker has a batch of twelve, whatever its number of devices."""
-    devices = _devices_of(rank)
-    net = dense_network(seed=rank, ctx=devices)
-    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, **options)
-    for step in range(3):
-        _backward(net, devices, rank, step)
-        trainer.step(12)
-    alone = dense_network(seed=0)
-    one = gluon.Trainer(alone.collect_params(), *_ADAM, kvstore=None)
-    for step in range(3):
-        parts = []
-        for worker in range(size):
-            count = 12 // len(_devices_of(worker))
-            parts += [_images(step, worker, device, count) for device in _devices_of(worker)]
-        with autograd.record():
-            loss = (alone(array(np.concatenate(parts))) ** 2).sum()
-        loss.backward()
-        one.step(12 * size)
-    for parameter, expected in zip(structure(net).values(), parameters(alone).values()):
-        for device in devices:
-            np.testing.assert_allclose(value(parameter.data(device)), expected, rtol=1e-5, atol=1e-6)
-    assert len(set(gather(checksum(net)))) == 1
-
-
-def _images(step, rank, device, count):
-    seed = 100 * step + 10 * rank + device.device_id
-    return np.random.RandomState(seed).randn(count, 6).astype("float32")
-
-
-def _backward(net, devices, rank, step):
-    count = 12 // len(devices)
-    with autograd.record():
-        losses = [(net(array(_images(step, rank, device, count), ctx=device)) ** 2).sum() for device in devices]
-    autograd.backward(losses)
-
-
 def _fill_gradients(net, devices):
     for parameter in structure(net).values():
         for device in devices:
@@ -262,43 +214,53 @@ def _fill_gradients(net, devices):
             parameter.data(device)._fresh_grad = True
 
 
-@pytest.mark.ranks(2)
-def test_unequal_numbers_of_devices_between_allreduce_and_update(rank, gather):
-    """The sum over three devices, divided by two workers."""
-    devices = _devices_of(rank)
-    net = dense_network(seed=0, ctx=devices)
-    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
-    for _ in range(2):
-        before = parameters(net)
-        _fill_gradients(net, devices)
-        trainer.allreduce_grads()
-        for parameter in structure(net).values():
-            assert all((value(parameter.grad(device)) == 1.5).all() for device in devices)
-        trainer.update(5)
-        for name, values in parameters(net).items():
-            np.testing.assert_allclose(before[name] - values, 1.5 / 5, rtol=1e-5)
-    assert len(set(gather(checksum(net)))) == 1
+_UNEQUAL = "devices: 1.*rank 1.*devices: 2"
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    "sparse", [False, pytest.param(True, marks=pytest.mark.skipif(IS_2, reason="only in MXNet 1.9"))]
+)
+def test_unequal_numbers_of_devices_are_refused(rank, sparse):
+    parameter = gluon.Parameter("p", shape=(3, 2), grad_stype="row_sparse" if sparse else "default")
+    parameter.initialize(ctx=_CPUS[: min(1 + rank, 2)])
+    with pytest.raises(RuntimeError, match=_UNEQUAL):
+        mykv.DistributedTrainer([parameter], "sgd")
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("options", _MADE, ids=str)
-def test_unequal_numbers_of_devices_need_batches_of_one_size(rank, gather, options):
-    """Also in the first step; no weight has changed then, and the next step works."""
-    devices = _devices_of(rank)
+@pytest.mark.parametrize("moved", [[1], [0, 1]], ids=["one worker", "both"])
+def test_unequal_numbers_of_devices_are_refused_where_parameters_are_moved(rank, moved):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, bucket_bytes=0)
+    _fill_gradients(net, _CPUS[:1])
+    trainer.step(1)
+    devices = _CPUS[: 2 + (rank if len(moved) > 1 else 0)] if rank in moved else _CPUS[:1]
+    for parameter in structure(net).values() if rank in moved else ():
+        getattr(parameter, "reset_device" if IS_2 else "reset_ctx")(devices)
+    _fill_gradients(net, devices)
+    with pytest.raises(MXNetError, match="devices: 2.*rank 1.*devices: 3" if len(moved) > 1 else "rank [01]"):
+        trainer.step(1)
+        parameters(net)
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("update_on_kvstore", [False, True])
+def test_unequal_numbers_of_devices_are_refused_by_a_stock_trainer(rank, gather, update_on_kvstore):
+    """No weight has changed then."""
+    devices = _CPUS[: 1 + rank]
     net = dense_network(seed=0, ctx=devices)
-    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, **options)
+    store = mx.kv.create("mykv")
+    trainer = gluon.Trainer(net.collect_params(), *_ADAM, kvstore=store, update_on_kvstore=update_on_kvstore)
     before = checksum(net)
     for _ in range(2):
         _fill_gradients(net, devices)
-        with pytest.raises(MXNetError, match="batch size 4 .*rank 1 has .*batch size 8"):
-            trainer.step(4 * len(devices))
+        with pytest.raises(MXNetError, match="devices: 1.*devices: 2"):
+            trainer.step(1)
             parameters(net)
         clear_errors()
         assert checksum(net) == before
-    _fill_gradients(net, devices)
-    trainer.step(8)
-    assert len(set(gather(checksum(net)))) == 1
-    assert checksum(net) != before
 
 
 @pytest.mark.ranks(1, 2)

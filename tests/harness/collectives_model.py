@@ -40,16 +40,6 @@ def own_rows(whole: np.ndarray, rank: int, size: int) -> np.ndarray:
     return np.array_split(whole, size)[rank]
 
 
-def adasum(values: list) -> np.ndarray:
-    """Maleki et al. 2020, equation 4, in float64."""
-    values = [np.asarray(value, dtype="float64") for value in values]
-    if len(values) == 1:
-        return values[0]
-    a, b = adasum(values[: len(values) // 2]), adasum(values[len(values) // 2 :])
-    dot, aa, bb = (a * b).sum(), (a * a).sum(), (b * b).sum()
-    return (1 - dot / (2 * aa) if aa else 1.0) * a + (1 - dot / (2 * bb) if bb else 1.0) * b
-
-
 def assert_equal(result: np.ndarray, expected: np.ndarray) -> None:
     """Same dtype and shape, and the same values up to the roundings that the dtype allows."""
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)

@@ -190,8 +190,8 @@ def test_a_trainer_averages_in_every_nth_step(hybridize, rank, size, gather):
 
 
 @pytest.mark.ranks(2)
-def test_a_trainer_averages_over_all_devices_however_many_a_worker_has(rank, gather):
-    devices = [mx.cpu(0), mx.cpu(1), mx.cpu(2)] if rank else None
+def test_a_trainer_averages_over_all_devices(rank, gather):
+    devices = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
     averaged = _statistics_in_training(rank, 1, ctx=devices, aux_sync_period=1)[0]
     alone = gather(_statistics_in_training(rank, 1, ctx=devices)[0])
     for name, replicas in averaged.items():

@@ -49,8 +49,8 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     pytest.importorskip("tqdm")
     sabotage = {
         "pushpull": """
-            from kvstore_plugin.gradients.reducer import Gradients
-            Gradients.allreduce = lambda self, *arguments, **named: None
+            from kvstore_plugin.gradients.dense_reducer import DenseReducer
+            DenseReducer.allreduce = lambda self, *arguments, **named: None
             """,
         "accuracy": "digits_common.SGD['learning_rate'] = 0.0",
     }

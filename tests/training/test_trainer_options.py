@@ -173,7 +173,7 @@ def test_frozen_parameters_do_not_count_in_groups(rank, watched, gather):
 
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 16 << 20])
-def test_the_first_ranks_plan_is_followed_where_layers_were_initialized_in_other_orders(
+def test_each_gradient_is_copied_where_layers_were_initialized_in_other_orders(
     rank, watched, gather, caplog, bucket_bytes
 ):
     def build(size):
@@ -194,14 +194,11 @@ def test_the_first_ranks_plan_is_followed_where_layers_were_initialized_in_other
     with caplog.at_level(logging.WARNING):
         train(net, trainer, turned=rank == 1)
     assert sum("different orders" in record.getMessage() for record in caplog.records) == (rank == 0)
-    plans = gather(list(watched.pushed))
-    watched.pushed.clear()
-    same, its = build(bucket_bytes)
-    train(same, its, turned=False)
-    assert all(plan == gather(list(watched.pushed))[0] for plan in plans)
+    assert watched.pushed == [1] * 6 * 3
     reference, plain = build(0)
     train(reference, plain, turned=False)
-    assert checksum(net) == checksum(same) == checksum(reference)
+    assert checksum(net) == checksum(reference)
+    assert len(set(gather(checksum(net)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -251,9 +248,9 @@ def test_gradients_that_cannot_be_adopted_are_packed(rank, watched, gather):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{}, {"num_groups": 2}, {"bucket_bytes": 0}, {"bucket_bytes": 0, "num_groups": 2}])
-def test_one_worker_with_two_devices(rank, gather, options):
-    """The other has one, and its layout is another; gradients are summed over devices, and averaged over workers."""
-    devices = [mx.cpu(0), mx.cpu(1)][: 1 + rank]
+def test_workers_with_two_devices(rank, gather, options):
+    """Gradients are summed over devices, and averaged over workers."""
+    devices = [mx.cpu(0), mx.cpu(1)]
     net = dense_network(seed=rank, ctx=devices)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, **options)
     for step in range(2):
@@ -264,7 +261,7 @@ def test_one_worker_with_two_devices(rank, gather, options):
         trainer.allreduce_grads()
         for parameter in structure(net).values():
             for device in devices:
-                assert (parameter.grad(device).asnumpy() == 1.5 * (1 + step)).all()
+                assert (parameter.grad(device).asnumpy() == 2 * (1 + step)).all()
         trainer.update(1)
     assert len(set(gather(checksum(net)))) == 1
 

@@ -103,7 +103,7 @@ def test_settings_are_those_of_init_and_take_fractions_of_seconds(fresh, monkeyp
     mykv.init()
     for variable, text in _WRONG.items():
         monkeypatch.setenv(variable, text)
-    assert settings.exit_wait_seconds() == 0.5 and settings.checkpoint_wait_seconds() == 60
+    assert settings.value("MYKV_EXIT_WAIT_S") == 0.5 and settings.value("MYKV_CHECKPOINT_WAIT_S") == 60
     assert settings.core_options() == {}
     mykv.shutdown()
     monkeypatch.undo()

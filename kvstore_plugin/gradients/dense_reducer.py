@@ -1,0 +1,332 @@
+"""How the gradients of one trainer become their mean over the ranks of a process set.
+
+The class `DenseReducer` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
+bucket_memory.py places gradients in shared memory.
+
+When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
+gradients lie in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
+(grad_req, a frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of
+the first operation that was agreed on. If all ranks ask, they get an answer. If a rank pushes gradients instead, the
+core sees that the two calls do not match, and all ranks get an error. The stale flags of a step travel in the same way.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from typing import Any, Callable, Mapping, Sequence
+
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, fill_with_zeros
+from ..coordination import agreement
+from ..parameters import load_tracking, placement
+from ..parameters.naming import Named
+from ..sharded_optimizer.optimizer import ShardedUpdate
+from . import bucket_plan
+from .bucket_memory import GradientMemory
+from .bucket_plan import Operation, Reduction, Slot
+from .fence import Fence, SumsCheck
+from .reducer import SharedReducer
+
+_data_of = operator.attrgetter("_data")
+_grad_of = operator.attrgetter("_grad")
+_log = logging.getLogger("kvstore_plugin")
+
+
+class DenseReducer(SharedReducer):
+    """Reduces the dense gradients of one trainer over one process set.
+
+    Parameters
+    ----------
+    meeting : str
+        The name under which the ranks find out whether they have the same arguments.
+    scope : str
+        Begins the names of all other operations.
+    named : sequence of Named
+        Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
+        priority: the next forward pass needs them first.
+    reduction, when_moved
+        As for `SharedReducer`.
+    options : sequence of str
+        Further lines that must be the same on all ranks, as the error shows them.
+    keys : dict of int, optional
+        The key of each parameter in the optimizer on the store, by the parameter's id().
+
+    Raises
+    ------
+    RuntimeError
+        The ranks differ in their parameters, in the parameters with gradients, or in their arguments. Collective: all
+        ranks get the error.
+    """
+
+    def __init__(
+        self,
+        meeting: str,
+        scope: str,
+        named: Sequence[Named],
+        reduction: Reduction,
+        when_moved: Callable[[], None],
+        options: Sequence[str] = (),
+        keys: Mapping[int, int] | None = None,
+    ) -> None:
+        super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
+        self._carrier = f"{scope}/parameters"
+        self._slots = [
+            Slot(
+                name, f"{scope}/gradients/{name}", parameter, -position, None, (keys or {}).get(id(parameter), position)
+            )
+            for name, parameter, position in named
+        ]
+        self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
+        self._seen_weights: list[Any] = []  # with an optimizer on the store
+        self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
+        self._sums = SumsCheck()
+        self._compares = False  # whether update() follows the last allreduce()
+        self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
+        self._fences: list[Fence] = []  # a fence for each operation
+        self._proposed: list[str] = []  # the operations that this rank proposed last
+        self._copies_all = False  # the ranks' proposals differ
+        labels = [slot.label for slot in self._slots]
+        agreement.check_options(self._process_set, meeting, options, scope)
+        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
+        trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
+        agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
+        self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
+        self._place_gradients()
+
+    def _place_gradients(self) -> None:
+        """Let the gradients lie in shared memory from now on, or from their initialization."""
+        # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
+        in_order = sorted(self._slots, key=lambda slot: -slot.priority)
+        if self._reduction.counts_elements:  # the compressor counts per array, so each array needs its own operation
+            for number, slot in enumerate(in_order):
+                slot.group = number
+        else:
+            _divide(in_order, self._reduction.num_groups)
+        try:
+            self._memory.own([(slot.parameter, slot.group) for slot in in_order])
+        except Exception as error:
+            self._process_set.core.refuse(self._carrier, str(error))
+            raise
+        if self._memory.late and self._process_set.rank() == 0:
+            _log.warning(
+                "%d of the %d parameters of %s were there before a backward ran, so their gradients are reduced by "
+                "copying, which is slower: make the DistributedTrainer before the first backward.",
+                len(self._memory.late),
+                len(self._slots),
+                self._scope,
+            )
+
+    def release(self) -> None:
+        self._memory.release()
+        self._operations = []
+
+    def _moved(self) -> bool:
+        """Whether a parameter has other arrays than in the last step: after cast, reset_ctx, grad_req or first use."""
+        if not self._operations or not self._memory.attached():
+            return True
+        if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
+            return True
+        return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
+
+    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._compares = compares
+        if self._moved():
+            self._look_again()
+        if load_tracking.any_of(self._parameters):
+            loaded = load_tracking.label(self._parameters)
+            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loaded))
+            load_tracking.forget(self._parameters)
+        operations = self._operations
+        if ignore_stale:
+            used = {id(slot) for slot in self._share_freshness()}
+            operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
+            keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
+        self._is_due = compares
+        if compares:
+            self._sums.begin()
+        self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
+        for number, operation in enumerate(operations):
+            try:
+                operation.push(label)
+            except BaseException as error:
+                pushed = isinstance(error, MXNetError)  # NaiveEngine has run it
+                self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
+                raise
+
+    def update(self) -> None:
+        while self._to_update:
+            operation, keys = self._to_update.pop(0)
+            try:
+                operation.update.apply(keys)
+            except BaseException as error:
+                self.refuse_update(f"the update has failed there: {error}")
+                raise
+
+    def fence(self) -> None:
+        if self._compares:
+            super().fence()  # compare() is one operation on all arrays
+        elif self._process_set.size() > 1:
+            for fence in self._fences:
+                fence.push()
+
+    def refuse_update(self, reason: str) -> None:
+        begun, self._to_update = self._to_update, []
+        for operation, _ in begun:
+            operation.update.refuse_weights(reason)
+
+    def _refuse_comparison_of(self, reason: str) -> None:
+        """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
+        self._is_due = self._compares and bool(self._operations)
+        self._leave_out_comparison(reason)
+
+    def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
+        """Refuse the rest of a step after some of its operations were pushed."""
+        self._to_update = [(one, None) for one in pushed if one.update is not None]
+        self.refuse_update(reason)
+        for operation in others:
+            self._refuse(operation, reason)
+        self._refuse_comparison_of(reason)
+
+    def _refuse(self, operation: Operation, reason: str) -> None:
+        if operation.update is None:
+            self._process_set.core.refuse(operation.name, reason)
+        else:
+            ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
+
+    def compare(self, label: str) -> None:
+        failure = self._sums.failure()
+        if failure is not None:
+            self.refuse_comparison(failure)
+            raise MXNetError(failure)
+        if self._operations:
+            super().compare(label)
+
+    def _compared(self) -> tuple[list[NDArray], int]:
+        gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]
+        return gradients, self._operations[0].slots[0].priority
+
+    def refuse_comparison(self, reason: str) -> None:
+        if self._operations:
+            super().refuse_comparison(reason)
+
+    def share_freshness(self) -> None:
+        self._share_freshness(clear=False)
+
+    def has_begun(self) -> bool:
+        return bool(self._operations)  # in the first step all ranks meet, so no rank can push it alone
+
+    def refuse(self, reason: str) -> None:
+        self._leave_out_comparison(reason)
+        self._give_back(reason)
+        self._refuse_step(reason)
+
+    def _refuse_step(self, reason: str) -> None:
+        if not self._operations:
+            self._process_set.core.refuse(self._carrier, reason)
+        for operation in self._operations:
+            self._refuse(operation, reason)
+        self._refuse_comparison_of(reason)
+
+    def _look_again(self) -> None:
+        """Read the gradient arrays anew. If their layout has changed, the ranks agree on operations again."""
+        self._check_values()
+        active = [slot for slot in self._slots if slot.parameter._grad is not None]
+        try:
+            for slot in active:
+                arrays.as_list(slot.parameter._grad, f"gradient of {slot.label}")
+            placement.check_devices((slot.label, slot.parameter) for slot in active)
+        except ValueError as error:
+            self._refuse_step(str(error))
+            raise
+        store_optimizer = self._reduction.store_optimizer
+        new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
+        operations = bucket_plan.propose(self._scope, self._reduction, self._memory, active)
+        proposed = [str(operation) for operation in operations]
+        if proposed != self._proposed or not proposed:
+            try:
+                self._agree(active, operations)
+            except Exception:
+                if new:
+                    store_optimizer.release(new)  # the other ranks have not given these keys owners
+                raise
+            self._proposed = proposed
+        if self._copies_all:
+            operations = bucket_plan.copied(self._scope, self._reduction, active)
+        self._operations = operations
+        self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
+        self._seen = [parameter._grad for parameter in self._parameters]
+        self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
+
+    def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
+        labels = [slot.label for slot in active]
+        what = f"parameters with gradients of {self._scope}"
+        self._ask(lambda carrier: agreement.check_names(self._process_set, carrier, labels, what))
+        own = agreement.digest([str(operation) for operation in proposed])
+        label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
+        (least,), (most,) = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [own], label))
+        knew, self._copies_all = self._copies_all, bool(least != most)
+        if self._copies_all and not knew and self._process_set.rank() == 0:
+            _log.warning(
+                "The workers have initialized the parameters of %s in different orders, or on CPUs and GPUs, so all "
+                "gradients are reduced by copying, which is slower.",
+                self._scope,
+            )
+
+    def _has_met(self) -> bool:
+        return bool(self._operations)
+
+    def _share_freshness(self, clear: bool = True) -> list[Slot]:
+        """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
+        active = [slot for operation in self._operations for slot in operation.slots]
+        if not active:
+            return []
+        flags = [any(weight._fresh_grad for weight in slot.parameter._data) for slot in active]
+        _, fresh = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, flags))
+        used = [slot for slot, flag in zip(active, fresh) if flag]
+        for slot in used:
+            for weight, gradient in zip(slot.parameter._data, slot.parameter._grad):
+                if not weight._fresh_grad:
+                    if clear:
+                        fill_with_zeros(gradient)
+                    weight._fresh_grad = True
+        return used
+
+    def _names(self) -> list[str]:
+        return [operation.name for operation in self._operations] or [self._carrier]
+
+    def _ask(self, exchange: Callable[[str], Any]) -> Any:
+        try:
+            return super()._ask(exchange)
+        except RuntimeError as error:
+            sentence = f"The ranks do not take this step of {self._scope} alike: {error}"
+            # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
+            self._break_off(self._operations[:1], self._operations[1:], sentence)
+            raise MXNetError(sentence) from error
+
+    def __getstate__(self) -> dict:
+        return {
+            **super().__getstate__(),
+            "_operations": [],
+            "_fences": [],
+            "_proposed": [],
+            "_copies_all": False,
+            "_to_update": [],
+        }
+
+
+def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
+    """Keys and weights in the order of the network, which is also the order of their gradients in buckets."""
+    return [(slot.key, slot.parameter._data[0]) for slot in sorted(slots, key=lambda slot: -slot.priority)]
+
+
+def _divide(slots: Sequence[Slot], num_groups: int) -> None:
+    """Number the groups of the slots: each group has as many gradients as the others, in the slots' order."""
+    if not num_groups:
+        return
+    trainable = sum(slot.parameter.grad_req != "null" for slot in slots)
+    before = 0
+    for slot in slots:
+        slot.group = min(before * num_groups // max(trainable, 1), num_groups - 1)
+        before += slot.parameter.grad_req != "null"
