@@ -16,7 +16,6 @@
 #include "operations/overlap.h"
 #include "operations/signature.h"
 #include "runtime/buffer.h"
-#include "runtime/layers.h"
 #include "runtime/standstill.h"
 
 namespace mykv {
@@ -66,7 +65,6 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, table_, options.network_bytes)),
       nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, table_, launcher_) : nullptr),
-      layers_(gpus_.layered ? std::make_unique<Layers>(world_, options) : nullptr),
       agreement_(world_, table_, 2 * options.network_bytes),
       inquiry_(world_, table_),
       patience_(world_.local_size()),
@@ -113,7 +111,6 @@ uint64_t Runtime::last_turn(const std::string& name) {
 }
 
 void Runtime::forget(const std::string& prefix) {
-  for (const auto& one : own_runtimes()) one->forget(prefix);
   compressions_.forget(prefix);
   std::lock_guard<std::mutex> lock(turns_mutex_);
   for (auto it = turns_.begin(); it != turns_.end();) {
@@ -126,20 +123,7 @@ size_t Runtime::counted_names() {
   return turns_.size();
 }
 
-std::string Runtime::broken() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return left() ? "" : stopped_;
-}
-
-std::vector<std::shared_ptr<Runtime>> Runtime::own_runtimes() const {
-  return layers_ ? layers_->runtimes() : std::vector<std::shared_ptr<Runtime>>();
-}
-
 void Runtime::post(Request request) {
-  if (request.operation.road == Road::layered) {
-    layers_->post(*this, std::move(request));
-    return;
-  }
   auto posted = std::make_shared<RequestState>();
   posted->request = std::move(request);
   try {
@@ -627,8 +611,6 @@ void Runtime::leave(const std::string& reason) {
   stopping_.store(true);
   table_.bell(world_.local_rank()).ring();
   thread_.join();
-  if (layers_) layers_->wait(kLeavePatience);
-  for (const auto& one : own_runtimes()) one->leave(reason);
 }
 
 // The last step of a request.

@@ -21,7 +21,7 @@ import model
 _RANKS = [
     f"tests/test_{name}.py" for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "stall", "inbox")
 ]
-_RANKS += [f"tests/test_gpu_{name}.py" for name in ("staged", "nccl", "layers", "bridge")]
+_RANKS += [f"tests/test_gpu_{name}.py" for name in ("staged", "nccl", "bridge")]
 _RANKS += ["-m", "ranks", "-k", "not training_on_two_hosts and not pushpull_on_two_hosts"]
 _ALONE = ["tests/test_compressors.py", "tests/test_table_lock.py"]
 # LeakSanitizer looks through the process at its exit, and at times crashes in that.
