@@ -296,7 +296,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   // No lock: only the runtime's thread sends requests of several parts.
   if (posted->parts > 1 && ++posted->met == posted->parts) waiting_.forget(*posted);
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
-      patience_.hope()) {
+      waits_.expect_bell()) {
     table_.bell(world_.local_rank()).ring();
   }
   if (arrival.last || arrival.failed) {

@@ -67,8 +67,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, table_, launcher_) : nullptr),
       agreement_(world_, table_, 2 * options.network_bytes),
       inquiry_(world_, table_),
-      patience_(world_.local_size()),
-      lookout_(world_.local_size()),
+      waits_(world_.local_size()),
       staged_(std::make_unique<Staged>(world_.segment(), region_)) {
   table_.beat();
   if (std::getenv("MYKV_TEST_LOCK_ORDER") != nullptr) table_.lock().comes_before(mutex_);
@@ -433,8 +432,8 @@ void Runtime::sleep(uint32_t seen) {
   const bool worked = std::exchange(worked_, false);
   if (worked || flowing) flowed_ = coarse_now_ns();
   if (polling) {
-    if (worked) lookout_.moved();
-    int64_t pause = lookout_.pause(flowing, soon);
+    if (worked) waits_.moved();
+    int64_t pause = waits_.pause(flowing, soon);
     if (copying || staged_->gated || gpus_polling()) pause = std::min(pause, kGpuPollUs);
     if (pause == 0) {
       sched_yield();
@@ -443,8 +442,8 @@ void Runtime::sleep(uint32_t seen) {
     }
     return;
   }
-  if (worked && expecting) patience_.hope();
-  if (expecting && patience_.wait(table_.bell(world_.local_rank()), seen)) return;
+  if (worked && expecting) waits_.expect_bell();
+  if (expecting && waits_.spin(table_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
   if (world_.hosts().size() > 1) {
     const bool polls = agreement_.speaks() || coarse_now_ns() - flowed_ < kDrainNs;

@@ -19,10 +19,9 @@
 #include "agreement/inquiry.h"
 #include "runtime/device_parts.h"
 #include "runtime/late_ranks.h"
-#include "runtime/lookout.h"
-#include "runtime/patience.h"
 #include "runtime/request_state.h"
 #include "runtime/send_queue.h"
+#include "runtime/waits.h"
 #include "timeline/timeline.h"
 #include "transport/gpu_roads.h"
 #include "transport/mpi/compression_state.h"
@@ -199,8 +198,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::unique_ptr<NcclTransport> nccl_;  // null: NCCL does not serve all ranks
   Agreement agreement_;
   Inquiry inquiry_;
-  Patience patience_;
-  Lookout lookout_;
+  Waits waits_;
 
   const std::shared_ptr<Tickets> tickets_ = std::make_shared<Tickets>();
   std::mutex turns_mutex_;
