@@ -6,7 +6,7 @@
 
 namespace mykv {
 
-// The arguments of reduce() and copy(), checked and without the trivial cases.
+// The arguments of reduce(), checked and without the trivial cases.
 struct ReduceCall {
   DType dtype;
   ReduceOp op;
@@ -16,7 +16,6 @@ struct ReduceCall {
   int n_outputs;
   size_t bytes;  // of each array
   double scale;
-  bool streaming;
 };
 
 // One of the types is float32, the other type float16 or bfloat16.
@@ -31,7 +30,6 @@ struct ConvertCall {
 struct KernelPath {
   const char* name;
   void (*reduce)(const ReduceCall& call);
-  void (*copy_streaming)(char* dst, const char* src, size_t bytes);
   void (*convert)(const ConvertCall& call);
 };
 

@@ -15,9 +15,6 @@ namespace mykv {
 // inputs, outputs  n_inputs >= 1 and n_outputs >= 0 arrays, aligned to the item size. An output may be exactly one of
 //                  the inputs (in place); arrays must not overlap in any other way.
 // scale            applied once, to the final value; 1 leaves the value as it is.
-// streaming        a hint: store past the cache; for large outputs that are not read soon. It is followed if no output
-//                  is an input and all outputs are aligned alike. On return the stores are ordered before any later
-//                  store of this thread, so a flag may be set.
 //
 // float16 and bfloat16 are accumulated and scaled in float32 and rounded once, to nearest even. float32 is scaled by
 // float(scale), float64 in float64. Integers wrap around; with a scale they become double(value) * scale, rounded to a
@@ -27,10 +24,10 @@ namespace mykv {
 // equal values the one of the earlier input (zeros of both signs). A NaN in a result is always the canonical quiet NaN,
 // except in a plain copy (one input, scale 1), which keeps every bit.
 void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
-            size_t count, double scale, bool streaming);
+            size_t count, double scale);
 
-// memcpy of arrays that do not overlap (or are the same); streaming as in reduce().
-void copy(void* dst, const void* src, size_t bytes, bool streaming);
+// memcpy of arrays that do not overlap (or are the same).
+void copy(void* dst, const void* src, size_t bytes);
 
 // dst[i] = src[i] in another type: one type is float32 or float64, the other is float16 or bfloat16. Rounds to nearest
 // even (float64 by way of float32); narrowed NaNs become the canonical quiet NaN. Arrays are aligned to their items and

@@ -7,7 +7,7 @@
 namespace mykv {
 
 const KernelPath* avx512_kernels() {
-  static constexpr KernelPath kPath{"avx512", reduce_on_this_path, copy_streaming_on_this_path, convert_on_this_path};
+  static constexpr KernelPath kPath{"avx512", reduce_on_this_path, convert_on_this_path};
   return &kPath;
 }
 

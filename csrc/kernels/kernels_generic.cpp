@@ -6,7 +6,7 @@
 namespace mykv {
 
 const KernelPath* generic_kernels() {
-  static constexpr KernelPath kPath{"generic", reduce_on_this_path, copy_streaming_on_this_path, convert_on_this_path};
+  static constexpr KernelPath kPath{"generic", reduce_on_this_path, convert_on_this_path};
   return &kPath;
 }
 

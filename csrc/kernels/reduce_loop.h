@@ -14,27 +14,7 @@ constexpr size_t kBlockVectors = 4;
 
 MYKV_INLINE void store(char* p, Bits value) { __builtin_memcpy(p, &value, sizeof value); }
 
-// p is aligned to kVectorBytes. On processors other than x86 the compiler offers no such store: a plain store is used.
-MYKV_INLINE void store_streaming(char* p, Bits value) {
-#if !defined(__x86_64__)
-  store(p, value);
-#elif MYKV_VECTOR_BYTES == 64
-  _mm512_stream_si512(reinterpret_cast<__m512i*>(p), reinterpret_cast<__m512i>(value));
-#elif MYKV_VECTOR_BYTES == 32
-  _mm256_stream_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(value));
-#else
-  _mm_stream_si128(reinterpret_cast<__m128i*>(p), reinterpret_cast<__m128i>(value));
-#endif
-}
-
-// Streaming stores are weakly ordered; a flag set after them must not overtake them.
-MYKV_INLINE void streaming_fence() {
-#if defined(__x86_64__)
-  _mm_sfence();
-#endif
-}
-
-template <typename E, ReduceOp op, size_t vectors, bool streaming>
+template <typename E, ReduceOp op, size_t vectors>
 MYKV_INLINE void reduce_block(const ReduceCall& call, size_t offset) {
   typename E::Acc acc[vectors];
   const char* first = call.inputs[0] + offset;
@@ -47,13 +27,7 @@ MYKV_INLINE void reduce_block(const ReduceCall& call, size_t offset) {
   for (size_t v = 0; v < vectors; ++v) result[v] = E::template finish<op>(acc[v], call.scale);
   for (int k = 0; k < call.n_outputs; ++k) {
     char* output = call.outputs[k] + offset;
-    for (size_t v = 0; v < vectors; ++v) {
-      if constexpr (streaming) {
-        store_streaming(output + v * kVectorBytes, result[v]);
-      } else {
-        store(output + v * kVectorBytes, result[v]);
-      }
-    }
+    for (size_t v = 0; v < vectors; ++v) store(output + v * kVectorBytes, result[v]);
   }
 }
 
@@ -71,28 +45,27 @@ MYKV_INLINE void reduce_partial(const ReduceCall& call, size_t offset, size_t by
   for (int k = 0; k < call.n_outputs; ++k) __builtin_memcpy(call.outputs[k] + offset, &result, bytes);
 }
 
-// Bytes before the outputs' first aligned address; 0 if they are not all aligned alike, and then *alike is false.
-MYKV_INLINE size_t bytes_to_alignment(const ReduceCall& call, bool* alike) {
+// Bytes before the outputs' first aligned address; 0 if they are not all aligned alike.
+MYKV_INLINE size_t bytes_to_alignment(const ReduceCall& call) {
   const size_t misaligned = reinterpret_cast<uintptr_t>(call.outputs[0]) % kVectorBytes;
-  *alike = true;
   for (int k = 1; k < call.n_outputs; ++k) {
-    if (reinterpret_cast<uintptr_t>(call.outputs[k]) % kVectorBytes != misaligned) *alike = false;
+    if (reinterpret_cast<uintptr_t>(call.outputs[k]) % kVectorBytes != misaligned) return 0;
   }
-  return *alike ? (kVectorBytes - misaligned) % kVectorBytes : 0;
+  return (kVectorBytes - misaligned) % kVectorBytes;
 }
 
 // A vector that straddles two cache lines costs twice, but so does the odd piece before the first whole line: aligning
 // pays from about this many bytes.
 constexpr size_t kAlignFromBytes = 2048;
 
-template <typename E, ReduceOp op, bool streaming>
+template <typename E, ReduceOp op>
 MYKV_INLINE size_t reduce_whole_vectors(const ReduceCall& call, size_t offset) {
   constexpr size_t kBlockBytes = kBlockVectors * kVectorBytes;
   for (; call.bytes - offset >= kBlockBytes; offset += kBlockBytes) {
-    reduce_block<E, op, kBlockVectors, streaming>(call, offset);
+    reduce_block<E, op, kBlockVectors>(call, offset);
   }
   for (; call.bytes - offset >= kVectorBytes; offset += kVectorBytes) {
-    reduce_block<E, op, 1, streaming>(call, offset);
+    reduce_block<E, op, 1>(call, offset);
   }
   return offset;
 }
@@ -100,18 +73,12 @@ MYKV_INLINE size_t reduce_whole_vectors(const ReduceCall& call, size_t offset) {
 template <typename E, ReduceOp op>
 static void reduce_arrays(const ReduceCall& caller) {
   const ReduceCall call = caller;  // a local copy: the compiler knows that no store changes it
-  bool alike = false;
   size_t offset = 0;
   if (call.bytes >= kAlignFromBytes) {
-    offset = bytes_to_alignment(call, &alike);
+    offset = bytes_to_alignment(call);
     if (offset != 0) reduce_partial<E, op>(call, 0, offset);
   }
-  if (call.streaming && alike) {
-    offset = reduce_whole_vectors<E, op, true>(call, offset);
-    streaming_fence();
-  } else {
-    offset = reduce_whole_vectors<E, op, false>(call, offset);
-  }
+  offset = reduce_whole_vectors<E, op>(call, offset);
   if (offset < call.bytes) reduce_partial<E, op>(call, offset, call.bytes - offset);
 }
 
@@ -158,24 +125,6 @@ static void reduce_on_this_path(const ReduceCall& call) {
     case DType::bool8:
       return reduce_elements<BoolElements>(call);
   }
-}
-
-static void copy_streaming_on_this_path(char* dst, const char* src, size_t bytes) {
-  const size_t head = (kVectorBytes - reinterpret_cast<uintptr_t>(dst) % kVectorBytes) % kVectorBytes;
-  if (head >= bytes) {
-    __builtin_memcpy(dst, src, bytes);
-    return;
-  }
-  __builtin_memcpy(dst, src, head);
-  size_t offset = head;
-  constexpr size_t kBlockBytes = kBlockVectors * kVectorBytes;
-  for (; bytes - offset >= kBlockBytes; offset += kBlockBytes) {
-    Bits block[kBlockVectors];
-    for (size_t v = 0; v < kBlockVectors; ++v) block[v] = load_vector<Bits>(src + offset + v * kVectorBytes);
-    for (size_t v = 0; v < kBlockVectors; ++v) store_streaming(dst + offset + v * kVectorBytes, block[v]);
-  }
-  __builtin_memcpy(dst + offset, src + offset, bytes - offset);
-  streaming_fence();
 }
 
 }  // namespace

@@ -37,7 +37,6 @@ enum class Road : uint8_t {
   host = 0,  // in the memory of the processes, through slots in the host's segment
   staged,    // on GPUs, through slots in the host's segment
   nccl,      // on GPUs, by NCCL
-  layered,   // on GPUs, by NCCL within each host, and through slots between hosts (layers.h)
 };
 
 struct Operation {

@@ -24,7 +24,6 @@ void register_runtime(const std::shared_ptr<Runtime>& runtime) {
   auto& all = g_runtimes.all;
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
   all.push_back(runtime);
-  for (const auto& one : runtime->own_runtimes()) all.push_back(one);
 }
 
 std::vector<std::weak_ptr<Runtime>> runtimes() {

@@ -30,8 +30,6 @@ RuntimeOptions options_from(const py::dict& given) {
       options.stall_abort_ms = py::cast<size_t>(item.second);
     } else if (key == "gpu") {
       options.gpu.road = py::cast<std::string>(item.second);
-    } else if (key == "gpu_hosts") {
-      options.gpu.hosts = py::cast<std::string>(item.second);
     } else {
       throw py::value_error("mykv_core.init() has no option '" + key + "'");
     }

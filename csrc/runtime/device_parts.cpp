@@ -162,7 +162,7 @@ void Runtime::join_inputs(Copying& copying) {
     std::vector<const void*> inputs{base + part.slot};
     for (const uint64_t slot : copying.inputs) inputs.push_back(base + slot);
     void* output = base + part.slot;
-    reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, part.count, 1.0, false);
+    reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, part.count, 1.0);
   }
   staged_->unsafe |= copying.lost;
   if (!copying.lost) {

@@ -296,7 +296,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
   // No lock: only the runtime's thread sends requests of several parts.
   if (posted->parts > 1 && ++posted->met == posted->parts) waiting_.forget(*posted);
   if (may_run_inline && !arrival.last && !arrival.failed && operation.bytes() <= transport.inline_limit() &&
-      patience_.hope()) {
+      waits_.expect_bell()) {
     table_.bell(world_.local_rank()).ring();
   }
   if (arrival.last || arrival.failed) {
@@ -332,18 +332,18 @@ void Runtime::copy_in(const Request& request, const Operation& op, const Part& p
   if (request.scattered) {
     for_overlaps(request.sources, range_of(part), [&](const Source& from, const Range& both) {
       copy(slot + (both.begin - part.begin) * width,
-           static_cast<const char*>(from.data) + (both.begin - from.begin) * width, both.count() * width, false);
+           static_cast<const char*>(from.data) + (both.begin - from.begin) * width, both.count() * width);
     });
     return;
   }
   if (op.kind == Kind::broadcast || request.inputs.size() == 1) {
-    copy(slot, static_cast<const char*>(request.inputs[0]) + offset, part.count * width, false);
+    copy(slot, static_cast<const char*>(request.inputs[0]) + offset, part.count * width);
     return;
   }
   std::vector<const void*> inputs;
   for (const void* input : request.inputs) inputs.push_back(static_cast<const char*>(input) + offset);
   void* target = slot;
-  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &target, 1, part.count, 1.0, false);
+  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &target, 1, part.count, 1.0);
 }
 
 // Copies elements [begin, begin + count) of the result from a slot to the request's targets and outputs.
@@ -351,10 +351,10 @@ void Runtime::copy_out(const Request& request, size_t begin, size_t count, const
   const size_t width = item_size(request.operation.dtype);
   for_overlaps(request.targets, Range{begin, begin + count}, [&](const Target& to, const Range& both) {
     copy(static_cast<char*>(to.data) + (both.begin - to.begin) * width, slot + (both.begin - begin) * width,
-         both.count() * width, false);
+         both.count() * width);
   });
   for (void* output : request.outputs) {
-    copy(static_cast<char*>(output) + begin * width, slot, count * width, false);
+    copy(static_cast<char*>(output) + begin * width, slot, count * width);
   }
 }
 

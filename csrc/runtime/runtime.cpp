@@ -16,7 +16,6 @@
 #include "operations/overlap.h"
 #include "operations/signature.h"
 #include "runtime/buffer.h"
-#include "runtime/layers.h"
 #include "runtime/standstill.h"
 
 namespace mykv {
@@ -66,11 +65,9 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       region_(world_.segment(), world_.region_begin(), world_.region_bytes()),
       transport_(choose_transport(world_, table_, options.network_bytes)),
       nccl_(gpus_.nccl ? std::make_unique<NcclTransport>(world_, table_, launcher_) : nullptr),
-      layers_(gpus_.layered ? std::make_unique<Layers>(world_, options) : nullptr),
       agreement_(world_, table_, 2 * options.network_bytes),
       inquiry_(world_, table_),
-      patience_(world_.local_size()),
-      lookout_(world_.local_size()),
+      waits_(world_.local_size()),
       staged_(std::make_unique<Staged>(world_.segment(), region_)) {
   table_.beat();
   if (std::getenv("MYKV_TEST_LOCK_ORDER") != nullptr) table_.lock().comes_before(mutex_);
@@ -113,7 +110,6 @@ uint64_t Runtime::last_turn(const std::string& name) {
 }
 
 void Runtime::forget(const std::string& prefix) {
-  for (const auto& one : own_runtimes()) one->forget(prefix);
   compressions_.forget(prefix);
   std::lock_guard<std::mutex> lock(turns_mutex_);
   for (auto it = turns_.begin(); it != turns_.end();) {
@@ -126,20 +122,7 @@ size_t Runtime::counted_names() {
   return turns_.size();
 }
 
-std::string Runtime::broken() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return left() ? "" : stopped_;
-}
-
-std::vector<std::shared_ptr<Runtime>> Runtime::own_runtimes() const {
-  return layers_ ? layers_->runtimes() : std::vector<std::shared_ptr<Runtime>>();
-}
-
 void Runtime::post(Request request) {
-  if (request.operation.road == Road::layered) {
-    layers_->post(*this, std::move(request));
-    return;
-  }
   auto posted = std::make_shared<RequestState>();
   posted->request = std::move(request);
   try {
@@ -449,8 +432,8 @@ void Runtime::sleep(uint32_t seen) {
   const bool worked = std::exchange(worked_, false);
   if (worked || flowing) flowed_ = coarse_now_ns();
   if (polling) {
-    if (worked) lookout_.moved();
-    int64_t pause = lookout_.pause(flowing, soon);
+    if (worked) waits_.moved();
+    int64_t pause = waits_.pause(flowing, soon);
     if (copying || staged_->gated || gpus_polling()) pause = std::min(pause, kGpuPollUs);
     if (pause == 0) {
       sched_yield();
@@ -459,8 +442,8 @@ void Runtime::sleep(uint32_t seen) {
     }
     return;
   }
-  if (worked && expecting) patience_.hope();
-  if (expecting && patience_.wait(table_.bell(world_.local_rank()), seen)) return;
+  if (worked && expecting) waits_.expect_bell();
+  if (expecting && waits_.spin(table_.bell(world_.local_rank()), seen)) return;
   int64_t limit = kSleepUs;
   if (world_.hosts().size() > 1) {
     const bool polls = agreement_.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
@@ -627,8 +610,6 @@ void Runtime::leave(const std::string& reason) {
   stopping_.store(true);
   table_.bell(world_.local_rank()).ring();
   thread_.join();
-  if (layers_) layers_->wait(kLeavePatience);
-  for (const auto& one : own_runtimes()) one->leave(reason);
 }
 
 // The last step of a request.

@@ -19,10 +19,9 @@
 #include "agreement/inquiry.h"
 #include "runtime/device_parts.h"
 #include "runtime/late_ranks.h"
-#include "runtime/lookout.h"
-#include "runtime/patience.h"
 #include "runtime/request_state.h"
 #include "runtime/send_queue.h"
+#include "runtime/waits.h"
 #include "timeline/timeline.h"
 #include "transport/gpu_roads.h"
 #include "transport/mpi/compression_state.h"
@@ -51,7 +50,6 @@ struct RuntimeOptions {
 };
 
 class Buffer;
-class Layers;
 
 class Runtime : public std::enable_shared_from_this<Runtime> {
  public:
@@ -79,10 +77,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void leave(const std::string& reason);
   // Whether leave() was called.
   bool left() const { return stopping_.load(std::memory_order_relaxed); }
-  // Why this runtime takes no more requests although leave() was not called; empty: it takes them.
-  std::string broken();
-  // Runtimes that this runtime owns; they end with it.
-  std::vector<std::shared_ptr<Runtime>> own_runtimes() const;
   // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part.
   bool forked() const { return getpid() != process_; }
 
@@ -202,11 +196,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Region region_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<NcclTransport> nccl_;  // null: NCCL does not serve all ranks
-  std::unique_ptr<Layers> layers_;       // null: sums do not go by Road::layered
   Agreement agreement_;
   Inquiry inquiry_;
-  Patience patience_;
-  Lookout lookout_;
+  Waits waits_;
 
   const std::shared_ptr<Tickets> tickets_ = std::make_shared<Tickets>();
   std::mutex turns_mutex_;

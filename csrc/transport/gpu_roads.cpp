@@ -11,17 +11,15 @@ namespace mykv::gpu {
 
 namespace {
 
-constexpr size_t kLayeredBytes = 64 << 10;  // below it, the extra meetings cost more than less copying saves
-
 // What a rank tells the other ranks, one item per line.
 struct Equipment {
-  std::string road, hosts;
+  std::string road;
   int nccl = 0;                   // its version
   std::vector<std::string> gpus;  // bus ids
   std::string problem;            // why NCCL cannot be used here
 
   std::string text() const {
-    std::string all = road + "\n" + hosts + "\n" + std::to_string(nccl) + "\n" + problem.substr(0, 300);
+    std::string all = road + "\n" + std::to_string(nccl) + "\n" + problem.substr(0, 300);
     for (const std::string& gpu : gpus) all += "\n" + gpu;
     return all;
   }
@@ -30,7 +28,6 @@ struct Equipment {
     std::istringstream lines(text);
     std::string number, gpu;
     std::getline(lines, read.road);
-    std::getline(lines, read.hosts);
     std::getline(lines, number);
     std::getline(lines, read.problem);
     while (std::getline(lines, gpu)) read.gpus.push_back(gpu);
@@ -42,7 +39,6 @@ struct Equipment {
 Equipment look(const Settings& settings) {
   Equipment mine;
   mine.road = settings.road;
-  mine.hosts = settings.hosts;
   const Libraries& libraries = Libraries::get();
   if (libraries.cuda() == nullptr) {
     mine.problem = libraries.cuda_problem();
@@ -65,12 +61,11 @@ Equipment look(const Settings& settings) {
   return mine;
 }
 
-void require_same(const World& world, const char* variable, const std::vector<Equipment>& all,
-                  std::string Equipment::* setting) {
+void require_same_road(const World& world, const std::vector<Equipment>& all) {
   for (size_t r = 1; r < all.size(); ++r) {
-    if (all[r].*setting == all[0].*setting) continue;
-    throw Error(std::string("mykv needs the same settings on all ranks, but ") + variable + " is '" + all[0].*setting +
-                "' on rank " + std::to_string(world.label(0)) + " and '" + all[r].*setting + "' on rank " +
+    if (all[r].road == all[0].road) continue;
+    throw Error("mykv needs the same settings on all ranks, but the road of GPU arrays (MYKV_GPU) is '" + all[0].road +
+                "' on rank " + std::to_string(world.label(0)) + " and '" + all[r].road + "' on rank " +
                 std::to_string(world.label(static_cast<int>(r))));
   }
 }
@@ -116,8 +111,7 @@ bool on_one_gpu(const DeviceMemory& devices) {
 GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
   std::vector<Equipment> all;
   for (const std::string& text : world.texts(look(settings).text())) all.push_back(Equipment::from(text));
-  require_same(world, "the road of GPU arrays (MYKV_GPU)", all, &Equipment::road);
-  require_same(world, "their road between hosts (MYKV_GPU_HOSTS)", all, &Equipment::hosts);
+  require_same_road(world, all);
   GpuRoads result;
   result.any = std::any_of(all.begin(), all.end(), [](const Equipment& one) { return !one.gpus.empty(); });
   for (const Equipment& one : all) result.gpus.push_back(one.gpus);
@@ -126,13 +120,6 @@ GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
     throw Error("MYKV_GPU=nccl asks for NCCL, but " + result.reason);
   }
   if (settings.road == "host") result.reason = "MYKV_GPU=host";
-  if (result.reason.empty() && settings.hosts == "arena" && world.hosts().size() > 1) {
-    const size_t ranks = world.hosts()[0].size();
-    result.layered = ranks > 1 && std::all_of(world.hosts().begin(), world.hosts().end(),
-                                              [&](const auto& host) { return host.size() == ranks; });
-    result.reason = "MYKV_GPU_HOSTS=arena, and there are several hosts";
-    if (result.layered) result.reason += "; within each of them large sums go by NCCL";
-  }
   result.nccl = result.reason.empty();
   return result;
 }
@@ -155,13 +142,6 @@ bool nccl_can(const Operation& operation) {
 }
 
 Road GpuRoads::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
-  if (layered) {
-    Operation unscaled = operation;
-    unscaled.scale = 1.0;
-    // Ranks tell each other where their memory lies when they meet (Layers::post()).
-    const bool fits = operation.kind == Kind::allreduce && operation.bytes() >= kLayeredBytes && nccl_can(unscaled);
-    return fits ? Road::layered : Road::staged;
-  }
   const bool lies_well =
       scattered ? on_one_gpu(devices) : operation.kind == Kind::broadcast || distinct(devices.inputs);
   return nccl && nccl_can(operation) && lies_well ? Road::nccl : Road::staged;

@@ -10,15 +10,13 @@
 namespace mykv::gpu {
 
 struct Settings {
-  std::string road = "auto";   // MYKV_GPU: auto, nccl or host
-  std::string hosts = "nccl";  // MYKV_GPU_HOSTS: between hosts by nccl, or through the arena
+  std::string road = "auto";  // MYKV_GPU: auto, nccl or host
 };
 
 struct GpuRoads {
   bool any = false;                            // some rank has a GPU
   bool nccl = false;                           // NCCL serves all ranks
   std::string reason;                          // why NCCL does not
-  bool layered = false;                        // NCCL serves each host, and sums go by Road::layered
   std::vector<std::vector<std::string>> gpus;  // the GPUs that each rank sees: their bus ids
 
   // The road of a request. It must be the same on all ranks, but for their devices. `scattered`: see Request.

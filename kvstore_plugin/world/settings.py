@@ -14,7 +14,7 @@ MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for oth
 MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
-MYKV_GPU_HOSTS         nccl       between hosts they go by NCCL's own network, or by arena: through host memory and MPI
+MYKV_GPU_HOSTS         nccl       by NCCL they go over its own network between hosts; the only value
 MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
 MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
@@ -24,9 +24,9 @@ MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value ends
 init() on all ranks, and not a training after hours.
 
-MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S, MYKV_GPU and
-MYKV_GPU_HOSTS must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the
-like) are not settings; launcher.py reads them.
+MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU must be
+the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not
+settings; launcher.py reads them.
 """
 
 from __future__ import annotations
@@ -76,6 +76,15 @@ def _one_of(*words: str) -> Callable[[str, str], str]:
     return parse
 
 
+def _gpu_hosts(variable: str, text: str) -> str:
+    if text == "arena":
+        raise ValueError(
+            f"{variable}=arena is gone: use the default, nccl, for NCCL's own network between hosts, or MYKV_GPU=host "
+            "for host memory and MPI."
+        )
+    return _one_of("nccl")(variable, text)
+
+
 def _seconds(variable: str, text: str) -> float:
     try:
         value = float(text)
@@ -104,7 +113,7 @@ _TABLE = {
     "MYKV_TABLE_PLACES": _Setting(_whole(1, _MOST_COUNT), option="table_places"),
     "MYKV_VIRTUAL_HOSTS": _Setting(_whole(1, _MOST_COUNT), option="virtual_hosts"),
     "MYKV_GPU": _Setting(_one_of("auto", "nccl", "host"), option="gpu"),
-    "MYKV_GPU_HOSTS": _Setting(_one_of("nccl", "arena"), option="gpu_hosts"),
+    "MYKV_GPU_HOSTS": _Setting(_gpu_hosts),
     "MYKV_EXIT_WAIT_S": _Setting(_seconds, 5.0),
     "MYKV_STALL_WARN_S": _Setting(_seconds, 60.0),
     "MYKV_STALL_ABORT_S": _Setting(_seconds, 0.0),

@@ -122,11 +122,6 @@ def _road(mpirun, ranks, options="{}", environment=None):
         (2, "{}", "(True, True, '')"),
         (3, "{}", "(True, False, 'the host of rank 0 has 3 ranks and 2 GPUs, and NCCL needs one for each')"),
         (2, "{'gpu': 'host'}", "(True, False, 'MYKV_GPU=host')"),
-        (
-            2,
-            "{'gpu_hosts': 'arena', 'virtual_hosts': 2}",
-            "(True, False, 'MYKV_GPU_HOSTS=arena, and there are several hosts')",
-        ),
     ],
 )
 def test_the_road_and_its_reason(mpirun, ranks, options, road):
@@ -155,9 +150,20 @@ def test_ranks_with_other_settings(mpirun):
 def test_settings_become_options(monkeypatch):
     monkeypatch.setattr(settings, "_read", {})
     monkeypatch.setenv("MYKV_GPU", "host")
+    monkeypatch.setenv("MYKV_GPU_HOSTS", "nccl")
+    settings.read()
+    assert settings.core_options() == {"gpu": "host"}
+
+
+def test_sums_in_layers_are_gone(monkeypatch):
+    monkeypatch.setattr(settings, "_read", {})
     monkeypatch.setenv("MYKV_GPU_HOSTS", "arena")
-    options = settings.core_options()
-    assert options["gpu"] == "host" and options["gpu_hosts"] == "arena"
+    sentence = "MYKV_GPU_HOSTS=arena is gone: use the default, nccl, for NCCL's own network between hosts, or "
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        settings.read()
+    monkeypatch.setenv("MYKV_GPU_HOSTS", "mpi")
+    with pytest.raises(ValueError, match=r"MYKV_GPU_HOSTS must be one of nccl, but it is 'mpi'\."):
+        settings.read()
 
 
 def test_a_word_that_it_does_not_know(monkeypatch):

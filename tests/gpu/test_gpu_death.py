@@ -57,61 +57,6 @@ def test_a_rank_that_is_killed_while_nccl_sums_ends_the_job_and_leaves_no_proces
     assert running.members() == []
 
 
-def test_failures_between_layers_end_on_all_ranks_and_leave_nothing_behind(mpirun):
-    """MYKV_GPU_HOSTS=arena: what fails in NCCL on one host ends on the others too."""
-    script = (
-        FAILING
-        + """
-    def hang():
-        nccl.standin_nccl_plant("hang", 1, 1)
-        threading.Thread(target=stall).start()
-
-    cases = {
-        "call": (lambda: nccl.standin_nccl_plant("ncclReduceScatter", 1, 3), "NCCL failed in ncclReduceScatter"),
-        "hang": (hang, "0.5 s"),
-    }
-    before = left()
-    for name, (spoil, text) in cases.items():
-        core.init(world.py2f(), {"virtual_hosts": 2, "gpu_hosts": "arena"})
-        assert submit("well").wait(20)
-        if rank == 1:
-            spoil()
-        world.Barrier()
-        began = time.monotonic()
-        error = ""
-        try:
-            submit(name).wait(20) or os._exit(3)
-        except RuntimeError as failure:
-            error = str(failure)
-        took = time.monotonic() - began
-        print(name, rank, round(took, 1), error, flush=True)
-        assert error.startswith(name) and text in error, error
-        assert rank == 1 or "rank 1" in error, error
-        assert took < 9, (name, took)
-        began = time.monotonic()
-        try:
-            submit("next").wait(20) or os._exit(3)
-            assert False, "it can do no more"
-        except RuntimeError as failure:
-            print(name, rank, "next:", failure, flush=True)
-            assert "rank 1 has left" in str(failure) or rank == 1, failure
-        core.shutdown()
-        assert left() == before, (name, left(), before)
-        nccl.standin_nccl_resume()
-        world.Barrier()
-
-    for turn in range(4):
-        fly({"virtual_hosts": 2, "gpu_hosts": "arena"}, turn % 2)
-        assert left() == before, (left(), before)
-    assert cuda.violations() == []
-    print("all is well", flush=True)
-    """
-    )
-    result = mpirun(4, script, env=_environment(nccl_launch_us=300))
-    assert result.code == 0, result.text
-    assert result.stdout.count("all is well") == 4, result.text
-
-
 @pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
 def test_elastic_workers_go_on_by_another_road_each_time(mpirun):
     running = mpirun.start(

@@ -15,8 +15,8 @@ from standin.gpu_support import Cuda, DeviceArray, Nccl
 
 # By the number of its ranks, each world's victim, its settings, its road, and whether NCCL tells of a death.
 _WORLDS = {
-    4: (0, {"MYKV_VIRTUAL_HOSTS": "2", "MYKV_GPU_HOSTS": "arena"}, "NCCL within each of two hosts", True),
-    3: (2, {"MYKV_VIRTUAL_HOSTS": "1", "MYKV_GPU_HOSTS": "nccl"}, "NCCL", False),
+    4: (0, {"MYKV_VIRTUAL_HOSTS": "2"}, "NCCL", True),
+    3: (2, {"MYKV_VIRTUAL_HOSTS": "1"}, "NCCL", False),
     2: (0, {"MYKV_GPU": "host"}, "host memory", False),
     1: (None, {"MYKV_GPU": "host"}, "host memory", False),
 }
@@ -35,8 +35,8 @@ def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
     size, began = mykv.size(), time.monotonic()
     victim, _, road, nccl_tells = _WORLDS[size]
     nccl.standin_nccl_remote_error(int(nccl_tells))
-    _, by_nccl, reason = process.core.gpu_road()
-    assert road == ("NCCL" if by_nccl else "NCCL within each of two hosts" if "within" in reason else "host memory")
+    _, by_nccl, _ = process.core.gpu_road()
+    assert road == ("NCCL" if by_nccl else "host memory")
     arrays = [DeviceArray(np.full(_COUNT, 1.0, "float32"), device, cuda) for _ in range(_POSTED)]
     works = [_submit(f"{size}/{number}", array) for number, array in enumerate(arrays)]
     if victim is not None:

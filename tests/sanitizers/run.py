@@ -20,7 +20,7 @@ import model
 # Tests that never import MXNet, which is not in this environment: arguments of pytest.
 _RANKS = [f"tests/core/test_{name}.py" for name in ("core_numpy", "kernels", "compressed_exchange", "hosts", "inbox")]
 _RANKS += ["tests/world/test_stall_watch.py"]
-_RANKS += [f"tests/gpu/test_gpu_{name}.py" for name in ("staged", "nccl", "layers", "bridge")]
+_RANKS += [f"tests/gpu/test_gpu_{name}.py" for name in ("staged", "nccl", "bridge")]
 _RANKS += ["-m", "ranks", "-k", "not training_on_two_hosts and not pushpull_on_two_hosts"]
 _ALONE = ["tests/core/test_compressors.py", "tests/core/test_table_lock.py"]
 # LeakSanitizer looks through the process at its exit, and at times crashes in that.

@@ -20,7 +20,7 @@ void Slots::combine(Entry& entry, size_t begin, size_t end, int root) const {
   const Operation& op = entry.operation;
   const bool to_one = op.kind == Kind::reduce;
   reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), pointers.data() + (to_one ? root : 0),
-         to_one ? 1 : table_.local_size(), end - begin, op.scale, false);
+         to_one ? 1 : table_.local_size(), end - begin, op.scale);
 }
 
 void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const LocalShare& share) const {
@@ -36,7 +36,7 @@ void Slots::combine_owned(Entry& entry, size_t begin, size_t end, const LocalSha
   outputs[me] = share.output + offset;
   const bool to_one = op.kind == Kind::reduce;
   reduce(op.dtype, op.reduce_op, inputs.data(), table_.local_size(), outputs.data() + (to_one ? me : 0),
-         to_one ? 1 : table_.local_size(), end - begin, op.scale, false);
+         to_one ? 1 : table_.local_size(), end - begin, op.scale);
 }
 
 void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const {
@@ -44,14 +44,14 @@ void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const 
   gather_pointers(entry, begin, pointers);
   const Operation& op = entry.operation;
   void* output = pointers[static_cast<size_t>(into)];
-  reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, end - begin, 1.0, false);
+  reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, end - begin, 1.0);
 }
 
 void Slots::spread(Entry& entry, size_t begin, size_t end, int source) const {
   const size_t width = item_size(entry.operation.dtype);
   const char* from = slot(entry, source) + begin * width;
   for (int r = 0; r < table_.local_size(); ++r) {
-    if (r != source) copy(slot(entry, r) + begin * width, from, (end - begin) * width, false);
+    if (r != source) copy(slot(entry, r) + begin * width, from, (end - begin) * width);
   }
 }
 

@@ -187,7 +187,7 @@ void Chunk::reduce_own_share() {
       inputs[h] = values;
     }
     void* output = exchange_.result(at);
-    reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, some, op.scale, false);
+    reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, some, op.scale);
   }
 }
 

@@ -1,0 +1,49 @@
+#include "runtime/waits.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+namespace mykv {
+
+void Waits::Credit::settle(bool paid) {
+  const int credit = credit_.load(std::memory_order_relaxed);
+  credit_.store(paid ? std::min(credit + 1, kMost) : std::max(credit - 1, 0), std::memory_order_relaxed);
+}
+
+Waits::Waits(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCESSORS_ONLN)) {}
+
+bool Waits::spin(const Bell& bell, uint32_t seen) {
+  if (now_ns() >= until_.load(std::memory_order_relaxed)) return false;
+  bool rang = bell.count() != seen;
+  while (!rang && now_ns() < until_.load(std::memory_order_relaxed)) {
+    sched_yield();
+    rang = bell.count() != seen;
+  }
+  bells_.settle(rang);
+  return rang;
+}
+
+void Waits::moved() {
+  if (awake_ && !slept_) polls_.settle(true);
+  since_ = Clock::now();
+  awake_ = slept_ = false;
+}
+
+int64_t Waits::pause(bool flowing, bool soon) {
+  const auto waited = Clock::now() - since_;
+  if (!slept_ && soon && has_core_ && waited < kAwake) {
+    if (!awake_) awake_ = polls_.grant();
+    if (awake_) return 0;
+  }
+  if (awake_ && !slept_) polls_.settle(false);
+  slept_ = true;
+  const int64_t part =
+      std::chrono::duration_cast<std::chrono::microseconds>(waited - (flowing ? kFlow : Clock::duration::zero()))
+          .count() /
+      kPart;
+  return std::clamp(part, kShortestUs, kLongestUs);
+}
+
+}  // namespace mykv

@@ -1,0 +1,74 @@
+// How a rank's thread waits for what is expected soon: it stays awake (spins) at first, since sleeping and waking up
+// costs tens of microseconds, on a virtual machine more than many operations take. While it spins it yields its core.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "base/clock.h"
+#include "table/bell.h"
+
+namespace mykv {
+
+// The thread stays awake for about as long as a wake-up takes: the cost is then at most twice the optimum (Karlin et
+// al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). After several waits in
+// vain it does so only now and then. With more ranks than cores on the host it never does: the other ranks need the
+// cores to make progress.
+class Waits {
+ public:
+  explicit Waits(int local_size);
+
+  // For other ranks of the host, which ring a bell.
+  // A small share has arrived, and an event may follow soon. Whether to wake the thread for it. Thread-safe.
+  bool expect_bell() {
+    if (!has_core_ || !bells_.grant()) return false;
+    until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
+    return true;
+  }
+  // Spins until the bell rings or the time is over; whether the bell rang. Only for the thread.
+  bool spin(const Bell& bell, uint32_t seen);
+
+  // For a network, which cannot wake the thread: it polls. Only for the thread.
+  // For small operations it polls without sleeping for about as long as a few wake-ups take on this host and others.
+  // Then it sleeps for a fixed fraction (1 / kPart) of the time that it has waited. So the wait is at most longer by
+  // that fraction, and a long wait costs next to nothing.
+  // Something arrived or was sent.
+  void moved();
+  // How long to sleep until the next poll (us), or 0 to poll again after yielding. `flowing`: bytes are on their way,
+  // which some MPIs move only while a thread polls. `soon`: no large part is under way.
+  int64_t pause(bool flowing, bool soon);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int64_t kSpinNs = 100000;
+  static constexpr auto kAwake = std::chrono::microseconds(500);
+  static constexpr auto kFlow = std::chrono::milliseconds(20);  // that a slow network may take for a whole message
+  static constexpr int64_t kShortestUs = 50, kLongestUs = 2000, kPart = 8;
+
+  // Whether staying awake has been worth it lately.
+  class Credit {
+   public:
+    bool grant() {
+      return credit_.load(std::memory_order_relaxed) > 0 ||
+             refused_.fetch_add(1, std::memory_order_relaxed) % kRareTurns == 0;
+    }
+    void settle(bool paid);
+
+   private:
+    static constexpr int kMost = 4;
+    static constexpr uint32_t kRareTurns = 64;
+    std::atomic<int> credit_{kMost};
+    std::atomic<uint32_t> refused_{0};
+  };
+
+  const bool has_core_;
+  Credit bells_;
+  std::atomic<int64_t> until_{0};
+  Credit polls_;
+  Clock::time_point since_ = Clock::now();  // when something last moved
+  bool awake_ = false;                      // the thread stays awake in this wait
+  bool slept_ = false;
+};
+
+}  // namespace mykv
