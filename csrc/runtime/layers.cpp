@@ -74,16 +74,17 @@ struct Layers::Going {
   int device = -1;
   int layer = 0;
   bool failed_within = false;  // already in the first layer, within the host
-  std::string error;
+  Cause error;
 
   // The error of a layer without the operation's name, which the next layer adds again.
   std::string relayed() const {
     const std::string name = shown_name(request.name);
-    if (error.compare(0, name.size(), name) != 0) return error;
+    if (error.text.compare(0, name.size(), name) != 0) return error.text;
     for (const std::string after : {": ", " was "}) {
-      if (error.compare(name.size(), after.size(), after) == 0) return error.substr(name.size() + after.size());
+      if (error.text.compare(name.size(), after.size(), after) == 0)
+        return error.text.substr(name.size() + after.size());
     }
-    return error;
+    return error.text;
   }
 };
 
@@ -143,7 +144,7 @@ void Layers::post(Runtime& world, Request request) {
   meeting.operation.priority = all.operation.priority;
   meeting.inputs = {&going->fits};
   meeting.outputs = {&going->all_fit};
-  meeting.done = [this, going](const std::string* error) {
+  meeting.done = [this, going](const Cause* error) {
     if (error != nullptr) {
       end(going, error);
     } else if (going->all_fit != 0) {
@@ -152,7 +153,7 @@ void Layers::post(Runtime& world, Request request) {
       Request request = going->request;
       request.name += " through host memory";
       request.operation.road = Road::staged;
-      request.done = [this, going](const std::string* failure) { end(going, failure); };
+      request.done = [this, going](const Cause* failure) { end(going, failure); };
       going->world.post(std::move(request));
     }
   };
@@ -168,7 +169,7 @@ void Layers::wait(std::chrono::steady_clock::duration patience) {
   ended_.wait_for(lock, patience, [&] { return going_ == 0; });
 }
 
-void Layers::end(const std::shared_ptr<Going>& going, const std::string* error) {
+void Layers::end(const std::shared_ptr<Going>& going, const Cause* error) {
   going->request.ticket.reset();
   going->request.done(error);
   std::lock_guard<std::mutex> lock(mutex_);
@@ -207,14 +208,14 @@ void Layers::next(const std::shared_ptr<Going>& going) {
   const bool failed_before = !going->error.empty();
   if (failed_before) request.refusal = (layer == kLayers - 1 ? kBetween : "") + going->relayed();
   Runtime& runtime = layer == 1 ? *between_ : *host_;
-  request.done = [this, going, layer, failed_before, &runtime](const std::string* error) {
+  request.done = [this, going, layer, failed_before, &runtime](const Cause* error) {
     if (error != nullptr && going->error.empty()) going->error = *error;
     if (error != nullptr && layer == 0) going->failed_within = true;
     // A rank whose runtime is broken leaves the world too. So do the ranks of a host that alone did not get the result:
     // they would continue with different values.
-    std::string broken = error != nullptr ? runtime.broken() : "";
+    Cause broken = error != nullptr ? runtime.broken() : Cause();
     const bool alone = error != nullptr && layer == kLayers - 1 && !failed_before &&
-                       error->find(kBetween) == std::string::npos && !runtime.left();
+                       error->text.find(kBetween) == std::string::npos && !runtime.left();
     if (broken.empty() && alone) broken = *error;
     if (!broken.empty()) going->world.break_off(broken);
     next(going);

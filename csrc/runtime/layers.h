@@ -41,7 +41,7 @@ class Layers {
   bool fits(const Request& request) const;
   void begin(const std::shared_ptr<Going>& going);
   void next(const std::shared_ptr<Going>& going);
-  void end(const std::shared_ptr<Going>& going, const std::string* error);
+  void end(const std::shared_ptr<Going>& going, const Cause* error);
   Request within(const Going& going, bool back) const;
   Request between(const Going& going) const;
   Shard shard_of(size_t count, int rank) const;

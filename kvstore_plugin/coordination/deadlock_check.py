@@ -17,6 +17,7 @@ import threading
 import weakref
 from typing import Any, Callable, Sequence
 
+from ..compat import errors
 from ..world import process
 
 # For each trainer the thread that took its last step; None before the first step.
@@ -54,14 +55,14 @@ def stepped(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callab
     _calls[trainer] = (awaited_by, refuse)
 
 
-def failed(reason: str) -> None:
+def failed(error: BaseException) -> None:
     """After a failed call that waits: if ranks that save states were the reason, let their save fail too."""
-    if _SAVING not in reason:
+    if errors.code_of(error) != "deadlock":
         return
     with contextlib.suppress(RuntimeError):
         for checkpoint, process_set in list(_checkpoints.items()):
-            if _who_saves(checkpoint, process_set):
-                process_set.core.refuse(checkpoint, reason)
+            if set(_who_saves(checkpoint, process_set)).intersection(error.ranks):
+                process_set.core.refuse(checkpoint, str(error))
 
 
 def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
@@ -110,14 +111,16 @@ def look(core: Any, name: str, call: str) -> None:
                 continue
             if others:
                 reason = _reason(call, others)
-                core.give_up(name, reason)  # first, since ranks whose step fails may go on to this call
+                core.give_up(
+                    name, reason, "deadlock", others
+                )  # first, since ranks whose step fails may go on to this call
                 refuse(trainer, reason)
                 return
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
             others = _who_saves(checkpoint, process_set)
             if others:
                 reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
-                core.give_up(name, reason)  # first, since ranks whose save fails go on to this call
+                core.give_up(name, reason, "deadlock", others)  # first, since ranks whose save fails go on to this call
                 process_set.core.refuse(checkpoint, reason)
                 return
     except RuntimeError:  # the core was shut down, or a rank keeps its table locked

@@ -11,7 +11,6 @@ set. So ranks that wait in different calls are matched, their labels differ, and
 from __future__ import annotations
 
 import operator
-import re
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -28,8 +27,6 @@ when_failed: dict[str, Callable[[], None]] = {}
 
 # Priorities travel as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
-
-_GIVEN_UP = re.compile(r"was given up by rank \d+ .*not called it: \[([\d, ]*)\]", re.DOTALL)
 
 
 class Limit(NamedTuple):
@@ -151,7 +148,7 @@ class Turn:
         except MXNetError as error:
             self._tell()
             if limit is None:
-                deadlock_check.failed(str(error))
+                deadlock_check.failed(error)
             raise
         return result
 
@@ -168,6 +165,8 @@ class Turn:
                 self.name,
                 f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
                 f"these ranks had not called it: {missing}",
+                code="given_up",
+                ranks=missing,
             )
 
     def _tell(self) -> None:
@@ -214,8 +213,7 @@ def exchange(
             try:
                 return turn.meet(label, numbers, limit, look)
             except MXNetError as error:
-                given_up = _GIVEN_UP.search(str(error)) if limit is not None else None
-                if given_up is None or str(process.rank()) not in given_up.group(1).split(", "):
+                if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
                     raise  # otherwise the call was given up before this rank came: take the next turn
 
 
@@ -290,4 +288,4 @@ def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) 
     except MXNetError:
         raise
     except RuntimeError as error:
-        raise errors.any_failure(MXNetError(str(error))) from None
+        raise errors.of_core(error) from None
