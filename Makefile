@@ -83,16 +83,16 @@ demo: $(VENV)/.installed-cpu-demo
 # Each worker takes its part of the tests in order, and when it has none left, half of another's.
 workers = $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS) --dist worksteal)
 
-test: $(VENV)/.installed-cpu-test
+test: $(VENV)/.testing
 	$(call in,$(VENV)) pytest tests $(workers) -m 'not long' $(PYTEST_ARGS)
 
-test-all: $(VENV)/.installed-cpu-test
+test-all: $(VENV)/.testing
 	$(call in,$(VENV)) pytest tests $(workers) $(PYTEST_ARGS)
 
-test-mxnet2: .venv-mxnet2/.installed-test
+test-mxnet2: .venv-mxnet2/.testing
 	$(call in,.venv-mxnet2) pytest tests $(workers) $(PYTEST_ARGS)
 
-test-machines: $(VENV)/.installed-cpu-test
+test-machines: $(VENV)/.testing
 	$(call in,$(VENV)) python tests/harness/machines.py $(workers) $(PYTEST_ARGS)
 
 ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp
@@ -104,13 +104,13 @@ test-clients: $(CLIENTS:%=.venv-client-%/.installed)
 # What fuzzes parsers in Python; torture goes without where it cannot be installed.
 atheris = $(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/python -m pip install atheris
 
-torture: $(VENV)/.installed-cpu-test
+torture: $(VENV)/.testing
 	-$(atheris)
 	$(call in,$(VENV)) && cd tests && python -m torture --minutes $(MINUTES) $(TORTURE_ARGS)
 
 FAULTS_ARGS ?=
 
-faults: $(VENV)/.installed-cpu-test
+faults: $(VENV)/.testing
 	$(call in,$(VENV)) && cd tests && python -m faults $(FAULTS_ARGS)
 
 bench: $(VENV)/.installed-cpu-bench
@@ -150,6 +150,13 @@ $(VENV)/.installed-%: $(VENV)/$(MADE) $(SOURCES)
 .venv-mxnet2/.installed-%: .venv-mxnet2/$(MADE) $(SOURCES)
 	$(call install,$(if $(changed_packaging),'.[$(extras)]' $(MXNET),--no-deps .))
 
+# The extension module for tests, mykv_core_testing, which no installation has: in build/testing/, from the core's object files.
+$(VENV)/.testing: $(VENV)/.installed-cpu-test
+.venv-mxnet2/.testing: .venv-mxnet2/.installed-test
+$(VENV)/.testing .venv-mxnet2/.testing: %/.testing:
+	MPICC="$(or $(MPICC),$(CURDIR)/$*/bin/mpicc)" $*/bin/python setup.py -q build_testing
+	touch $@
+
 # Each program in an environment of its own, where the package comes as a wheel that is built once for all.
 client_environments := $(ALL_CLIENTS:%=.venv-client-%)
 
@@ -175,7 +182,7 @@ check-python:
 FUZZ_SECONDS ?= 60
 FUZZ_ARGS ?=
 
-fuzz: $(VENV)/.installed-cpu-test
+fuzz: $(VENV)/.testing
 	$(atheris)
 	$(VENV)/bin/python tests/fuzz/run.py --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 

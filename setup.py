@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_backend"))
 os.chdir(ROOT)
 
-from mykv_compile import BuildCore, find_mpi  # noqa: E402
+from mykv_compile import BuildCore, BuildTesting, core_sources, find_mpi  # noqa: E402
 from mykv_mpi import BuildError  # noqa: E402
 
 # MXNet uses numpy.bool, which numpy 1.24 removed; Python 3.12 has no older numpy, and kvstore_plugin helps out there.
@@ -56,8 +56,8 @@ setup(
     packages=find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]),
     py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
-    ext_modules=[Extension("mykv_core", sorted(str(path) for path in Path("csrc").rglob("*.cpp")))],
-    cmdclass={"build_ext": BuildCore},
+    ext_modules=[Extension("mykv_core", core_sources())],
+    cmdclass={"build_ext": BuildCore, "build_testing": BuildTesting},
     zip_safe=False,
     install_requires=[*NUMPY, "mpi4py>=4", *ALWAYS],
     extras_require={

@@ -1,4 +1,4 @@
-"""How csrc becomes the extension module mykv_core.
+"""How csrc becomes the extension module mykv_core, and the module for tests, mykv_core_testing, which is not installed.
 
 setuptools would compile one file after another, with the flags that Python itself was built with, and would not notice
 a changed header. Here every file is compiled on its own with our flags, several at once, and only if it, a header that
@@ -6,6 +6,7 @@ it includes, or its command has changed since.
 """
 
 import fcntl
+import hashlib
 import os
 import platform
 import shlex
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Iterable, List
 
 from mykv_mpi import MPI, BuildError, describe, find_wrapper
+from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
@@ -56,6 +58,8 @@ def find_mpi() -> MPI:
 class BuildCore(build_ext):
     """setuptools' command build_ext for mykv_core."""
 
+    stays_in_place = False
+
     def run(self):
         try:
             if not sys.platform.startswith("linux"):
@@ -65,7 +69,7 @@ class BuildCore(build_ext):
                     f"{sys.executable} comes without Python.h: install its header files "
                     "(`apt-get install python3-dev` on Debian)."
                 )
-            self.stays_in_place = bool(self.inplace)  # setuptools resets the option while it builds
+            self.stays_in_place |= bool(self.inplace)  # setuptools resets the option while it builds
             super().run()
         except BuildError as error:
             raise SystemExit(f"error: {error}") from None
@@ -77,17 +81,70 @@ class BuildCore(build_ext):
         print(f"mykv: building against {mpi.version} ({_origin(mpi)}), C++ compiler {' '.join(cxx)}", flush=True)
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
-        target = Path(self.get_ext_fullpath(ext.name))
+        target = self.target(ext)
         target.parent.mkdir(parents=True, exist_ok=True)
         flags = [*FLAGS, *_mode_flags(), *mpi.compile_flags, f'-DMYKV_MPI_BUILD="{mpi.version}"']
         flags += [f'-DMYKV_VERSION="{self.distribution.get_version()}"', "-Icsrc", "-I" + pybind11.get_include()]
         flags += ["-I" + sysconfig.get_paths()["include"], *_words("CPPFLAGS"), *_words("CXXFLAGS")]
         with open(objects / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
-            made = compile_all(cxx + flags, map(Path, ext.sources), objects)
+            sources = [*map(Path, ext.sources), _digest_of_sources(objects)]
+            made = compile_all(cxx + flags, sources, objects)
             rpaths = [f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place)]
             libraries = ["-Wl,--as-needed", *mpi.link_flags, *rpaths, *_words("LDFLAGS")]
             _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *libraries], target)
+
+    def target(self, ext):
+        """Where the extension module goes."""
+        return Path(self.get_ext_fullpath(ext.name))
+
+
+class BuildTesting(BuildCore):
+    """The command build_testing: mykv_core_testing, into build/testing/, in a folder for this Python's environment.
+
+    It is linked from the object files of the core, which are compiled first if need be. It goes with a core that was
+    built from the same sources, wherever that one lies.
+    """
+
+    description = "build the extension module for tests, which is never installed"
+    stays_in_place = True
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.extensions = [Extension("mykv_core_testing", testing_sources())]
+
+    def target(self, ext):
+        return testing_folder() / Path(self.get_ext_filename(ext.name)).name
+
+
+def core_sources() -> List[str]:
+    """The files of mykv_core."""
+    return sorted(str(path) for path in Path("csrc").rglob("*.cpp") if Path("csrc/testing") not in path.parents)
+
+
+def testing_sources() -> List[str]:
+    """The files of mykv_core_testing."""
+    return sorted(str(path) for path in Path("csrc").rglob("*.cpp") if path != Path("csrc/module.cpp"))
+
+
+def testing_folder() -> Path:
+    """Where mykv_core_testing lies, as seen from the root of the tree."""
+    return Path("build/testing") / Path(sys.prefix).name
+
+
+def _digest_of_sources(objects: Path) -> Path:
+    """A C++ file with a digest of csrc/, by which mykv_core_testing knows the core that it goes with."""
+    digest = hashlib.sha256()
+    for path in sorted(path for path in Path("csrc").rglob("*") if path.suffix in (".h", ".cpp")):
+        digest.update(f"{path} {path.stat().st_size} ".encode() + path.read_bytes())
+    text = (
+        'extern "C" {\n__attribute__((visibility("default"))) extern const char mykv_sources[];\n'
+        f'const char mykv_sources[] = "{digest.hexdigest()}";\n}}\n'
+    )
+    source = objects / "digest.cpp"
+    if not source.exists() or source.read_text() != text:
+        source.write_text(text)
+    return source
 
 
 def compile_all(command: List[str], sources: Iterable[Path], objects: Path, simd: bool = True) -> List[Path]:
@@ -169,5 +226,5 @@ def _link(command: List[str], target: Path) -> None:
 def _run(command: List[str]) -> None:
     print(" ".join(map(shlex.quote, command)) + "\n", end="", flush=True)
     if subprocess.call(command) != 0:
-        what = command[-3] if "-c" in command else "mykv_core"
+        what = command[-3] if "-c" in command else command[-1]
         raise BuildError(f"{command[0]} failed for {what}, see its messages above.")

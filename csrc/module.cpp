@@ -4,32 +4,25 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "agreement/inbox.h"
 #include "base/error.h"
-#include "base/planted_faults.h"
 #include "kernels/kernels.h"
-#include "memory/headroom.h"
 #include "python/attached_bridge.h"
 #include "python/buckets.h"
-#include "python/compressor.h"
+#include "python/errors.h"
 #include "python/failed_end.h"
 #include "python/gpu.h"
 #include "python/group.h"
 #include "python/groups.h"
 #include "python/mpi_exit.h"
 #include "python/options.h"
-#include "python/region.h"
 #include "python/stalls.h"
 #include "python/timeline.h"
-#include "testing/parsers.h"
 #include "world/revoke_on_death.h"
 
 namespace py = pybind11;
 
 namespace mykv {
 namespace {
-
-py::object* g_failure_type = new py::object;  // MXNetError, for operations that fail inside a push
 
 void init(int comm, const py::dict& given) {
   if (world_group()) throw Error("mykv is initialized already");
@@ -121,22 +114,17 @@ void bind_fact(py::module_& m, Class& group, const char* name, Get get) {
 PYBIND11_MODULE(mykv_core, m) {
   using namespace mykv;
   m.doc() = "The compiled core of mykv: collective operations over shared memory and MPI.";
-  py::register_exception<Error>(m, "Error", PyExc_RuntimeError);
-  py::register_exception_translator([](std::exception_ptr thrown) {
-    try {
-      if (thrown) std::rethrow_exception(thrown);
-    } catch (const mxnet::FailedOperation& error) {
-      PyObject* type = *g_failure_type && !g_failure_type->is_none() ? g_failure_type->ptr() : PyExc_RuntimeError;
-      PyErr_SetString(type, error.what());
-    }
-  });
+  bind_errors(m);
 
   m.def("init", &init, py::arg("comm"), py::arg("options") = py::dict(),
         "Start the runtime over a communicator (its Fortran handle). Collective.");
   m.def("shutdown", &shutdown, "Stop the runtime. The operations that other ranks still have fail.");
   m.def("abandon", &abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
-  m.def("lose", &lose_all, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
-        "A process has died: end all operations of this one, at once, with the reason.");
+  m.def(
+      "lose",
+      [](const std::string& reason, std::vector<int> ranks) { lose_all({reason, ErrorCode::dead, std::move(ranks)}); },
+      py::arg("reason"), py::arg("ranks") = std::vector<int>(), py::call_guard<py::gil_scoped_release>(),
+      "Processes have died: end all operations of this one, at once, with the reason. `ranks`: theirs, if known.");
   m.def(
       "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),
       "Whether lose() is called soon after a process has died: then errors that come from a death name it.");
@@ -145,33 +133,6 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
   m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
   m.def("build_info", &build_info);
-  m.def("parsers", [] {
-    std::vector<std::string> names;
-    for (const auto& [name, parser] : testing::parsers()) names.push_back(name);
-    return names;
-  });
-  m.def(
-      "parse",
-      [](const std::string& parser, const std::string& bytes) {
-        testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-      },
-      py::arg("parser"), py::arg("bytes"), "For tests: give bytes to one of parsers(), which must bear them.");
-  m.def(
-      "plant",
-      [](const std::string& fault, int64_t count) {
-        if (!testing::plant(fault, count)) throw py::value_error("there is no fault '" + fault + "'");
-      },
-      py::arg("fault"), py::arg("count"),
-      "For tests: let the count-th chance from now on be a fault, one of those in csrc/base/planted_faults.h; 0: "
-      "none.");
-  py::class_<Inbox>(m, "Inbox", "For tests: what the core receives messages of other hosts with.")
-      .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
-      .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {
-        std::vector<char> bytes;
-        int from = 0;
-        if (!inbox.take(&bytes, &from)) return std::nullopt;
-        return std::make_pair(py::bytes(bytes.data(), bytes.size()), from);
-      });
   m.def("mpi_library_version", &mpi_library_version, "Version text of the MPI library that is loaded.");
 
   py::class_<Work>(m, "Work", "A request on numpy buffers under way.")
@@ -237,11 +198,11 @@ PYBIND11_MODULE(mykv_core, m) {
       "turn_of to the one that has the last turn under that name.");
   bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
               "Drop what is kept for names that begin with this, after the last call under them.");
-  bind_method(m, group, "counted_names", &Group::counted_names, "Of how many names the calls are counted.");
-  bind_method(m, group, "give_up", &Group::give_up, name, py::arg("reason"),
-              "End what is under way under `name`, on all ranks, unless all of them have come.");
-  bind_method(m, group, "signal_under_lock", &Group::signal_under_lock, py::arg("number"),
-              "For tests: send this process a signal while it keeps the table of its host locked.");
+  bind_method(
+      m, group, "give_up", &Group::give_up, name, py::arg("reason"), py::arg("code") = "given_up",
+      py::arg("ranks") = std::vector<int>(),
+      "End what is under way under `name`, on all ranks, unless all of them have come. The error has this code\n"
+      "and names these ranks.");
   bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
   bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
   bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),
@@ -288,9 +249,19 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def("failed_operations", &mxnet::failed_operations,
         "How many operations on MXNet's arrays have failed in this process.");
   m.def(
+      "failures",
+      [] {
+        py::dict result;
+        for (const auto& [code, failed] : mxnet::failures()) {
+          result[name_of(code)] = std::make_pair(failed.operations, failed.last);
+        }
+        return result;
+      },
+      "The same by the `code` of their errors: (how many, the text of the last error). Arrays carry the texts only.");
+  m.def(
       "attach_mxnet",
       [](uintptr_t library, int major, bool blocking, const py::object& error_type) {
-        *g_failure_type = error_type;
+        set_failure_type(error_type);
         attach_bridge(std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major), blocking));
       },
       py::arg("dl_handle"), py::arg("major"), py::arg("blocking") = false, py::arg("error_type") = py::none(),
@@ -299,18 +270,9 @@ PYBIND11_MODULE(mykv_core, m) {
   m.def(
       "push_failing", [](uintptr_t array) { bridge().push_failing(reinterpret_cast<mxnet::Handle>(array)); },
       py::arg("array"), py::call_guard<py::gil_scoped_release>(), "An operation of MXNet's engine that only fails.");
-  m.def(
-      "memory_headroom",
-      [](const std::string& proc) {
-        const Headroom now = HeadroomWatch(proc).look();
-        return std::make_pair(now.bytes, now.what);
-      },
-      py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
-  bind_compressor(m);
   bind_timeline(m);
   bind_mpi_exit(m);
   bind_failed_end(m);
-  bind_region(m);
   m.def("begin_stall_watch", &begin_stall_watch);
   m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
   m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),

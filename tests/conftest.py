@@ -7,7 +7,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `harness`: pytest's import mode here leaves sys.path alone
 
-from harness import pytest_configure  # noqa: F401
+from harness import (
+    core_testing,
+    pytest_configure,  # noqa: F401
+)
+
+sys.path.append(str(core_testing.FOLDER))  # for `mykv_core_testing`
 
 # What may come out differently on another machine, for machines.py: because of its instructions and threads, and of
 # what a process may do there.

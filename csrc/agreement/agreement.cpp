@@ -26,7 +26,7 @@ void Agreement::announce(uint32_t index, uint32_t places) {
   m.key = entry.key;
   m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
   m.priority = entry.operation.priority;
-  m.error = entry.error;
+  m.error = entry.error.get();
   const bool by_nccl = entry.operation.road == Road::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
   if (told_.size() >= KnownTexts::kRemembered) told_.clear();
@@ -54,21 +54,21 @@ void Agreement::done(uint64_t sequence) {
 }
 
 namespace {
-Message departure(int rank, const std::string& reason) {
+Message departure(int rank, const Cause& reason) {
   Message m;
   m.type = Message::Type::depart;
   m.number = static_cast<uint64_t>(rank);
-  m.error = reason.empty() ? "no reason was given" : reason;
+  m.error = reason.empty() ? Cause("no reason was given") : reason;
   return m;
 }
 }  // namespace
 
-void Agreement::depart(int rank, const std::string& reason) {
+void Agreement::depart(int rank, const Cause& reason) {
   tell_root(departure(rank, reason));
   flush();
 }
 
-void Agreement::depart_alone(int rank, const std::string& reason) {
+void Agreement::depart_alone(int rank, const Cause& reason) {
   encode(departure(rank, reason), world_.rank() == 0 ? &news_for_all_ : &news_);
   flush();
 }
@@ -144,7 +144,7 @@ void Agreement::handle(const Message& m, int from) {
       // Rank 0 tells every host, also the sender, in the order of its verdicts: all hosts see the same operations
       // agreed on before this message and none after it.
       if (world_.rank() == 0 && departed_.empty()) {
-        departed_ = "rank " + std::to_string(m.number) + " has left: " + m.error;
+        departed_ = Departed(static_cast<int>(m.number), m.error).cause();
         give_verdicts();
         tell_all(m);
         return;
@@ -170,7 +170,7 @@ void Agreement::handle(const Message& m, int from) {
   }
 }
 
-void Agreement::give_up(const Key& key, const std::string& reason) {
+void Agreement::give_up(const Key& key, const Cause& reason) {
   Message m;
   m.type = Message::Type::give_up;
   m.key = key;
@@ -240,7 +240,8 @@ void Agreement::collect(const Message& m, int from) {
   if (!m.error.empty()) p.error = m.error;  // a host's own error says more than a comparison here
   if (p.error.empty() && p.text != m.number) {
     const KnownTexts::Texts one = texts_.get(p.text), other = texts_.get(m.number);
-    p.error = difference(one.name, p.rank, one.signature, world_.label(from), other.signature);
+    const int rank = world_.label(from);
+    p.error = {difference(one.name, p.rank, one.signature, rank, other.signature), ErrorCode::mismatch, {p.rank, rank}};
   }
   if (Timeline::on()) p.arrivals.push_back({world_.label(from), now_ns()});
   if (++p.hosts < world_.hosts().size()) return;
@@ -276,7 +277,7 @@ void Agreement::give_verdicts() {
   }
 }
 
-void Agreement::give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement) {
+void Agreement::give_verdict(const Key& key, uint64_t sequence, const Cause& error, uint64_t placement) {
   Message verdict;
   verdict.type = Message::Type::verdict;
   verdict.key = key;

@@ -48,14 +48,14 @@ class Agreement {
   // An operation that was agreed on under this sequence number is done on this host.
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
-  void depart(int rank, const std::string& reason);
+  void depart(int rank, const Cause& reason);
   // The same, called by any rank that breaks down: it only tells rank 0, or as rank 0 the other hosts.
-  void depart_alone(int rank, const std::string& reason);
+  void depart_alone(int rank, const Cause& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();
   // Any rank may call give_up() and progress_sending(), also a rank that does not speak for its host. give_up() asks
   // for the end of an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
-  void give_up(const Key& key, const std::string& reason);
+  void give_up(const Key& key, const Cause& reason);
   void progress_sending();
   // For the timeline of rank 0: when each host, named by its first rank, announced the operation. Forgets the times.
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
@@ -86,7 +86,7 @@ class Agreement {
     size_t hosts = 0;
     uint64_t text = 0;  // number of the texts of the first host that announced, see KnownTexts
     int rank = 0;       // label of that host's first rank
-    std::string error;
+    Cause error;
     int32_t priority = 0;
     uint32_t places = 1;
     size_t bytes = 0;        // of network memory
@@ -101,7 +101,7 @@ class Agreement {
   };
 
   struct GivenUp {
-    std::string reason;
+    Cause reason;
     std::set<int> left;  // first ranks of the hosts that have not ended it
   };
 
@@ -115,7 +115,7 @@ class Agreement {
   void decide_end(const Message& message);
   void tell_end(const Key& key);
   void end(const Message& message);
-  void give_verdict(const Key& key, uint64_t sequence, const std::string& error, uint64_t placement = 0);
+  void give_verdict(const Key& key, uint64_t sequence, const Cause& error, uint64_t placement = 0);
 
   static constexpr int kTag = 1;
 
@@ -146,7 +146,7 @@ class Agreement {
   size_t bytes_under_way_ = 0;
   KnownTexts texts_;
   std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals_;  // of operations that were agreed on
-  std::string departed_;
+  Cause departed_;
 };
 
 }  // namespace mykv

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <limits>
 
 #include "base/error.h"
@@ -10,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4 };
+enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8 };
 
 void put(std::vector<char>* out, const void* data, size_t bytes) {
   const auto* p = static_cast<const char*>(data);
@@ -55,12 +56,29 @@ class Reader {
   size_t left_;
 };
 
+void put_code(std::vector<char>* out, const Cause& cause) {
+  const auto ranks = static_cast<uint16_t>(std::min<size_t>(cause.ranks.size(), std::numeric_limits<uint16_t>::max()));
+  put(out, &cause.code, sizeof cause.code);
+  put(out, &ranks, sizeof ranks);
+  put(out, cause.ranks.data(), ranks * sizeof(int32_t));
+}
+
+void read_code(Reader& reader, Cause* cause) {
+  const auto code = reader.number<uint8_t>();
+  require(code != static_cast<uint8_t>(ErrorCode::other) && code < std::size(kErrorCodes) && !cause->empty());
+  cause->code = static_cast<ErrorCode>(code);
+  for (auto left = reader.number<uint16_t>(); left > 0; --left) {
+    cause->ranks.push_back(reader.number<int32_t>());
+    require(cause->ranks.back() >= 0);
+  }
+}
+
 Message read(Reader& reader) {
   Message message;
   const auto type = reader.number<uint8_t>();
   const auto flags = reader.number<uint8_t>();
   require(type >= static_cast<uint8_t>(Message::Type::announce) && type <= static_cast<uint8_t>(Message::Type::ended));
-  require((flags & ~(kHasTexts | kHasError | kHasPlacement)) == 0);
+  require((flags & ~(kHasTexts | kHasError | kHasPlacement | kHasCode)) == 0);
   message.type = static_cast<Message::Type>(type);
   message.number = reader.number<uint64_t>();
   if (message.type == Message::Type::depart) {
@@ -75,7 +93,8 @@ Message read(Reader& reader) {
     message.name = reader.text();
     message.signature = reader.text();
   }
-  if ((flags & kHasError) != 0) message.error = reader.text();
+  if ((flags & kHasError) != 0) message.error.text = reader.text();
+  if ((flags & kHasCode) != 0) read_code(reader, &message.error);
   if ((flags & kHasPlacement) != 0) message.placement = reader.number<uint64_t>();
   return message;
 }
@@ -83,9 +102,10 @@ Message read(Reader& reader) {
 }  // namespace
 
 void encode(const Message& message, std::vector<char>* out) {
+  const bool has_code = !message.error.empty() && message.error.code != ErrorCode::other;
   const auto flags =
       static_cast<uint8_t>((message.has_texts ? kHasTexts : 0) | (message.error.empty() ? 0 : kHasError) |
-                           (message.placement == 0 ? 0 : kHasPlacement));
+                           (message.placement == 0 ? 0 : kHasPlacement) | (has_code ? kHasCode : 0));
   put(out, &message.type, sizeof message.type);
   put(out, &flags, sizeof flags);
   put(out, &message.number, sizeof message.number);
@@ -98,7 +118,8 @@ void encode(const Message& message, std::vector<char>* out) {
     put(out, message.name);
     put(out, message.signature);
   }
-  if (!message.error.empty()) put(out, message.error);
+  if (!message.error.empty()) put(out, message.error.text);
+  if (has_code) put_code(out, message.error);
   if (message.placement != 0) put(out, &message.placement, sizeof message.placement);
 }
 

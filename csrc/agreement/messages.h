@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "operations/operation.h"
 
 namespace mykv {
@@ -29,7 +30,7 @@ struct Message {
   bool has_texts = false;
   std::string name;
   std::string signature;
-  std::string error;
+  Cause error;
 };
 
 // Appends the message to `out`; texts of more than 65535 bytes are cut.

@@ -1,17 +1,79 @@
-// The exception type of the core. Its text is a sentence for the user.
+// The exception type of the core, and the cause that it carries. The text is a sentence for the user. Nothing in the
+// core or above it decides by a text: that is what the code and the ranks are for.
 #pragma once
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace mykv {
 
+// Why something has failed, and which ranks Cause::ranks are (by their labels).
+enum class ErrorCode : uint8_t {
+  other,         // wrong arguments, a GPU or the system failed; no ranks
+  refused,       // a rank could not take part: that rank
+  mismatch,      // ranks ask for different operations under one name: two of them
+  departed,      // a rank has left or has failed: that rank
+  dead,          // a process has died: its rank, if it is known
+  given_up,      // a rank has ended the operation since ranks were missing: those ranks
+  deadlock,      // a rank has ended the operation since other ranks wait for it elsewhere: those ranks
+  stalled,       // the stall watch has ended the operation: the ranks that it has waited for
+  left,          // this rank itself has left; no ranks
+  table_locked,  // a rank keeps the host's table locked, or died with the lock; no ranks
+  no_memory,     // no ranks
+  mpi,           // a call of MPI has failed; no ranks
+};
+// Error.code in Python.
+constexpr const char* kErrorCodes[] = {"other",    "refused", "mismatch", "departed",     "dead",      "given_up",
+                                       "deadlock", "stalled", "left",     "table_locked", "no_memory", "mpi"};
+static_assert(std::size(kErrorCodes) == static_cast<size_t>(ErrorCode::mpi) + 1);
+
+inline const char* name_of(ErrorCode code) { return kErrorCodes[static_cast<size_t>(code)]; }
+
+// Why an operation has no result, as it travels between threads, through the host's table and between hosts.
+struct Cause {
+  Cause() = default;
+  Cause(std::string why, ErrorCode kind = ErrorCode::other, std::vector<int> named = {})
+      : text(std::move(why)), code(kind), ranks(std::move(named)) {}
+  bool empty() const { return text.empty(); }
+  bool operator==(const Cause& other) const { return text == other.text && code == other.code && ranks == other.ranks; }
+
+  std::string text;
+  ErrorCode code = ErrorCode::other;
+  std::vector<int> ranks;
+};
+
+// The same cause with more text before or behind it.
+inline Cause operator+(const std::string& before, Cause cause) {
+  cause.text.insert(0, before);
+  return cause;
+}
+inline Cause operator+(Cause cause, const std::string& behind) {
+  cause.text += behind;
+  return cause;
+}
+
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Error(Cause cause) : std::runtime_error(cause.text), cause_(std::move(cause)) {}
+  explicit Error(const std::string& text, ErrorCode code = ErrorCode::other, std::vector<int> ranks = {})
+      : Error(Cause(text, code, std::move(ranks))) {}
+  const Cause& cause() const { return cause_; }
+
+ private:
+  Cause cause_;
 };
+
+// The cause that an exception carries; of an exception from elsewhere its text.
+inline Cause as_cause(const std::exception& error) {
+  const auto* const own = dynamic_cast<const Error*>(&error);
+  return own != nullptr ? own->cause() : Cause(error.what());
+}
 
 inline Error system_error(const std::string& what) { return Error(what + ": " + std::strerror(errno)); }
 

@@ -17,7 +17,7 @@ inline void check_mpi(int code, const char* what) {
   char text[MPI_MAX_ERROR_STRING + 1] = {};
   int length = 0;  // with Open MPI its end is counted too
   MPI_Error_string(code, text, &length);
-  throw Error(std::string("MPI failed in ") + what + ": " + text);
+  throw Error(std::string("MPI failed in ") + what + ": " + text, ErrorCode::mpi);
 }
 
 }  // namespace mykv

@@ -1,12 +1,10 @@
-// For tests: planted faults, which look to the core as if MPI, the machine or another host had caused them.
+// All that the shipped core has for tests alone: faults that look to it as if MPI, the machine or another host had
+// caused them, and one check. The module for tests plants the faults; without it none ever is.
 #pragma once
 
-#include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
-#include <string>
 
 namespace mykv::testing {
 
@@ -17,24 +15,15 @@ enum class Fault { mpi, memory, message, notice, late };
 constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late"};
 
 // For each kind, at which of its next chances the fault happens, 1 being the next; 0 and less: no fault is planted.
-inline std::array<std::atomic<int64_t>, std::size(kFaults)>& planted_faults() {
-  static std::array<std::atomic<int64_t>, std::size(kFaults)> planted{};
-  return planted;
-}
+// Exported, so that the module for tests (csrc/testing/) finds it by its name in the core that is loaded.
+extern "C" __attribute__((visibility("default"))) std::atomic<int64_t> mykv_planted_faults[std::size(kFaults)];
 
-// Plants a fault at the `count`th chance from now on. False if there is no such kind.
-inline bool plant(const std::string& kind, int64_t count) {
-  for (size_t k = 0; k < std::size(kFaults); ++k) {
-    if (kind != kFaults[k]) continue;
-    planted_faults()[k].store(count);
-    return true;
-  }
-  return false;
-}
+// Whether the environment variable MYKV_TEST_LOCK_ORDER is set: the runtime then checks the order of its locks.
+bool checks_lock_order();
 
 // Whether the fault happens at this chance. Costs one load if no fault is planted.
 inline bool is_planted(Fault fault) {
-  std::atomic<int64_t>& planted = planted_faults()[static_cast<size_t>(fault)];
+  std::atomic<int64_t>& planted = mykv_planted_faults[static_cast<size_t>(fault)];
   return planted.load(std::memory_order_relaxed) > 0 && planted.fetch_sub(1) == 1;
 }
 

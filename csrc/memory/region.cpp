@@ -59,7 +59,9 @@ size_t Region::take(size_t size, bool commit) {
     begin = take_free(size, commit);
   }
   if (!begin) begin = take_new(size, commit);
-  if (!begin) throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes");
+  if (!begin)
+    throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes",
+                ErrorCode::no_memory);
   return *begin;
 }
 

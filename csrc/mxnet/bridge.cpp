@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <new>
 #include <unordered_set>
@@ -16,8 +17,10 @@ namespace mykv::mxnet {
 
 namespace {
 
-// Part of the reason given to Runtime::lose(): the name of the exception in Python.
-constexpr const char* kLostMark = "WorkersLost: ";
+// Of an error behind this name MXNet raises an exception of that class, which kvstore_plugin/compat/errors.py
+// registers. This is the one text that anything is decided by: an engine's error is a text, and MXNet reads it.
+constexpr const char* kLostClass = "WorkersLost: ";
+constexpr const char* kMykv = "mykv: ";
 constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
 
 // The engine copies an error as a dmlc::Error, which adds nothing to std::runtime_error.
@@ -87,7 +90,7 @@ struct Pushed {
   Call call;                                          // its arrays are retained
   std::shared_ptr<const PreparedOperation> in_place;  // instead of the call's arrays
   std::atomic<bool> taken{false};                     // its requests are posted, as work or as refusals
-  std::shared_ptr<std::string> failure;               // with a blocking engine: receives the operation's error
+  std::shared_ptr<Cause> failure;                     // with a blocking engine: receives the operation's error
 };
 
 namespace {
@@ -102,32 +105,50 @@ std::recursive_mutex& failing() {
   return mutex;
 }
 
+// The operations that have failed in this process. MXNet keeps only the texts of their errors. A mutex of their own,
+// since a thread that reads them has Python's lock, and what the engine does within failing() may need that one.
+struct Failures {
+  std::mutex mutex;
+  std::map<ErrorCode, FailureCount> by_code;
+};
+Failures& all_failures() {
+  static auto& failures = *new Failures;
+  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&all_failures().mutex) std::mutex; });
+  (void)forks;
+  return failures;
+}
 std::atomic<uint64_t> g_failed_operations{0};
 
-void fail(const EngineCallback& callback, const std::string& error) {
+void count_failure(const Cause& error) {
   ++g_failed_operations;
-  const EngineError engine_error(error);
+  const std::lock_guard<std::mutex> lock(all_failures().mutex);
+  FailureCount& failures = all_failures().by_code[error.code];
+  ++failures.operations;
+  failures.last = error.text;
+}
+
+void fail(const EngineCallback& callback, const Cause& error) {
+  count_failure(error);
+  const EngineError engine_error((error.code == ErrorCode::dead ? kLostClass : "") + error.text);
   const std::lock_guard<std::recursive_mutex> lock(failing());
   callback.call(callback.engine, callback.parameter, &engine_error);
 }
 
-void complete(const EngineCallback& callback, const std::string* error) {
+void complete(const EngineCallback& callback, const Cause* error) {
   if (error == nullptr) {
     callback.call(callback.engine, callback.parameter, nullptr);
     return;
   }
-  // If an error begins with the name of a class that Python has registered, MXNet raises an exception of that class.
-  const bool lost = error->find(kLostMark) != std::string::npos;
-  fail(callback, (lost ? std::string(kLostMark) + "mykv: " : "mykv: ") + *error);
+  fail(callback, kMykv + *error);
 }
 
 // Ends the engine's operation after the last of its requests, with the first error.
 class CompletionCounter {
  public:
-  CompletionCounter(size_t requests, std::function<void(const std::string*)> done)
+  CompletionCounter(size_t requests, std::function<void(const Cause*)> done)
       : left_(requests), done_(std::move(done)) {}
 
-  void finish(const std::string* error) {
+  void finish(const Cause* error) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (error != nullptr && error_.empty()) error_ = *error;
@@ -139,15 +160,15 @@ class CompletionCounter {
  private:
   std::mutex mutex_;
   size_t left_;
-  std::string error_;
-  std::function<void(const std::string*)> done_;
+  Cause error_;
+  std::function<void(const Cause*)> done_;
 };
 
 // Posts the rest of a chain of requests: each request when the previous one has succeeded on all ranks.
 void post_chain(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, size_t next,
-                const std::function<void(const std::string*)>& done) {
+                const std::function<void(const Cause*)>& done) {
   Request request = std::move(requests[next]);
-  request.done = [runtime, requests = std::move(requests), next, done](const std::string* error) mutable {
+  request.done = [runtime, requests = std::move(requests), next, done](const Cause* error) mutable {
     if (error != nullptr || next + 1 == requests.size()) {
       done(error);
     } else {
@@ -158,7 +179,7 @@ void post_chain(const std::shared_ptr<Runtime>& runtime, std::vector<Request> re
 }
 
 void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requests, bool chained,
-              std::function<void(const std::string*)> done) {
+              std::function<void(const Cause*)> done) {
   if (requests.empty()) {
     done(nullptr);
   } else if (requests.size() == 1) {
@@ -169,7 +190,7 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
   } else {
     const auto together = std::make_shared<CompletionCounter>(requests.size(), std::move(done));
     for (Request& request : requests) {
-      request.done = [together](const std::string* error) { together->finish(error); };
+      request.done = [together](const Cause* error) { together->finish(error); };
       runtime->post(std::move(request));
     }
   }
@@ -198,7 +219,7 @@ std::vector<Handle> arrays_of(const Call& call) {
 
 void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_complete) {
   if (pushed->taken.exchange(true)) {
-    fail(on_complete, std::string("mykv: ") + kNotTaken);
+    fail(on_complete, std::string(kMykv) + kNotTaken);
     return;
   }
   std::vector<Request> requests = std::move(pushed->call.requests);
@@ -219,7 +240,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(runtime, std::move(requests), pushed->call.chained,
-           [on_complete, failure = pushed->failure](const std::string* error) {
+           [on_complete, failure = pushed->failure](const Cause* error) {
              if (error != nullptr && failure) *failure = *error;
              complete(on_complete, error);
            });
@@ -231,7 +252,7 @@ void run_pushed(void* context, void* on_complete, void* parameter) {
 }
 
 void make_room(void*, void* on_complete, void*) {
-  fail(*static_cast<EngineCallback*>(on_complete), "mykv: an error that makes room for others");
+  fail(*static_cast<EngineCallback*>(on_complete), std::string("mykv: an error that makes room for others"));
 }
 
 void do_nothing(void*, void* on_complete, void*) { complete(*static_cast<EngineCallback*>(on_complete), nullptr); }
@@ -255,8 +276,8 @@ bool refuse(Pushed& pushed, const char* reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
   for (Request& request : requests) request.refusal = reason;
-  ++g_failed_operations;
-  post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const std::string*) {});
+  count_failure(std::string(reason));
+  post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Cause*) {});
   return true;
 }
 
@@ -268,6 +289,11 @@ void discard(void* parameter) {
 }  // namespace
 
 uint64_t failed_operations() { return g_failed_operations; }
+
+std::map<ErrorCode, FailureCount> failures() {
+  const std::lock_guard<std::mutex> lock(all_failures().mutex);
+  return all_failures().by_code;
+}
 
 std::vector<std::shared_ptr<const gpu::Event>> events_of(const RunContext* context) {
   if (context == nullptr || context->stream == nullptr || context->context.device_type != kGpu) return {};
@@ -318,7 +344,7 @@ void Bridge::push_failing(Handle array) const {
 
 void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,
                             const std::vector<Handle>& written) const {
-  const auto failure = blocking_ ? std::make_shared<std::string>() : nullptr;
+  const auto failure = blocking_ ? std::make_shared<Cause>() : nullptr;
   pushed->failure = failure;
   const std::string& turn_of = pushed->call.turn_of;
   const uint64_t turn = turn_of.empty() ? pushed->runtime->take_turn(name) : pushed->runtime->last_turn(turn_of);
@@ -342,9 +368,9 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     // The turn is taken, so the other ranks wait for this rank. Whether the engine has run the deleter, or will, is
     // unknown: so the pointer that it was given stays valid, and only the object behind it is emptied.
     if (refuse(*pushed, kNotTaken)) pushed->release();
-    throw FailedOperation("mykv: " + std::string(kNotTaken) + ": " + error.what());
+    throw FailedOperation(kMykv + (std::string(kNotTaken) + ": " + error.cause()));
   }
-  if (failure && !failure->empty()) throw FailedOperation("mykv: " + *failure);
+  if (failure && !failure->empty()) throw FailedOperation(kMykv + *failure);
 }
 
 }  // namespace mykv::mxnet

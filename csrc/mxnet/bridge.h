@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,6 +79,13 @@ class Bridge {
 
 // How many operations of this process have failed.
 uint64_t failed_operations();
+
+// The same by the code of their errors, with the text of the last error. MXNet keeps only a text.
+struct FailureCount {
+  uint64_t operations = 0;
+  std::string last;
+};
+std::map<ErrorCode, FailureCount> failures();
 
 // The error of an operation that a blocking engine has run.
 class FailedOperation : public Error {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "gpu/device.h"
 #include "operations/operation.h"
 #include "operations/tickets.h"
@@ -66,8 +67,8 @@ struct Request {
   // Not null: inputs, outputs, sources and targets are addresses on GPUs; operation.road says how they are combined.
   std::shared_ptr<const DeviceMemory> devices;
   std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
-  // Called once, from any thread: with null when outputs hold the result, otherwise with the error message.
-  std::function<void(const std::string* error)> done;
+  // Called once, from any thread: with null when outputs hold the result, otherwise with the cause.
+  std::function<void(const Cause* error)> done;
 };
 
 }  // namespace mykv

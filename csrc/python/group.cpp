@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "operations/signature.h"
 #include "python/attached_bridge.h"
+#include "python/errors.h"
 #include "python/groups.h"
 
 namespace py = pybind11;
@@ -67,16 +68,12 @@ std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::str
   return result;
 }
 
-void Group::give_up(const std::string& name, const std::string& reason) {
+void Group::give_up(const std::string& name, const std::string& reason, const std::string& code,
+                    std::vector<int> ranks) {
+  const Cause cause(reason, error_code_of(code), std::move(ranks));
   const std::shared_ptr<Runtime> asked = runtime_;
   py::gil_scoped_release release;
-  asked->give_up({{name, reason}});
-}
-
-void Group::signal_under_lock(int number) {
-  const std::shared_ptr<Runtime> kept = runtime_;
-  py::gil_scoped_release release;
-  kept->signal_under_lock(number);
+  asked->give_up({{name, cause}});
 }
 
 Operation Group::broadcast_operation(int root, int priority) const {
@@ -95,7 +92,7 @@ std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept) 
   request.turn = runtime_->take_turn(request.name);
   request.ticket = runtime_->take_ticket();
   auto work = std::make_unique<Work>(std::move(kept));
-  request.done = [state = work->state()](const std::string* error) { state->finish(error); };
+  request.done = [state = work->state()](const Cause* error) { state->finish(error); };
   const std::shared_ptr<Runtime> target = runtime_;
   py::gil_scoped_release release;
   target->post(std::move(request));
@@ -239,7 +236,7 @@ void Group::refuse(const std::string& name, const std::string& reason, const std
   request.ticket = runtime_->take_ticket();
   request.signature = "a refusal";
   request.refusal = reason.empty() ? "no reason was given" : reason;
-  request.done = [](const std::string*) {};
+  request.done = [](const Cause*) {};
   const std::shared_ptr<Runtime> target = runtime_;
   py::gil_scoped_release release;
   target->post(std::move(request));

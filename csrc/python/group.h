@@ -92,10 +92,9 @@ class Group {
   using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
-  void give_up(const std::string& name, const std::string& reason);
-  void signal_under_lock(int number);
+  // `code`, `ranks`: of the error on all ranks.
+  void give_up(const std::string& name, const std::string& reason, const std::string& code, std::vector<int> ranks);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
-  size_t counted_names() { return runtime_->counted_names(); }
   // Tells the other ranks that this rank leaves, and stops.
   void abandon(const std::string& reason);
 

@@ -47,7 +47,7 @@ void leave_all(const std::string& reason) {
   }
 }
 
-void lose_all(const std::string& reason) {
+void lose_all(const Cause& reason) {
   RevokeOnDeath::lose();
   std::lock_guard<std::mutex> lock(g_runtimes.mutex);
   for (const std::weak_ptr<Runtime>& one : g_runtimes.all) {

@@ -17,7 +17,7 @@ Work::~Work() {
   state_->changed.wait(lock, [this] { return state_->done; });
 }
 
-void Work::State::finish(const std::string* failure) {
+void Work::State::finish(const Cause* failure) {
   std::lock_guard<std::mutex> lock(mutex);
   if (failure != nullptr) error = *failure;
   done = true;

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+
 namespace mykv {
 
 class Work {
@@ -26,9 +28,9 @@ class Work {
     std::mutex mutex;
     std::condition_variable changed;
     bool done = false;
-    std::optional<std::string> error;
+    std::optional<Cause> error;
 
-    void finish(const std::string* failure);
+    void finish(const Cause* failure);
   };
   std::shared_ptr<State> state() const { return state_; }
 

@@ -73,7 +73,7 @@ void Runtime::begin_copy_in(Part part, const Operation& operation) {
     copy_from_devices(copying);
     copying.copies = staged_->streams_in.begun();
   } catch (const Error& error) {
-    copying.error = error.what();
+    copying.error = error.cause();
     try {
       copying.copies = staged_->streams_in.begun();  // the copies that did begin
     } catch (const Error&) {
@@ -137,10 +137,10 @@ bool Runtime::take_copied_in() {
     } catch (const Error& error) {
       copying.copies = {};
       copying.lost = true;
-      if (copying.error.empty()) copying.error = error.what();
+      if (copying.error.empty()) copying.error = error.cause();
     }
     join_inputs(copying);
-    if (!meet(copying.part, copying.operation, copying.error, false)) {  // the table is full
+    if (!meet(copying.part, copying.operation, copying.error.text, false)) {  // the table is full
       set_crowded_out(copying.part.posted.get());
       ++it;
       continue;

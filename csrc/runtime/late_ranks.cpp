@@ -2,8 +2,6 @@
 // asked only on demand, so that an operation that does not wait costs no more than a look at a coarse clock.
 #include "runtime/late_ranks.h"
 
-#include <signal.h>
-
 #include <algorithm>
 #include <map>
 
@@ -61,6 +59,13 @@ std::string ranks_text(const std::vector<int>& ranks, const World& world) {
     text += std::to_string(world.label(ranks[k]));
   }
   return shown < ranks.size() ? text + " and " + std::to_string(ranks.size() - shown) + " more" : text;
+}
+
+std::vector<int> culprits(const Waiting& waiting) {
+  std::vector<int> ranks = waiting.missing;
+  add_all(&ranks, waiting.unresponsive);
+  add_all(&ranks, waiting.unknown);
+  return ranks;
 }
 
 std::string culprits_text(const Waiting& waiting, const World& world) {
@@ -255,8 +260,8 @@ std::vector<Inquiry::Answer> Runtime::ask_hosts(const std::vector<Key>& keys) {
   return std::move(question->answers);
 }
 
-void Runtime::give_up(const std::unordered_map<std::string, std::string>& reasons) {
-  std::vector<std::pair<Key, std::string>> keys;
+void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons) {
+  std::vector<std::pair<Key, Cause>> keys;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [entry, part] : parts_) {
@@ -275,9 +280,9 @@ void Runtime::give_up(const std::unordered_map<std::string, std::string>& reason
   }
 }
 
-void Runtime::break_off(const std::string& reason) {
+void Runtime::break_off(const Cause& reason) {
   table_.lock().lose_patience(kLockPatienceUs,
-                              "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason);
+                              "rank " + std::to_string(world_.label(world_.rank())) + " has left: " + reason.text);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (break_off_.empty() || !lost_.load())
@@ -289,11 +294,7 @@ void Runtime::break_off(const std::string& reason) {
 
 void Runtime::give_up_table(const std::string& reason) { table_.lock().give_up(reason); }
 
-void Runtime::signal_under_lock(int number) {
-  table_.lock().run([&] { kill(getpid(), number); });
-}
-
-void Runtime::lose(const std::string& reason) {
+void Runtime::lose(const Cause& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     break_off_ = reason;
@@ -304,7 +305,7 @@ void Runtime::lose(const std::string& reason) {
 
 // Runs what other threads have asked of the runtime's thread.
 bool Runtime::take_wishes() {
-  std::deque<std::pair<Key, std::string>> to_give_up;
+  std::deque<std::pair<Key, Cause>> to_give_up;
   std::shared_ptr<Question> question;
   bool ask;
   {

@@ -25,7 +25,10 @@ bool speaks_of(const Waiting& waiting, const World& world);
 // 'rank 3', 'ranks 1, 2 and 5', with the labels of the ranks; shortened if there are many.
 std::string ranks_text(const std::vector<int>& ranks, const World& world);
 
-// 'rank 1, which has not come and does not respond (is it stopped?)': the ranks that an operation waits for.
+// The ranks that an operation waits for.
+std::vector<int> culprits(const Waiting& waiting);
+
+// 'rank 1, which has not come and does not respond (is it stopped?)': what culprits() are, and what is wrong with them.
 std::string culprits_text(const Waiting& waiting, const World& world);
 
 }  // namespace mykv

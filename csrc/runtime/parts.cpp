@@ -197,7 +197,7 @@ bool Runtime::send_part(const std::shared_ptr<RequestState>& posted, size_t numb
   {
     // The other ranks may have sent parts after a part that failed here, and wait for all of them.
     std::lock_guard<std::mutex> lock(mutex_);
-    if (refusal.empty()) refusal = posted->error;
+    if (refusal.empty()) refusal = posted->error.text;
   }
   Operation operation = request.operation;
   operation.count = part.count;
@@ -290,7 +290,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       std::lock_guard<std::mutex> lock(mutex_);
       ++posted->under_way;
     }
-    account(part, shown_name(request.name) + ": " + table_.departed().what());
+    account(part, shown_name(request.name) + ": " + table_.departed().cause());
     return true;
   }
   // No lock: only the runtime's thread sends requests of several parts.
@@ -309,7 +309,7 @@ bool Runtime::meet(Part& part, const Operation& operation, const std::string& re
       mine = it->second;
       parts_.erase(it);
     }
-    finish_part(mine, table_.entry(arrival.entry).error);
+    finish_part(mine, table_.entry(arrival.entry).error.get());
   }
   return true;
 }
@@ -367,7 +367,7 @@ void Runtime::release_slot(const Part& part) {
   }
 }
 
-void Runtime::finish_part(const Part& part, const std::string& error) {
+void Runtime::finish_part(const Part& part, const Cause& error) {
   if (part.staged && error.empty()) {
     if (retired_.empty()) {
       begin_copy_out(part);
@@ -385,7 +385,7 @@ void Runtime::finish_part(const Part& part, const std::string& error) {
   end_part(part, error, copied_out);
 }
 
-void Runtime::end_part(const Part& part, const std::string& error, const PartRecord::Interval& copied_out) {
+void Runtime::end_part(const Part& part, const Cause& error, const PartRecord::Interval& copied_out) {
   if (part.posted->recorded) record(part, copied_out);  // before leave(), after which the entry may be reused
   release_slot(part);
   try {
@@ -398,7 +398,7 @@ void Runtime::end_part(const Part& part, const std::string& error, const PartRec
 }
 
 // Counts a part as finished; the last part ends the request.
-void Runtime::account(const Part& part, const std::string& error) {
+void Runtime::account(const Part& part, const Cause& error) {
   RequestState& posted = *part.posted;
   bool over;
   {

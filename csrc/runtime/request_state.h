@@ -44,7 +44,7 @@ struct RequestState {
   bool agreed = false;  // all ranks brought the same operation, and so bring all of its parts
   bool ended = false;   // done was called, or is about to be
   size_t happened = 0;  // how many of request.devices->after have; used by the runtime's thread only
-  std::string error;
+  Cause error;
   bool recorded = false;  // by the timeline; `recorded` and `begun` never change
   int64_t begun = 0;
   std::unique_ptr<RequestRecord> record;  // until the end of the request

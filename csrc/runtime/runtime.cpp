@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <iterator>
 
 #include "base/clock.h"
@@ -70,7 +69,7 @@ Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
       waits_(world_.local_size()),
       staged_(std::make_unique<Staged>(world_.segment(), region_)) {
   table_.beat();
-  if (std::getenv("MYKV_TEST_LOCK_ORDER") != nullptr) table_.lock().comes_before(mutex_);
+  if (testing::checks_lock_order()) table_.lock().comes_before(mutex_);
   world_.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
   world_.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
   world_.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
@@ -128,7 +127,7 @@ void Runtime::post(Request request) {
   try {
     post_checked(posted);
   } catch (const TableGivenUp&) {
-    std::string why;
+    Cause why;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       if (posted->ended) return;
@@ -143,17 +142,17 @@ void Runtime::post(Request request) {
     }
     end_refused(*posted, why);
   } catch (const std::exception& error) {
-    end_refused(*posted, error.what());
+    end_refused(*posted, as_cause(error));
   }
 }
 
-void Runtime::end_refused(RequestState& posted, const std::string& why) {
+void Runtime::end_refused(RequestState& posted, const Cause& why) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::exchange(posted.ended, true)) return;
   }
-  const std::string text = shown_name(posted.request.name) + ": " + why;
-  end(posted, &text);
+  const Cause error = shown_name(posted.request.name) + ": " + why;
+  end(posted, &error);
 }
 
 void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
@@ -196,7 +195,7 @@ void Runtime::run() {
   prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
   try {
     work_until_leaving();
-    const std::string here = retired_.empty() ? "this rank has shut mykv down" : retired_;
+    const Cause here = retired_.empty() ? Cause("this rank has shut mykv down", ErrorCode::left) : Cause(retired_);
     const Departed gone(world_.label(world_.rank()), retired_.empty() ? leave_reason() : retired_);
     // A world of one rank departs only here, since all its operations could end. A thread may be about to post.
     if (world_.size() == 1) table_.depart(gone.rank, gone.reason);
@@ -205,16 +204,17 @@ void Runtime::run() {
       if (nccl_) nccl_->leave({});
       end_all(here);
     } else {
-      break_down(gone, here, gone.what());
+      break_down(gone, here, gone.cause());
     }
   } catch (const std::exception& error) {
-    const std::string failure = cause_of(error.what());
+    const Cause seen = as_cause(error);
+    const Cause failure = cause_of(seen);
     const auto* const other = dynamic_cast<const Departed*>(&error);
-    if (other != nullptr && failure == error.what()) {
+    if (other != nullptr && failure == seen) {
       break_down(*other, failure, failure);
     } else {
       const Departed gone(world_.label(world_.rank()), failure);
-      break_down(gone, failure, failure == error.what() ? gone.what() : "");
+      break_down(gone, failure, failure == seen ? gone.cause() : Cause());
     }
   }
   launcher_.reset();
@@ -268,7 +268,7 @@ std::atomic<bool>& Runtime::watched() {
 
 // The reason given to lose(), if lose() is called soon; otherwise this failure. When a process dies, MPI may fail or
 // the table be given up before it is known which process has died.
-std::string Runtime::cause_of(const std::string& failure) {
+Cause Runtime::cause_of(const Cause& failure) {
   const int64_t begun = now_ns();
   for (;;) {
     {
@@ -283,7 +283,7 @@ std::string Runtime::cause_of(const std::string& failure) {
 
 // The thread cannot go on, so no rank may wait for this rank any more. `gone`: the rank that is the cause. `here`: the
 // error of this rank's operations; `there`: the error on the other ranks of this host, empty: the same.
-void Runtime::break_down(const Departed& gone, const std::string& here, const std::string& there) {
+void Runtime::break_down(const Departed& gone, const Cause& here, const Cause& there) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (stopped_.empty()) stopped_ = here;
@@ -316,7 +316,7 @@ void Runtime::break_down(const Departed& gone, const std::string& here, const st
 // Finds entries that ended with a result before this rank noticed: other ranks may have taken the result.
 void Runtime::find_finished(const std::vector<uint32_t>& entries) {
   for (uint32_t entry : entries) {
-    if (table_.state(entry) != State::done || table_.entry(entry).error[0] != '\0') continue;
+    if (table_.state(entry) != State::done || !table_.entry(entry).error.empty()) continue;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       const auto it = parts_.find(entry);
@@ -524,7 +524,7 @@ void Runtime::handle_event(const TableEvent& event) {
         lock.unlock();
         give_up_owed(event.entry);
       }
-      finished_.push_back({part, table_.entry(event.entry).error, now_ns()});
+      finished_.push_back({part, table_.entry(event.entry).error.get(), now_ns()});
       if (finished_.back().error.empty() && !part.started) note_agreed(part);
       parts_.erase(it);
       lock.unlock();
@@ -541,12 +541,12 @@ bool Runtime::is_owed(const Part& part) {
   Entry& entry = table_.entry(part.entry);
   if (transport_of(entry.operation).holds(part.entry)) return true;
   const bool is_agreed = entry.sequence != 0 && world_.hosts().size() > 1 && entry.operation.road != Road::nccl;
-  return is_agreed && entry.error[0] != '\0' && !part.started;
+  return is_agreed && !entry.error.empty() && !part.started;
 }
 
 void Runtime::give_up_owed(uint32_t entry) {
   if (table_.departed_rank() >= 0) throw table_.departed();
-  throw Error(table_.entry(entry).error);
+  throw Error(table_.entry(entry).error.get());
 }
 
 // All hosts have agreed on a part.
@@ -597,7 +597,7 @@ void Runtime::leave(const std::string& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     broken = !stopped_.empty();
-    if (!broken) stopped_ = "this rank has left: " + reason;
+    if (!broken) stopped_ = {"this rank has left: " + reason, ErrorCode::left};
     leave_reason_ = reason;
   }
   table_.lock().lose_patience(std::chrono::microseconds(kLeavePatience).count(),
@@ -613,14 +613,14 @@ void Runtime::leave(const std::string& reason) {
 }
 
 // The last step of a request.
-void Runtime::end(RequestState& posted, const std::string* error) {
+void Runtime::end(RequestState& posted, const Cause* error) {
   if (posted.recorded) record_end(posted, error);
   posted.request.ticket.reset();
   posted.request.done(error);
 }
 
 // Ends all requests that this rank still has, without other ranks.
-void Runtime::end_all(const std::string& reason) {
+void Runtime::end_all(const Cause& reason) {
   std::vector<std::shared_ptr<RequestState>> requests;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -643,8 +643,8 @@ void Runtime::end_all(const std::string& reason) {
   offered_.clear();
   drop_copies();
   for (auto& posted : requests) {
-    const std::string text = shown_name(posted->request.name) + ": " + reason;
-    end(*posted, &text);
+    const Cause error = shown_name(posted->request.name) + ": " + reason;
+    end(*posted, &error);
   }
 }
 

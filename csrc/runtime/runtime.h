@@ -31,6 +31,10 @@
 
 namespace mykv {
 
+namespace testing {
+struct RuntimeAccess;  // csrc/testing/live.cpp
+}
+
 struct RuntimeOptions {
   WorldOptions world;
   // Larger requests are cut into parts of this size, so that copying in, reducing and copying out overlap and stay in
@@ -96,16 +100,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
   // that arrive later. No-op for operations that all ranks have arrived at.
-  void give_up(const std::unordered_map<std::string, std::string>& reasons);
+  void give_up(const std::unordered_map<std::string, Cause>& reasons);
   // This rank leaves, with this reason; used when a rank has arrived and does not go on.
-  void break_off(const std::string& reason);
+  void break_off(const Cause& reason);
   // Gives up the host's table when one of its ranks keeps it locked: all ranks of the host end their operations.
   void give_up_table(const std::string& reason);
-  // For tests: sends this process a signal while it keeps the host's table locked.
-  void signal_under_lock(int number);
   // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
   // ranks own together (communicators).
-  void lose(const std::string& reason);
+  void lose(const Cause& reason);
   // Whether a failure detector calls lose() soon after a process has died. Then a failure that a death causes waits for
   // the call and can name the process. One flag for all runtimes of this process; thread-safe.
   static std::atomic<bool>& watched();
@@ -114,6 +116,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
  private:
   friend class Buffer;
+  friend struct testing::RuntimeAccess;
   using Clock = std::chrono::steady_clock;
 
   void run();
@@ -143,21 +146,21 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void note_agreed(const Part& part);
   void rescan();
   bool meet(Part& part, const Operation& operation, const std::string& refusal, bool may_run_inline);
-  void finish_part(const Part& part, const std::string& error);
-  void end_part(const Part& part, const std::string& error, const PartRecord::Interval& copied_out);
+  void finish_part(const Part& part, const Cause& error);
+  void end_part(const Part& part, const Cause& error, const PartRecord::Interval& copied_out);
   void release_slot(const Part& part);
-  void account(const Part& part, const std::string& error);
+  void account(const Part& part, const Cause& error);
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
-  void end(RequestState& posted, const std::string* error);
-  void end_refused(RequestState& posted, const std::string& why);
-  void end_all(const std::string& reason);
+  void end(RequestState& posted, const Cause* error);
+  void end_refused(RequestState& posted, const Cause& why);
+  void end_all(const Cause& reason);
   void tell_departure();
   bool take_wishes();
   std::vector<Waiting> waiting_here(double least_seconds, const std::string& name);
   std::vector<Inquiry::Answer> ask_hosts(const std::vector<Key>& keys);
-  std::string cause_of(const std::string& failure);
-  void break_down(const Departed& gone, const std::string& here, const std::string& there);
+  Cause cause_of(const Cause& failure);
+  void break_down(const Departed& gone, const Cause& here, const Cause& there);
   void find_finished(const std::vector<uint32_t>& entries);
   void take_results();
   void tell_rank_0(const Departed& gone);
@@ -182,7 +185,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<uint32_t> entries();
   // For the timeline (timeline_notes.cpp).
   void record(const Part& part, const PartRecord::Interval& copied_out);
-  void record_end(RequestState& posted, const std::string* error);
+  void record_end(RequestState& posted, const Cause* error);
   void record_awake();
 
   const pid_t process_ = getpid();
@@ -208,7 +211,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::mutex mutex_;                                  // guards the members of this paragraph
   std::deque<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
   std::unordered_map<uint32_t, Part> parts_;          // by entry: parts of this rank in the host's table
-  std::string stopped_;                               // why no request is taken any more
+  Cause stopped_;                                     // why no request is taken any more
   std::string leave_reason_;                          // what leave() was told
   size_t staged_bytes_ = 0;
   size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
@@ -220,8 +223,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     std::vector<Inquiry::Answer> answers;
   };
   std::shared_ptr<Question> question_;  // from here on: what other threads ask of the runtime's thread
-  std::deque<std::pair<Key, std::string>> to_give_up_;
-  std::string break_off_;
+  std::deque<std::pair<Key, Cause>> to_give_up_;
+  Cause break_off_;
   std::condition_variable answered_;
   std::string gpu_note_;
   int64_t crowded_out_since_ = 0;  // since when the host's table has had no room; coarse_now_ns(), 0: it has room
@@ -233,7 +236,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::deque<Key> offered_;  // while listening_: keys of waiting requests for which other ranks may have made entries
   struct Finished {
     Part part;
-    std::string error;
+    Cause error;
     int64_t since;  // now_ns()
   };
   std::deque<Finished> finished_;

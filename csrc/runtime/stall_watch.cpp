@@ -114,11 +114,12 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
 void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport>* reports) {
   const World& world = runtime.world();
   const std::string limit = " (MYKV_STALL_ABORT_S is " + seconds_text(seconds) + ")";
-  std::unordered_map<std::string, std::string> given_up;
+  std::unordered_map<std::string, Cause> given_up;
   try {
     for (const Waiting& one : runtime.waiting(seconds, "")) {
-      const std::string reason =
-          "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit;
+      const Cause reason(
+          "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit,
+          ErrorCode::stalled, world.labels(culprits(one)));
       // Between hosts rank 0 decides. If all ranks have arrived, only this rank can end its part. If the operation is
       // not in the table yet, the other ranks learn of it only when this rank breaks off.
       const auto names_rank_0 = [](const std::vector<int>& ranks) { return !ranks.empty() && ranks[0] == 0; };
@@ -131,7 +132,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       } else {
         continue;
       }
-      if (!std::exchange(aborted_, true)) reports->push_back({false, one.name + ": " + reason});
+      if (!std::exchange(aborted_, true)) reports->push_back({false, one.name + ": " + reason.text});
       if (alone) return;
     }
     if (!given_up.empty()) runtime.give_up(given_up);
@@ -142,7 +143,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
     runtime.give_up_table(reason);
     if (!std::exchange(aborted_, true) && speaks_of_lock(error, world)) reports->push_back({false, reason});
   } catch (const Error& error) {
-    runtime.break_off(std::string(error.what()) + limit);
+    runtime.break_off(error.cause() + limit);
   }
 }
 

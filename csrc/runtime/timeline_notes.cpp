@@ -79,7 +79,7 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   record->parts.push_back(times);
 }
 
-void Runtime::record_end(RequestState& posted, const std::string* error) {
+void Runtime::record_end(RequestState& posted, const Cause* error) {
   std::unique_ptr<RequestRecord> record;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -90,7 +90,7 @@ void Runtime::record_end(RequestState& posted, const std::string* error) {
   record->end = error == nullptr && copied_out != 0 ? copied_out : now_ns();
   record->name = posted.request.name;
   record->signature = shown(posted.request.signature);
-  if (error != nullptr) record->error = *error;
+  if (error != nullptr) record->error = error->text;
   record->bytes = posted.request.operation.bytes();
   record->turn = posted.request.turn;
   record->priority = posted.request.operation.priority;

@@ -3,17 +3,23 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 
 namespace mykv {
 
-// `rank`: the label of the rank. The text names the rank and the reason.
+// `rank`: the label of the rank. The text names the rank and the reason. If a process has died, that is the cause, not
+// that a rank leaves because of it.
 struct Departed : Error {
-  Departed(int gone, std::string why)
-      : Error("rank " + std::to_string(gone) + " has left: " + why), rank(gone), reason(std::move(why)) {}
+  Departed(int gone, Cause why)
+      : Error("rank " + std::to_string(gone) + " has left: " + why.text,
+              why.code == ErrorCode::dead ? ErrorCode::dead : ErrorCode::departed,
+              why.code == ErrorCode::dead ? why.ranks : std::vector<int>{gone}),
+        rank(gone),
+        reason(std::move(why)) {}
   int rank;
-  std::string reason;
+  Cause reason;
 };
 
 }  // namespace mykv

@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
+#include "base/error.h"
 #include "operations/operation.h"
 #include "timeline/stamps.h"
 
@@ -14,6 +16,20 @@ namespace mykv {
 constexpr size_t kNameBytes = 160;
 constexpr size_t kTextBytes = 400;    // a signature, or why a rank refused
 constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two texts
+
+// A Cause in shared memory; all zero: none. A longer text is cut, and ranks from kMostRanks on are named by it alone.
+struct SharedCause {
+  static constexpr size_t kMostRanks = 2048;
+
+  bool empty() const { return text[0] == '\0'; }
+  void clear() { text[0] = '\0'; }
+  void set(const Cause& cause);
+  Cause get() const;
+
+  uint64_t ranks[kMostRanks / 64];  // a bit for each rank
+  ErrorCode code;
+  char text[kErrorBytes];
+};
 
 // What one rank brought.
 struct alignas(64) RankRecord {
@@ -53,7 +69,7 @@ struct alignas(64) Entry {
   std::atomic<uint32_t> claimed;  // chunks that ranks had begun when the operation was stopped, or kNotStopped
   uint32_t chunks;
   char name[kNameBytes];
-  char error[kErrorBytes];  // empty: none
+  SharedCause error;
   // Followed by one RankRecord for each rank of the host.
   RankRecord* records() { return reinterpret_cast<RankRecord*>(this + 1); }
 };

@@ -33,9 +33,28 @@ void set_text(char* to, size_t capacity, const std::string& text) {
   to[n] = '\0';
 }
 
-std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
-
 }  // namespace
+
+void SharedCause::set(const Cause& cause) {
+  clear();
+  if (cause.empty()) return;  // most operations: this is under the table's lock
+  code = cause.code;
+  std::fill(std::begin(ranks), std::end(ranks), uint64_t{0});
+  for (const int rank : cause.ranks) {
+    const auto r = static_cast<size_t>(rank);
+    if (rank >= 0 && r < kMostRanks) ranks[r / 64] |= uint64_t{1} << r % 64;
+  }
+  set_text(text, kErrorBytes, cause.text);
+}
+
+Cause SharedCause::get() const {
+  if (empty()) return {};
+  Cause cause(text, code);
+  for (size_t r = 0; r < kMostRanks; ++r) {
+    if ((ranks[r / 64] >> r % 64 & 1) != 0) cause.ranks.push_back(static_cast<int>(r));
+  }
+  return cause;
+}
 
 size_t HostTable::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
@@ -152,7 +171,7 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
     e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
     bells_[local_rank_].ahead += offer.due != Due::now;
     set_text(e.name, kNameBytes, *offer.name);
-    e.error[0] = '\0';
+    e.error.clear();
     for (int r = 0; r < local_size(); ++r) {
       e.records()[r].arrived = 0;
       e.records()[r].stamps.forget_arrival();
@@ -199,15 +218,20 @@ std::optional<Key> HostTable::made(const TableEvent& event) {
 }
 
 // Why the ranks of this host cannot run the operation together; empty: they can.
-std::string HostTable::disagreement(Entry& e) {
+Cause HostTable::disagreement(Entry& e) {
   RankRecord* records = e.records();
   for (int r = 0; r < local_size(); ++r) {
-    if (records[r].refused)
-      return shown_name(e.name) + " was refused by " + rank_text(ranks_[r]) + ": " + records[r].text;
+    if (records[r].refused) {
+      return {shown_name(e.name) + " was refused by rank " + std::to_string(ranks_[r]) + ": " + records[r].text,
+              ErrorCode::refused,
+              {ranks_[r]}};
+    }
   }
   for (int r = 1; r < local_size(); ++r) {
     if (records[r].signature_hash != records[0].signature_hash) {
-      return difference(e.name, ranks_[0], records[0].text, ranks_[r], records[r].text);
+      return {difference(e.name, ranks_[0], records[0].text, ranks_[r], records[r].text),
+              ErrorCode::mismatch,
+              {ranks_[0], ranks_[r]}};
     }
   }
   return {};
@@ -215,11 +239,11 @@ std::string HostTable::disagreement(Entry& e) {
 
 void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
   Entry& e = entry(arrival.entry);
-  const std::string error = disagreement(e);
+  const Cause error = disagreement(e);
   if (several_hosts_) {
     // The other hosts must hear of an error too: the first rank of this host announces it with the text.
     e.state = State::announced;
-    set_text(e.error, kErrorBytes, error);
+    e.error.set(error);
     arrival.last = false;
     append(TableEvent::Type::announced, arrival.entry);
     bells_[0].ring();
@@ -270,7 +294,7 @@ bool HostTable::give_launches(uint32_t index) {
     }
     return true;
   } catch (const Error& error) {
-    end_locked(index, shown_name(entry(index).name) + ": " + error.what());
+    end_locked(index, shown_name(entry(index).name) + ": " + error.cause());
     return false;
   }
 }
@@ -293,7 +317,7 @@ uint64_t HostTable::placement(Entry& e) const {
   return digest;
 }
 
-bool HostTable::agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement) {
+bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
@@ -339,7 +363,7 @@ bool HostTable::claim_chunk(uint32_t index) {
 
 void HostTable::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
 
-void HostTable::finish_refused(uint32_t index, const std::string& error) {
+void HostTable::finish_refused(uint32_t index, const Cause& error) {
   lock_.run([&] {
     Entry& e = entry(index);
     const bool last = e.done_chunks.fetch_add(1, std::memory_order_acq_rel) + 1 == e.chunks;
@@ -347,11 +371,11 @@ void HostTable::finish_refused(uint32_t index, const std::string& error) {
   });
 }
 
-void HostTable::end_locked(uint32_t index, const std::string& error) {
+void HostTable::end_locked(uint32_t index, const Cause& error) {
   Entry& e = entry(index);
   e.state = State::done;
   if (!error.empty()) stop_chunks(index);
-  set_text(e.error, kErrorBytes, error);
+  e.error.set(error);
   append(TableEvent::Type::done, index);
   for (int r = 0; r < local_size(); ++r) {
     if (r != local_rank_ && e.records()[r].arrived) bells_[r].ring();
@@ -371,22 +395,22 @@ void HostTable::leave(uint32_t index) {
   });
 }
 
-void HostTable::fail(uint32_t index, const std::string& error) {
+void HostTable::fail(uint32_t index, const Cause& error) {
   lock_.run([&] {
     if (entry(index).state != State::done) end_locked(index, error);
   });
 }
 
-void HostTable::depart(int rank, const std::string& reason, bool fails) {
+void HostTable::depart(int rank, const Cause& reason, bool fails) {
   end_waiting(Departed(rank, reason), !several_hosts_, fails);
 }
 
-void HostTable::close(int rank, const std::string& reason) { end_waiting(Departed(rank, reason), true, false); }
+void HostTable::close(int rank, const Cause& reason) { end_waiting(Departed(rank, reason), true, false); }
 
 void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails) {
   lock_.run([&] {
     if (departed_rank() < 0 || fails) {
-      set_text(header_->departure, kErrorBytes, gone.reason);
+      header_->departure.set(gone.reason);
       header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
     }
     // Operations that all ranks agreed on run to their end; operations that wait for ranks or hosts never will.
@@ -394,7 +418,7 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-          end_locked(link - 1, shown_name(e.name) + ": " + gone.what());
+          end_locked(link - 1, shown_name(e.name) + ": " + gone.cause());
         }
       }
     }
@@ -403,7 +427,7 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
 }
 
 Departed HostTable::departed() const {
-  return lock_.run([&] { return Departed(departed_rank(), header_->departure); });
+  return lock_.run([&] { return Departed(departed_rank(), header_->departure.get()); });
 }
 
 State HostTable::state(uint32_t index) {
@@ -457,7 +481,7 @@ std::vector<int> HostTable::behind() {
   });
 }
 
-bool HostTable::give_up(const Key& key, const std::string& reason, bool announced) {
+bool HostTable::give_up(const Key& key, const Cause& reason, bool announced) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;

@@ -93,7 +93,7 @@ class HostTable {
 
   // The other hosts agreed (or found an error): the operation may run.
   // False if this host has given the operation up meanwhile, since a rank has left.
-  bool agree(Key key, uint64_t sequence, const std::string& error, uint64_t placement);
+  bool agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement);
   // `chunks` more chunks of the operation are finished; the last chunk makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
   // Claims this rank's own chunk before work on it begins. False: the operation was stopped.
@@ -105,17 +105,17 @@ class HostTable {
   void stop_chunks(uint32_t index);
   bool settled(uint32_t index);
   // This rank's only chunk is finished, and the operation fails: every rank finds the error by itself.
-  void finish_refused(uint32_t index, const std::string& error);
+  void finish_refused(uint32_t index, const Cause& error);
   // This rank does not use the entry any more.
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
-  void fail(uint32_t index, const std::string& error);
+  void fail(uint32_t index, const Cause& error);
   // `rank` leaves: operations of this host that wait for ranks, and all later operations, fail with `reason`. An
   // operation announced to other hosts may have been agreed on already; it ends with their verdict, or with close().
   // `fails`: the rank has broken down; as a cause it replaces a rank that left with nothing undone.
-  void depart(int rank, const std::string& reason, bool fails = false);
+  void depart(int rank, const Cause& reason, bool fails = false);
   // All hosts know that `rank` has left, and agree on nothing more.
-  void close(int rank, const std::string& reason);
+  void close(int rank, const Cause& reason);
   // The rank that left first, or the last rank that broke down; -1: none.
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
   Departed departed() const;  // departed_rank(), and why
@@ -136,7 +136,7 @@ class HostTable {
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends one that is announced to the other hosts. False if there is no such operation.
-  bool give_up(const Key& key, const std::string& reason, bool announced);
+  bool give_up(const Key& key, const Cause& reason, bool announced);
   // Methods that read or change entries wait for this lock, and throw Error once the table was given up.
   TableLock& lock() { return lock_; }
   const TableLock& lock() const { return lock_; }
@@ -188,7 +188,7 @@ class HostTable {
     uint32_t free_head;               // list of entries to use again
     uint32_t listeners;
     std::atomic<int> departed_rank;  // plus one; 0: none
-    char departure[kErrorBytes];     // why
+    SharedCause departure;           // why
     alignas(64) std::atomic<uint64_t> log_tail;
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
@@ -200,8 +200,8 @@ class HostTable {
   bool may_make(Due due) const;
   bool take_entry(ArriveResult* arrival);
   bool commit_entries();
-  void end_locked(uint32_t index, const std::string& error);
-  std::string disagreement(Entry& entry);
+  void end_locked(uint32_t index, const Cause& error);
+  Cause disagreement(Entry& entry);
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
   bool give_launches(uint32_t index);
   void tell_made(uint32_t index);

@@ -24,7 +24,8 @@ void LaunchOrder::lock() {
   if (result == SharedMutex::Result::taken) return;
   if (result == SharedMutex::Result::inherited) mutex_.unlock();
   throw Error(result == SharedMutex::Result::busy ? "a rank of this host keeps the order of launches on GPUs locked"
-                                                  : "a rank of this host has died while it ordered launches on GPUs");
+                                                  : "a rank of this host has died while it ordered launches on GPUs",
+              ErrorCode::table_locked);
 }
 
 }  // namespace mykv

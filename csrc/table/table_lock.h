@@ -22,13 +22,13 @@ namespace mykv {
 
 // A rank keeps the table locked; the text names it.
 struct TableLocked : Error {
-  TableLocked(const std::string& text, int local_rank) : Error(text), holder(local_rank) {}
+  TableLocked(const std::string& text, int local_rank) : Error(text, ErrorCode::table_locked), holder(local_rank) {}
   int holder;  // local rank, or -1: the holder was stopped before it had recorded itself
 };
 
 // No rank of this host uses the table any more; the text says why.
 struct TableGivenUp : Error {
-  using Error::Error;
+  explicit TableGivenUp(const std::string& text) : Error(text, ErrorCode::table_locked) {}
 };
 
 class TableLock {

@@ -7,40 +7,37 @@ waitall() waits for the whole engine, so a second waiter would not return earlie
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Callable
 
-_Wait = Callable[[list], None]
+_Wait = Callable[[], None]
 
 
 class _Waiter:
-    """A thread that runs a wait on request, and keeps the errors that no caller has taken yet."""
+    """A thread that runs a wait on request."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._wait: _Wait | None = None
         self._asked = self._done = 0
-        self._errors: list[str] = []
         threading.Thread(target=self._run, name="kvstore_plugin-drain", daemon=True).start()
 
-    def ask(self, wait: _Wait, seconds: float) -> list[str]:
+    def ask(self, wait: _Wait, seconds: float) -> None:
         with self._condition:
             self._wait = wait
             self._asked += 1
             mine = self._asked
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._done >= mine, seconds)
-            return [self._errors.pop(0) for _ in range(len(self._errors))]  # the thread may be adding an error
 
     def _run(self) -> None:
         while True:
             with self._condition:
                 self._condition.wait_for(lambda: self._asked > self._done)
                 wait, asked = self._wait, self._asked
-            try:
-                wait(self._errors)
-            except Exception as error:  # without this thread every later wait would last to its limit
-                self._errors.append(str(error))
+            with contextlib.suppress(Exception):  # without this thread every later wait would last to its limit
+                wait()
             with self._condition:
                 self._done = asked
                 self._condition.notify_all()
@@ -58,17 +55,9 @@ def begin() -> None:
         _waiter = None
 
 
-def wait(wait_for_all: _Wait, seconds: float) -> list[str]:
-    """Run a wait until its end, or for at most `seconds`; returns the errors that it has collected so far.
-
-    Parameters
-    ----------
-    wait_for_all : callable
-        Waits, and appends errors to the list that it gets.
-    seconds : float
-    """
+def wait(wait_for_all: _Wait, seconds: float) -> None:
+    """Run a wait until its end, or for at most `seconds`."""
     if _waiter is not None:
-        return _waiter.ask(wait_for_all, seconds)
-    errors: list[str] = []
-    wait_for_all(errors)
-    return errors
+        _waiter.ask(wait_for_all, seconds)
+    else:
+        wait_for_all()

@@ -9,10 +9,22 @@ from .mxnet import MXNetError, mx
 
 
 class WorkersLost(MXNetError):
-    """A worker's process has ended, and its operations have failed on all others: `run_elastic` goes on without it."""
+    """A worker's process has ended, and its operations have failed on all others: `run_elastic` goes on without it.
+
+    Attributes
+    ----------
+    code : str
+        ``'dead'``.
+    ranks : tuple of int
+        The ranks whose processes have ended, if they are known.
+    """
+
+    code = "dead"
+    ranks: tuple[int, ...] = ()
 
 
-# The core's errors reach Python through MXNet's engine as texts that begin with this name.
+# MXNet keeps only the text of an error in an array. Behind the name of a registered class it raises that class: the
+# core writes the name in front of errors whose code is "dead" (csrc/mxnet/bridge.cpp).
 mx.base.register_error(WorkersLost)
 
 
@@ -26,4 +38,21 @@ def check() -> None:
 def any_failure(error: BaseException) -> Any:
     """A WorkersLost in place of an error of the core or of MXNet if a worker was lost; otherwise the error."""
     sentence = failure_detector.lost()
-    return WorkersLost(f"{error} ({sentence})") if sentence and not isinstance(error, WorkersLost) else error
+    if isinstance(error, WorkersLost) or not (sentence or code_of(error) == "dead"):
+        return error
+    lost = WorkersLost(f"{error} ({sentence})" if sentence else str(error))
+    if code_of(error) == "dead":
+        lost.ranks = error.ranks
+    return lost
+
+
+def of_core(error: RuntimeError) -> MXNetError:
+    """The MXNetError, with `code` and `ranks`, for an error of the core; a WorkersLost if a worker was lost."""
+    made = MXNetError(str(error))
+    made.code, made.ranks = code_of(error), getattr(error, "ranks", ())
+    return any_failure(made)
+
+
+def code_of(error: BaseException) -> str:
+    """What kind of end an error of the core was (docs/api.md); ``'other'`` if the error has no code."""
+    return getattr(error, "code", "other")

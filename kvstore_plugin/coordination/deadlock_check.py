@@ -18,6 +18,7 @@ import threading
 import weakref
 from typing import Any, Callable, Sequence
 
+from ..compat import errors
 from ..world import process
 
 # For each trainer the thread that took its last step; None before the first step.
@@ -55,14 +56,14 @@ def stepped(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callab
     _calls[trainer] = (awaited_by, refuse)
 
 
-def failed(reason: str) -> None:
+def failed(error: BaseException) -> None:
     """After a failed call that waits: if ranks that save states were the reason, let their save fail too."""
-    if _SAVING not in reason:
+    if errors.code_of(error) != "deadlock":
         return
     with contextlib.suppress(RuntimeError):
         for checkpoint, process_set in list(_checkpoints.items()):
-            if _who_saves(checkpoint, process_set):
-                process_set.core.refuse(checkpoint, reason)
+            if set(_who_saves(checkpoint, process_set)).intersection(error.ranks):
+                process_set.core.refuse(checkpoint, str(error))
 
 
 def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
@@ -118,13 +119,13 @@ def look(core: Any, name: str, call: str) -> Callable[[], None] | None:
                 continue
             if others:
                 reason = _reason(call, others)
-                core.give_up(name, reason)
+                core.give_up(name, reason, "deadlock", others)
                 return functools.partial(refuse, trainer, reason)
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
             others = _who_saves(checkpoint, process_set)
             if others:
                 reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
-                core.give_up(name, reason)
+                core.give_up(name, reason, "deadlock", others)
                 return functools.partial(process_set.core.refuse, checkpoint, reason)
     except RuntimeError:  # the core was shut down, or a rank keeps its table locked
         pass

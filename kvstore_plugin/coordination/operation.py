@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import re
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -29,8 +28,6 @@ when_failed: dict[str, Callable[[], None]] = {}
 
 # Priorities travel as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
-
-_GIVEN_UP = re.compile(r"was given up by rank \d+ .*not called it: \[([\d, ]*)\]", re.DOTALL)
 
 
 class Limit(NamedTuple):
@@ -161,7 +158,7 @@ class Turn:
                     refuse()
             self._tell()
             if limit is None:
-                deadlock_check.failed(str(error))
+                deadlock_check.failed(error)
             raise
         return result
 
@@ -180,6 +177,8 @@ class Turn:
                 self.name,
                 f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
                 f"these ranks had not called it: {missing}",
+                code="given_up",
+                ranks=missing,
             )
 
     def _tell(self) -> None:
@@ -226,8 +225,7 @@ def exchange(
             try:
                 return turn.meet(label, numbers, limit, look)
             except MXNetError as error:
-                given_up = _GIVEN_UP.search(str(error)) if limit is not None else None
-                if given_up is None or str(process.rank()) not in given_up.group(1).split(", "):
+                if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
                     raise  # otherwise the call was given up before this rank came: take the next turn
 
 
@@ -302,4 +300,4 @@ def wait(work: Any, look: Callable[[], None] | None = None, *first_look: float) 
     except MXNetError:
         raise
     except RuntimeError as error:
-        raise errors.any_failure(MXNetError(str(error))) from None
+        raise errors.of_core(error) from None

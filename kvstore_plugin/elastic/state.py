@@ -185,7 +185,7 @@ class ElasticState:
         for number, trainer in enumerate(self._trainers):
             if trainer._store_optimizer is not None:
                 self._restore_shares(number, trainer, last, [rank for _, rank, _ in places_then])
-        wait_for_all([])
+        wait_for_all()
         self._commit()
 
     def _restore_shares(self, number: int, trainer: Any, last: _Copy, ranks_then: Sequence[int]) -> None:

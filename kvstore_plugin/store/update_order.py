@@ -41,6 +41,8 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
                 _name(scope),
                 f"rank {process_set.ranks[core.rank()]} has an optimizer that waits for gradients, and rank "
                 f"{others[0]} does something else with key {call.key!r}: are the optimizers the same on all workers?",
+                code="deadlock",
+                ranks=others,
             )
 
     operation.exchange(process_set, _name(scope), update, update, look=look)

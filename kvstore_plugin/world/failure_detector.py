@@ -180,7 +180,7 @@ class _Watch:
         who = who if ended else "a rank has"
         self.sentence = f"{who} ended, of {self._comm.Get_size()}: killed, or left before the others were done"
         _log.warning("mykv on rank %d: %s.", self._comm.Get_rank(), self.sentence)
-        core_loader.load().lose(f"WorkersLost: {self.sentence}")
+        core_loader.load().lose(self.sentence, ended)
         core_loader.load().watch(False)  # this watch calls lose() no more
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):

@@ -75,9 +75,8 @@ class Follower:
     def add_sets(self, process_sets: Any) -> None:
         """Called at the end of each init() that starts the core, on all ranks; init() raises its error."""
 
-    def drain(self, seconds: float) -> list[str]:
-        """Wait at most `seconds` for what was pushed, and return the errors that were raised nowhere."""
-        return []
+    def drain(self, seconds: float) -> None:
+        """Wait at most `seconds` for what was pushed; errors that were raised nowhere are forgotten."""
 
     def left(self, lost: bool) -> None:
         """Called when the core has ended; `lost`: because a worker was lost."""
@@ -171,14 +170,20 @@ def shutdown() -> None:
     error. MPI stays initialized; all ranks together may call init() again.
     """
     if is_initialized():
-        errors = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
-        lost = [one for one in errors if "it called shutdown()" in one or "has shut mykv down" in one]
+        before = _ended_by_leaving()
+        _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
+        lost = [text for code, (count, text) in _ended_by_leaving().items() if count > before.get(code, (0, ""))[0]]
         if lost:
             _log.warning(
                 "shutdown() has ended operations that other ranks had not asked for; what they were to write is not "
                 "there, and reading it raises no error any more. One of them: %s",
-                lost[0].strip().splitlines()[-1],
+                lost[0],
             )
+
+
+def _ended_by_leaving() -> dict[str, tuple[int, str]]:
+    """How many operations have failed since this rank or another rank has left, and the last error, by its code."""
+    return {code: failed for code, failed in core_loader.load().failures().items() if code in ("left", "departed")}
 
 
 def is_initialized() -> bool:
@@ -236,7 +241,7 @@ def world_communicator() -> MPI.Intracomm:
 def leave_lost() -> None:
     """Leave a world that has lost a rank. Afterwards this rank does not write to the world's memory any more."""
     if is_initialized():
-        core.lose(f"WorkersLost: {failure_detector.lost() or 'another rank has noticed that one has ended'}")
+        core.lose(failure_detector.lost() or "another rank has noticed that one has ended")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
     failure_detector.end(orderly=False)  # it still runs if join_again() has failed
 
@@ -455,15 +460,14 @@ def _at_exit() -> None:
         failure_detector.end()  # it still runs if join_again() has failed
 
 
-def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
+def _leave(reason: str, afterwards: str, lost: bool = False) -> None:
     """Let operations of this rank finish, as long as the others take part; then tell the others why it has left.
 
-    Returns the errors of operations, which MXNet does not raise any more.
+    Afterwards MXNet does not raise the errors of these operations any more.
     """
     global core, _comm, _group
     seconds = settings.value("MYKV_EXIT_WAIT_S")
-    errors: list[str] = []
-    drain(seconds, errors)
+    drain(seconds)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     failure_detector.end(orderly=not lost)
@@ -471,18 +475,16 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> list[str]:
     leaving.shutdown()
     # Unfinished operations have failed now, and MXNet would report that as an error of its exit. The draining thread
     # should be done when the caller reads an array: two threads must not take the same error out of the engine.
-    drain(max(seconds, _LEAST_DRAIN_S), errors)
+    drain(max(seconds, _LEAST_DRAIN_S))
     for follower in _followers:
         follower.left(lost)
-    return errors
 
 
-def drain(seconds: float, errors: list[str] | None = None) -> None:
+def drain(seconds: float) -> None:
     """Let what this rank has pushed into MXNet's engine finish, for at most so many seconds.
 
-    Errors that were raised nowhere are moved to a list, also errors that an earlier call has not waited for.
+    MXNet forgets the errors that were raised nowhere.
     """
     if not _forked:
-        heard = [error for follower in _followers for error in follower.drain(seconds)]
-        if errors is not None:
-            errors.extend(heard)
+        for follower in _followers:
+            follower.drain(seconds)

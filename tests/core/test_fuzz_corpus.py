@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import mykv_core
+import mykv_core_testing
 import pytest
 
 _FUZZ = Path(__file__).parents[1] / "fuzz"
@@ -13,7 +13,7 @@ _spec = importlib.util.spec_from_file_location("fuzz_parsers", _FUZZ / "parsers.
 _in_python = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_in_python)
 
-_PARSERS = {name: lambda data, name=name: mykv_core.parse(name, data) for name in mykv_core.parsers()}
+_PARSERS = {name: lambda data, name=name: mykv_core_testing.parse(name, data) for name in mykv_core_testing.parsers()}
 _PARSERS.update(_in_python.PARSERS)
 
 

@@ -23,8 +23,10 @@ _ORDER = [
     "mxnet",
     "python",
 ]
-# Includes nothing of the runtime and above: fuzzers build it without MPI and Python. Only module.cpp includes it.
+# The module for tests: it may include every folder, and no folder includes it.
 _BESIDE = "testing"
+# Of it these include nothing of the runtime and above: fuzzers build them without MPI and Python.
+_PARSERS = ("testing/parsers.h", "testing/parsers.cpp")
 _TOP = "module.cpp"
 # Within transport/: each folder, and the folders that it includes. Files beside them choose among the transports.
 _TRANSPORTS = {"host": [], "mpi": ["host"], "nccl": []}
@@ -40,10 +42,12 @@ def _includes():
 def _is_upward(file, included):
     """Whether the first file must not include the second one, by their folders."""
     above, below = file.partition("/")[0], included.partition("/")[0]
-    if above == _TOP:
-        return False
+    if file in _PARSERS:
+        return included not in _PARSERS and below not in _ORDER[: _ORDER.index("runtime")]
     if above == _BESIDE:
-        return below != _BESIDE and below not in _ORDER[: _ORDER.index("runtime")]
+        return below not in (*_ORDER, _BESIDE)
+    if above == _TOP:
+        return below not in _ORDER
     return below not in _ORDER[: _ORDER.index(above) + 1]
 
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import kvstore_plugin as mykv
+import mykv_core_testing
 import numpy as np
 import pytest
 from harness import launcher
@@ -73,9 +74,7 @@ def _cgroup(tmp_path, version: int, files: dict[str, dict[str, str]], place: str
 
 
 def _headroom(proc: str):
-    from kvstore_plugin.world import core
-
-    return core.load().memory_headroom(proc)
+    return mykv_core_testing.memory_headroom(proc)
 
 
 _V2 = {"memory.current": "100000000", "memory.stat": "anon 5\ninactive_file 20000000\nactive_file 10000000\n"}
@@ -258,7 +257,7 @@ def test_names_of_trainers_go_with_the_trainer_and_its_parameters(rank, gather):
 
     def names():
         gc.collect()
-        return mykv.world.process.core.counted_names()
+        return mykv_core_testing.counted_names(mykv.world.process.core.world())
 
     def train(on_store):
         net = dense_network(rank)

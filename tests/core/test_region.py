@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+import mykv_core_testing
 import numpy as np
 import pytest
-from kvstore_plugin.world import core
 
 _KIB, _MIB, _PAGE = 1 << 10, 1 << 20, 4096
 _WARM = 16 * _MIB  # that a region keeps for the next operations
@@ -17,7 +17,7 @@ class _Slots:
     """What is held of a region, and what must be free by that."""
 
     def __init__(self, nbytes: int) -> None:
-        self.region = core.load().Region(nbytes)
+        self.region = mykv_core_testing.Region(nbytes)
         self.nbytes = nbytes
         self.memory = np.frombuffer(self.region, dtype=np.uint8)
         self.held: dict[int, tuple[int, bool]] = {}  # offset: bytes, whether it is only reserved
@@ -94,7 +94,7 @@ def test_slots_of_random_sizes_against_a_model(seed):
 @pytest.mark.ranks(1)
 def test_buckets_of_ever_other_sizes_come_and_go():
     """On a region as large as a rank's with 1 GiB; nothing is held between them."""
-    region = core.load().Region(1 << 30)
+    region = mykv_core_testing.Region(1 << 30)
     for number in range(2000):
         nbytes = 256 * _MIB + 4 * _KIB * number
         region.release_reserved(region.reserve(nbytes), nbytes)
@@ -104,7 +104,7 @@ def test_buckets_of_ever_other_sizes_come_and_go():
 
 @pytest.mark.ranks(1)
 def test_memory_of_large_slots_is_given_back():
-    region = core.load().Region(_BYTES)
+    region = mykv_core_testing.Region(_BYTES)
     memory = np.frombuffer(region, dtype=np.uint8)
     for number in range(5):
         nbytes = 20 * _MIB + number * _PAGE
@@ -117,7 +117,7 @@ def test_memory_of_large_slots_is_given_back():
 
 @pytest.mark.ranks(1)
 def test_room_that_many_small_slots_have_left_serves_a_large_one_and_the_other_way_round():
-    region = core.load().Region(64 * _MIB)
+    region = mykv_core_testing.Region(64 * _MIB)
     offsets = [region.allocate(_MIB) for _ in range(64)]
     with pytest.raises(RuntimeError, match="used up"):
         region.allocate(_MIB)

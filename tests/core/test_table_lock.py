@@ -20,6 +20,7 @@ import os, signal, sys, threading, time
 import numpy as np
 from mpi4py import MPI
 import mykv_core as core
+import mykv_core_testing
 
 hosts, who, warn, abort = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts})
@@ -86,7 +87,7 @@ if rank != who:
 else:
     say("now", os.getpid())
     try:
-        core.signal_under_lock(signal.SIGSTOP)
+        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
     except core.Error as error:
         say("error", rank, "lock", error)
     for one in start("early"):
@@ -161,7 +162,7 @@ def test_a_rank_that_dies_with_the_table_locked_is_named(mpirun):
         say("end", rank)
     else:
         time.sleep(1)
-        core.signal_under_lock(signal.SIGKILL)
+        mykv_core_testing.signal_under_lock(core.world(), signal.SIGKILL)
     time.sleep(60)  # mpirun would end the others
     """
     who = 2
@@ -180,7 +181,7 @@ def test_a_rank_that_leaves_does_not_wait_for_ever_for_a_stopped_one(mpirun):
     if rank == who:
         say("now", os.getpid())
         try:
-            core.signal_under_lock(signal.SIGSTOP)
+            mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
         except core.Error as error:
             say("error", rank, "lock", error)
         run("small", "late")
@@ -218,7 +219,7 @@ def test_a_clock_that_is_set_back_does_not_stretch_the_wait_for_the_lock(mpirun,
     body = """
     if rank == who:
         say("now", os.getpid())
-        core.signal_under_lock(signal.SIGSTOP)
+        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
     else:
         time.sleep(0.3)
         core.shutdown()

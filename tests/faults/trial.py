@@ -79,7 +79,7 @@ class Tree:
 
     def build(self) -> str:
         """Build the core as far as it has changed; what the compiler said if it cannot."""
-        command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+        command = [sys.executable, "setup.py", "build_ext", "--inplace", "build_testing"]
         env = {**os.environ, "MYKV_WERROR": ""}
         try:
             done = subprocess.run(command, cwd=self.path, env=env, capture_output=True, text=True, timeout=_BUILD_S)

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+_HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(_HERE), str(_HERE.parent)]
+
+from harness import core_testing  # noqa: E402
+
+sys.path.append(str(core_testing.FOLDER))  # for `mykv_core_testing`
 
 with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["kvstore_plugin.compat.mxnet"]):
     import pickle  # noqa: F401
@@ -15,7 +20,7 @@ with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["
     from kvstore_plugin.collectives import gradient_compression  # noqa: F401
     from kvstore_plugin.sharded_optimizer import safe_unpickler, state_file  # noqa: F401
     from kvstore_plugin.world import launcher, settings  # noqa: F401
-from parsers import PARSERS
+from parsers import PARSERS  # noqa: E402
 
 if __name__ == "__main__":
     parser = PARSERS[sys.argv.pop(1)]

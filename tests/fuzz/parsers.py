@@ -17,7 +17,7 @@ from kvstore_plugin.collectives import gradient_compression
 from kvstore_plugin.sharded_optimizer import state_file
 from kvstore_plugin.world import launcher as launch
 from kvstore_plugin.world import settings
-from mykv_core import Compressor
+from mykv_core_testing import Compressor
 
 
 def states(data: bytes) -> None:

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "build_backend"))
 
 # What the parsers need of the core: neither MPI nor Python.
 SOURCES = [
-    "testing",
+    "testing/parsers.cpp",
     "compress",
     "kernels/dtype.cpp",
     "agreement/messages.cpp",

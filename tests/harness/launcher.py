@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from . import core_testing
+
 # Set by a launcher in each of its processes; they must not reach a second launcher started from a test.
 _LAUNCHER_PREFIXES = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "HYDI_", "SLURM_STEP_")
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
@@ -68,6 +70,7 @@ def environment(directory: Path | None, extra: dict[str, str] | None = None) -> 
     # With it Python writes each argument of print() by itself, and a launcher mixes those of all ranks in one line.
     clean.pop("PYTHONUNBUFFERED", None)
     own = dict(_CHECKS)
+    own["PYTHONPATH"] = os.pathsep.join([str(core_testing.FOLDER), *filter(None, [clean.get("PYTHONPATH")])])
     if directory:
         own["PRTE_MCA_prte_tmpdir_base"] = str(directory)
         own["OMPI_MCA_btl_sm_backing_directory"] = os.environ.get("MYKV_TEST_SM_DIRECTORY", str(directory))

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from harness import core_testing
 
 
 @pytest.fixture
@@ -71,6 +72,40 @@ def test_core_needs_no_mxnet():
     code = "import sys; sys.modules['mxnet'] = None; import mykv_core; print(mykv_core.build_info()['mpi'])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and result.stdout.strip(), result.stderr
+
+
+def test_the_module_for_tests_is_not_installed(distribution):
+    assert [file for file in distribution.files if file.name.startswith("mykv_core")]
+    assert not [file for file in distribution.files if "testing" in str(file)]
+
+
+def test_the_core_has_no_binding_for_tests():
+    import mykv_core
+    import mykv_core_testing
+
+    assert Path(mykv_core_testing.__file__).parent == core_testing.FOLDER
+    only_of_tests = {name for name in vars(mykv_core_testing) if not name.startswith("_")}
+    assert {"plant", "signal_under_lock", "parse"} <= only_of_tests
+    kernels = {
+        "kernel_path",
+        "select_kernel_path",
+    }  # each module has kernels of its own, and MYKV_KERNELS sets the core's
+    assert not (only_of_tests - kernels) & (set(dir(mykv_core)) | set(dir(mykv_core.Group)))
+
+
+def test_the_module_for_tests_takes_no_core_of_other_sources(tmp_path):
+    """Its hooks use the core's objects, which could look different there."""
+    import mykv_core
+    import mykv_core_testing
+
+    digest = re.search(rb"\0([0-9a-f]{64})\0", Path(mykv_core.__file__).read_bytes()).group(1)
+    other = tmp_path / Path(mykv_core_testing.__file__).name
+    data = Path(mykv_core_testing.__file__).read_bytes()
+    assert data.count(digest) == 1
+    other.write_bytes(data.replace(digest, digest[::-1]))
+    program = f"import mykv_core, sys; sys.path.insert(0, {str(tmp_path)!r}); import mykv_core_testing"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode != 0 and "were built from different sources" in result.stderr, result.stderr
 
 
 def test_package_comes_with_its_modules_and_nothing_else():

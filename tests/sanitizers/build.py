@@ -27,7 +27,7 @@ SANITIZERS = {
     "address": [*_COMMON, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"],
 }
 # What needs Python; the rest is the core without it.
-_OF_PYTHON = ("csrc/module.cpp", "csrc/python/", "csrc/mxnet/")
+_OF_PYTHON = ("csrc/module.cpp", "csrc/python/", "csrc/mxnet/", "csrc/testing/")
 
 
 def folder(sanitizer: str) -> Path:
@@ -36,10 +36,11 @@ def folder(sanitizer: str) -> Path:
 
 
 def build_module() -> None:
-    """The extension module with AddressSanitizer, in the environment of this Python."""
+    """The extension modules with AddressSanitizer: the core in the environment of this Python, and that for tests."""
     flags = " ".join(SANITIZERS["address"])
-    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-temp", str(folder("address") / "module")]
-    command += ["--build-lib", sysconfig.get_path("platlib")]
+    objects = ["--build-temp", str(folder("address") / "module")]
+    command = [sys.executable, "setup.py", "-q", "build_ext", *objects, "--build-lib", sysconfig.get_path("platlib")]
+    command += ["build_testing", *objects]
     subprocess.run(command, check=True, env={**os.environ, "CXXFLAGS": flags, "MYKV_WERROR": "1"}, stdout=sys.stderr)
 
 

@@ -87,7 +87,7 @@ void given_up(uint32_t seed) {
       Sum sum(ranks[rank], "lost", count);
       if (rank == who) {
         usleep(wait_us);
-        ranks[rank].give_up({{"lost", "nobody wants it"}});
+        ranks[rank].give_up({{"lost", std::string("nobody wants it")}});
       }
       errors[static_cast<size_t>(rank)] = sum.outcome.wait("lost");
       if (errors[static_cast<size_t>(rank)]) {
@@ -125,7 +125,7 @@ void arrays_after_errors(uint32_t seed) {
       ranks[rank].post(std::move(request));
       if (rank == leaver) {
         usleep(when_us);
-        ranks[rank].break_off("it had enough");
+        ranks[rank].break_off(std::string("it had enough"));
       }
       const int32_t mine = outcome.wait("bucket") ? -1 - rank : sum_of_all(3);
       if (mine < 0) std::fill(data, data + kCount, mine);
@@ -147,7 +147,7 @@ void departures(uint32_t seed) {
     std::thread leaving([&] {
       usleep(when_us);
       if (breaks) {
-        ranks[leaver].break_off("it had enough");
+        ranks[leaver].break_off(std::string("it had enough"));
       } else {
         ranks[leaver].leave("it had enough");
       }

@@ -9,8 +9,8 @@ constexpr size_t kRegionBytes = size_t{64} << 20;
 constexpr auto kPatience = std::chrono::seconds(60);  // a machine under load, under a sanitizer
 }  // namespace
 
-std::function<void(const std::string*)> Outcome::done() {
-  return [state = state_](const std::string* error) {
+std::function<void(const Cause*)> Outcome::done() {
+  return [state = state_](const Cause* error) {
     std::lock_guard<std::mutex> lock(state->mutex);
     ++state->times;
     if (error != nullptr) state->error = *error;
@@ -25,7 +25,8 @@ std::optional<std::string> Outcome::wait(const std::string& name) {
       state_->changed.wait_until(lock, std::chrono::system_clock::now() + kPatience, [&] { return state_->times > 0; });
   require(ended, name + " did not end");
   require(state_->times == 1, name + " ended more than once");
-  return state_->error;
+  if (!state_->error) return std::nullopt;
+  return state_->error->text;
 }
 
 Ranks::Ranks(int size, const RuntimeOptions& options) : host_(size, kRegionBytes, options.world.table_places) {

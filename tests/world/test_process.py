@@ -307,10 +307,12 @@ def test_errors_of_the_engine_that_are_no_mxnet_errors_end_no_later_wait(monkeyp
 
     monkeypatch.setattr(mxnet_compat.ndarray, "waitall", waitall)
     waiter = draining._Waiter()
-    assert waiter.ask(mxnet_compat.wait_for_all, 10) == ["one", "another"]
+    waiter.ask(mxnet_compat.wait_for_all, 10)
+    assert not raised and waiter._done == 1
 
-    def breaks(errors):
+    def breaks():
         raise OSError("a third")
 
-    assert waiter.ask(breaks, 10) == ["a third"]
-    assert waiter.ask(mxnet_compat.wait_for_all, 10) == [] and waiter._done == 3
+    waiter.ask(breaks, 10)
+    waiter.ask(mxnet_compat.wait_for_all, 10)
+    assert waiter._done == 3

@@ -48,7 +48,7 @@ class Staging {
   }
 
  private:
-  static Error no_memory() { return Error("there is no memory for what the hosts exchange"); }
+  static Error no_memory() { return Error("there is no memory for what the hosts exchange", ErrorCode::no_memory); }
 
   std::vector<Block> free_;
 };

@@ -1,4 +1,4 @@
-#include "python/compressor.h"
+#include "testing/compressor.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>

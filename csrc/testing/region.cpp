@@ -1,5 +1,5 @@
 // For tests: a region with a segment of its own.
-#include "python/region.h"
+#include "testing/region.h"
 
 #include <sys/stat.h>
 

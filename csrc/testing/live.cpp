@@ -1,0 +1,76 @@
+#include "testing/live.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "base/planted_faults.h"
+#include "python/group.h"
+
+namespace py = pybind11;
+
+// A digest of csrc/ that the build adds to both modules (build_backend/mykv_compile.py).
+extern "C" const char mykv_sources[];
+
+namespace mykv {
+
+namespace testing {
+
+struct RuntimeAccess {
+  static void signal_under_lock(Runtime& runtime, int number) {
+    runtime.table_.lock().run([&] { kill(getpid(), number); });
+  }
+};
+
+}  // namespace testing
+
+namespace {
+
+// A symbol of the core that is loaded.
+void* symbol_of(const py::module_& core, const char* name) {
+  const auto file = py::cast<std::string>(core.attr("__file__"));
+  void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_NOLOAD);
+  void* const found = handle == nullptr ? nullptr : dlsym(handle, name);
+  if (found == nullptr) throw py::import_error(file + " has no " + name);
+  return found;
+}
+
+}  // namespace
+
+void bind_live(py::module_& m) {
+  const py::module_ core = py::module_::import("mykv_core");
+  if (std::strcmp(static_cast<const char*>(symbol_of(core, "mykv_sources")), mykv_sources) != 0) {
+    throw py::import_error(
+        "mykv_core_testing and " + py::cast<std::string>(core.attr("__file__")) +
+        " were built from different sources. Build both again: the core as usual, then `python setup.py build_testing`.");
+  }
+  auto* const planted = static_cast<std::atomic<int64_t>*>(symbol_of(core, "mykv_planted_faults"));
+  m.def(
+      "plant",
+      [planted](const std::string& fault, int64_t count) {
+        const auto* const found = std::find(std::begin(testing::kFaults), std::end(testing::kFaults), fault);
+        if (found == std::end(testing::kFaults)) throw py::value_error("there is no fault '" + fault + "'");
+        planted[found - std::begin(testing::kFaults)].store(count);
+      },
+      py::arg("fault"), py::arg("count"),
+      "Let the count-th chance from now on be a fault, one of those in csrc/base/planted_faults.h; 0: none.");
+  m.def(
+      "signal_under_lock",
+      [](const std::shared_ptr<Group>& group, int number) {
+        const std::shared_ptr<Runtime> kept = group->runtime();
+        py::gil_scoped_release release;
+        testing::RuntimeAccess::signal_under_lock(*kept, number);
+      },
+      py::arg("group"), py::arg("number"),
+      "Send this process a signal while it keeps the table of its host locked. `group`: such as mykv_core.world().");
+  m.def(
+      "counted_names", [](const std::shared_ptr<Group>& group) { return group->runtime()->counted_names(); },
+      py::arg("group"), "Of how many names the calls are counted.");
+}
+
+}  // namespace mykv

@@ -1,0 +1,71 @@
+// The extension module for tests, mykv_core_testing: parts of the core as functions, and what reaches into the core that
+// is loaded (live.cpp). It is linked from the same object files, and is never installed.
+#include <mpi.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "agreement/inbox.h"
+#include "kernels/kernels.h"
+#include "memory/headroom.h"
+#include "testing/compressor.h"
+#include "testing/live.h"
+#include "testing/parsers.h"
+#include "testing/region.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+namespace {
+
+void bind_parsers(py::module_& m) {
+  m.def("parsers", [] {
+    std::vector<std::string> names;
+    for (const auto& [name, parser] : testing::parsers()) names.push_back(name);
+    return names;
+  });
+  m.def(
+      "parse",
+      [](const std::string& parser, const std::string& bytes) {
+        testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
+      },
+      py::arg("parser"), py::arg("bytes"), "Give bytes to one of parsers(), which must bear them.");
+}
+
+void bind_inbox(py::module_& m) {
+  py::class_<Inbox>(m, "Inbox", "What the core receives messages of other hosts with.")
+      .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
+      .def("take", [](Inbox& inbox) -> std::optional<std::pair<py::bytes, int>> {
+        std::vector<char> bytes;
+        int from = 0;
+        if (!inbox.take(&bytes, &from)) return std::nullopt;
+        return std::make_pair(py::bytes(bytes.data(), bytes.size()), from);
+      });
+}
+
+}  // namespace
+}  // namespace mykv
+
+PYBIND11_MODULE(mykv_core_testing, m) {
+  using namespace mykv;
+  m.doc() = "For tests: parts of the compiled core as functions, and hooks into the core that is loaded.";
+  bind_live(m);  // imports the core, whose errors the functions below raise
+  bind_parsers(m);
+  bind_inbox(m);
+  bind_compressor(m);
+  bind_region(m);
+  m.def(
+      "memory_headroom",
+      [](const std::string& proc) {
+        const Headroom now = HeadroomWatch(proc).look();
+        return std::make_pair(now.bytes, now.what);
+      },
+      py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
+  m.def("kernel_path", &kernel_path, "The instructions of this module's own kernels, which its compressors use.");
+  m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
+}
