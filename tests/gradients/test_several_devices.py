@@ -216,7 +216,7 @@ _MADE = [{}, {"bucket_bytes": 0}, {"update_on_kvstore": True}]
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("options", _MADE, ids=str)
 def test_unequal_numbers_of_devices_are_averaged_over_all(rank, size, gather, options):
     """As in one process with all images: each worker has a batch of twelve, whatever its number of devices."""

@@ -110,6 +110,7 @@ def test_exception_while_the_other_waits_for_a_sum(job):
     assert "kvstore_plugin" not in after and 'File "' not in after, result.text
 
 
+@pytest.mark.long
 def test_exception_with_operations_of_its_own_under_way(job):
     result, seconds = job(
         """
@@ -276,6 +277,7 @@ def test_a_worker_saves_after_another_has_ended_whatever_mpi4py_is_told(mpirun, 
     assert (tmp_path / "saved").exists(), result.text
 
 
+@pytest.mark.long
 def test_end_after_shutdown(job):
     result, seconds = job("print('now', flush=True)\nmykv.shutdown()")
     assert (result.code, _lines_of_ours(result.stderr)) == (0, []), result.text
