@@ -66,6 +66,7 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     assert ("NOT THE SAME" in result.stdout) == (broken == "pushpull"), result.text
 
 
+@pytest.mark.long
 def test_gluon_script_learns(mpirun):
     pytest.importorskip("sklearn")
     result = mpirun(2, _EXAMPLES / "gluon_digits.py", timeout=120)

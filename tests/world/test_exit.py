@@ -91,7 +91,6 @@ def test_exception_in_the_middle_of_a_step(job, failing):
     assert result.stderr.count("Traceback") == 1, result.text
 
 
-@pytest.mark.long
 def test_exception_while_the_other_waits_for_a_sum(job):
     result, seconds = job(
         """
@@ -132,6 +131,7 @@ def test_exception_in_all_ranks(job):
     assert "ValueError: boom" in result.stderr, result.text
 
 
+@pytest.mark.long
 def test_exception_on_two_hosts(job):
     result, seconds = job(
         """
@@ -228,6 +228,7 @@ def test_end_of_ranks_far_apart_in_time(job):
     assert seconds < _LIMIT
 
 
+@pytest.mark.long
 def test_end_with_a_sum_that_the_other_never_asks_for(job):
     result, seconds = job(
         """
