@@ -184,7 +184,7 @@ def test_every_shape(rank, size, kind, shape):
         assert_equal(value(both[0]), np.concatenate(values) if rank else values[0][:0])
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_large_arrays(rank, size):
     """Larger than what travels in one part: 40 MB."""
     count = (10 << 20) + 17
@@ -259,7 +259,7 @@ def test_waiting_operations_over_two_hosts(rank, size):
     mykv.barrier()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_allgather_where_some_or_all_have_no_rows(rank, size, kind):
     assert value(mykv.allgather(array(np.zeros((0, 2, 3)), kind))).shape == (0, 2, 3)
     mine = np.full((5 if rank == 1 else 0, 2), rank, "float32")
@@ -309,7 +309,7 @@ def test_reducescatter_gives_the_lower_ranks_one_row_more(rank, size, kind, rows
     assert_equal(value(mykv.grouped_reducescatter([array(values[rank], kind)] * 2, op=mykv.Sum)[1]), expected)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_barrier_waits_for_all(rank, size, gather, tmp_path):
     import time
 

@@ -104,7 +104,7 @@ class _Unpicklable:
         raise ValueError("this object cannot be pickled")
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("case", _WRONG)
 def test_what_one_rank_can_see_is_refused_there_and_an_error_elsewhere(rank, size, case):
     error, call, meanwhile = _WRONG[case]
@@ -300,7 +300,7 @@ _DIFFERING = {
 }
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("case", _DIFFERING)
 def test_what_only_the_ranks_together_can_see_is_an_error_on_all_of_them(rank, size, case):
     first, others, words = _DIFFERING[case]
@@ -313,7 +313,7 @@ def test_what_only_the_ranks_together_can_see_is_an_error_on_all_of_them(rank, s
     _next_calls_work(size)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("call", [mykv.allgather, mykv.alltoall])
 def test_rows_on_a_gpu_of_one_rank_and_on_the_cpu_of_others_are_an_error_that_names_both(rank, size, call, monkeypatch):
     """There is no GPU here: the array of rank 1 only says that it is on one."""

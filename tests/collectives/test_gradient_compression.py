@@ -285,7 +285,7 @@ def test_on_one_host_nothing_is_compressed(rank):
 
 
 _LEARNING = [
-    {"type": "2bit"},
+    long({"type": "2bit"}),
     long({"type": "1bit", "threshold": 0}),
     long({"type": "onebit"}),
     {"type": "topk", "k": 0.05},

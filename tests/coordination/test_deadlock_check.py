@@ -60,7 +60,7 @@ def _all_goes_on(rank, gather):
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @_every_call
 def test_one_worker_waits_in_another_call_while_the_others_are_in_a_step(rank, gather, call):
     net = dense_network(seed=0)

@@ -311,6 +311,7 @@ def test_the_setting_of_the_last_init_selects_the_path(mpirun):
     assert result.code == 0 and result.stdout.count("selected") == 2, result.text
 
 
+@pytest.mark.long
 def test_a_setting_that_is_no_path_is_refused(mpirun):
     result = mpirun(2, "import kvstore_plugin as mykv\nmykv.init()", env={"MYKV_KERNELS": "abacus"})
     sentence = "ValueError: MYKV_KERNELS must be one of best, avx512, avx2, generic, but it is 'abacus'."

@@ -94,7 +94,8 @@ def test_more_die_while_the_others_begin_again(job, hosts, moments):
     job(4, {"deaths": deaths, "sharded": False}, MYKV_VIRTUAL_HOSTS=str(hosts))
 
 
-@pytest.mark.parametrize("sharded", [long(False), True])
+@pytest.mark.long
+@pytest.mark.parametrize("sharded", [False, True])
 def test_death_at_any_moment_on_two_hosts(job, sharded):
     job(
         3,

@@ -212,7 +212,7 @@ def test_ranks_that_share_a_gpu_say_so(mpirun):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "devices", "road"), [long(1, 2, "NCCL"), (2, 2, "NCCL"), (2, 1, "through host memory")]
+    ("ranks", "devices", "road"), [long(1, 2, "NCCL"), (2, 2, "NCCL"), long(2, 1, "through host memory")]
 )
 def test_the_self_test(mpirun, ranks, devices, road):
     script = """

@@ -10,7 +10,6 @@ import pytest
 from harness import launcher
 from harness.marks import long
 from standin import gpu_support
-from standin.gpu_arrays import FAILING
 
 _PATHS = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 _LIMIT = 10.0  # seconds from a death to the end of the job, or of the operations

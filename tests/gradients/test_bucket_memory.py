@@ -131,7 +131,7 @@ def _twins(build, seed, form, bucket_bytes, optimizer=_SGD):
     return pairs
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("bucket_bytes", [1, 300, _ALL_IN_ONE], ids=["each alone", "some in one", "all in one"])
 @pytest.mark.parametrize("form", _FORMS.values(), ids=_FORMS)
 @pytest.mark.parametrize("network", _NETWORKS)
@@ -489,7 +489,7 @@ def test_stale_gradients_in_buckets_count_as_zeros(rank, gather, bucket_bytes):
     assert len(set(gather(results[0]))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("bucket_bytes", [1, _ALL_IN_ONE])
 def test_ranks_that_initialize_parameters_in_different_order_copy_and_say_so(rank, gather, caplog, bucket_bytes):
     def build(size):

@@ -235,7 +235,7 @@ def test_a_huge_matrix_is_summed_by_its_rows(rank, size):
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("optimizer", _OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["sparse gradients", "sparse values"])
 def test_workers_train_as_one_process_with_all_their_batches(rank, size, gather, kind, optimizer):
@@ -255,7 +255,7 @@ def test_workers_train_as_one_process_with_all_their_batches(rank, size, gather,
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_training_has_the_bits_of_that_with_dense_gradients(rank):
     """Without momentum and weight decay, which leave rows alone that do not occur if gradients are sparse."""
     results = []
@@ -400,7 +400,7 @@ def test_gradients_can_be_clipped_before_the_update(rank, gather):
     assert len({b"".join(array.tobytes() for array in one) for one in gather(_values(net))}) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("optimizer", ["sgd", "sgd, momentum", "sgd, not lazy", "adam", "adagrad"])
 def test_updates_on_the_store_have_the_bits_of_those_on_each_worker(rank, gather, optimizer):
     results = []

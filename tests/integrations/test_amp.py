@@ -102,7 +102,7 @@ _OVERFLOWS = {
 }
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("make", [_distributed, _stock], ids=["DistributedTrainer", "Trainer"])
 @pytest.mark.parametrize("case", _OVERFLOWS)
 def test_an_overflow_on_one_worker_skips_the_step_on_all(rank, size, gather, make, case):
@@ -357,7 +357,7 @@ print("trained", rank)
 """
 
 
-@pytest.mark.parametrize("precision, hybrid", [long("float16", False), ("float16", True), ("bfloat16", True)])
+@pytest.mark.parametrize("precision, hybrid", [long("float16", False), ("float16", True), long("bfloat16", True)])
 def test_a_script_with_amp(mpirun, precision, hybrid):
     if precision == "bfloat16":
         why_not = "amp.init('bfloat16') of MXNet 2.0.0b1 is a KeyError" if IS_2 else why_no_layers_in_bfloat16()

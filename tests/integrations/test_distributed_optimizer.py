@@ -97,7 +97,7 @@ def _pair(rank, shape=(3, 2), dtype="float32"):
     return array(np.ones(shape, dtype), "nd"), array(np.full(shape, rank + 1, dtype), "nd")
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("precise", [False, True], ids=["update", "update_multi_precision"])
 def test_update_averages_the_gradient_in_place(rank, size, precise):
     optimizer = mykv.DistributedOptimizer(_optimizer("sgd", learning_rate=0.5, momentum=0.0, wd=0.0))
@@ -129,7 +129,7 @@ def test_lists_of_indices(rank, size, num_groups):
         np.testing.assert_allclose(weight.asnumpy(), 1 - 3 * (10 * k + 0.5))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("indices", ["ints", "strs", "mixed"])
 @pytest.mark.parametrize("num_groups", [0, 3])
 def test_workers_may_update_in_different_orders(rank, size, indices, num_groups):

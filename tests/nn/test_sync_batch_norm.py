@@ -175,7 +175,7 @@ def _network(layers, seed):
     return net
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True}])
 def test_training_equals_that_of_one_process_with_mxnets_layer(hybridize, rank, size, gather):
     """Each worker's batch is as large; losses are means, so the mean of gradients is that of the whole batch."""

@@ -193,7 +193,7 @@ def test_other_dtypes_raise_here_on_every_rank(rank):
     clear_errors()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("names", [("a", "b"), ("b",)])
 def test_other_sets_of_parameters_raise_here_on_every_rank(rank, names):
     arrays = {name: array(np.zeros(3)) for name in (names if rank == 1 else ("a",))}

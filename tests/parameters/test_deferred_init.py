@@ -79,7 +79,7 @@ _BOTH = pytest.mark.parametrize("make", [_distributed, _stock], ids=["Distribute
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("hybridize", [None, {}, {"static_alloc": True, "static_shape": True}])
 @_BOTH
 def test_workers_agree_before_the_first_backward(rank, gather, make, hybridize):
@@ -426,7 +426,7 @@ def _mistake(net, trainer, rank, loses):
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("options", [{}, {"update_on_kvstore": True}, {"bucket_bytes": 0}], ids=str)
 @pytest.mark.parametrize("hybridize", [None, {"static_alloc": True, "static_shape": True}], ids=str)
 @pytest.mark.parametrize("loser", [0, 1])
@@ -542,7 +542,7 @@ def test_weights_that_were_trained_are_kept_when_a_new_layer_is_not_used(rank, g
     assert len(set(gather(late.weight.data().asnumpy().tobytes()))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("loser", [0, 1])
 def test_a_worker_that_leaves_the_first_step_out_before_its_forward_pass(rank, gather, loser):
     net = _network(seed=rank, norm=True)

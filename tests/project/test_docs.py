@@ -48,7 +48,7 @@ def test_migration_from_horovod_changes_one_line():
 @pytest.mark.skipif(IS_2, reason="blocks of MXNet 2.0 do not take the arrays of such scripts")
 @pytest.mark.parametrize(
     ("page", "number"),
-    [("from-horovod.md", 1), ("from-byteps.md", 1), long("from-dist-sync.md", 1), ("from-dist-sync.md", 2)],
+    [("from-horovod.md", 1), long("from-byteps.md", 1), long("from-dist-sync.md", 1), ("from-dist-sync.md", 2)],
 )
 def test_scripts_after_migration_learn_the_same_on_both_workers(mpirun, page, number):
     _learns_the_same(mpirun, _scripts(page)[number])

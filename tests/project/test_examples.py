@@ -66,6 +66,7 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     assert ("NOT THE SAME" in result.stdout) == (broken == "pushpull"), result.text
 
 
+@pytest.mark.long
 def test_gluon_script_learns(mpirun):
     pytest.importorskip("sklearn")
     result = mpirun(2, _EXAMPLES / "gluon_digits.py", timeout=120)
@@ -75,8 +76,9 @@ def test_gluon_script_learns(mpirun):
     assert float(epochs[-1][1]) < 0.1 * float(epochs[0][1]) and float(epochs[-1][2]) >= 96, result.text
 
 
+@pytest.mark.long
 @pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
-@pytest.mark.parametrize("name", [long("module_digits.py"), "module_store_digits.py"])
+@pytest.mark.parametrize("name", ["module_digits.py", "module_store_digits.py"])
 def test_module_script_learns_the_same_on_both_workers(mpirun, name):
     pytest.importorskip("sklearn")
     result = mpirun(2, _EXAMPLES / name, timeout=120)

@@ -75,6 +75,7 @@ def test_ranks_leave_fail_and_are_stopped_in_all_pairs():
     assert pairs >= {tuple(sorted((one, other))) for one in kinds for other in kinds}
 
 
+@pytest.mark.long
 def test_delays_do_not_change_a_bit():
     _survived(delays.run(Budget(_ENOUGH, seed=1, most=1), [("store", 3, 1)], runs=3, steps=5), 3)
 

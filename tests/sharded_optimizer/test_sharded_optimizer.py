@@ -132,7 +132,7 @@ def test_what_works_on_whole_parameters_is_not_cut(size):
         assert not optimizer_kinds.is_elementwise(_optimizer(name))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("name", _DIVIDED)
 def test_each_optimizer_gives_what_one_process_gives(name, rank, size, gather):
     expected = _alone(_optimizer(name), 5, size)
@@ -560,7 +560,7 @@ def _trainer(kind, net, optimizer, size):
     return mykv.DistributedTrainer(params, *arguments, update_on_kvstore=True, **options[kind]), 4
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("optimizer", ["adam", "lamb"])
 @pytest.mark.parametrize("hybridize", [None, {"static_alloc": True, "static_shape": True}], ids=["plain", "static"])
 @pytest.mark.parametrize("kind", ["stock", "buckets", "small", "copying", "groups"])
@@ -632,7 +632,7 @@ def test_a_stale_gradient_on_one_worker_fails_the_step_on_all_and_the_next_one_w
     clear_errors()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("options", [{}, {"bucket_bytes": 0}], ids=["buckets", "copying"])
 def test_parameters_that_no_worker_used_are_left_alone(options, rank, size, gather):
     first, second = dense_network(5), dense_network(6)

@@ -374,7 +374,7 @@ def test_workers_that_do_not_call_are_named_and_all_go_on(tmp_path, gather, rank
     assert len({value.tobytes() for value in gather(_flat(net))}) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("kind", ["distributed", "stock"])
 def test_what_fails_on_the_first_worker_fails_on_all_and_changes_nothing(tmp_path, gather, rank, size, kind):
     folder = gather(str(tmp_path))[0]
@@ -421,7 +421,7 @@ def test_a_store_without_optimizer_has_no_states(rank, tmp_path):
             call(str(tmp_path / "file"))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("by", ["distributed", "stock"])
 def test_saving_on_one_worker_while_the_others_wait_in_another_call(by, tmp_path, rank, size):
     net = _net()

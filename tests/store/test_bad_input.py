@@ -129,7 +129,7 @@ def _check_differing(store, rank, size, case, method):
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("method", ["pushpull", "broadcast"])
 @pytest.mark.parametrize("case", _DIFFERING)
 def test_other_shapes_or_dtypes_are_an_error_on_every_rank(store, rank, size, case, method):
@@ -152,7 +152,7 @@ def test_pushpull_against_broadcast(store, rank, size):
     _next_call_works(store, "key", size)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("method", ["pushpull", "broadcast"])
 @pytest.mark.parametrize("bad", [0, 1])
 def test_array_that_carries_an_error_is_an_error_on_every_rank(store, rank, size, method, bad):
@@ -244,7 +244,7 @@ def test_many_errors_in_a_row_leave_nothing_behind(store, rank, size):
     _next_call_works(store, "key", size)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_trainers_with_other_bucket_sizes_or_compression_name_both(rank, size, gather):
     for option, values in (("bucket_bytes", (1 << 20, 2 << 20)), ("compression", ("fp16", "none"))):
         value_here = values[rank == size - 1]

@@ -144,7 +144,7 @@ def test_weights_in_a_layout_of_their_own(store, rank):
     np.testing.assert_array_equal(outputs[rank].asnumpy(), expected)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
     values=arrays_of.arrays(

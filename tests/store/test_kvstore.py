@@ -72,7 +72,7 @@ def _train(net, trainer, rank, size, steps=3):
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("by_name", [True, False])
 def test_stock_trainer_keeps_workers_equal(rank, size, gather, by_name):
     net = dense_network(seed=rank)

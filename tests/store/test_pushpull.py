@@ -38,7 +38,7 @@ def test_sum_of_every_dtype(store, rank, size, kind, dtype):
     np.testing.assert_array_equal(value(mine), numbers(rank, (3, 1001), dtype))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_sum_of_bfloat16(store, rank, size):
     mine = mx.nd.array(numbers(rank, (1000,))).astype(BFLOAT16)
     store.pushpull("brain", mine)
@@ -69,7 +69,7 @@ def test_every_shape(store, rank, size, kind, shape):
     np.testing.assert_array_equal(value(mine), total(size, shape))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_array_larger_than_the_memory_for_parts(store, rank, size):
     shape = ((20 << 20) + 17,)  # 80 MB
     mine = mx.nd.full(shape, rank + 1.0)
@@ -162,7 +162,7 @@ def test_unusual_keys(store, key):
     assert (value(inout) == 2).all()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_different_order_on_different_ranks_is_no_deadlock(store, rank, size):
     arrays = {k: array(np.full(50 * k + 1, float(k))) for k in range(60)}
     for k in np.random.RandomState(rank).permutation(60):
@@ -272,7 +272,7 @@ def test_nan_and_infinity_are_summed_as_numpy_does(store, rank):
     np.testing.assert_array_equal(value(mine), np.array([2.0, inf, nan, nan, -0.0]))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @hypothesis.settings(max_examples=60)
 @hypothesis.given(data=strategies.data())
 def test_any_calls_are_those_of_numpy(rank, size, data):

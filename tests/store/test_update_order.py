@@ -43,7 +43,7 @@ def _next_pushes_work(store, gather) -> None:
         assert len({one.tobytes() for one in gather(after)}) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @_every
 def test_other_orders_are_an_error_that_shows_both_keys(name, rank, size, gather):
     store = _store(name)

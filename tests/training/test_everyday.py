@@ -39,7 +39,7 @@ def _assert_equal(net, other):
         np.testing.assert_allclose(parameters(net)[name], values, rtol=2e-5, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_accumulated_gradients_are_those_of_a_batch_as_large(rank, size, gather, hybridize):
     backwards = 3
@@ -62,7 +62,7 @@ def test_accumulated_gradients_are_those_of_a_batch_as_large(rank, size, gather,
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("max_norm", [0.5, 1e6])
 def test_clipping_goes_by_the_norm_of_the_averaged_gradients(rank, size, gather, max_norm):
     net, alone = dense_network(seed=rank), dense_network(seed=0)

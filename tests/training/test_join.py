@@ -73,7 +73,7 @@ def _states(trainer):
     return states, trainer._optimizer.num_update, dict(trainer._optimizer._index_update_count)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("divide_by_all", [True, False])
 @pytest.mark.parametrize("optimizer", [_SGD, _ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("order", ["first ends first", "last ends first", "one has nothing"])
@@ -93,7 +93,7 @@ def test_workers_with_more_data_go_on_and_the_others_stay_in_step(rank, size, ga
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("divide_by_all", [True, False])
 def test_the_share_of_an_optimizer_on_the_store_is_updated_after_its_worker_has_ended(
     rank, size, gather, divide_by_all
@@ -367,7 +367,7 @@ def test_other_steps_are_an_error_on_all(rank, what):
     mykv.barrier()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("caught", ["nowhere", "in the block"])
 @pytest.mark.parametrize("wrong", [False, True], ids=["barrier", "refused barrier"])
 def test_another_call_that_waits_is_an_error_on_all_and_the_next_join_works(rank, gather, caught, wrong):
@@ -484,7 +484,7 @@ def test_any_order_of_ends(rank, gather):
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("store", [False, True], ids=["own updates", "on the store"])
 @pytest.mark.parametrize("then", ["barrier", "metric", "parameters"])
 def test_without_join_a_worker_that_goes_on_to_other_calls_is_an_error_on_all(rank, gather, then, store):

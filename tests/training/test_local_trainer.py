@@ -10,8 +10,18 @@ from pathlib import Path
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.support import (
+    MXNetError,
+    array,
+    checksum,
+    clear_errors,
+    conv_network,
+    dense_network,
+    mx,
+    parameters,
+    structure,
+)
 from mxnet import autograd, gluon
-from harness.support import MXNetError, array, checksum, clear_errors, conv_network, dense_network, mx, parameters, structure
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SGD = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})

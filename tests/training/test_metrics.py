@@ -127,7 +127,7 @@ def test_every_metric_of_this_release_is_tested():
     assert {type(make()) for make, _ in _CASES} == classes
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("shares", ["uneven", "none on rank 0"])
 @pytest.mark.parametrize("case", _CASES, ids=_name)
 def test_values_are_those_of_one_process_with_all_data(rank, size, gather, case, shares):

@@ -87,7 +87,7 @@ def _goes_on(gather, training, step=None):
         assert len({str(state) for state in gather(training.state())}) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @_every_kind
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])
 def test_a_stale_gradient_on_one_worker_fails_the_step_of_all(rank, gather, kind, first):
@@ -175,7 +175,7 @@ def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind
     _goes_on(gather, training, step)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @_every_kind
 def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_broadcast(rank, gather, kind):
     optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.5)
@@ -199,7 +199,7 @@ def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_
     _goes_on(gather, training)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @_every_kind
 def test_a_worker_that_leaves_a_step_out_and_waits_for_the_others(rank, gather, kind):
     """As with an exception in the loss that is caught around the whole step."""
@@ -219,7 +219,7 @@ def test_a_worker_that_leaves_a_step_out_and_waits_for_the_others(rank, gather, 
     _goes_on(gather, training)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("when", ["before", "between"])
 def test_a_worker_that_fails_before_or_between_allreduce_grads_and_update(rank, gather, when):
     training = _Training("own", rank)
@@ -246,7 +246,7 @@ def test_a_worker_that_fails_before_or_between_allreduce_grads_and_update(rank, 
     _goes_on(gather, training, step)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("on_store", [False, True])
 def test_a_stock_trainer_whose_step_breaks_off_between_two_keys(rank, gather, on_store):
     """Keys that it has not pushed must not meet those of the other workers' next step."""
@@ -279,7 +279,7 @@ class _Schedule(mx.lr_scheduler.LRScheduler):
         return self.base_lr
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @_every_kind
 @pytest.mark.parametrize("what", ["rate", "batch", "schedule"])
 @pytest.mark.parametrize("first", [True, False], ids=["first step", "later"])

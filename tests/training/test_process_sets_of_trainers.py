@@ -294,7 +294,7 @@ def test_copies_of_a_trainer_stay_in_their_set(rank, duplicate):
                 assert (parameter.grad().asnumpy() == number + 1).all()
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_a_trainer_of_a_removed_set_says_so(rank, size, gather):
     mykv.init()
     part = mykv.ProcessSet([0])

@@ -70,7 +70,7 @@ def test_signature_is_that_of_horovod_with_more_behind_the_star():
     assert signature.parameters["root_rank"].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_gradients_are_averaged_and_grad_holds_the_mean(rank, size):
     net = dense_network(seed=rank)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)

@@ -80,7 +80,7 @@ def watched(monkeypatch):
     return core
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("bucket_bytes", [0, 16 << 20])
 def test_sums_equal_means_divided_by_the_batch_of_all(rank, size, gather, bucket_bytes):
     def train(net, trainer, batch_size):
@@ -116,7 +116,7 @@ def test_the_result_is_the_mean_whatever_the_predivide_factor_is(rank, factor):
     assert _trained(rank, gradient_predivide_factor=factor) == _trained(rank)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("bucket_bytes", [0, 1, 16 << 20])
 @pytest.mark.parametrize("num_groups", [1, 2, 3, 6, 100])
 def test_groups_of_gradients(rank, gather, watched, num_groups, bucket_bytes):
@@ -171,7 +171,7 @@ def test_frozen_parameters_do_not_count_in_groups(rank, watched, gather):
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 16 << 20])
 def test_each_gradient_is_copied_where_layers_were_initialized_in_other_orders(
     rank, watched, gather, caplog, bucket_bytes
@@ -266,7 +266,7 @@ def test_workers_with_two_devices(rank, gather, options):
     assert len(set(gather(checksum(net)))) == 1
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("root_rank", [0, 1])
 @pytest.mark.parametrize("period", [1, 2, 3])
 def test_parameters_are_broadcast_again_in_every_nth_step_before_the_update(rank, gather, period, root_rank):
@@ -375,7 +375,7 @@ def test_compression_changes_nothing_within_a_host(rank, method):
     assert _trained(rank, compression=getattr(mykv.Compression, method)) == _trained(rank)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize(
     "argument, values",
     [
@@ -423,7 +423,7 @@ def _counts(trainer):
     return optimizer.num_update, sorted(optimizer._index_update_count.items())
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("on_store", [False, True])
 @pytest.mark.parametrize("who", ["all", "one"])
 def test_batches_of_different_sizes_are_an_error_after_which_all_go_on_in_step(rank, gather, who, on_store):
@@ -451,7 +451,7 @@ def test_batches_of_different_sizes_are_an_error_after_which_all_go_on_in_step(r
     assert checksum(net) != before
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 @pytest.mark.parametrize("who", ["all", "one"])
 def test_update_compares_batch_sizes_too(rank, size, gather, who):
     """No weight has changed then, and all have counted one update."""

@@ -91,7 +91,6 @@ def test_exception_in_the_middle_of_a_step(job, failing):
     assert result.stderr.count("Traceback") == 1, result.text
 
 
-@pytest.mark.long
 def test_exception_while_the_other_waits_for_a_sum(job):
     result, seconds = job(
         """
@@ -110,6 +109,7 @@ def test_exception_while_the_other_waits_for_a_sum(job):
     assert "kvstore_plugin" not in after and 'File "' not in after, result.text
 
 
+@pytest.mark.long
 def test_exception_with_operations_of_its_own_under_way(job):
     result, seconds = job(
         """
@@ -131,6 +131,7 @@ def test_exception_in_all_ranks(job):
     assert "ValueError: boom" in result.stderr, result.text
 
 
+@pytest.mark.long
 def test_exception_on_two_hosts(job):
     result, seconds = job(
         """
@@ -227,6 +228,7 @@ def test_end_of_ranks_far_apart_in_time(job):
     assert seconds < _LIMIT
 
 
+@pytest.mark.long
 def test_end_with_a_sum_that_the_other_never_asks_for(job):
     result, seconds = job(
         """
@@ -276,6 +278,7 @@ def test_a_worker_saves_after_another_has_ended_whatever_mpi4py_is_told(mpirun, 
     assert (tmp_path / "saved").exists(), result.text
 
 
+@pytest.mark.long
 def test_end_after_shutdown(job):
     result, seconds = job("print('now', flush=True)\nmykv.shutdown()")
     assert (result.code, _lines_of_ours(result.stderr)) == (0, []), result.text

@@ -223,7 +223,7 @@ def test_init_with_the_null_communicator(fresh):
         mykv.init(MPI.COMM_WORLD.Split(MPI.UNDEFINED))
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_users_own_messages_go_on_beside_ours(rank, size):
     from mpi4py import MPI
 

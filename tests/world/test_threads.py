@@ -37,7 +37,7 @@ def _in_threads(function) -> None:
         raise errors[0]
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_threads_that_push_at_once_under_keys_of_their_own(rank, size):
     store = mx.kv.create("mykv")
     turns = 30
@@ -56,7 +56,7 @@ def test_threads_that_push_at_once_under_keys_of_their_own(rank, size):
             np.testing.assert_array_equal(value(outs[number][turn]), expected)
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(3, long=(2,))
 def test_threads_that_wait_at_once(rank, size):
     """With arrays of numpy, each thread waits for its own operations, in parts that travel side by side."""
     mykv.init()
