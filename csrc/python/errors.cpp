@@ -45,7 +45,8 @@ void bind_errors(py::module_& m) {
     try {
       if (thrown) std::rethrow_exception(thrown);
     } catch (const mxnet::FailedOperation& error) {
-      raise(g_failure_type->is_none() ? py::reinterpret_borrow<py::object>(PyExc_RuntimeError) : *g_failure_type, error);
+      raise(g_failure_type->is_none() ? py::reinterpret_borrow<py::object>(PyExc_RuntimeError) : *g_failure_type,
+            error);
     } catch (const Error& error) {
       raise(*g_error_type, error);
     }

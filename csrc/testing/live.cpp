@@ -45,9 +45,9 @@ void* symbol_of(const py::module_& core, const char* name) {
 void bind_live(py::module_& m) {
   const py::module_ core = py::module_::import("mykv_core");
   if (std::strcmp(static_cast<const char*>(symbol_of(core, "mykv_sources")), mykv_sources) != 0) {
-    throw py::import_error(
-        "mykv_core_testing and " + py::cast<std::string>(core.attr("__file__")) +
-        " were built from different sources. Build both again: the core as usual, then `python setup.py build_testing`.");
+    throw py::import_error("mykv_core_testing and " + py::cast<std::string>(core.attr("__file__")) +
+                           " were built from different sources. Build both again: the core as usual, then `python "
+                           "setup.py build_testing`.");
   }
   auto* const planted = static_cast<std::atomic<int64_t>*>(symbol_of(core, "mykv_planted_faults"));
   m.def(

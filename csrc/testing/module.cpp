@@ -1,5 +1,5 @@
-// The extension module for tests, mykv_core_testing: parts of the core as functions, and what reaches into the core that
-// is loaded (live.cpp). It is linked from the same object files, and is never installed.
+// The extension module for tests, mykv_core_testing: parts of the core as functions, and what reaches into the core
+// that is loaded (live.cpp). It is linked from the same object files, and is never installed.
 #include <mpi.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
