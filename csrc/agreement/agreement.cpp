@@ -46,10 +46,10 @@ void Agreement::announce(uint32_t index, uint32_t places) {
 }
 
 void Agreement::done(uint64_t sequence) {
-  const auto it = under_way_.find(sequence);
-  if (it == under_way_.end()) return;
-  bytes_under_way_ -= it->second;
-  under_way_.erase(it);
+  const auto it = under_way_.bytes.find(sequence);
+  if (it == under_way_.bytes.end()) return;
+  under_way_.all_bytes -= it->second;
+  under_way_.bytes.erase(it);
   give_verdicts();
 }
 
@@ -97,7 +97,7 @@ void Agreement::flush() {
 }
 
 void Agreement::send(std::shared_ptr<const std::vector<char>> bytes, int to) {
-  sent_.add(bytes->size());
+  traffic_.sent.add(bytes->size());
   sending_.push_back({std::move(bytes), MPI_REQUEST_NULL});
   Sending& s = sending_.back();
   check_mpi(
@@ -120,7 +120,7 @@ bool Agreement::progress() {
   int from = 0;
   std::vector<char> buffer;
   if (!inbox_.take(&buffer, &from)) return told;
-  received_.add(buffer.size());
+  traffic_.received.add(buffer.size());
   for (const Message& message : decode(buffer.data(), buffer.size())) {
     handle(message, from);
   }
@@ -265,13 +265,14 @@ void Agreement::give_verdicts() {
   while (!ready_.empty()) {
     const auto first = ready_.begin();
     const size_t bytes = first->second.pending.bytes;
-    if (bytes > 0 && under_way_.size() > 1 && bytes_under_way_ + bytes > most_bytes_ && departed_.empty()) return;
+    const bool crowded = under_way_.bytes.size() > 1 && under_way_.all_bytes + bytes > most_bytes_;
+    if (bytes > 0 && crowded && departed_.empty()) return;
     const Ready next = std::move(first->second);
     ready_.erase(first);
     const uint64_t sequence = next_sequence_;
     next_sequence_ += next.pending.places;
-    if (bytes > 0) under_way_[sequence] = bytes;
-    bytes_under_way_ += bytes;
+    if (bytes > 0) under_way_.bytes[sequence] = bytes;
+    under_way_.all_bytes += bytes;
     if (!next.pending.arrivals.empty()) arrivals_[{next.key.high, next.key.low}] = next.pending.arrivals;
     give_verdict(next.key, sequence, {}, next.pending.placement);
   }

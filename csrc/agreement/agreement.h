@@ -77,8 +77,8 @@ class Agreement {
     std::atomic<uint64_t> messages{0};
     std::atomic<uint64_t> bytes{0};
   };
-  const Traffic& sent() const { return sent_; }
-  const Traffic& received() const { return received_; }
+  const Traffic& sent() const { return traffic_.sent; }
+  const Traffic& received() const { return traffic_.received; }
 
  private:
   using KeyNumbers = std::pair<uint64_t, uint64_t>;
@@ -133,8 +133,9 @@ class Agreement {
     MPI_Request request;
   };
   std::list<Sending> sending_;
-  Traffic sent_;
-  Traffic received_;
+  struct {
+    Traffic sent, received;
+  } traffic_;
 
   // Used by rank 0 only.
   uint64_t next_sequence_ = 1;
@@ -142,8 +143,10 @@ class Agreement {
   std::map<std::pair<int64_t, uint64_t>, Ready> ready_;
   uint64_t ready_count_ = 0;
   std::map<KeyNumbers, GivenUp> given_up_;
-  std::map<uint64_t, size_t> under_way_;  // bytes by sequence number
-  size_t bytes_under_way_ = 0;
+  struct {
+    std::map<uint64_t, size_t> bytes;  // by sequence number
+    size_t all_bytes = 0;
+  } under_way_;
   KnownTexts texts_;
   std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals_;  // of operations that were agreed on
   Cause departed_;

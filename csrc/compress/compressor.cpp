@@ -4,13 +4,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <map>
-#include <mutex>
 #include <vector>
 
 #include "base/error.h"
 #include "compress/compress_path.h"
-#include "compress/compressors.h"
 #include "kernels/float_mode.h"
 
 namespace mykv::compress {
@@ -32,16 +29,6 @@ T* scratch(size_t count) {
   if (memory.size() < count) memory.resize(count);
   return memory.data();
 }
-
-struct Factory {
-  const char* name;
-  std::shared_ptr<const Compressor> (*make)(Parameters&);
-};
-
-constexpr Factory kFactories[] = {
-    {"2bit", make_two_bit}, {"1bit", make_one_bit},     {"onebit", make_sign},
-    {"topk", make_top_k},   {"randomk", make_random_k}, {"dithering", make_dithering},
-};
 
 }  // namespace
 
@@ -104,26 +91,6 @@ void Compressor::decode_as(const Piece& piece, const char* message, T* values) c
   } else {
     std::fill_n(values, piece.count, std::numeric_limits<T>::quiet_NaN());
   }
-}
-
-std::shared_ptr<const Compressor> make_compressor(const std::string& text) {
-  Parameters parameters(text);
-  for (const Factory& factory : kFactories) {
-    if (parameters.name() != factory.name) continue;
-    std::shared_ptr<const Compressor> made = factory.make(parameters);
-    parameters.finish();
-    return made;
-  }
-  throw Error("there is no compressor '" + parameters.name() + "'");
-}
-
-const Compressor& compressor_of(const std::string& text) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& made = *new std::map<std::string, std::shared_ptr<const Compressor>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<const Compressor>& compressor = made[text];
-  if (!compressor) compressor = make_compressor(text);
-  return *compressor;
 }
 
 }  // namespace mykv::compress

@@ -107,11 +107,4 @@ class TypedCompressor : public Compressor {
   const Self& self() const { return static_cast<const Self&>(*this); }
 };
 
-// The compressor of 'name key=value ...', for example 'topk k=0.01 ef=True'. Throws Error, with a sentence for the
-// user.
-std::shared_ptr<const Compressor> make_compressor(const std::string& text);
-
-// The same compressor, made once for each text and never destroyed.
-const Compressor& compressor_of(const std::string& text);
-
 }  // namespace mykv::compress

@@ -147,10 +147,10 @@ std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std
   return submit(name, broadcast_operation(root, priority), inputs, outputs, label);
 }
 
-std::shared_ptr<Buffer> Group::reserve(size_t bytes) { return runtime_->reserve(bytes); }
+std::shared_ptr<Buffer> Group::reserve(size_t bytes) { return std::make_shared<Buffer>(runtime_, bytes); }
 
 std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
-  const std::shared_ptr<Buffer> buffer = runtime_->reserve(bytes);
+  const std::shared_ptr<Buffer> buffer = reserve(bytes);
   py::gil_scoped_release release;
   buffer->commit(bytes);
   return buffer;

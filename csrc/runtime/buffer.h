@@ -6,15 +6,15 @@
 #include <memory>
 #include <mutex>
 
+#include "runtime/runtime.h"
+
 namespace mykv {
 
-class Runtime;
-
-// Keeps the segment mapped while it lives.
+// Keeps the runtime and with it the segment mapped while it lives.
 class Buffer {
  public:
-  Buffer(std::shared_ptr<Runtime> runtime, uint64_t offset, size_t bytes)
-      : runtime_(std::move(runtime)), offset_(offset), bytes_(bytes) {}
+  // Addresses only; commit() puts memory behind them.
+  Buffer(std::shared_ptr<Runtime> runtime, size_t bytes);
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   ~Buffer();

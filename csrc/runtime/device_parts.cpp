@@ -1,10 +1,8 @@
-// The life of a part whose arrays lie on GPUs, where it differs from parts.cpp. A stream of the runtime copies the part
-// into its slot; then the part arrives in the host's table. At the end a stream copies the result out. The thread polls
-// the GPUs and never blocks on them.
 #include "runtime/device_parts.h"
 
-#include <mutex>
+#include <chrono>
 #include <thread>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -12,7 +10,6 @@
 #include "kernels/kernels.h"
 #include "operations/ranges.h"
 #include "operations/signature.h"
-#include "runtime/runtime.h"
 
 namespace mykv {
 
@@ -45,9 +42,7 @@ void require_on_devices(const Request& request) {
 
 }  // namespace
 
-// Whether the memory of a request is not ready yet. Until then the request takes no slot and blocks no stream, so that
-// later requests can overtake it.
-bool Runtime::awaits_device(RequestState& posted) {
+bool DeviceParts::awaits_device(RequestState& posted) {
   const auto& after = posted.request.devices->after;
   try {
     while (posted.happened < after.size()) {
@@ -61,49 +56,50 @@ bool Runtime::awaits_device(RequestState& posted) {
   return false;
 }
 
-void Runtime::begin_copy_in(Part part, const Operation& operation) {
+void DeviceParts::begin(Part part) {
   Copying copying;
   part.staged = true;
   if (part.posted->recorded) part.copied_in = now_ns();
+  copying.operation = Parts::operation_of(part);
   copying.part = std::move(part);
-  copying.operation = operation;
-  size_t slots = 0;
   try {
     if (copying.part.number == 0) require_on_devices(copying.part.posted->request);
-    copy_from_devices(copying);
-    copying.copies = staged_->streams_in.begun();
+    copy_in(copying);
+    copying.copies = streams_in_.begun();
   } catch (const Error& error) {
     copying.error = error.cause();
     try {
-      copying.copies = staged_->streams_in.begun();  // the copies that did begin
+      copying.copies = streams_in_.begun();  // the copies that did begin
     } catch (const Error&) {
-      staged_->streams_in.forget();
+      streams_in_.forget();
       copying.lost = true;
     }
   }
-  slots = (copying.part.slot_bytes > 0) + copying.inputs.size();
-  std::lock_guard<std::mutex> lock(mutex_);
-  ++copying.part.posted->under_way;
-  staged_bytes_ += slots * copying.part.slot_bytes;
-  staged_->in.push_back(std::move(copying));
-  if (!staged_->slots.problem().empty() && !gpu_told_) {
-    gpu_told_ = true;
-    gpu_note_ = "copies to and from GPUs hold up its thread, since " + staged_->slots.problem();
-  }
+  requests_.take_slots(copying.part, (copying.part.slot_bytes > 0) + copying.inputs.size());
+  in_.push_back(std::move(copying));
+  note_problem();
 }
 
-void Runtime::copy_from_devices(Copying& copying) {
+// Tells once that slots are not pinned.
+void DeviceParts::note_problem() {
+  const std::string& problem = context_.pinned.problem();
+  if (problem.empty() || std::exchange(told_, true)) return;
+  std::lock_guard<std::mutex> lock(note_mutex_);
+  note_ = "copies to and from GPUs hold up its thread, since " + problem;
+}
+
+void DeviceParts::copy_in(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;
   const Request& request = part.posted->request;
-  char* const base = world_.segment().base();
+  char* const base = context_.world.segment().base();
   const size_t bytes = std::max<size_t>(op.bytes(), 1);
-  part.slot = staged_->slots.allocate(bytes);
+  part.slot = context_.pinned.allocate(bytes);
   part.slot_bytes = bytes;
-  if (op.kind == Kind::broadcast && op.root != world_.rank()) return;
+  if (op.kind == Kind::broadcast && op.root != context_.world.rank()) return;
   const size_t width = item_size(op.dtype);
   const std::vector<int>& devices = request.devices->inputs;
-  gpu::CopyStreams& streams = staged_->streams_in;
+  gpu::CopyStreams& streams = streams_in_;
   if (request.scattered) {
     for_overlaps(request.sources, range_of(part), [&](const Source& from, const Range& both) {
       streams.copy(devices.at(index_of(request.sources, from)), base + part.slot + (both.begin - part.begin) * width,
@@ -115,7 +111,7 @@ void Runtime::copy_from_devices(Copying& copying) {
   for (size_t i = 0; i < inputs; ++i) {
     uint64_t slot = part.slot;
     if (i > 0) {
-      slot = staged_->slots.allocate(bytes);
+      slot = context_.pinned.allocate(bytes);
       copying.inputs.push_back(slot);
     }
     streams.copy(devices.at(i), base + slot, static_cast<const char*>(request.inputs[i]) + part.begin * width,
@@ -123,11 +119,16 @@ void Runtime::copy_from_devices(Copying& copying) {
   }
 }
 
-// Parts whose copies in are finished arrive in the host's table.
-bool Runtime::take_copied_in() {
+bool DeviceParts::progress() {
+  if (!copying()) return false;
+  const bool any = take_copied_in();
+  return take_copied_out() || any;
+}
+
+bool DeviceParts::take_copied_in() {
   bool any = false;
   std::vector<int> late;
-  for (auto it = staged_->in.begin(); it != staged_->in.end();) {
+  for (auto it = in_.begin(); it != in_.end();) {
     Copying& copying = *it;
     try {
       if (!copying.copies.happened(&late)) {
@@ -140,23 +141,25 @@ bool Runtime::take_copied_in() {
       if (copying.error.empty()) copying.error = error.cause();
     }
     join_inputs(copying);
-    if (!meet(copying.part, copying.operation, copying.error.text, false)) {  // the table is full
-      set_crowded_out(copying.part.posted.get());
+    const Parts::Arrived arrived = parts_.arrive(copying.part, copying.operation, copying.error.text, false);
+    if (arrived == Parts::Arrived::table_full) {
+      requests_.set_crowded_out(copying.part.posted.get());
       ++it;
       continue;
     }
-    set_crowded_out(nullptr);
-    it = staged_->in.erase(it);
+    if (arrived == Parts::Arrived::over) finish(copying.part, context_.table.entry(copying.part.entry).error.get());
+    requests_.set_crowded_out(nullptr);
+    it = in_.erase(it);
     any = true;
   }
   return any;
 }
 
 // Reduces several inputs to one share, and releases the slots that are not needed any more.
-void Runtime::join_inputs(Copying& copying) {
+void DeviceParts::join_inputs(Copying& copying) {
   Part& part = copying.part;
   const Operation& op = copying.operation;
-  char* const base = world_.segment().base();
+  char* const base = context_.world.segment().base();
   size_t given_back = copying.inputs.size();
   if (copying.error.empty() && !copying.inputs.empty()) {
     std::vector<const void*> inputs{base + part.slot};
@@ -164,30 +167,37 @@ void Runtime::join_inputs(Copying& copying) {
     void* output = base + part.slot;
     reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, part.count, 1.0);
   }
-  staged_->unsafe |= copying.lost;
+  unsafe_ |= copying.lost;
   if (!copying.lost) {
-    for (const uint64_t slot : copying.inputs) staged_->slots.release(slot, part.slot_bytes);
+    for (const uint64_t slot : copying.inputs) context_.pinned.release(slot, part.slot_bytes);
   }
   copying.inputs.clear();
   const bool drop = !copying.error.empty() && part.slot_bytes > 0;
-  if (drop && !copying.lost) staged_->slots.release(part.slot, part.slot_bytes);
+  if (drop && !copying.lost) context_.pinned.release(part.slot, part.slot_bytes);
   given_back += drop;
-  if (given_back > 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    staged_bytes_ -= given_back * part.slot_bytes;
-  }
+  if (given_back > 0) requests_.release_bytes(given_back * part.slot_bytes);
   if (drop) part.slot_bytes = 0;
 }
 
+void DeviceParts::finish(const Part& part, const Cause& error) {
+  if (!error.empty()) {
+    parts_.finish(part, error);
+  } else if (retired_.empty()) {
+    begin_copy_out(part);
+  } else {
+    parts_.end(part, retired_text(part), {});
+  }
+}
+
 // Called when the result lies in the slots of all ranks.
-void Runtime::begin_copy_out(const Part& part) {
-  staged_->out.push_back({});
-  Copying& copying = staged_->out.back();
+void DeviceParts::begin_copy_out(const Part& part) {
+  out_.push_back({});
+  Copying& copying = out_.back();
   copying.part = part;
   copying.begun = part.posted->recorded ? now_ns() : 0;
-  gpu::CopyStreams& streams = staged_->streams_out;
+  gpu::CopyStreams& streams = streams_out_;
   try {
-    copy_to_devices(part);
+    copy_out(part);
     copying.copies = streams.begun();
   } catch (const Error& error) {
     copying.lost = true;
@@ -202,12 +212,12 @@ void Runtime::begin_copy_out(const Part& part) {
   }
 }
 
-void Runtime::copy_to_devices(const Part& part) {
+void DeviceParts::copy_out(const Part& part) {
   const Request& request = part.posted->request;
   const size_t width = item_size(request.operation.dtype);
   const std::vector<int>& devices = request.devices->outputs;
-  const char* const slot = world_.segment().base() + part.slot;
-  gpu::CopyStreams& streams = staged_->streams_out;
+  const char* const slot = context_.world.segment().base() + part.slot;
+  gpu::CopyStreams& streams = streams_out_;
   for_overlaps(request.targets, range_of(part), [&](const Target& to, const Range& both) {
     streams.copy(devices.at(index_of(request.targets, to)),
                  static_cast<char*>(to.data) + (both.begin - to.begin) * width,
@@ -218,10 +228,10 @@ void Runtime::copy_to_devices(const Part& part) {
   }
 }
 
-bool Runtime::take_copied_out() {
+bool DeviceParts::take_copied_out() {
   bool any = false;
   std::vector<int> late;
-  for (auto it = staged_->out.begin(); it != staged_->out.end();) {
+  for (auto it = out_.begin(); it != out_.end();) {
     try {
       if (!it->copies.happened(&late)) {
         ++it;
@@ -233,52 +243,45 @@ bool Runtime::take_copied_out() {
       it->error = retired_text(it->part);
     }
     Copying copying = std::move(*it);
-    it = staged_->out.erase(it);
+    it = out_.erase(it);
     any = true;
     if (copying.lost) abandon(copying);
     const PartRecord::Interval interval{copying.begun, copying.begun == 0 ? 0 : now_ns()};
-    end_part(copying.part, copying.error, interval);
+    parts_.end(copying.part, copying.error, interval);
   }
   return any;
 }
 
 // A GPU of this rank did not get a result that the other ranks have. This rank would continue with different values, so
 // it leaves, after it has done its share of the operations that all ranks have agreed on.
-void Runtime::retire(const std::string& failure) {
-  const int rank = world_.label(world_.rank());
+void DeviceParts::retire(const std::string& failure) {
   if (!retired_.empty()) return;
-  retired_ = failure + " of rank " + std::to_string(rank);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (stopped_.empty()) stopped_ = retired_;
-  }
-  table_.depart(rank, retired_);
+  retired_ = failure + " of rank " + std::to_string(context_.label());
+  requests_.refuse_new(retired_);
+  context_.table.depart(context_.label(), retired_);
 }
 
-std::string Runtime::retired_text(const Part& part) const {
+std::string DeviceParts::retired_text(const Part& part) const {
   return shown_name(part.posted->request.name) + ": " + retired_;
 }
 
 // The slot and the owner of the request's memory are never released, since the GPU may still use them.
-void Runtime::abandon(Copying& copying) {
-  staged_->unsafe = true;
+void DeviceParts::abandon(Copying& copying) {
+  unsafe_ = true;
   keep_for_good(copying.part.posted);
-  std::lock_guard<std::mutex> lock(mutex_);
-  staged_bytes_ -= copying.part.slot_bytes;
+  requests_.release_bytes(copying.part.slot_bytes);
   copying.part.slot_bytes = 0;
 }
 
-// At the end: waits up to kSettlePatience for copies under way, since a caller may free its memory as soon as it hears
-// that its operation has failed. A result that has reached its GPUs counts as a result, as on the other ranks.
-void Runtime::settle_copies() {
-  const Clock::time_point until = Clock::now() + kSettlePatience;
-  for (std::list<Copying>* const copies : {&staged_->in, &staged_->out}) {
+void DeviceParts::settle() {
+  const auto until = std::chrono::steady_clock::now() + kSettlePatience;
+  for (std::list<Copying>* const copies : {&in_, &out_}) {
     for (Copying& copying : *copies) {
       try {
         std::vector<int> late;
         while (!copying.lost && !copying.copies.happened(&late)) {
           late.clear();
-          copying.lost = Clock::now() > until;
+          copying.lost = std::chrono::steady_clock::now() > until;
           std::this_thread::sleep_for(kSettleLook);
         }
       } catch (const std::exception&) {
@@ -286,23 +289,29 @@ void Runtime::settle_copies() {
       }
     }
   }
-  for (auto it = staged_->out.begin(); it != staged_->out.end();) {
+  for (auto it = out_.begin(); it != out_.end();) {
     if (it->lost || !it->error.empty()) {
       ++it;
       continue;
     }
     const Copying copying = std::move(*it);
-    it = staged_->out.erase(it);
+    it = out_.erase(it);
     try {
-      end_part(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
+      parts_.end(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
     } catch (const Error&) {
       // The table was given up later; the result is still valid.
     }
   }
 }
 
-void Runtime::drop_copies() {
-  for (std::list<Copying>* const copies : {&staged_->in, &staged_->out}) {
+void DeviceParts::add_requests(std::vector<std::shared_ptr<RequestState>>* to) const {
+  for (const std::list<Copying>* const copies : {&in_, &out_}) {
+    for (const Copying& copying : *copies) to->push_back(copying.part.posted);
+  }
+}
+
+void DeviceParts::drop() {
+  for (std::list<Copying>* const copies : {&in_, &out_}) {
     for (Copying& copying : *copies) {
       std::vector<int> late;
       try {
@@ -316,9 +325,9 @@ void Runtime::drop_copies() {
   }
 }
 
-std::string Runtime::take_gpu_note() {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return std::exchange(gpu_note_, {});
+std::string DeviceParts::take_note() {
+  std::lock_guard<std::mutex> lock(note_mutex_);
+  return std::exchange(note_, {});
 }
 
 }  // namespace mykv

@@ -1,39 +1,88 @@
-// State of a runtime for parts whose arrays lie on GPUs and go through slots in host memory.
+// The life of a part whose arrays lie on GPUs and go through slots in host memory, where it differs from parts.h. A
+// stream of the runtime copies the part into its slot; then the part arrives in the host's table. At the end a stream
+// copies the result out. The thread polls the GPUs and never blocks on them.
 #pragma once
 
 #include <cstdint>
 #include <list>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "gpu/copies.h"
-#include "gpu/pinned_slots.h"
+#include "runtime/context.h"
+#include "runtime/parts.h"
 #include "runtime/request_state.h"
+#include "runtime/requests.h"
 
 namespace mykv {
 
-// A part that is being copied between its slot and GPUs.
-struct Copying {
-  Part part;
-  Operation operation;
-  Cause error;                   // what failed; on the way in it becomes this rank's refusal
-  std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
-  gpu::Copies copies;
-  bool lost = false;  // it cannot be known whether a GPU still reads or writes the slots
-  int64_t begun = 0;  // for the timeline
-};
+// Used by the runtime's thread only, apart from take_note().
+class DeviceParts {
+ public:
+  DeviceParts(RuntimeContext& context, Requests& requests, Parts& parts)
+      : context_(context), requests_(requests), parts_(parts) {}
 
-// Used by the runtime's thread only.
-struct Staged {
-  Staged(const Segment& segment, Region& region) : slots(segment, region) {}
-  bool copying() const { return !in.empty() || !out.empty(); }
+  // Whether the memory of a request is not ready yet. Until then the request takes no slot and blocks no stream, so
+  // that later requests can overtake it.
+  static bool awaits_device(RequestState& posted);
+  // Begins to copy a part into a slot.
+  void begin(Part part);
+  // All ranks have reduced a part, or it has an error: begins to copy the result out.
+  void finish(const Part& part, const Cause& error);
+  // Parts whose copies in are finished arrive in the host's table; parts whose copies out are finished end.
+  bool progress();
+  bool copying() const { return !in_.empty() || !out_.empty(); }
 
-  gpu::PinnedSlots slots;
-  gpu::CopyStreams streams_in, streams_out;
-  std::list<Copying> in;   // parts being copied into slots, before they arrive in the host's table
-  std::list<Copying> out;  // parts whose results are being copied to GPUs
-  bool gated = false;      // some request waits for a stream of its caller
-  bool unsafe = false;     // a GPU may still use the slots when the runtime ends
+  // Why this rank leaves of its own accord; empty: it does not.
+  const std::string& retired() const { return retired_; }
+  // At the end: waits some seconds for copies under way, since a caller may free its memory as soon as it hears that
+  // its operation has failed. A result that has reached its GPUs counts as a result, as on the other ranks.
+  void settle();
+  // The requests of parts that are being copied.
+  void add_requests(std::vector<std::shared_ptr<RequestState>>* to) const;
+  // Forgets all copies. The memory of copies under way is never released.
+  void drop();
+  // Whether a GPU may still use slots.
+  bool unsafe() const { return unsafe_; }
+  // A message for the log, given once; empty: none. Thread-safe.
+  std::string take_note();
+
+ private:
+  // A part that is being copied between its slot and GPUs.
+  struct Copying {
+    Part part;
+    Operation operation;
+    Cause error;             // what failed; on the way in it becomes this rank's refusal
+    std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
+    gpu::Copies copies;
+    bool lost = false;  // it cannot be known whether a GPU still reads or writes the slots
+    int64_t begun = 0;  // for the timeline
+  };
+
+  void copy_in(Copying& copying);
+  bool take_copied_in();
+  void join_inputs(Copying& copying);
+  void begin_copy_out(const Part& part);
+  void copy_out(const Part& part);
+  bool take_copied_out();
+  void retire(const std::string& failure);
+  std::string retired_text(const Part& part) const;
+  void abandon(Copying& copying);
+  void note_problem();
+
+  RuntimeContext& context_;
+  Requests& requests_;
+  Parts& parts_;
+  gpu::CopyStreams streams_in_, streams_out_;
+  std::list<Copying> in_;   // parts being copied into slots, before they arrive in the host's table
+  std::list<Copying> out_;  // parts whose results are being copied to GPUs
+  bool unsafe_ = false;
+  std::string retired_;
+  bool told_ = false;  // note_ was set once
+  std::mutex note_mutex_;
+  std::string note_;
 };
 
 }  // namespace mykv

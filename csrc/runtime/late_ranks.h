@@ -1,34 +1,42 @@
-// Which ranks a rank waits for, in an operation under way.
+// Which ranks this rank's operations wait for. The host's table knows this about its own ranks. The other hosts are
+// asked only on demand, so that an operation that does not wait costs no more than a look at a coarse clock.
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "runtime/context.h"
+#include "runtime/requests.h"
+#include "runtime/turns.h"
+#include "runtime/waiting.h"
+#include "runtime/wishes.h"
+
 namespace mykv {
 
-class World;
+// Thread-safe; not for the runtime's thread, which asks the other hosts.
+class LateRanks {
+ public:
+  LateRanks(RuntimeContext& context, Requests& requests, Turns& turns, Wishes& wishes)
+      : context_(context), requests_(requests), turns_(turns), wishes_(wishes) {}
 
-struct Waiting {
-  std::string name;
-  double seconds = 0;             // since this rank has arrived
-  bool complete = false;          // all ranks have arrived, but there is no result
-  bool crowded_out = false;       // this rank has not arrived: its host's table is full; see `missing`
-  std::vector<int> missing;       // ranks that have not arrived; if crowded_out, at operations in the table
-  std::vector<int> unresponsive;  // of all ranks, those not seen for some seconds
-  std::vector<int> unknown;       // ranks of hosts that do not answer
+  // How long the oldest operation has waited, in seconds; 0: no operation waits.
+  double longest_wait();
+  // Operations that have waited for `least_seconds`, the oldest first; only those under `name`, unless it is empty. On
+  // several hosts this asks the other hosts, which takes up to some seconds if a host does not answer.
+  std::vector<Waiting> waiting(double least_seconds, const std::string& name);
+  // For each name, the ranks that have arrived at this rank's next operation under that name, which this rank has not
+  // asked for yet. With `turn_of`: at the operation with the last turn under `turn_of`. Asks other hosts as waiting().
+  std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
+
+ private:
+  std::vector<Waiting> waiting_here(double least_seconds, const std::string& name);
+  void add_other_hosts(const std::vector<Key>& asked, const std::vector<size_t>& asked_for,
+                       std::vector<Waiting>* result);
+
+  RuntimeContext& context_;
+  Requests& requests_;
+  Turns& turns_;
+  Wishes& wishes_;
 };
-
-// Whether this rank reports the operation: the lowest rank that waits and responds does; so does the lowest such rank
-// of a host whose first rank does not respond.
-bool speaks_of(const Waiting& waiting, const World& world);
-
-// 'rank 3', 'ranks 1, 2 and 5', with the labels of the ranks; shortened if there are many.
-std::string ranks_text(const std::vector<int>& ranks, const World& world);
-
-// The ranks that an operation waits for.
-std::vector<int> culprits(const Waiting& waiting);
-
-// 'rank 1, which has not come and does not respond (is it stopped?)': what culprits() are, and what is wrong with them.
-std::string culprits_text(const Waiting& waiting, const World& world);
 
 }  // namespace mykv

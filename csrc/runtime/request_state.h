@@ -23,7 +23,7 @@ struct Piece {
   int32_t root;
 };
 
-// A request under way. Its counters are guarded by Runtime::mutex_.
+// A request under way. Its counters are guarded by Requests::mutex_.
 struct RequestState {
   // Cuts the request into parts of at most `part_bytes` bytes; of a request in place each shard is a part.
   void cut(size_t part_bytes);
@@ -47,7 +47,7 @@ struct RequestState {
   Cause error;
   bool recorded = false;  // by the timeline; `recorded` and `begun` never change
   int64_t begun = 0;
-  std::unique_ptr<RequestRecord> record;  // until the end of the request
+  std::unique_ptr<RequestRecord> record;  // until the end of the request; see TimelineNotes
 };
 
 // One part of a request, in the host's table under one entry.
@@ -67,7 +67,7 @@ struct Part {
   bool started = false;
   bool announced = false;
   bool large = false;   // more than kPostInlineBytes
-  bool staged = false;  // its slot is from Staged::slots; it counts as under way since it took the slot
+  bool staged = false;  // its slot is pinned (DeviceParts); it counts as under way since it took the slot
   // For the timeline.
   int64_t copied_in = 0;  // when copying in began
   int64_t agreed = 0;     // when all hosts had agreed

@@ -1,6 +1,8 @@
 // Requests with parts that have not gone to the host's table: by falling priority, by age, and on demand by key.
+// Used by the runtime's thread only.
 #pragma once
 
+#include <deque>
 #include <map>
 #include <memory>
 #include <set>
@@ -23,6 +25,7 @@ class SendQueue {
     const Place place = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
     ages_.emplace(age_of(*posted), place);
     if (indexed_) index_.emplace(key_of(*posted), place);
+    offer(key_of(*posted));
   }
   void erase(Place place) {
     ages_.erase(age_of(*place->second));
@@ -37,6 +40,7 @@ class SendQueue {
     ages_.clear();
     index_.clear();
     sequences_.clear();
+    offered_.clear();
     requests_.clear();
     look_ = requests_.end();
   }
@@ -60,20 +64,40 @@ class SendQueue {
   void forget(const RequestState& posted) {
     if (posted.sequence) sequences_.erase(*posted.sequence);
   }
-  // The key of a request's first part. find() works only after index().
+  // The key of a request's first part.
   static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
-  void index() {
+
+  // While some request has found no room in the host's table, this rank listens for entries that other ranks make:
+  // there is an index by key, and a list of the requests for which there may be entries.
+  bool listens() const { return indexed_; }
+  void listen() {
     indexed_ = true;
     for (Place place = begin(); place != end(); ++place) index_.emplace(key_of(*place->second), place);
+    offer_all();
   }
-  void forget_index() {
+  void stop_listening() {
     indexed_ = false;
     index_.clear();
+    offered_.clear();
   }
-  Place find(const Key& key) {
-    const auto found = index_.find(key);
+  // There may be an entry for the request with this key.
+  void offer(const Key& key) {
+    if (indexed_) offered_.push_back(key);
+  }
+  // There may be entries for any request: other ranks may have made entries without this rank's knowledge.
+  void offer_all() {
+    if (!indexed_) return;
+    offered_.clear();
+    for (const auto& [priority, posted] : requests_) offered_.push_back(key_of(*posted));
+  }
+  bool has_offered() const { return !offered_.empty(); }
+  // The request that was offered first; end(): it is not in the queue any more.
+  Place first_offered() {
+    const auto found = index_.find(offered_.front());
     return found == index_.end() ? end() : found->second;
   }
+  void drop_offered() { offered_.pop_front(); }
+
   // Where the last pass over the queue stopped; end(): it was complete.
   Place look() const { return look_; }
   void look_next(Place place) { look_ = place; }
@@ -88,6 +112,7 @@ class SendQueue {
   ByAge ages_;
   bool indexed_ = false;
   std::unordered_map<Key, Place, Hash> index_;
+  std::deque<Key> offered_;
   std::set<uint64_t> sequences_;
   Place look_ = requests_.end();
 };

@@ -1,10 +1,9 @@
-// What a runtime writes to the timeline: the times of a part, read from the shared table before the rank leaves the
-// entry.
+#include "runtime/timeline_notes.h"
+
 #include <algorithm>
 
 #include "base/clock.h"
 #include "operations/signature.h"
-#include "runtime/runtime.h"
 
 namespace mykv {
 
@@ -29,7 +28,13 @@ PartRecord::Interval reduced_on_host(RankRecord* records, int ranks) {
 
 }  // namespace
 
-void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
+void TimelineNotes::begin(RequestState& posted) {
+  if (Timeline::on()) posted.record = Timeline::instance().record();
+  posted.recorded = posted.record != nullptr;
+  if (posted.recorded) posted.begun = posted.record->begin;
+}
+
+void TimelineNotes::end(const Part& part, const PartRecord::Interval& copied_out) {
   RankRecord* const records = table_.entry(part.entry).records();
   const Stamps& mine = records[world_.local_rank()].stamps;
   PartRecord times;
@@ -60,6 +65,10 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
       times.reduce = reduced_on_host(records, world_.local_size());
     }
   }
+  add(part, times, records);
+}
+
+void TimelineNotes::add(const Part& part, PartRecord times, const RankRecord* records) {
   std::lock_guard<std::mutex> lock(mutex_);
   RequestRecord* const record = part.posted->record.get();
   if (record == nullptr) return;
@@ -79,7 +88,7 @@ void Runtime::record(const Part& part, const PartRecord::Interval& copied_out) {
   record->parts.push_back(times);
 }
 
-void Runtime::record_end(RequestState& posted, const Cause* error) {
+void TimelineNotes::end(RequestState& posted, const Cause* error) {
   std::unique_ptr<RequestRecord> record;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -98,9 +107,7 @@ void Runtime::record_end(RequestState& posted, const Cause* error) {
   Timeline::instance().add(std::move(record));
 }
 
-// Called when the runtime's thread is about to wait; records the time since it woke up, if it has worked.
-void Runtime::record_awake() {
-  if (!worked_ || awake_since_ == 0) return;
+void TimelineNotes::awake(int64_t since) const {
   constexpr int kNamed = 8;
   std::string thread = "runtime thread of ";
   if (world_.size() <= kNamed) {
@@ -109,7 +116,7 @@ void Runtime::record_awake() {
   } else {
     thread += std::to_string(world_.size()) + " ranks";
   }
-  Timeline::instance().add(AwakeRecord{Timeline::instance().session(), std::move(thread), awake_since_, now_ns()});
+  Timeline::instance().add(AwakeRecord{Timeline::instance().session(), std::move(thread), since, now_ns()});
 }
 
 }  // namespace mykv

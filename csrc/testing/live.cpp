@@ -23,7 +23,7 @@ namespace testing {
 
 struct RuntimeAccess {
   static void signal_under_lock(Runtime& runtime, int number) {
-    runtime.table_.lock().run([&] { kill(getpid(), number); });
+    runtime.context_.table.lock().run([&] { kill(getpid(), number); });
   }
 };
 

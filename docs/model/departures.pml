@@ -265,7 +265,7 @@ proctype Thread(byte me) {
      }
   od;
 
-  /* Runtime::break_down() */
+  /* Ending::break_down() */
 down:
   atomic {
     table_depart(HOST(me), 0);

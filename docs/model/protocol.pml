@@ -2,7 +2,7 @@
  *
  * Each rank is two processes: Poster is a thread of MXNet's engine that posts requests, Thread the runtime's own one.
  * What is one step here is one access to memory that others look at without the lock of the table, or something that
- * this lock, Runtime::mutex_ or the kernel makes indivisible. Memory is sequentially consistent: what the code's weaker
+ * this lock, Requests::mutex_ or the kernel makes indivisible. Memory is sequentially consistent: what the code's weaker
  * orders allow is ThreadSanitizer's business (docs/sanitizers.md).
  *
  * Sleeping has no time limit here, though it has one in the code, so that a lost wake-up is a deadlock. The graph of
@@ -100,7 +100,7 @@ typedef Part {
   bit started;
 };
 typedef Rank {
-  Part part[ENTRIES]; /* Runtime::parts_ */
+  Part part[ENTRIES]; /* Requests::parts_ */
   byte posted;        /* a bit for each operation: for the thread to send */
   byte in_use;        /* a bit for each slot */
   byte ended;         /* a bit for each operation: done() was called */
@@ -442,7 +442,7 @@ inline copy_out(its_entry, what, its_slot) {
   od
 }
 
-/* Runtime::finish_part() of a part that this thread has taken out of parts_; `after` is this thread's own business. */
+/* Parts::finish() of a part that this thread has taken out of parts_; `after` is this thread's own business. */
 #ifdef LEFT_BEFORE_COPIED
 #define FINISH_PART(its_entry, what, its_slot, after) \
   d_step { lock == 0; give_back(its_slot); leave(its_entry) }; \
@@ -528,7 +528,7 @@ proctype Poster(byte me) {
   d_step { rank[me].ended == ALL_OPERATIONS; rank[me].stopping = 1; ring_all(1 << me) }
 }
 
-/* ---------------------------------------------------------------- the runtime's thread (csrc/runtime/runtime.cpp) */
+/* ---------------------------------------------------------------- the runtime's thread (runtime_thread.cpp) */
 
 /* Whether a part that the table had no room for could be sent now. In the code it is tried again every millisecond,
  * which changes nothing where this does not hold. */

@@ -1,4 +1,4 @@
-"""The folders of csrc/ include each other in one direction only."""
+"""The folders of csrc/ include each other in one direction only, and so do the files of a folder."""
 
 from __future__ import annotations
 
@@ -63,6 +63,38 @@ def test_includes_run_down():
     assert len(includes) > 300
     upward = [f'{file} includes "{included}"' for file, included in includes if _is_upward(file, included)]
     assert not upward, "\n".join([f"{len(upward)} includes run up:", *upward])
+
+
+def _circle(below):
+    """A circle in a graph (the nodes below each node), or None."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return [*path[path.index(node) :], node]
+        if node not in done:
+            done.add(node)
+            path.append(node)
+            for other in sorted(below.get(node, ())):
+                if found := visit(other):
+                    return found
+            path.pop()
+        return None
+
+    return next(filter(None, map(visit, sorted(below))), None)
+
+
+def test_no_circle_of_files():
+    """A header and the source file of its name are one file here."""
+    below = {}
+    for file, included in _includes():
+        above, name = file.rpartition(".")[0], included.rpartition(".")[0]
+        if above != name:
+            below.setdefault(above, set()).add(name)
+    circle = _circle(below)
+    assert circle is None, " includes ".join(circle)
+    runtime = "runtime/runtime"
+    assert _circle({**below, "runtime/parts": below["runtime/parts"] | {runtime}})[-1] in (runtime, "runtime/parts")
 
 
 def test_transports_do_not_include_each_other():

@@ -64,6 +64,11 @@ _HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
 CPP = {
     "csrc/table/host_table.cpp": [*_CORE, "stall_watch"],
     "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/requests.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/sender.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/part_events.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/runtime_thread.cpp": [*_CORE, "hosts", "stall_watch"],
+    "csrc/runtime/ending.cpp": [*_CORE, "hosts", "stall_watch", "departures"],
     "csrc/runtime/runtime.cpp": [*_CORE, "hosts", "stall_watch"],
     "csrc/agreement/agreement.cpp": [*_HOSTS, "stall_watch"],
     "csrc/transport/mpi/slice_exchange.cpp": _HOSTS,

@@ -112,7 +112,8 @@ void arrays_after_errors(uint32_t seed) {
     const int leaver = static_cast<int>(below(random, 3));
     const auto when_us = static_cast<useconds_t>(below(random, 10000));
     ranks.each([&](int rank) {
-      const std::shared_ptr<Buffer> buffer = ranks[rank].reserve(kCount * sizeof(int32_t));
+      const std::shared_ptr<Buffer> buffer =
+          std::make_shared<Buffer>(ranks[rank].shared_from_this(), kCount * sizeof(int32_t));
       buffer->commit(buffer->bytes());
       auto* data = reinterpret_cast<int32_t*>(buffer->data());
       std::fill(data, data + kCount, 1 << rank);

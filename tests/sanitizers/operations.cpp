@@ -54,7 +54,7 @@ struct Share {
     request = request_of(runtime, task.name, kind, task.count, task.root);
     request.operation.priority = task.priority;
     if (task.form == Form::sum_in_place) {
-      buffer_ = runtime.reserve(task.count * sizeof(int32_t));
+      buffer_ = std::make_shared<Buffer>(runtime.shared_from_this(), task.count * sizeof(int32_t));
       std::thread other([this] { buffer_->commit(buffer_->bytes() / 2); });  // as any thread of a program's may
       buffer_->commit(buffer_->bytes());
       other.join();

@@ -1,0 +1,40 @@
+#include "runtime/context.h"
+
+namespace mykv {
+
+namespace {
+
+// Process sets use the launcher of the world, and so launch in the order of the world's operations.
+std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
+  if (world.is_part()) return Launcher::current();
+  return Launcher::begin(table.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
+}
+
+gpu::GpuRoads gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {
+  gpu::GpuRoads gpus = gpu::find_gpu_roads(world, options.gpu);
+  limit_to_ordered(&gpus, world, launcher, !world.is_part());
+  return gpus;
+}
+
+}  // namespace
+
+RuntimeContext::RuntimeContext(std::unique_ptr<World> made, const RuntimeOptions& given)
+    : options(given),
+      owned(std::move(made)),
+      table(world.segment(), world.labels(host()), world.local_rank(), 0, several_hosts()),
+      launcher(launcher_of(world, table)),
+      gpus(gpus_of(world, options, launcher.get())),
+      region(world.segment(), world.region_begin(), world.region_bytes()),
+      pinned(world.segment(), region),
+      transport(choose_transport(world, table, options.network_bytes)),
+      nccl(gpus.nccl ? std::make_unique<NcclTransport>(world, table, launcher) : nullptr),
+      agreement(world, table, 2 * options.network_bytes),
+      inquiry(world, table) {
+  table.beat();
+  world.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
+  world.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
+  world.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
+  world.require_same("the stall watch's second limit in milliseconds (MYKV_STALL_ABORT_S)", options.stall_abort_ms);
+}
+
+}  // namespace mykv

@@ -1,0 +1,47 @@
+// What a runtime is built on: the world, the host's table, this rank's memory, and the ways to the other ranks.
+#pragma once
+
+#include <memory>
+
+#include "agreement/agreement.h"
+#include "agreement/inquiry.h"
+#include "gpu/pinned_slots.h"
+#include "memory/region.h"
+#include "runtime/options.h"
+#include "table/host_table.h"
+#include "transport/gpu_roads.h"
+#include "transport/nccl/nccl_transport.h"
+#include "transport/transport.h"
+#include "world/world.h"
+
+namespace mykv {
+
+struct RuntimeContext {
+  // Collective; throws Error on all ranks when their settings differ.
+  RuntimeContext(std::unique_ptr<World> made, const RuntimeOptions& given);
+
+  Transport& transport_of(const Operation& operation) const {
+    return operation.road == Road::nccl ? *nccl : *transport;
+  }
+  bool several_hosts() const { return world.hosts().size() > 1; }
+  // The global ranks of this host.
+  const std::vector<int>& host() const { return world.hosts()[static_cast<size_t>(world.host())]; }
+  // What messages call this rank.
+  int label() const { return world.label(world.rank()); }
+  Bell& bell() { return table.bell(world.local_rank()); }
+
+  const RuntimeOptions options;
+  const std::unique_ptr<World> owned;
+  World& world{*owned};
+  HostTable table;
+  std::shared_ptr<Launcher> launcher;  // until the runtime's thread ends
+  const gpu::GpuRoads gpus;
+  Region region;
+  gpu::PinnedSlots pinned;  // used by the runtime's thread only
+  const std::unique_ptr<Transport> transport;
+  const std::unique_ptr<NcclTransport> nccl;  // null: NCCL does not serve all ranks
+  Agreement agreement;
+  Inquiry inquiry;
+};
+
+}  // namespace mykv

@@ -1,0 +1,120 @@
+#include "runtime/ending.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "operations/signature.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr int64_t kPatienceUs = 1000000;      // for the table's lock
+constexpr int64_t kSettleNs = 1000000000;     // for chunks of failed operations that other ranks have begun
+constexpr int64_t kLostSettleNs = 200000000;  // the same, if a process with such a chunk may have died
+constexpr int64_t kFlushNs = 20000000;        // for MPI to put the last messages on the wire
+constexpr useconds_t kLookUs = 1000;
+
+}  // namespace
+
+void Ending::tell_departure() {
+  if (!context_.agreement.speaks() || departure_told_ || context_.table.departed_rank() < 0) return;
+  departure_told_ = true;
+  if (context_.agreement.closed()) return;  // rank 0 has told this host
+  const Departed gone = context_.table.departed();
+  context_.agreement.depart(gone.rank, gone.reason);
+}
+
+void Ending::end_in_order(const Cause& here) {
+  settle({});
+  if (context_.nccl) context_.nccl->leave({});
+  end_all(here);
+}
+
+void Ending::break_down(const Departed& gone, const Cause& here, const Cause& there) {
+  requests_.refuse_new(here);
+  context_.table.lock().lose_patience(kPatienceUs, gone.what());
+  const std::vector<uint32_t> mine = fail_entries(gone, here, there);
+  context_.transport->give_up(gone);
+  tell_rank_0(gone);
+  events_.take_results();
+  settle(mine);
+  device_parts_.settle();
+  if (context_.nccl) context_.nccl->abort(mine);
+  end_all(here);
+}
+
+// Ends this rank's entries in the host's table, and returns those that had no result.
+std::vector<uint32_t> Ending::fail_entries(const Departed& gone, const Cause& here, const Cause& there) {
+  HostTable& table = context_.table;
+  try {
+    table.depart(gone.rank, gone.reason, true);
+    // A thread that posted meanwhile may have added an entry; after depart() no thread can.
+    const std::vector<uint32_t> mine = requests_.entries();
+    for (uint32_t entry : mine) {
+      const std::string name = shown_name(table.entry(entry).name);
+      table.fail(entry, there.empty() ? here : name + ": " + there);
+    }
+    events_.find_finished(mine);
+    return requests_.entries();
+  } catch (const std::exception&) {
+    // The shared table is unusable, which the other ranks of this host notice themselves.
+    const std::vector<uint32_t> mine = requests_.entries();
+    for (uint32_t entry : mine) table.stop_chunks(entry);
+    return mine;
+  }
+}
+
+// Directly, not through the first rank of this host, which may be the rank that is gone.
+void Ending::tell_rank_0(const Departed& gone) {
+  // Rank 0 may have failed while it gave verdicts, before it told the other hosts. Telling them is idempotent.
+  const bool told = std::exchange(departure_told_, true) && (context_.world.rank() != 0 || context_.agreement.closed());
+  if (!context_.several_hosts() || told) return;
+  try {
+    context_.agreement.depart_alone(gone.rank, gone.reason);
+  } catch (const std::exception&) {
+    // MPI is unusable.
+  }
+}
+
+// No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
+// sent while it waits in a queue of their own, which they empty only when they are called.
+void Ending::settle(const std::vector<uint32_t>& mine) {
+  const int64_t patience = wishes_.lost() ? kLostSettleNs : kSettleNs;
+  const int64_t least = context_.several_hosts() ? kFlushNs : 0;
+  const auto unsettled = [&](uint32_t entry) { return !context_.table.settled(entry); };
+  for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kLookUs)) {
+    context_.table.beat();
+    bool over = context_.transport->settled() && now_ns() - begun >= least;
+    try {
+      context_.agreement.progress_sending();
+      over = over && !context_.agreement.sending();
+    } catch (const std::exception&) {
+      // MPI is unusable.
+    }
+    if (over && std::none_of(mine.begin(), mine.end(), unsettled)) return;
+  }
+}
+
+// Ends all requests that this rank still has, without other ranks.
+void Ending::end_all(const Cause& reason) {
+  std::vector<std::shared_ptr<RequestState>> requests;
+  device_parts_.add_requests(&requests);
+  events_.add_requests(&requests);
+  for (auto& [priority, posted] : queue_) requests.push_back(posted);
+  requests = requests_.close(reason, std::move(requests));
+  events_.drop();
+  queue_.clear();
+  device_parts_.drop();
+  for (auto& posted : requests) {
+    const Cause error = shown_name(posted->request.name) + ": " + reason;
+    parts_.end(*posted, &error);
+  }
+}
+
+}  // namespace mykv

@@ -1,0 +1,57 @@
+// How a runtime ends: in order, when nothing is left to do for the other ranks, or since it cannot go on. Then no rank
+// may wait for this rank any more, and every operation ends with its result or with an error.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "runtime/context.h"
+#include "runtime/device_parts.h"
+#include "runtime/part_events.h"
+#include "runtime/parts.h"
+#include "runtime/requests.h"
+#include "runtime/send_queue.h"
+#include "runtime/wishes.h"
+#include "table/departed.h"
+
+namespace mykv {
+
+// Used by the runtime's thread only.
+class Ending {
+ public:
+  Ending(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts,
+         PartEvents& events, Wishes& wishes)
+      : context_(context),
+        requests_(requests),
+        queue_(queue),
+        parts_(parts),
+        device_parts_(device_parts),
+        events_(events),
+        wishes_(wishes) {}
+
+  // Tells the other hosts that a rank of this host has left, if there is such a rank and they do not know yet.
+  void tell_departure();
+  // This rank has left and has no part in the host's table. `here`: the error of requests that have not begun.
+  void end_in_order(const Cause& here);
+  // The thread cannot go on. `gone`: the rank that is the cause. `here`: the error of this rank's operations; `there`:
+  // the error on the other ranks of this host, empty: the same.
+  void break_down(const Departed& gone, const Cause& here, const Cause& there);
+
+ private:
+  std::vector<uint32_t> fail_entries(const Departed& gone, const Cause& here, const Cause& there);
+  void tell_rank_0(const Departed& gone);
+  void settle(const std::vector<uint32_t>& mine);
+  void end_all(const Cause& reason);
+
+  RuntimeContext& context_;
+  Requests& requests_;
+  SendQueue& queue_;
+  Parts& parts_;
+  DeviceParts& device_parts_;
+  PartEvents& events_;
+  Wishes& wishes_;
+  bool departure_told_ = false;
+};
+
+}  // namespace mykv

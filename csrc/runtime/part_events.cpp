@@ -1,0 +1,173 @@
+#include "runtime/part_events.h"
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr int64_t kSettleNs = 1000000000;  // for ranks that write into the arrays of a failed part
+
+}  // namespace
+
+bool PartEvents::take_events() {
+  TableEvent event;
+  bool overrun = false;
+  bool any = false;
+  while (context_.table.next_event(&event, &overrun)) {
+    any = true;
+    if (overrun) {
+      rescan();
+    } else {
+      handle(event);
+    }
+  }
+  return any;
+}
+
+void PartEvents::handle(const TableEvent& event) {
+  switch (event.type) {
+    case TableEvent::Type::made:
+      if (!queue_.listens()) return;
+      if (const auto key = context_.table.made(event)) queue_.offer(*key);
+      return;
+    case TableEvent::Type::announced:
+      return announce(event);
+    case TableEvent::Type::ready:
+      return start(event);
+    case TableEvent::Type::done:
+      return finish(event);
+  }
+}
+
+void PartEvents::announce(const TableEvent& event) {
+  if (!context_.agreement.speaks() || !requests_.announce(event.entry, event.generation)) return;
+  if (context_.table.state(event.entry) != State::announced) return;
+  const Operation& operation = context_.table.entry(event.entry).operation;
+  context_.agreement.announce(event.entry, context_.transport_of(operation).places(operation));
+}
+
+void PartEvents::start(const TableEvent& event) {
+  bool first = false;
+  const std::optional<Part> part = requests_.begin(event.entry, event.generation, &first);
+  if (!part) return;
+  queue_.offer(SendQueue::key_of(*part->posted));  // other ranks may have brought its next parts
+  if (!first) return;
+  note_agreed(*part);
+  const Entry& entry = context_.table.entry(event.entry);
+  if (part->posted->recorded && context_.several_hosts()) {
+    requests_.note_hosts(event.entry, event.generation, now_ns(), context_.agreement.take_arrivals(entry.key));
+  }
+  context_.transport_of(entry.operation).start(event.entry, part->share);
+}
+
+void PartEvents::finish(const TableEvent& event) {
+  bool owed = false;
+  std::optional<Part> part = requests_.take(event.entry, event.generation, [&](const Part& of) {
+    owed = is_owed(of);
+    return owed;
+  });
+  if (owed) give_up_owed(event.entry);
+  if (!part) return;
+  const Entry& entry = context_.table.entry(event.entry);
+  const bool started = part->started;
+  finished_.push_back({std::move(*part), entry.error.get(), now_ns()});
+  if (finished_.back().error.empty() && !started) note_agreed(finished_.back().part);
+  context_.agreement.done(entry.sequence);
+  context_.transport_of(entry.operation).stop(event.entry);
+}
+
+// Whether other ranks still need this rank for a part that is done: another rank has given it up while it is under way
+// here, on GPUs or between hosts, and its memory may still be written to; or the other hosts have begun it, or will,
+// and wait for this rank's share.
+bool PartEvents::is_owed(const Part& part) {
+  Entry& entry = context_.table.entry(part.entry);
+  if (context_.transport_of(entry.operation).holds(part.entry)) return true;
+  const bool is_agreed = entry.sequence != 0 && context_.several_hosts() && entry.operation.road != Road::nccl;
+  return is_agreed && !entry.error.empty() && !part.started;
+}
+
+void PartEvents::give_up_owed(uint32_t entry) {
+  if (context_.table.departed_rank() >= 0) throw context_.table.departed();
+  throw Error(context_.table.entry(entry).error.get());
+}
+
+// All hosts have agreed on a part.
+void PartEvents::note_agreed(const Part& part) {
+  if (!context_.several_hosts() || part.number > 0) return;
+  queue_.agree(*part.posted, context_.table.entry(part.entry).sequence);
+}
+
+// The log was overwritten before this rank read it: reads the state of each entry instead.
+void PartEvents::rescan() {
+  queue_.offer_all();
+  for (const auto& [entry, generation] : requests_.generations()) {
+    switch (context_.table.state(entry)) {
+      case State::announced:
+        handle({TableEvent::Type::announced, entry, generation});
+        break;
+      case State::ready:
+        handle({TableEvent::Type::ready, entry, generation});
+        break;
+      case State::gathering:
+      case State::taken:
+        break;
+      default:
+        handle({TableEvent::Type::done, entry, generation});
+    }
+  }
+}
+
+bool PartEvents::take_finished() {
+  for (auto it = finished_.begin(); it != finished_.end(); ++it) {
+    if (!it->error.empty() && !context_.table.settled(it->part.entry) && now_ns() - it->since < kSettleNs) continue;
+    const Finished finished = std::move(*it);
+    finished_.erase(it);
+    end(finished);
+    return true;
+  }
+  return false;
+}
+
+void PartEvents::end(const Finished& one) {
+  if (one.part.staged) {
+    device_parts_.finish(one.part, one.error);
+  } else {
+    parts_.finish(one.part, one.error);
+  }
+}
+
+void PartEvents::find_finished(const std::vector<uint32_t>& entries) {
+  for (const uint32_t entry : entries) {
+    if (context_.table.state(entry) != State::done || !context_.table.entry(entry).error.empty()) continue;
+    std::optional<Part> part = requests_.take(entry);
+    if (!part) continue;  // the thread that posted the part finishes it
+    finished_.push_back({std::move(*part), {}, now_ns()});
+    context_.transport_of(context_.table.entry(entry).operation).stop(entry);
+  }
+}
+
+void PartEvents::take_results() {
+  const auto failed =
+      std::stable_partition(finished_.begin(), finished_.end(), [](const Finished& one) { return one.error.empty(); });
+  const std::vector<Finished> results(std::make_move_iterator(finished_.begin()), std::make_move_iterator(failed));
+  finished_.erase(finished_.begin(), failed);
+  for (const Finished& one : results) {
+    try {
+      end(one);
+    } catch (const Error&) {
+      // The table was given up later; the result is still valid.
+    }
+  }
+}
+
+void PartEvents::add_requests(std::vector<std::shared_ptr<RequestState>>* to) const {
+  for (const Finished& one : finished_) to->push_back(one.part.posted);
+}
+
+}  // namespace mykv

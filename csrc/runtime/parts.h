@@ -1,0 +1,61 @@
+// The life of a part on one rank: it gets a share, arrives in the host's table, and ends with the result or an error.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "runtime/context.h"
+#include "runtime/request_state.h"
+#include "runtime/requests.h"
+#include "runtime/send_queue.h"
+#include "runtime/timeline_notes.h"
+#include "runtime/waits.h"
+#include "transport/mpi/compression_state.h"
+
+namespace mykv {
+
+// For the runtime's thread; end(), finish() and send() of a request's only part also for threads that post.
+class Parts {
+ public:
+  Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, Waits& waits, TimelineNotes& notes)
+      : context_(context), requests_(requests), queue_(queue), waits_(waits), notes_(notes) {}
+
+  // A part with its elements, without a share.
+  static Part make(const std::shared_ptr<RequestState>& posted, size_t number);
+  // The operation of a part.
+  static Operation operation_of(const Part& part);
+  // Which entries of the host's table the part may take.
+  Due due(const RequestState& posted, size_t number) const;
+
+  // Gives the part its share, or a refusal, and brings it to the host's table; false when the table is full.
+  // `posting`: the calling thread posts the request, and may do the work of all ranks.
+  bool send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal, bool posting);
+  enum class Arrived { table_full, under_way, over };
+  // A part with a share arrives in the host's table. If it is over, the caller finishes it, with the entry's error.
+  Arrived arrive(Part& part, const Operation& operation, const std::string& refusal, bool posting);
+  // Copies the result of a part out, unless it has an error, and ends it.
+  void finish(const Part& part, const Cause& error);
+  // The result of a part is where it belongs, or there is none. The last part ends the request.
+  void end(const Part& part, const Cause& error, const PartRecord::Interval& copied_out);
+  // The last step of a request; null: it has its result.
+  void end(RequestState& posted, const Cause* error);
+  // Drops the residuals of the compression of all names that begin with `prefix`.
+  void forget(const std::string& prefix) { compressions_.forget(prefix); }
+
+ private:
+  std::string take_share(Part& part, const Operation& operation, bool posting);
+  HostTable::Arriving offer_of(const Part& part, const Operation& operation, const std::string& refusal) const;
+  void copy_in(const Request& request, const Operation& op, const Part& part) const;
+  void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
+  void release_slot(const Part& part);
+  void count_finished(const Part& part, const Cause& error);
+
+  RuntimeContext& context_;
+  Requests& requests_;
+  SendQueue& queue_;
+  Waits& waits_;
+  TimelineNotes& notes_;
+  CompressionStates compressions_;
+};
+
+}  // namespace mykv

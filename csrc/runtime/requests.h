@@ -1,0 +1,130 @@
+// The requests of a rank that have not ended, as all its threads see them: what was posted, the parts that lie in the
+// host's table, and the memory that they take.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "runtime/request_state.h"
+
+namespace mykv {
+
+// Thread-safe. Each method takes the mutex once. add() is called under the table's lock, so no method may use the
+// table.
+class Requests {
+ public:
+  // See RuntimeOptions.
+  Requests(size_t part_bytes, size_t staging_bytes) : part_bytes_(part_bytes), staging_bytes_(staging_bytes) {}
+  // For the order of locks only.
+  std::mutex& mutex() { return mutex_; }
+
+  // Posting.
+  // Takes a request over, for the runtime's thread, or (`direct`) for the calling thread, which sends its only part.
+  // Throws Error with the reason if no request is taken any more.
+  void take_over(const std::shared_ptr<RequestState>& posted, bool direct);
+  // After the table was given up: leaves a request to the runtime's thread, which is about to end all. Returns why no
+  // request is taken any more; empty: the thread ends this request, or it has ended.
+  Cause leave_to_thread(const std::shared_ptr<RequestState>& posted);
+  std::deque<std::shared_ptr<RequestState>> take_posted();
+  // No request is taken any more. False: that was so already, for another reason.
+  bool refuse_new(const Cause& reason);
+  bool refuses_new();
+  // Whether the caller must end the request; true once.
+  bool claim_end(RequestState& posted);
+  // Refuses new requests, and forgets all parts. Returns the requests that the caller must end: posted requests,
+  // requests of these parts, and those of `others` that have not ended.
+  std::vector<std::shared_ptr<RequestState>> close(const Cause& reason,
+                                                   std::vector<std::shared_ptr<RequestState>> others);
+
+  // Sending, by the runtime's thread.
+  // Whether another slot may be taken.
+  bool has_room();
+  enum class Next { part, none, not_yet, no_room };
+  // Takes the number of the request's next part, and why this rank refuses it (empty: it does not). `room`: has_room().
+  Next take_next(RequestState& posted, bool room, size_t* number, std::string* refusal);
+  // The part that was taken last did not go.
+  void put_back(RequestState& posted);
+  // The host's table has no room for this request, and so for no other request; null: it has room.
+  void set_crowded_out(const RequestState* posted);
+  // For the runtime's thread, which alone sets it.
+  bool is_crowded_out() const { return crowded_out_since_ != 0; }
+
+  // Parts.
+  // A staged part has taken this many slots of its size.
+  void take_slots(const Part& part, size_t slots);
+  // Slots of so many bytes were released, or are lost.
+  void release_bytes(size_t bytes);
+  // The part has arrived in the host's table.
+  void add(const Part& part);
+  // The part will not arrive, since a rank has left; it ends at once.
+  void add_without_entry(const Part& part);
+  // All hosts are to agree on the part of this entry; true once.
+  bool announce(uint32_t entry, uint32_t generation);
+  // All ranks have brought the part. `first`: it begins now.
+  std::optional<Part> begin(uint32_t entry, uint32_t generation, bool* first);
+  // For the timeline: when all hosts had agreed on the part.
+  void note_hosts(uint32_t entry, uint32_t generation, int64_t agreed, std::vector<ArrivalRecord> hosts);
+  // Takes the part out; empty if another thread has taken it, or if `stays`.
+  template <class Stays>
+  std::optional<Part> take(uint32_t entry, uint32_t generation, Stays&& stays) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto it = find(entry, generation);
+    if (it == parts_.end() || stays(static_cast<const Part&>(it->second))) return {};
+    return take_out(it);
+  }
+  std::optional<Part> take(uint32_t entry, uint32_t generation);
+  // Takes the part of any generation out.
+  std::optional<Part> take(uint32_t entry);
+  // Takes a part back after the table was given up, so that the thread does not touch its arrays any more; false if the
+  // thread has started the part or taken it, and will end it.
+  bool withdraw(const Part& part);
+  // Counts a part as finished; whether it was the request's last part, so that the caller must end the request.
+  bool finish(const Part& part, const Cause& error);
+
+  // What there is.
+  // The entries at which this rank has arrived and that it has not left, with their generations.
+  std::vector<std::pair<uint32_t, uint32_t>> generations();
+  std::vector<uint32_t> entries();
+  struct Under {
+    bool parts;  // some part is in the host's table
+    bool large;  // some large part is
+  };
+  Under under_way();
+  // Since when (coarse_now_ns()) the oldest part waits, or the request that found no room; at the latest `now`.
+  int64_t oldest(int64_t now);
+  // The oldest part of each request that has waited for `least_seconds` until `*now` (coarse_now_ns()), the oldest
+  // first; only under `name`, unless it is empty.
+  std::vector<Part> waiting(double least_seconds, const std::string& name, int64_t* now);
+  // The name of the request that found no room in the host's table, and since when; 0: there is room.
+  std::pair<std::string, int64_t> crowded_out();
+  // The parts whose requests have these names, with the reason for each name.
+  std::vector<std::pair<Key, Cause>> named(const std::unordered_map<std::string, Cause>& reasons);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  using ByEntry = std::unordered_map<uint32_t, Part>;
+  ByEntry::iterator find(uint32_t entry, uint32_t generation);
+  Part take_out(ByEntry::iterator it);
+
+  const size_t part_bytes_;
+  const size_t staging_bytes_;
+  std::mutex mutex_;                                  // guards all that follows, and counters of each RequestState
+  std::deque<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
+  ByEntry parts_;                                     // parts of this rank in the host's table
+  Cause stopped_;                               // why no request is taken any more
+  size_t staged_bytes_ = 0;
+  size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
+  size_t large_parts_ = 0;
+  Clock::time_point moved_;        // when a slot was last taken within the limit, or released
+  int64_t crowded_out_since_ = 0;  // coarse_now_ns(); 0: the host's table has room
+  std::string crowded_out_;        // the name of the request that found no room
+};
+
+}  // namespace mykv

@@ -1,0 +1,167 @@
+#include "runtime/runtime_thread.h"
+
+#include <sched.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "gpu/device_memory.h"
+#include "runtime/standstill.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr int64_t kIdlePollUs = 10000;    // on several hosts with nothing under way: for news, and for MPI's queues
+constexpr int64_t kDrainNs = 2000000000;  // for which MPI may keep messages queued after the last operation
+constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or this rank's share of memory
+constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that the copies wait for
+constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
+constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
+constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
+constexpr int64_t kLostPatienceNs = 2000000000;           // for the failure detector to name the process that has ended
+constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
+constexpr auto kGonePatience = std::chrono::seconds(20);  // the same on ranks that stay; notices should end it earlier
+
+}  // namespace
+
+void RuntimeThread::run() {
+  prctl(PR_SET_NAME, "mykv");
+  gpu::Memory::free_elsewhere();
+  prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
+  try {
+    work_until_leaving();
+    const std::string retired = device_parts_.retired();
+    const Cause here = retired.empty() ? Cause("this rank has shut mykv down", ErrorCode::left) : Cause(retired);
+    const Departed gone(context_.label(), retired.empty() ? wishes_.leave_reason() : retired);
+    // A world of one rank departs only here, since all its operations could end. A thread may be about to post.
+    if (context_.world.size() == 1) context_.table.depart(gone.rank, gone.reason);
+    if (requests_.entries().empty()) {
+      ending_.end_in_order(here);
+    } else {
+      ending_.break_down(gone, here, gone.cause());
+    }
+  } catch (const std::exception& error) {
+    const Cause seen = as_cause(error);
+    const Cause failure = cause_of(seen);
+    const auto* const other = dynamic_cast<const Departed*>(&error);
+    if (other != nullptr && failure == seen) {
+      ending_.break_down(*other, failure, failure);
+    } else {
+      const Departed gone(context_.label(), failure);
+      ending_.break_down(gone, failure, failure == seen ? gone.cause() : Cause());
+    }
+  }
+  context_.launcher.reset();
+}
+
+// Returns when this rank leaves and has nothing more to do for other ranks, or has waited for them in vain.
+void RuntimeThread::work_until_leaving() {
+  Bell& bell = context_.bell();
+  Standstill standstill;
+  for (;;) {
+    const uint32_t seen = bell.count();
+    // Read before work(), so that the last round still tells the other hosts that this rank leaves.
+    const bool leaving = wishes_.leaving() || !device_parts_.retired().empty();
+    context_.table.beat();
+    context_.table.look_after_lock();
+    const bool worked = work();
+    if (std::exchange(advanced_, false) || (!leaving && context_.table.departed_rank() < 0)) {
+      standstill.end();
+    } else if (leaving) {
+      if (standstill.look() > kLeavePatience) return;
+    } else if (standstill.look() > kGonePatience && context_.several_hosts() && !requests_.entries().empty()) {
+      throw context_.table.departed();  // no notice of the rank that gave up has come
+    }
+    if (worked) {
+      worked_ = true;
+      continue;
+    }
+    if (leaving && nothing_left()) return;
+    if (Timeline::marks_cycles() && worked_ && awake_since_ != 0) notes_.awake(awake_since_);
+    sleep(seen);
+    awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
+  }
+}
+
+bool RuntimeThread::nothing_left() {
+  const Agreement& agreement = context_.agreement;
+  if (agreement.speaks() && !agreement.closed()) return false;  // rank 0 may not know that this rank leaves
+  return !requests_.under_way().parts && !events_.has_finished() && !device_parts_.copying() && !sender_.gated() &&
+         !context_.transport->polling() && !gpus_polling() && !agreement.sending();
+}
+
+// The reason given to lose(), if lose() is called soon; otherwise this failure. When a process dies, MPI may fail or
+// the table be given up before it is known which process has died.
+Cause RuntimeThread::cause_of(const Cause& failure) {
+  const int64_t begun = now_ns();
+  for (;;) {
+    const Cause told = wishes_.broken_off();
+    if (!told.empty()) return told;
+    if (!Wishes::watched().load() || wishes_.leaving() || now_ns() - begun > kLostPatienceNs) return failure;
+    context_.table.beat();
+    usleep(kRetryUs);
+  }
+}
+
+bool RuntimeThread::work() {
+  bool worked = sender_.take_posted();
+  bool advanced = events_.take_events();
+  advanced |= events_.take_finished();
+  advanced |= device_parts_.progress();
+  worked |= sender_.start_part();
+  advanced |= context_.transport->progress();
+  if (context_.nccl) advanced |= context_.nccl->progress();
+  if (context_.agreement.speaks()) {
+    worked |= context_.agreement.progress();
+    // A host that asks waits only a few seconds, so a busy rank looks too.
+    const int64_t now = coarse_now_ns();
+    if (!worked || now - looked_ > kLookNs) {
+      looked_ = now;
+      worked |= context_.inquiry.answer_one();
+    }
+    ending_.tell_departure();
+  }
+  if (wishes_.pending()) worked |= wishes_.take();
+  advanced_ |= advanced;
+  return worked || advanced;
+}
+
+void RuntimeThread::sleep(uint32_t seen) {
+  const Requests::Under under = requests_.under_way();
+  const bool flowing = context_.transport->polling() || gpus_polling() || device_parts_.copying();
+  if (worked_ || flowing) flowed_ = coarse_now_ns();
+  if (flowing || context_.agreement.polling() || sender_.gated()) {
+    poll(seen, flowing, !under.large);
+    return;
+  }
+  if (std::exchange(worked_, false) && under.parts) waits_.expect_bell();
+  if (under.parts && waits_.spin(context_.bell(), seen)) return;
+  int64_t limit = kSleepUs;
+  if (context_.several_hosts()) {
+    const bool polls = context_.agreement.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
+    limit = polls ? kIdlePollUs : kRestUs;
+  }
+  if (lacks_only_time() || wishes_.pending()) limit = kRetryUs;
+  if (wishes_.leaving() || !device_parts_.retired().empty()) limit = std::min(limit, kRetryUs);
+  context_.bell().wait(seen, limit);
+}
+
+// Waits for a network or a GPU, which cannot wake the thread.
+void RuntimeThread::poll(uint32_t seen, bool flowing, bool soon) {
+  if (std::exchange(worked_, false)) waits_.moved();
+  int64_t pause = waits_.pause(flowing, soon);
+  if (device_parts_.copying() || sender_.gated() || gpus_polling()) pause = std::min(pause, kGpuPollUs);
+  if (pause == 0) {
+    sched_yield();
+  } else {
+    context_.bell().wait(seen, lacks_only_time() ? std::min(pause, kRetryUs) : pause);
+  }
+}
+
+}  // namespace mykv

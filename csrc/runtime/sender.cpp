@@ -1,0 +1,126 @@
+#include "runtime/sender.h"
+
+#include <string>
+#include <utility>
+
+namespace mykv {
+
+namespace {
+
+// In one call, when the host's table is full:
+constexpr int kLooks = 32;  // requests to look at, for entries that other ranks have made
+constexpr int kOldest = 8;  // oldest requests that may find no room
+
+}  // namespace
+
+bool Sender::take_posted() {
+  const auto taken = requests_.take_posted();
+  for (const auto& posted : taken) queue_.add(posted);
+  return !taken.empty();
+}
+
+bool Sender::start_part() {
+  blocked_ = gated_ = false;
+  if (queue_.empty()) {
+    if (queue_.listens()) stop_listening();
+    return false;
+  }
+  const bool room = requests_.has_room();
+  if (queue_.listens() && (start_offered(room) || start_oldest(room))) return true;
+  int looks = kLooks;
+  for (auto it = queue_.begin(); it != queue_.end();) {
+    const auto here = it++;
+    switch (start_next(here, room)) {
+      case Start::sent:
+        return true;
+      case Start::not_yet:
+        continue;
+      case Start::no_room:
+        blocked_ = true;
+        return false;
+      case Start::no_place:
+        if (!queue_.listens()) listen();
+        if (!std::exchange(blocked_, true) && queue_.look() != queue_.end()) it = queue_.look();
+        queue_.look_next(it);
+        if (--looks == 0) return false;
+    }
+  }
+  if (blocked_) queue_.look_next(queue_.end());
+  return false;
+}
+
+void Sender::listen() {
+  table_.listen(true);
+  queue_.listen();
+}
+
+void Sender::stop_listening() {
+  table_.listen(false);
+  queue_.stop_listening();
+}
+
+// True if a part was sent or there is more to look at.
+bool Sender::start_offered(bool room) {
+  for (int looks = kLooks; queue_.has_offered() && looks > 0; --looks) {
+    const SendQueue::Place place = queue_.first_offered();
+    const Start start = place == queue_.end() ? Start::not_yet : start_next(place, room);
+    if (start == Start::no_room) return false;
+    if (start == Start::sent) return true;  // the key stays, since the request may have more parts
+    queue_.drop_offered();
+  }
+  return queue_.has_offered();
+}
+
+bool Sender::start_oldest(bool room) {
+  int looks = kLooks, refused = kOldest;
+  for (auto it = queue_.by_age().begin(); it != queue_.by_age().end() && looks > 0 && refused > 0; ++it, --looks) {
+    const Start start = start_next(it->second, room);
+    if (start == Start::sent) return true;
+    refused -= start == Start::no_place;
+  }
+  return false;
+}
+
+// Sends the next part of a request, or drops the request if there is none.
+Sender::Start Sender::start_next(SendQueue::Place place, bool room) {
+  const std::shared_ptr<RequestState> posted = place->second;
+  const Request& request = posted->request;
+  if (request.operation.road == Road::staged && DeviceParts::awaits_device(*posted)) {
+    gated_ = true;
+    return Start::not_yet;
+  }
+  size_t number = 0;
+  std::string refusal;
+  switch (requests_.take_next(*posted, room, &number, &refusal)) {
+    case Requests::Next::none:
+      queue_.erase(place);
+      return Start::sent;
+    case Requests::Next::not_yet:
+      return Start::not_yet;
+    case Requests::Next::no_room:
+      return Start::no_room;
+    case Requests::Next::part:
+      break;
+  }
+  // Looked up before the share is copied.
+  const bool no_place = (queue_.listens() || requests_.is_crowded_out()) &&
+                        !table_.has_place(make_key(request.name, request.turn, number), parts_.due(*posted, number));
+  if (!no_place && send(posted, number, std::move(refusal))) {
+    requests_.set_crowded_out(nullptr);
+    if (number + 1 == posted->parts) queue_.erase(place);
+    return Start::sent;
+  }
+  requests_.set_crowded_out(posted.get());
+  requests_.put_back(*posted);
+  return Start::no_place;
+}
+
+bool Sender::send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal) {
+  if (posted->request.operation.road != Road::staged || !refusal.empty()) {
+    return parts_.send(posted, number, std::move(refusal), false);
+  }
+  device_parts_.begin(Parts::make(posted, number));
+  return true;
+}
+
+}  // namespace mykv

@@ -1,0 +1,50 @@
+// Which part of this rank's requests goes to the host's table next.
+#pragma once
+
+#include <memory>
+
+#include "runtime/device_parts.h"
+#include "runtime/parts.h"
+#include "runtime/requests.h"
+#include "runtime/send_queue.h"
+#include "table/host_table.h"
+
+namespace mykv {
+
+// Used by the runtime's thread only.
+class Sender {
+ public:
+  Sender(HostTable& table, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts)
+      : table_(table), requests_(requests), queue_(queue), parts_(parts), device_parts_(device_parts) {}
+
+  // Moves posted requests to the queue; whether there were some.
+  bool take_posted();
+  // Sends the first part that may go, in the order of priorities; whether there may be more to send. When the host's
+  // table is full, this can be a part whose entry another rank has made, of which this rank hears; a part of the oldest
+  // requests, for which entries are kept; or any part once entries are freed. Each call tries a few requests from where
+  // the last call stopped: trying all of them for each part that goes would be quadratic.
+  bool start_part();
+  // After start_part(): a request lacks only room.
+  bool blocked() const { return blocked_; }
+  // After start_part(): a request waits for a stream of its caller.
+  bool gated() const { return gated_; }
+
+ private:
+  enum class Start { sent, not_yet, no_room, no_place };
+  Start start_next(SendQueue::Place place, bool room);
+  bool start_offered(bool room);
+  bool start_oldest(bool room);
+  bool send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal);
+  void listen();
+  void stop_listening();
+
+  HostTable& table_;
+  Requests& requests_;
+  SendQueue& queue_;
+  Parts& parts_;
+  DeviceParts& device_parts_;
+  bool blocked_ = false;
+  bool gated_ = false;
+};
+
+}  // namespace mykv

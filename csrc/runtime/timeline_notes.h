@@ -1,0 +1,38 @@
+// What a runtime writes to the timeline: the times of each part, read from the shared table before the rank leaves the
+// entry, and of each request. Nothing is written for requests that were posted while the timeline was off.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "runtime/request_state.h"
+#include "table/host_table.h"
+#include "timeline/timeline.h"
+#include "world/world.h"
+
+namespace mykv {
+
+// Thread-safe.
+class TimelineNotes {
+ public:
+  TimelineNotes(const World& world, HostTable& table) : world_(world), table_(table), interest_(table.stamp_flag()) {}
+
+  // A recorded request begins.
+  static void begin(RequestState& posted);
+  // A part of a recorded request is over.
+  void end(const Part& part, const PartRecord::Interval& copied_out);
+  // A recorded request has ended.
+  void end(RequestState& posted, const Cause* error);
+  // The runtime's thread is about to wait, and has been awake since this time.
+  void awake(int64_t since) const;
+
+ private:
+  void add(const Part& part, PartRecord times, const RankRecord* records);
+
+  const World& world_;
+  HostTable& table_;
+  std::mutex mutex_;  // guards RequestState::record
+  Timeline::Interest interest_;
+};
+
+}  // namespace mykv

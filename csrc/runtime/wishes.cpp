@@ -1,0 +1,106 @@
+#include "runtime/wishes.h"
+
+#include <chrono>
+
+#include "base/error.h"
+
+namespace mykv {
+
+namespace {
+
+constexpr auto kAnswerPatience = std::chrono::seconds(3);  // for hosts that are asked
+
+}  // namespace
+
+std::atomic<bool>& Wishes::watched() {
+  static std::atomic<bool> one{false};
+  return one;
+}
+
+void Wishes::leave(const std::string& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leave_reason_ = reason;
+  }
+  leaving_.store(true);
+  context_.bell().ring();
+}
+
+std::string Wishes::leave_reason() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return leave_reason_;
+}
+
+void Wishes::break_off(const Cause& reason) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (break_off_.empty() || !lost_.load()) break_off_ = reason;  // the loss of a process causes later failures
+    pending_.store(true, std::memory_order_release);
+  }
+  context_.bell().ring();
+}
+
+void Wishes::lose(const Cause& reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  break_off_ = reason;
+  lost_.store(true);
+}
+
+Cause Wishes::broken_off() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return break_off_;
+}
+
+void Wishes::give_up(const std::vector<std::pair<Key, Cause>>& operations) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    to_give_up_.insert(to_give_up_.end(), operations.begin(), operations.end());
+    pending_.store(true, std::memory_order_release);
+  }
+  context_.bell().ring();
+}
+
+std::vector<Inquiry::Answer> Wishes::ask_hosts(const std::vector<Key>& keys) {
+  std::lock_guard<std::mutex> asking(asking_mutex_);
+  if (requests_.refuses_new()) return {};
+  const auto question = std::make_shared<Question>();
+  question->keys = keys;
+  std::unique_lock<std::mutex> lock(mutex_);
+  question_ = question;
+  pending_.store(true, std::memory_order_release);
+  context_.bell().ring();
+  answered_.wait_for(lock, kAnswerPatience,
+                     [&] { return question->answers.size() + 1 == context_.world.hosts().size(); });
+  question_.reset();
+  return std::move(question->answers);
+}
+
+bool Wishes::take() {
+  std::deque<std::pair<Key, Cause>> to_give_up;
+  std::shared_ptr<Question> question;
+  bool ask;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!break_off_.empty()) throw Error(break_off_);
+    to_give_up.swap(to_give_up_);
+    question = question_;
+    ask = question && !std::exchange(question->asked, true);
+  }
+  // Not under mutex_: rank 0 may need the table's lock here, which a thread may hold for long.
+  for (const auto& [key, reason] : to_give_up) context_.agreement.give_up(key, reason);
+  if (ask) context_.inquiry.ask(question->keys);
+  context_.agreement.progress_sending();
+  context_.inquiry.progress();
+  std::vector<Inquiry::Answer> answers;
+  if (question) answers = context_.inquiry.take_answers();
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (Inquiry::Answer& answer : answers) question->answers.push_back(std::move(answer));
+  if (!answers.empty()) answered_.notify_all();
+  if (!question_ && to_give_up_.empty() && break_off_.empty() && !context_.agreement.sending() &&
+      !context_.inquiry.sending()) {
+    pending_.store(false, std::memory_order_release);
+  }
+  return ask || !to_give_up.empty() || !answers.empty();
+}
+
+}  // namespace mykv
