@@ -228,7 +228,10 @@ def test_a_whole_k_counts_elements_of_each_array_in_a_trainer_too(rank, gather, 
     expected = trained(
         lambda given: gluon.Trainer(given, *_SGD, kvstore="mykv", update_on_kvstore=False, compression_params=params)
     )
-    assert counts == expected
+    if kind == "topk":
+        assert counts == expected
+    else:  # it draws by the names of arrays, and two hosts may draw one element
+        assert all(abs(count - other) <= 2 for count, other in zip(counts, expected)), (counts, expected)
 
 
 @pytest.mark.ranks(2, env=_HOSTS)

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from harness import compression_reference as reference
+from harness.marks import long
 
 _ENV = {"MYKV_TEST_POOL": "compressed hosts"}  # ranks that never import MXNet
 _BOUND = 4096  # bytes from which these tests compress
@@ -167,7 +168,7 @@ def test_without_error_feedback_the_mean_of_results_is_the_value(core, rank, siz
 
 
 @pytest.mark.ranks(4, long=(2, 3), env=_ENV)
-@_every_split
+@pytest.mark.parametrize("hosts", [long(2), 3])
 @pytest.mark.parametrize("name, parameters", [*_REPEATABLE, *_RANDOM], **_ids)
 @pytest.mark.parametrize("count", [400_000, 1, 2000])
 def test_parts_chunks_and_segments_of_all_sizes(core, rank, size, hosts, gather, name, parameters, count):

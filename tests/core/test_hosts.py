@@ -265,6 +265,7 @@ def test_what_is_asked_of_a_rank_that_left_fails_at_once_however_often(core, ran
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.alone
 @pytest.mark.ranks(2, env=_ENV, timeout=120)
 @_one_and_two
 def test_more_operations_at_once_than_the_table_holds(core, rank, size, hosts):
