@@ -56,9 +56,7 @@ class Slot:
         The parameter's index in the optimizer.
     """
 
-    def __init__(
-        self, label: str, name: str, parameter: Parameter, priority: int, group: int | None, key: int = 0
-    ) -> None:
+    def __init__(self, label: str, name: str, parameter: Parameter, priority: int, group: int | None, key: int) -> None:
         self.label = label
         self.name = name
         self.parameter = parameter

@@ -49,7 +49,7 @@ class DenseReducer(SharedReducer):
         As for `SharedReducer`.
     options : sequence of str
         Further lines that must be the same on all ranks, as the error shows them.
-    keys : dict of int, optional
+    keys : dict of int
         The key of each parameter in the optimizer on the store, by the parameter's id().
 
     Raises
@@ -66,15 +66,13 @@ class DenseReducer(SharedReducer):
         named: Sequence[Named],
         reduction: Reduction,
         when_moved: Callable[[], None],
-        options: Sequence[str] = (),
-        keys: Mapping[int, int] | None = None,
+        options: Sequence[str],
+        keys: Mapping[int, int],
     ) -> None:
         super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
         self._carrier = f"{scope}/parameters"
         self._slots = [
-            Slot(
-                name, f"{scope}/gradients/{name}", parameter, -position, None, (keys or {}).get(id(parameter), position)
-            )
+            Slot(name, f"{scope}/gradients/{name}", parameter, -position, None, keys[id(parameter)])
             for name, parameter, position in named
         ]
         self._seen: list[Any] = []  # the parameters' gradient arrays at the last look
@@ -129,7 +127,7 @@ class DenseReducer(SharedReducer):
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
         self._leave_out_comparison("update() was not called there after allreduce_grads()")
         self._compares = compares
         if self._moved():

@@ -26,7 +26,7 @@ class LocalReducer(Reducer):
         self._when_moved = when_moved
         self._seen: list[Any] = []
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
         gradients = [parameter._grad for parameter in self._parameters]
         if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):
             self._when_moved()

@@ -30,7 +30,7 @@ class Reducer:
 
     have_values: Sequence[Parameter] = ()
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Dense gradients: returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients

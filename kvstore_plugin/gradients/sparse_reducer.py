@@ -49,11 +49,11 @@ class SparseReducer(SharedReducer):
         named: Sequence[Named],
         reduction: Reduction,
         when_moved: Callable[[], None],
-        keys: Mapping[int, int] | None = None,
+        keys: Mapping[int, int],
     ) -> None:
         super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
         self._name = f"{scope}/sparse"
-        self._gradients = [_Gradient(one.name, one.value, (keys or {}).get(id(one.value), 0)) for one in named]
+        self._gradients = [_Gradient(one.name, one.value, keys[id(one.value)]) for one in named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
         self._workspace = row_sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
@@ -62,7 +62,7 @@ class SparseReducer(SharedReducer):
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
         self._leave_out_comparison("update() was not called there after allreduce_grads()")
         self._has_begun = False
         active = self._active()
