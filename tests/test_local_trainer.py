@@ -6,10 +6,12 @@ import re
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from kvstore_plugin.training import local_trainer
 from mxnet import autograd, gluon
 from support import MXNetError, array, checksum, clear_errors, conv_network, dense_network, mx, parameters, structure
 
@@ -181,6 +183,22 @@ def test_a_period_in_seconds_lets_a_slow_worker_make_fewer_steps(gather, rank):
     assert fast > 2 * slow > 2
 
 
+@pytest.mark.ranks(1)
+def test_delays_of_a_slow_worker_do_not_add_up(rank, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(local_trainer, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period_seconds=10)
+    met = []
+    for step in range(20):
+        _backward(net, step, rank)
+        trainer.step(_BATCH)
+        if trainer._steps_since == 0:
+            met.append(clock[0])
+        clock[0] += 3
+    assert met == [12, 21, 30, 42, 51]
+
+
 @pytest.mark.ranks(2)
 def test_running_means_are_averaged(gather, rank):
     net = conv_network(rank)
@@ -213,10 +231,10 @@ def test_running_means_go_on_with_overlap(gather, rank):
         trainer.step(_BATCH)
         seen.append(next(v.tobytes() for k, v in parameters(net).items() if k.endswith("running_mean")))
     assert len(set(seen)) == 8, "a meeting has brought back older running means"
-    mean = gather([v for k, v in parameters(net).items() if k.endswith("running_mean")][0])
+    mean = gather(next(v for k, v in parameters(net).items() if k.endswith("running_mean")))
     trainer.synchronize()
     assert len(set(gather(checksum(net)))) == 1
-    after = [v for k, v in parameters(net).items() if k.endswith("running_mean")][0]
+    after = next(v for k, v in parameters(net).items() if k.endswith("running_mean"))
     np.testing.assert_allclose(after, (mean[0] + mean[1]) / 2, rtol=1e-6, atol=1e-7)
 
 
@@ -251,14 +269,27 @@ def test_weights_that_one_worker_has_loaded(gather, rank):
     trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
     if rank == 0:
         _Model._set(net, parameters(dense_network(7)))
-    model = _Model(2, lambda seed: dense_network(7))
     for step in range(2):
         _backward(net, step, rank)
         trainer.step(_BATCH)
-        model.steps([1, 1], step)
-    model.meet([1, 1])
     assert len(set(gather(checksum(net)))) == 1
-    _compare(net, model, rank)
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_that_does_not_synchronize(gather, rank):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
+    _backward(net, 0, rank)
+    trainer.step(_BATCH)
+    with pytest.raises(MXNetError, match="rank 0 is in barrier.*meeting of a LocalTrainer. Call synchronize"):
+        trainer.synchronize() if rank else mykv.barrier()
+    clear_errors()
+    gather("both have their error")
+    if rank:
+        with pytest.raises(MXNetError, match="rank 0 is in"):
+            mykv.barrier()
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
 
 
 @pytest.mark.ranks(2)

@@ -44,7 +44,8 @@ class LocalTrainer(DistributedTrainer):
     period : int, optional
         Local steps between two meetings, at least 1. Give this or `period_seconds`.
     period_seconds : float, optional
-        Seconds between two meetings, by each worker's own clock: slow workers make fewer steps. Above 0.
+        Seconds between two meetings, by each worker's own clock: slow workers make fewer steps. Above 0, and long
+        enough for several steps of the slowest worker.
     warmup_steps : int, optional
         So many steps are first made together, as with `DistributedTrainer` (post-local SGD).
     outer_learning_rate : float, optional
@@ -85,6 +86,10 @@ class LocalTrainer(DistributedTrainer):
     ...         trainer.step(len(images))
     ...     trainer.synchronize()
     """
+
+    _when_steps_differ = (
+        "it waits in a meeting of a LocalTrainer. Call synchronize() on all workers before other calls that wait."
+    )
 
     def __init__(
         self,
@@ -127,7 +132,7 @@ class LocalTrainer(DistributedTrainer):
         self._outer: OuterOptimizer | None = None  # from the first local step on
         self._outer_state: dict | None = None  # loaded before the first local step
         self._steps_since = 0  # local steps since the last meeting
-        self._last_meeting = 0.0
+        self._period_began = 0.0
         super().__init__(
             params,
             optimizer,
@@ -151,7 +156,8 @@ class LocalTrainer(DistributedTrainer):
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update this worker's weights from its own gradients, and meet the others when a period has ended.
 
-        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended.
+        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended. The first local step
+        also begins to send the weights of `root_rank` to all workers.
 
         Parameters
         ----------
@@ -168,7 +174,8 @@ class LocalTrainer(DistributedTrainer):
             A meeting has failed, for example because a worker has ended. It has changed no weight on any worker. The
             error is raised where weights are read; with overlap by the next meeting.
         RuntimeError
-            Within `join`, which local steps do not need.
+            Within `join`, which local steps do not need; or a parameter that was frozen in the first local step is
+            trained now.
         """
         if self._join is not None:
             raise RuntimeError("A LocalTrainer needs no join(): workers may make different numbers of steps.")
@@ -185,7 +192,9 @@ class LocalTrainer(DistributedTrainer):
         self._steps_since += 1
         if self._is_due():
             self._outer.meet(has_steps=True, goes_on=True)
-            self._after_meeting()
+            now, seconds = time.monotonic(), self._period_seconds
+            # Periods begin at multiples of their length: else delays of a slow worker add up, and the others wait.
+            self._after_meeting(now if seconds is None else now - (now - self._period_began) % seconds)
 
     def synchronize(self) -> None:
         """Meet until all workers have called this; then all have equal weights. Collective; waits.
@@ -206,9 +215,10 @@ class LocalTrainer(DistributedTrainer):
         if self._outer is None:  # a worker without a batch; the others may have made steps
             self._begin_local_steps()
         self._outer.finish_pending()
-        while self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0:
-            self._after_meeting()
-        self._after_meeting()
+        others_go_on = True
+        while others_go_on:
+            others_go_on = self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0
+            self._after_meeting(time.monotonic())
 
     def allreduce_grads(self) -> None:
         """Not available: gradients stay on their worker.
@@ -267,7 +277,8 @@ class LocalTrainer(DistributedTrainer):
         Raises
         ------
         OSError, ValueError, MXNetError
-            A file cannot be read, or is of another network.
+            A file cannot be read, or is of another network, or was written during the warm-up, and this trainer makes
+            local steps already.
         """
         state = mx.nd.load(f"{fname}.outer")
         warmup_left = int(state.pop("warmup_left").asnumpy()[0])
@@ -291,7 +302,7 @@ class LocalTrainer(DistributedTrainer):
     def _is_due(self) -> bool:
         if self._period is not None:
             return self._steps_since >= self._period
-        return time.monotonic() - self._last_meeting >= self._period_seconds
+        return time.monotonic() - self._period_began >= self._period_seconds
 
     def _begin_local_steps(self) -> None:
         """From now on gradients are summed over this worker's devices only."""
@@ -307,13 +318,13 @@ class LocalTrainer(DistributedTrainer):
         ordered = [one.value for one in share.named]
         self._outer = OuterOptimizer(share.process_set, f"{share.scope}/meeting", ordered, self._outer_options)
         self._gradients = [_LocalSteps(self._params, self._follow_devices, self._outer)]
-        self._last_meeting = time.monotonic()
+        self._period_began = time.monotonic()
         if self._outer_state:
             self._load_outer_state()
 
-    def _after_meeting(self) -> None:
+    def _after_meeting(self, period_began: float) -> None:
         self._steps_since = 0
-        self._last_meeting = time.monotonic()
+        self._period_began = period_began
         if self._resets_momentum:
             with arrays.not_recorded():
                 for updater in self._updaters:
