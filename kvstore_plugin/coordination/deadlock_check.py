@@ -31,6 +31,11 @@ _SAVING = (
     "all of them, not under `if rank == 0:`"
 )
 
+_EQUAL_STEPS = (
+    "the workers take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put "
+    "`with join(trainer):` around the training loop."
+)
+
 # Names under which workers save and load optimizer states, and their process sets.
 _checkpoints: dict[str, Any] = {}
 
@@ -118,7 +123,7 @@ def look(core: Any, name: str, call: str) -> Callable[[], None] | None:
             except ValueError:  # its process set was removed
                 continue
             if others:
-                reason = _reason(call, others)
+                reason = _reason(call, others, getattr(trainer, "_when_steps_differ", _EQUAL_STEPS))
                 core.give_up(name, reason, "deadlock", others)
                 return functools.partial(refuse, trainer, reason)
         for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
@@ -137,12 +142,9 @@ def _is_alone() -> bool:
     return all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
 
 
-def _reason(call: str, others: Sequence[int]) -> str:
-    return (
-        f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that it has not taken: the "
-        "workers take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put "
-        "`with join(trainer):` around the training loop."
-    )
+def _reason(call: str, others: Sequence[int], advice: str) -> str:
+    where = f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that it has not taken"
+    return f"{where}: {advice}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

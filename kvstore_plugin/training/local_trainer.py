@@ -10,10 +10,11 @@ from ..collectives import compression as compressions
 from ..collectives.compression import Compression
 from ..compat import arrays
 from ..compat.arguments import whole_number
-from ..compat.mxnet import mx
+from ..compat.mxnet import fill_with_zeros, mx
 from ..gradients import parameter_groups
 from ..gradients.local_reducer import LocalReducer
 from ..nn import sync_batch_norm
+from ..parameters import broadcast, load_tracking
 from ..sharded_optimizer import atomic_file
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -43,7 +44,8 @@ class LocalTrainer(DistributedTrainer):
     period : int, optional
         Local steps between two meetings, at least 1. Give this or `period_seconds`.
     period_seconds : float, optional
-        Seconds between two meetings, by each worker's own clock: slow workers make fewer steps. Above 0.
+        Seconds between two meetings, by each worker's own clock: slow workers make fewer steps. Above 0, and long
+        enough for several steps of the slowest worker.
     warmup_steps : int, optional
         So many steps are first made together, as with `DistributedTrainer` (post-local SGD).
     outer_learning_rate : float, optional
@@ -60,7 +62,8 @@ class LocalTrainer(DistributedTrainer):
     compression, compression_params : optional
         How changes travel between hosts, as for `DistributedTrainer`.
     process_set, root_rank, prefix : optional
-        As for `DistributedTrainer`.
+        As for `DistributedTrainer`. All workers begin the first local step with the values that the weights have on
+        `root_rank` then. A worker outside the process set trains alone.
 
     Raises
     ------
@@ -83,6 +86,10 @@ class LocalTrainer(DistributedTrainer):
     ...         trainer.step(len(images))
     ...     trainer.synchronize()
     """
+
+    _when_steps_differ = (
+        "it waits in a meeting of a LocalTrainer. Call synchronize() on all workers before other calls that wait."
+    )
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class LocalTrainer(DistributedTrainer):
         self._outer: OuterOptimizer | None = None  # from the first local step on
         self._outer_state: dict | None = None  # loaded before the first local step
         self._steps_since = 0  # local steps since the last meeting
-        self._last_meeting = 0.0
+        self._period_began = 0.0
         super().__init__(
             params,
             optimizer,
@@ -149,7 +156,8 @@ class LocalTrainer(DistributedTrainer):
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update this worker's weights from its own gradients, and meet the others when a period has ended.
 
-        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended.
+        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended. The first local step
+        also begins to send the weights of `root_rank` to all workers.
 
         Parameters
         ----------
@@ -166,10 +174,14 @@ class LocalTrainer(DistributedTrainer):
             A meeting has failed, for example because a worker has ended. It has changed no weight on any worker. The
             error is raised where weights are read; with overlap by the next meeting.
         RuntimeError
-            Within `join`, which local steps do not need.
+            Within `join`, which local steps do not need; or a parameter that was frozen in the first local step is
+            trained now.
         """
         if self._join is not None:
             raise RuntimeError("A LocalTrainer needs no join(): workers may make different numbers of steps.")
+        if not self._shares:  # this worker is outside the process set
+            super().step(batch_size, ignore_stale_grad)
+            return
         if self._warmup_left > 0:
             super().step(batch_size, ignore_stale_grad)
             self._warmup_left -= 1
@@ -180,25 +192,33 @@ class LocalTrainer(DistributedTrainer):
         self._steps_since += 1
         if self._is_due():
             self._outer.meet(has_steps=True, goes_on=True)
-            self._after_meeting()
+            now, seconds = time.monotonic(), self._period_seconds
+            # Periods begin at multiples of their length: else delays of a slow worker add up, and the others wait.
+            self._after_meeting(now if seconds is None else now - (now - self._period_began) % seconds)
 
     def synchronize(self) -> None:
         """Meet until all workers have called this; then all have equal weights. Collective; waits.
 
         Workers may come from different numbers of steps: those that come early take part in the meetings of the others
-        without a change of their own. Before the first local step this is a no-op.
+        without a change of their own. Where no worker has made steps since the last call, the weights stay. During the
+        warm-up, and on a worker outside the process set, this is a no-op.
 
         Raises
         ------
         MXNetError
             A meeting has failed, on all workers.
+        ValueError
+            A parameter has no values yet on this worker.
         """
-        if self._outer is None:
+        if not self._shares or self._warmup_left > 0:
             return
+        if self._outer is None:  # a worker without a batch; the others may have made steps
+            self._begin_local_steps()
         self._outer.finish_pending()
-        while self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0:
-            self._after_meeting()
-        self._after_meeting()
+        others_go_on = True
+        while others_go_on:
+            others_go_on = self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0
+            self._after_meeting(time.monotonic())
 
     def allreduce_grads(self) -> None:
         """Not available: gradients stay on their worker.
@@ -243,7 +263,8 @@ class LocalTrainer(DistributedTrainer):
             )
         super().save_states(fname)
         # MXNet's format does not know a file without arrays.
-        state = {"warmup_left": mx.nd.array([self._warmup_left]), **(self._outer.state() if self._outer else {})}
+        outer = self._outer.state() if self._outer is not None else self._outer_state or {}
+        state = {"warmup_left": mx.nd.array([self._warmup_left]), **outer}
         atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
 
     def load_states(self, fname: str) -> None:
@@ -256,11 +277,18 @@ class LocalTrainer(DistributedTrainer):
         Raises
         ------
         OSError, ValueError, MXNetError
-            A file cannot be read, or is of another network.
+            A file cannot be read, or is of another network, or was written during the warm-up, and this trainer makes
+            local steps already.
         """
         state = mx.nd.load(f"{fname}.outer")
+        warmup_left = int(state.pop("warmup_left").asnumpy()[0])
+        if warmup_left > 0 and self._outer is not None:
+            raise ValueError(
+                f"{fname} was written during the warm-up, and this LocalTrainer makes local steps already: load it "
+                "into a new LocalTrainer."
+            )
         super().load_states(fname)
-        self._warmup_left = int(state.pop("warmup_left").asscalar())
+        self._warmup_left = warmup_left
         self._outer_state = state
         self._steps_since = 0
         if self._outer is not None:
@@ -274,26 +302,29 @@ class LocalTrainer(DistributedTrainer):
     def _is_due(self) -> bool:
         if self._period is not None:
             return self._steps_since >= self._period
-        return time.monotonic() - self._last_meeting >= self._period_seconds
+        return time.monotonic() - self._period_began >= self._period_seconds
 
     def _begin_local_steps(self) -> None:
         """From now on gradients are summed over this worker's devices only."""
-        for name, parameter, _ in self._shares[0].named:
-            if parameter.grad_req != "null" and parameter._data is None:
-                raise ValueError(f"Parameter {name} has no values yet: run a forward pass before the first local step.")
-            if parameter._data is not None and parameter.grad_req != "null":
-                _check_dtype(name, parameter)
         share = self._shares[0]
+        trained = [one for one in share.named if one.value.grad_req != "null"]
+        for name, parameter, _ in trained:
+            if parameter._data is None:
+                raise ValueError(f"Parameter {name} has no values yet: run a forward pass before the first local step.")
+            _check_dtype(name, parameter)
+        # Workers may have loaded other values since the trainer was made. Meetings add changes to a common point.
+        broadcast.broadcast_again(share.process_set, trained, share.scope, share.root)
+        load_tracking.forget(self._params)
         ordered = [one.value for one in share.named]
         self._outer = OuterOptimizer(share.process_set, f"{share.scope}/meeting", ordered, self._outer_options)
         self._gradients = [_LocalSteps(self._params, self._follow_devices, self._outer)]
-        self._last_meeting = time.monotonic()
+        self._period_began = time.monotonic()
         if self._outer_state:
             self._load_outer_state()
 
-    def _after_meeting(self) -> None:
+    def _after_meeting(self, period_began: float) -> None:
         self._steps_since = 0
-        self._last_meeting = time.monotonic()
+        self._period_began = period_began
         if self._resets_momentum:
             with arrays.not_recorded():
                 for updater in self._updaters:
@@ -309,11 +340,18 @@ class _LocalSteps(LocalReducer):
 
     def __init__(self, parameters: Any, when_moved: Any, outer: OuterOptimizer) -> None:
         super().__init__([one for one in parameters if one.grad_req != "null"], when_moved)
+        self._frozen = [one for one in parameters if one.grad_req == "null"]
         self._outer = outer
 
     def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
         """Sum each gradient over the devices of this worker."""
         sync_batch_norm.end_step()
+        thawed = next((one for one in self._frozen if one.grad_req != "null"), None)
+        if thawed is not None:
+            raise RuntimeError(
+                f"Parameter {thawed.name} was frozen (grad_req 'null') when the local steps began, so no meeting "
+                "averages it: make a new LocalTrainer after a change of grad_req."
+            )
         super().allreduce(ignore_stale, label, compares)
 
     def awaited_by(self) -> list[int]:
@@ -330,7 +368,7 @@ def _set_to_zero(state: Any) -> None:
         if isinstance(one, (list, tuple)):
             _set_to_zero(one)
         elif one is not None:
-            one[:] = 0
+            fill_with_zeros(one)
 
 
 def _check_dtype(name: str, parameter: Any) -> None:

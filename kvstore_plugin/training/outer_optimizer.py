@@ -15,10 +15,11 @@ and Nesterov block momentum; the latter is also the outer optimizer of DiLoCo, D
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+import contextlib
+from typing import Any, Iterator, NamedTuple, Sequence
 
 from ..compat import arrays, mxnet
-from ..compat.mxnet import NDArray, Parameter, mx
+from ..compat.mxnet import MXNetError, NDArray, Parameter, mx
 from ..parameters.aux_params import is_auxiliary
 from ..world import process
 from ..world.process_set import ProcessSet
@@ -71,7 +72,9 @@ class OuterOptimizer:
         The name of the operation.
     parameters : sequence of Parameter
         All parameters, in an order that is the same on all workers. Those with gradients need values that are equal on
-        all workers. Auxiliary parameters (running means) are averaged; frozen parameters are left alone.
+        all workers. Auxiliary parameters (running means) are averaged, with overlap by `meet_now` only, since training
+        does not use them, and the average of an earlier period would undo the steps since. Frozen parameters are left
+        alone.
     options : OuterOptions
     """
 
@@ -80,12 +83,13 @@ class OuterOptimizer:
     ) -> None:
         self._process_set, self._name, self._options = process_set, name, options
         self._auxiliary = [one for one in parameters if is_auxiliary(one) and one._data is not None]
-        with arrays.not_recorded():
+        with _classic_operators():
             self._weights = [
                 _Weight(one, options.momentum != 0, options.overlap) for one in parameters if one.grad_req != "null"
             ]
             self._averages = [_classic(one._data[0]).copy() for one in self._auxiliary]
-        self._counts: Any = None  # of the last meeting: workers with steps, and workers that go on
+        # Of the last meeting: workers with steps, workers that go on, and workers whose running means count.
+        self._counts: Any = None
         self.is_pending = False  # a meeting has begun and is not applied yet
 
     def meet(self, has_steps: bool, goes_on: bool) -> None:
@@ -108,9 +112,11 @@ class OuterOptimizer:
         if not self._options.overlap:
             self._push(has_steps, goes_on)
             self._apply()
+            self._apply_averages()
+            self._fence()
             return
         self.finish_pending()
-        with arrays.not_recorded():
+        with _classic_operators():
             for one in self._weights:
                 one.weight.copyto(one.snapshot)
         self._push(has_steps, goes_on)
@@ -126,11 +132,13 @@ class OuterOptimizer:
         """
         if self.is_pending:
             self.is_pending = False
-            self.workers_that_go_on()
+            self._wait()
             self._apply()
 
     def meet_now(self, has_steps: bool, goes_on: bool) -> int:
         """Meet without overlap, wait for the others, and return how many workers go on.
+
+        If no worker has made steps since the last meeting, the weights stay.
 
         Raises
         ------
@@ -138,12 +146,30 @@ class OuterOptimizer:
             The meeting has failed, on all workers, and has changed nothing.
         """
         self._push(has_steps, goes_on)
-        self._apply(keeps_local=False)
-        return self.workers_that_go_on()
+        with_steps, going_on, _ = self._wait()
+        if with_steps > 0:
+            self._apply(keeps_local=False)
+        if with_steps > 0 or self._options.overlap:
+            self._apply_averages()
+        return int(going_on)
 
-    def workers_that_go_on(self) -> int:
-        """The number of workers that said in the last meeting that they go on. Waits for that meeting."""
-        return int(self._counts.asnumpy()[1])
+    def _wait(self) -> list[float]:
+        """Wait for the last meeting, and return its counts.
+
+        Raises
+        ------
+        MXNetError
+            The meeting has failed. Its arrays do not carry the error any more, so the next meeting can use them.
+        """
+        failed = None
+        for array in [*(one.change for one in self._weights), *self._averages, self._counts]:
+            try:
+                array.wait_to_read()
+            except MXNetError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return self._counts.asnumpy().tolist()
 
     def awaited_by(self) -> list[int]:
         """The ranks that wait for this rank in a meeting."""
@@ -162,6 +188,8 @@ class OuterOptimizer:
     def load(self, state: dict[str, NDArray]) -> None:
         """Take over velocities, and the present weights, which are equal on all workers, as the common point.
 
+        A meeting that is under way is forgotten.
+
         Raises
         ------
         ValueError
@@ -170,38 +198,46 @@ class OuterOptimizer:
         own = self.state()
         if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
             raise ValueError("The outer state in the file is of another network, or of another outer_momentum.")
-        with arrays.not_recorded():
+        self.is_pending = False
+        with _classic_operators():
             for key, value in state.items():
-                value.copyto(own[key])
+                _classic(value).copyto(own[key])
             for one in self._weights:
                 one.weight.copyto(one.anchor)
 
     def _push(self, has_steps: bool, goes_on: bool) -> None:
         """Sum the changes of all workers into `change`."""
-        share = float(has_steps)
-        with arrays.not_recorded():
-            self._counts = mx.nd.array([share, float(goes_on)], dtype="float64")
+        averages = has_steps or self._options.overlap
+        with _classic_operators():
+            self._counts = mx.nd.array([float(has_steps), float(goes_on), float(averages)], dtype="float64")
             for one in self._weights:
-                mx.nd.elemwise_sub(one.weight, one.anchor, out=one.change)
-                if not has_steps:
-                    one.change[:] = 0  # with overlap a change of the period before is still in the weight
+                if has_steps:
+                    mx.nd.elemwise_sub(one.weight, one.anchor, out=one.change)
+                else:
+                    mx.nd.zeros_like(one.anchor, out=one.change)
             for parameter, average in zip(self._auxiliary, self._averages):
-                mx.nd.broadcast_mul(_classic(parameter._data[0]), mx.nd.full((1,) * average.ndim, share), out=average)
+                if averages:
+                    _classic(parameter._data[0]).copyto(average)
+                else:
+                    mx.nd.zeros_like(average, out=average)
             core, label = self._process_set.core, f"a meeting for {len(self._weights)} parameters"
             whole = arrays.handles([*self._averages, self._counts])
-            core.push_group(f"{self._name}/whole", whole, whole, "sum", 1.0, label=label)
             changes = arrays.handles([one.change for one in self._weights])
             wire = {"wire": self._options.wire} if self._options.wire else {}
+            try:
+                core.push_group(f"{self._name}/whole", whole, whole, "sum", 1.0, label=label)
+            except Exception as error:  # NaiveEngine: the meeting has failed, on all workers
+                core.refuse(self._name, str(error))
+                raise
             core.push_group(self._name, changes, changes, "sum", 1.0, label=label, **wire)
 
     def _apply(self, keeps_local: bool = True) -> None:
         """Move the common point by the sums in `change`, and let the weights follow."""
         options = self._options
-        with arrays.not_recorded():
-            divisor = mx.nd.maximum(self._counts[0:1], 1)
+        with _classic_operators():
             for one in self._weights:
                 change = one.change
-                mx.nd.broadcast_div(change, _like(divisor, change), out=change)
+                mx.nd.broadcast_div(change, _like(self._counts[0:1], change), out=change)
                 change *= options.learning_rate
                 if one.velocity is None:
                     one.anchor += change
@@ -210,27 +246,37 @@ class OuterOptimizer:
                     one.velocity += change
                     one.anchor += change + options.momentum * one.velocity if options.nesterov else one.velocity
                 if one.snapshot is not None and keeps_local:
-                    one.weight[:] = one.anchor + (one.weight - one.snapshot)
+                    mx.nd.elemwise_add(one.anchor, one.weight - one.snapshot, out=one.weight)
                 else:
                     one.anchor.copyto(one.weight)
                 one.spread()
+
+    def _apply_averages(self) -> None:
+        """Give running means their averages."""
+        with _classic_operators():
             for parameter, average in zip(self._auxiliary, self._averages):
-                first = _classic(parameter._data[0])
-                mx.nd.broadcast_div(average, _like(divisor, average), out=average)
-                # With no steps on any worker the values stay.
-                mx.nd.where(
-                    mx.nd.broadcast_to(_like(self._counts[0:1], average), average.shape), average, first, out=first
-                )
-                for replica in parameter._data[1:]:
-                    first.copyto(_classic(replica))
+                mx.nd.broadcast_div(average, _like(self._counts[2:3], average), out=average)
+                for replica in parameter._data:
+                    average.copyto(_classic(replica))
+
+    def _fence(self) -> None:
+        """Let all arrays of a meeting wait for each other: if it fails, all of them carry its error."""
         if not mxnet.engine_blocks():
             held = [array for one in self._weights for array in one.held()]
+            held += [*self._averages, *(_classic(array) for one in self._auxiliary for array in one._data)]
             process.core.Fence(arrays.handles(held)).push()
 
 
+@contextlib.contextmanager
+def _classic_operators() -> Iterator[None]:
+    """Operators of mx.nd on arrays of any shape, also (), that are not recorded."""
+    with arrays.not_recorded(), mx.util.np_shape(True):
+        yield
+
+
 def _like(number: NDArray, array: NDArray) -> NDArray:
-    """An array of one element with an array's number of axes and its dtype."""
-    return number.reshape((1,) * array.ndim).astype(array.dtype)
+    """An array of one element with an array's number of axes, its dtype and its device."""
+    return number.reshape((1,) * array.ndim).astype(array.dtype).as_in_context(array.context)
 
 
 def _classic(array: NDArray) -> NDArray:
