@@ -85,10 +85,8 @@ _MOMENTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "hosts, moments",
-    [(long if number != 1 else pytest.param)(1 + number % 2, one) for number, one in enumerate(_MOMENTS.values())],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("hosts, moments", [(1 + number % 2, one) for number, one in enumerate(_MOMENTS.values())])
 def test_more_die_while_the_others_begin_again(job, hosts, moments):
     deaths = {"0": ["forward", 6], "1": [moments[0], 1], "3": [moments[1], 1 if moments[0] == "shrink" else 2]}
     job(4, {"deaths": deaths, "sharded": False}, MYKV_VIRTUAL_HOSTS=str(hosts))
@@ -298,6 +296,7 @@ def test_states_that_died_with_their_copy_end_the_job(mpirun):
     assert re.search(r"states of the optimizer on rank 1 of 4 are lost, since rank 2, .* has died too", result.stderr)
 
 
+@pytest.mark.long
 def test_states_that_died_with_their_copy_come_from_a_checkpoint(job, tmp_path):
     """Of the last commit here, so that the weights must be what they would have been without the deaths."""
     plan = {"deaths": {"1": ["forward", 6], "2": ["forward", 6]}, "sharded": True, "every": 2}

@@ -6,7 +6,6 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness import dist_sync
-from harness.marks import long
 from harness.support import IS_2, MXNetError, mx
 
 pytestmark = pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
@@ -66,7 +65,7 @@ def on_store(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("on_store", [long(False), True], ids=["off the store", "on the store"], indirect=True)
+@pytest.mark.long
 def test_training_equals_dist_sync(mpirun, tmp_path, on_store):
     workers = 2
     arguments = [[name, str(tmp_path / name), str(on_store)] for name in ("dist_sync", "mykv")]

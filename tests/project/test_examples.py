@@ -42,7 +42,8 @@ def test_digits_alone(mpirun):
     _check(mpirun(0, _EXAMPLES / "digits.py", timeout=120), 1)
 
 
-@pytest.mark.parametrize("broken", ["pushpull", long("accuracy")])
+@pytest.mark.long
+@pytest.mark.parametrize("broken", ["pushpull", "accuracy"])
 def test_digits_notice_what_is_wrong(mpirun, broken):
     """The proof fails where workers train alone, and where the network has learned nothing."""
     pytest.importorskip("sklearn")

@@ -112,6 +112,7 @@ for turn in range(10**9):
 """
 
 
+@pytest.mark.alone
 def test_a_worker_killed_on_the_other_host_ends_the_job_and_leaves_no_process(mpirun, hosts):
     running = hosts.start(mpirun, [2, 2], _ENDLESS, json.dumps(hosts.options([2, 2])))
     for rank in range(4):

@@ -210,7 +210,7 @@ def _wait_for_error_text(running, pattern: str, timeout: float = 60.0) -> str:
 
 
 @pytest.mark.parametrize(
-    "ranks, hosts, who, speakers", [long(2, 1, 1, "0"), long(3, 1, 0, "1"), (4, 2, 2, "03"), long(4, 2, 0, "1")]
+    "ranks, hosts, who, speakers", [(2, 1, 1, "0"), long(3, 1, 0, "1"), long(4, 2, 2, "03"), long(4, 2, 0, "1")]
 )
 def test_a_stopped_worker_is_named_and_goes_on_with_the_same_numbers(mpirun, ranks, hosts, who, speakers):
     """Also the first rank of a host, which answers for the others of its host."""
