@@ -238,7 +238,7 @@ def train(state):
             if is_time("reduction"):
                 operations = trainer._gradients[0]._operations
                 trainer._gradients[0]._operations = operations[:1]  # the others never come
-                trainer.allreduce_grads() if not sharded else trainer._gradients[0].allreduce()
+                trainer.allreduce_grads() if not sharded else trainer._gradients[0].allreduce(False, "a step", False)
                 time.sleep(0.02)
                 die()
             if is_time("any"):
