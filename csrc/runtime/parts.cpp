@@ -73,7 +73,7 @@ bool Parts::send(const std::shared_ptr<RequestState>& posted, size_t number, std
     case Arrived::under_way:
       return true;
     case Arrived::over:
-      finish(part, context_.table.entry(part.entry).error);
+      finish(part, context_.table.entry(part.entry).error.get());
       return true;
   }
   return true;
