@@ -54,7 +54,7 @@ class DeviceParts {
   struct Copying {
     Part part;
     Operation operation;
-    Cause error;             // what failed; on the way in it becomes this rank's refusal
+    Cause error;                   // what failed; on the way in it becomes this rank's refusal
     std::vector<uint64_t> inputs;  // on the way in: slots of inputs 1, 2, ..., which are reduced into the part's slot
     gpu::Copies copies;
     bool lost = false;  // it cannot be known whether a GPU still reads or writes the slots

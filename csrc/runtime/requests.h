@@ -118,7 +118,7 @@ class Requests {
   std::mutex mutex_;                                  // guards all that follows, and counters of each RequestState
   std::deque<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
   ByEntry parts_;                                     // parts of this rank in the host's table
-  Cause stopped_;                               // why no request is taken any more
+  Cause stopped_;                                     // why no request is taken any more
   size_t staged_bytes_ = 0;
   size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
   size_t large_parts_ = 0;
