@@ -138,7 +138,7 @@ class OuterOptimizer:
     def meet_now(self, has_steps: bool, goes_on: bool) -> int:
         """Meet without overlap, wait for the others, and return how many workers go on.
 
-        If no worker has made steps since the last meeting, the weights stay.
+        If no worker has made steps since the last meeting, the common point stays.
 
         Raises
         ------
@@ -149,6 +149,8 @@ class OuterOptimizer:
         with_steps, going_on, _ = self._wait()
         if with_steps > 0:
             self._apply(keeps_local=False)
+        else:
+            self._go_back()
         if with_steps > 0 or self._options.overlap:
             self._apply_averages()
         return int(going_on)
@@ -249,6 +251,13 @@ class OuterOptimizer:
                     mx.nd.elemwise_add(one.anchor, one.weight - one.snapshot, out=one.weight)
                 else:
                     one.anchor.copyto(one.weight)
+                one.spread()
+
+    def _go_back(self) -> None:
+        """Give the weights the values of the common point, which they have unless a meeting has failed."""
+        with _classic_operators():
+            for one in self._weights:
+                one.anchor.copyto(one.weight)
                 one.spread()
 
     def _apply_averages(self) -> None:
