@@ -27,8 +27,8 @@ _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
 _SAVING = (
-    "saving or loading optimizer states, which are divided over the workers: call save_states() and load_states() on "
-    "all of them, not under `if rank == 0:`"
+    "saving or loading optimizer states, which are divided over the workers. Call save_states() and load_states() on "
+    "all workers, not under `if rank == 0:`"
 )
 
 # Names under which workers save and load optimizer states, and their process sets.
@@ -139,9 +139,9 @@ def _is_alone() -> bool:
 
 def _reason(call: str, others: Sequence[int]) -> str:
     return (
-        f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that it has not taken: the "
-        "workers take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put "
-        "`with join(trainer):` around the training loop."
+        f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that rank {process.rank()} "
+        "has not taken: the workers take different numbers of steps. Give all workers the same number of batches, as a "
+        "DistributedSampler does, or put `with join(trainer):` around the training loop."
     )
 
 
