@@ -195,7 +195,9 @@ class _Exchange:
         for (name, parameter, _), like in zip(self._share.named, described["parameters"]):
             if like is None:
                 if parameter._data is not None:
-                    raise ValueError(f"{naming.described(name, parameter)} has values here but none on rank {root}.")
+                    raise ValueError(
+                        f"{naming.described(name, parameter)} has values on this rank, but none on rank {root}."
+                    )
                 continue
             held = parameter if parameter._data is None else parameter._data[0]
             fits = parameter.shape is None or (

@@ -292,7 +292,7 @@ def _process_set_of(trainers: Any) -> ProcessSet | None:
     for trainer in trainers:
         if trainer._company.process_set is not first.process_set:
             raise ValueError(
-                f"The trainers of a join() must have one process set, not {first.process_set!r} and "
+                f"The trainers of a join() must have the same process set, not {first.process_set!r} and "
                 f"{trainer._company.process_set!r}."
             )
     return first.process_set if first.scope else None

@@ -158,8 +158,8 @@ class TrainerOptions:
         for label, parameter, _ in named:
             if parameter._stype != "default" or parameter._grad_stype != "default":
                 raise NotImplementedError(
-                    f"elastic=True needs dense values and gradients, but those of parameter {label} "
-                    f"({parameter.name}) are {parameter._stype} and {parameter._grad_stype}: use sparse_grad=False, or "
+                    f"elastic=True needs dense values and gradients, but parameter {label} ({parameter.name}) has "
+                    f"values of {parameter._stype} and gradients of {parameter._grad_stype}. Use sparse_grad=False, or "
                     "elastic=False."
                 )
         if self.process_set is not global_process_set or self.parameter_process_sets:

@@ -147,7 +147,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     gpu_libraries.log_road(core)
     if core.rank() == 0:
         for variable, nearest in settings.misspelled():
-            _log.warning("There is no setting %s, and it has no effect. Is %s meant?", variable, nearest)
+            _log.warning("There is no setting %s, so it has no effect. Is %s meant?", variable, nearest)
     mpi_settings.warn_if_late(core)
     launcher.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
     launcher.warn_of_many_threads(core.local_rank(), core.local_size())
