@@ -88,11 +88,11 @@ def parse(arguments: list[str]) -> Request:
         parser.error("no program: mykvrun -n 4 python train.py")
     if found.elastic_of_horovod:
         raise LaunchError(
-            f"{found.elastic_of_horovod[0]} is Horovod's way to add workers; mykv's elastic jobs go on with "
-            "the workers that are left: use --elastic."
+            f"{found.elastic_of_horovod[0]} is Horovod's option to add workers, but elastic jobs of mykv only continue "
+            "with the workers that are left. Use --elastic."
         )
     if found.hosts and found.hostfile:
-        raise LaunchError("-H and --hostfile both name the hosts: give one of them.")
+        raise LaunchError("-H and --hostfile must not both be given. Give one of them.")
     hosts = parse_hosts(found.hosts) if found.hosts else read_hostfile(found.hostfile) if found.hostfile else []
     job = Job(
         program=found.program or [sys.executable],
@@ -128,7 +128,7 @@ def _variables(found: argparse.Namespace) -> dict[str, str | None]:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0 or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-n", "-np", "--num-proc", dest="workers", type=_positive, metavar="N", help="number of workers")
     add("-H", "--hosts", metavar="H1:4,H2:4", help="hosts, and how many workers each takes")
     add("-hostfile", "--hostfile", metavar="FILE", help="the same in a file, with lines such as: node1 slots=4")
-    add("--cores-per-worker", type=_positive, metavar="N", help="bind each worker to so many cores")
+    add("--cores-per-worker", type=_positive, metavar="N", help="bind each worker to N cores")
     add("--threads", type=_positive, metavar="N", help="OMP_NUM_THREADS of each worker (a worker's share of the cores)")
     add(
         "-x",

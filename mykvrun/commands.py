@@ -26,19 +26,21 @@ def mpirun_command(job: Job, mpi: Mpi) -> Command:
         The job asks for what this MPI does not have.
     """
     if job.workers is None:
-        raise LaunchError("How many workers? Say it with -n, or with -H HOST:WORKERS.")
+        raise LaunchError("The number of workers is missing. Give it with -n, or with -H HOST:WORKERS.")
     if mpi.kind == OPEN_MPI:
         return _open_mpi(job, mpi)
     if job.elastic:
         raise LaunchError(
-            f"--elastic needs Open MPI 5, whose mpirun has --with-ft ulfm; this environment has {mpi.kind}."
+            f"--elastic needs Open MPI 5, whose mpirun has --with-ft ulfm, but this environment has {mpi.kind}."
         )
     return _hydra(job, mpi)
 
 
 def _open_mpi(job: Job, mpi: Mpi) -> Command:
     if job.elastic and mpi.major and mpi.major < 5:
-        raise LaunchError(f"--elastic needs Open MPI 5, whose mpirun has --with-ft ulfm; this is Open MPI {mpi.major}.")
+        raise LaunchError(
+            f"--elastic needs Open MPI 5, whose mpirun has --with-ft ulfm, but this is Open MPI {mpi.major}."
+        )
     arguments = [mpi.mpirun]
     if os.geteuid() == 0:
         arguments.append("--allow-run-as-root")
@@ -85,7 +87,9 @@ def _hydra(job: Job, mpi: Mpi) -> Command:
     if job.hosts and mpi.kind == INTEL_MPI:
         counts = {host.slots for host in job.hosts}
         if len(counts) > 1:
-            raise LaunchError("Intel MPI's mpirun takes one number of workers for all hosts: give each host the same.")
+            raise LaunchError(
+                "Intel MPI's mpirun starts the same number of workers on each host. Give all hosts the same number."
+            )
         arguments += ["-hosts", ",".join(host.name for host in job.hosts), "-ppn", str(counts.pop())]
     elif job.hosts:
         arguments += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
@@ -128,7 +132,7 @@ def srun_command(job: Job, mpi: Mpi, srun: str, environment: Mapping[str, str] =
     if job.hosts:
         counts = {host.slots for host in job.hosts}
         if len(counts) > 1:
-            raise LaunchError("srun takes one number of workers for all hosts: give each host the same.")
+            raise LaunchError("srun starts the same number of workers on each host. Give all hosts the same number.")
         arguments += [f"--nodelist={','.join(host.name for host in job.hosts)}", f"--ntasks-per-node={counts.pop()}"]
     text = environment.get("SLURM_CPUS_PER_TASK", "")
     cores = job.cores_per_worker or (int(text) if text.isdigit() else None)

@@ -61,8 +61,8 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         status = _start(command, output, str(mark))
         if status == 0 and job.is_local and (job.workers or 1) > 1 and not mark.exists():
             _say(
-                "no worker has called init() of mykv, so each worked alone. Does the program import kvstore_plugin, "
-                "and is its store named 'mykv'?"
+                "no worker has called init() of mykv, so each worker worked alone. Import kvstore_plugin in the "
+                "program, and name its store 'mykv'."
             )
     return status
 

@@ -56,7 +56,9 @@ def find_mpi() -> Mpi:
     version, library = _loaded_library()
     kind = kind_of(version)
     if not kind:
-        raise LaunchError(f"mpi4py uses {version!r}, whose mpirun mykvrun does not know: call that mpirun yourself.")
+        raise LaunchError(
+            f"mpi4py uses {version!r}, whose mpirun mykvrun does not know. Call the mpirun of that MPI directly."
+        )
     named = os.environ.get("MPIRUN")
     if named:
         return Mpi(kind, _major(version), named)
@@ -68,7 +70,7 @@ def find_mpi() -> Mpi:
             if program and kind_of(_version_of(program)) == kind:
                 return Mpi(kind, _major(version), program)
     raise LaunchError(
-        f"No mpirun of {kind} was found, the MPI of mpi4py ({library}): put its folder on PATH, or name it in $MPIRUN."
+        f"No mpirun of {kind}, the MPI of mpi4py ({library}), was found. Put its folder on PATH, or name it in $MPIRUN."
     )
 
 

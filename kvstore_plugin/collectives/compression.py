@@ -93,9 +93,9 @@ def choose(compression: Any, compression_params: Any) -> _Method | GradientCompr
     """
     if not isinstance(compression, _Method) and hasattr(compression, "decompress"):
         raise TypeError(
-            "compression must be an attribute of Compression, such as Compression.fp16, and not a compressor of your "
-            f"own, {compression!r}, since the trainer's gradients are compressed in mykv's core. Use its compress() "
-            "and decompress() around allreduce_() of each gradient, with a gluon.Trainer(..., kvstore=None)."
+            "compression must be an attribute of Compression, such as Compression.fp16, not a compressor of your own, "
+            f"{compression!r}. To use your own, call its compress() and decompress() around allreduce_() of each "
+            "gradient, with gluon.Trainer(..., kvstore=None)."
         )
     if not isinstance(compression, _Method):
         raise TypeError(

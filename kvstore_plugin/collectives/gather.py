@@ -194,8 +194,8 @@ def _equal_splits(tensor: NDArray, size: int) -> list[int]:
     each, more = divmod(tensor.shape[0], size)
     if more:
         raise ArgumentValueError(
-            f"alltoall without splits needs a first dimension that is divisible by {size}, the number of ranks, and "
-            f"it is {tensor.shape[0]}: pass splits."
+            f"The first dimension of tensor is {tensor.shape[0]}, which alltoall without splits cannot divide equally "
+            f"among {size} ranks. Pass splits."
         )
     return [each] * size
 
@@ -214,9 +214,9 @@ def _checked_splits(splits: Any, tensor: NDArray, size: int) -> list[int]:
             f"splits must have one number for each of the {size} ranks, but it has {len(numbers)}."
         )
     if min(numbers) < 0:
-        raise ArgumentValueError(f"splits must not be negative, but there is {min(numbers)}.")
+        raise ArgumentValueError(f"splits must not be negative, but holds {min(numbers)}.")
     if sum(numbers) != tensor.shape[0]:
         raise ArgumentValueError(
-            f"splits must sum up to the first dimension of tensor, {tensor.shape[0]}, but their sum is {sum(numbers)}."
+            f"The sum of splits must be {tensor.shape[0]}, the first dimension of tensor, but it is {sum(numbers)}."
         )
     return numbers

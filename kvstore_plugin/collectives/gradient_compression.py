@@ -157,12 +157,12 @@ def gradient_compression(params: Any) -> GradientCompression:
         raise TypeError(f"compression_params must be a dict such as {{'type': '2bit'}}, not {params!r}.")
     given = {name: value for name, value in params.items() if value is not None and str(value)}
     if "type" in given and "compressor" in given:
-        raise ValueError("compression_params must have either 'type' or 'compressor', which mean the same, not both.")
+        raise ValueError("compression_params must not have both 'type' and 'compressor', which mean the same.")
     momentum = given.pop("momentum", False)
     if momentum is not False:
         raise ValueError(
-            f"A compressor has no momentum of its own here, so 'momentum' must be absent, not {momentum!r}: give the "
-            "optimizer momentum."
+            f"compression_params must not have 'momentum' (here {momentum!r}), since compressors of mykv have none. "
+            "Give the momentum to the optimizer."
         )
     is_half = _flag("The parameter 'fp16' of compression_params", given.pop("fp16", False))
     kind = given.pop("type", given.pop("compressor", None))
@@ -172,13 +172,15 @@ def gradient_compression(params: Any) -> GradientCompression:
     if kind is None and (is_half or "compressor" in params):
         kind = "fp16" if is_half else "none"
     if kind is None:
-        raise ValueError(f"compression_params must have a 'type', one of {_listed(_TYPES)}, but they are {params!r}.")
+        raise ValueError(
+            f"compression_params must have a 'type', but they are {params!r}. The types are {_listed(_TYPES)}."
+        )
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ValueError(f"The type in compression_params must be one of {_listed(_TYPES)}, not {kind!r}.")
     known = _COMPRESSORS.get(kind, {})
     for name in given:
         if name not in known:
-            has = f"it has {_listed(known)}" if known else "it has none"
+            has = f"its parameters are {_listed(known)}" if known else "it has no parameters"
             raise ValueError(f"The compression {kind!r} has no parameter {name!r}: {has}.")
     if kind in _CASTS:
         return GradientCompression({"type": kind}, _CASTS[kind])

@@ -240,7 +240,10 @@ def _check(array: NDArray, what: str) -> None:
             f"The {what} must be row_sparse on all devices, but it is {array.stype} on {array.context}."
         )
     if not array.context.device_type.startswith("cpu"):
-        raise ArgumentValueError(f"The {what} lies on {array.context}, and arrays on GPUs are not supported yet.")
+        raise ArgumentValueError(
+            f"The {what} lies on {array.context}, but row_sparse arrays are supported on CPUs only. Use "
+            "as_in_context(cpu())."
+        )
 
 
 def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
@@ -252,10 +255,10 @@ def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
         return Rows(np.empty(0, np.int64), np.empty((0, width), dtype))
     if indices.min() < 0 or indices.max() >= array.shape[0]:
         raise ArgumentValueError(
-            f"The {what} has {array.shape[0]} rows, but holds those from {indices.min()} to {indices.max()}."
+            f"The {what} has {array.shape[0]} rows, but its row numbers go from {indices.min()} to {indices.max()}."
         )
     if not _ascends(indices) and np.unique(indices).size < indices.size:
-        raise ArgumentValueError(f"The {what} is a row_sparse array that holds a row twice.")
+        raise ArgumentValueError(f"The {what} is a row_sparse array that holds the same row twice.")
     return Rows(indices, _memory(array, indices.size, width, dtype))
 
 

@@ -58,12 +58,13 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
         raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
     if dense and isinstance(array, SparseNDArray):
         raise ArgumentValueError(
-            f"The {what} is a sparse array ({array.stype}), and only dense ones can be reduced: use tostype('default')."
+            f"The {what} is a sparse array ({array.stype}), but only dense arrays can be reduced. Use "
+            "tostype('default')."
         )
     if on_gpu(array) and gpu_libraries.find()["cuda"]["problem"]:
         raise ArgumentValueError(
-            f"The {what} lies on {array.context}, but {gpu_libraries.find()['cuda']['problem']}: name the library that "
-            "MXNet uses in MYKV_CUDA_LIBRARY, or use as_in_context(cpu())."
+            f"The {what} lies on {array.context}, but {gpu_libraries.find()['cuda']['problem']}. Set MYKV_CUDA_LIBRARY "
+            "to the library that MXNet uses, or use as_in_context(cpu())."
         )
 
 
@@ -147,11 +148,11 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
         A number is out of range.
     """
     if not isinstance(target, SparseNDArray) or target.stype != "row_sparse":
-        raise ArgumentValueError(f"The {what} must be a row_sparse array, not a {target.stype} one.")
+        raise ArgumentValueError(f"The {what} must be a row_sparse array, not a {target.stype} array.")
     wanted = np.unique(numbers.asnumpy()).astype(np.int64)
     if wanted.size and not 0 <= wanted[0] <= wanted[-1] < source.shape[0]:
         raise ArgumentIndexError(
-            f"The row_ids must be from 0 to {source.shape[0] - 1}, but there are some from {wanted[0]} to {wanted[-1]}."
+            f"The row_ids must be from 0 to {source.shape[0] - 1}, but they go from {wanted[0]} to {wanted[-1]}."
         )
     place = {"ctx": target.context, "dtype": target.dtype}
     with not_recorded():
@@ -234,7 +235,7 @@ def check_alike(arrays: Sequence[NDArray], what: str, floats_convert: bool = Fal
             continue
         if array.shape != shape or not (floats_convert and kind(first) == kind(array) == "float"):
             raise ArgumentValueError(
-                f"The {what} must have one shape and dtype, but there are {shape} {dtype_name(dtype)} and "
+                f"The {what} must have the same shape and dtype, but have {shape} {dtype_name(dtype)} and "
                 f"{array.shape} {dtype_name(array.dtype)}."
             )
 

@@ -8,9 +8,11 @@ from typing import Any
 from . import patches
 
 _TEXTS = {
-    "why": "MXNet's function is gone when its modules are. A view of memory that lives longer (AMP in 2.0 holds frames "
-    "of the script) would end the process with a segmentation fault.",
-    "does": "Gives memory back to numpy without names of a module.",
+    "why": (
+        "MXNet's function is freed with its module when Python exits. A view of memory that lives longer (AMP in 2.0 "
+        "holds frames of the script) would then end in a segmentation fault."
+    ),
+    "does": "Returns memory to numpy without the names of a module.",
     "undone_by": "nothing",
 }
 

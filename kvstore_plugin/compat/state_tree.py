@@ -30,7 +30,7 @@ def described_array(array: NDArray, also_sparse: bool = False) -> Leaf:
         The array is sparse, and not `also_sparse`.
     """
     if isinstance(array, SparseNDArray) and not also_sparse:
-        raise ValueError("a state is a sparse array, and states on the store are dense")
+        raise ValueError("a state is a sparse array, but states on the store must be dense")
     return Leaf(tuple(array.shape), array.as_nd_ndarray().dtype, isinstance(array, mx.np.ndarray))
 
 

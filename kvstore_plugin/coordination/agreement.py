@@ -70,11 +70,13 @@ def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], wha
     """
     (lowest, few), (highest, many) = extremes(process_set, carrier, [digest(names), len(names)], label)
     if lowest != highest:
-        elsewhere = f"between {few} and {many}" if few != many else f"{many} too, but others,"
+        elsewhere = (
+            f"the ranks have between {few} and {many}" if few != many else f"all ranks have {many}, but they differ"
+        )
         shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         raise RuntimeError(
-            f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)} ({shown}), "
-            f"and the ranks have {elsewhere} of them."
+            f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)} ({shown}), and "
+            f"{elsewhere}. Use the same parameters in the same order on all ranks."
         )
 
 
@@ -107,12 +109,12 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
         return
     first, other = 0, int(differ[0])
     common = set(met[first]) & set(met[other])
-    mine = ", ".join(option for option in options if digest([option]) not in common) or "nothing of it"
+    mine = ", ".join(option for option in options if digest([option]) not in common) or "none of them"
     texts = [_of_rank(process_set, carrier, mine, rank) for rank in (first, other)]
     ranks = process_set.ranks
     raise RuntimeError(
-        f"The workers must make {what} alike, but rank {ranks[first]} has {texts[0]}, and rank {ranks[other]} has "
-        f"{texts[1]}."
+        f"The options of {what} must be the same on all workers, but rank {ranks[first]} has {texts[0]}, and rank "
+        f"{ranks[other]} has {texts[1]}."
     )
 
 

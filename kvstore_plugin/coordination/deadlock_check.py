@@ -27,13 +27,13 @@ _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
 _SAVING = (
-    "saving or loading optimizer states, which are divided over the workers: call save_states() and load_states() on "
-    "all of them, not under `if rank == 0:`"
+    "saving or loading optimizer states, which are divided over the workers. Call save_states() and load_states() on "
+    "all workers, not under `if rank == 0:`"
 )
 
 _EQUAL_STEPS = (
-    "the workers take different numbers of steps. Give all equally many batches, as a DistributedSampler does, or put "
-    "`with join(trainer):` around the training loop."
+    "the workers take different numbers of steps. Give all workers the same number of batches, as a DistributedSampler "
+    "does, or put `with join(trainer):` around the training loop."
 )
 
 # Names under which workers save and load optimizer states, and their process sets.
@@ -143,8 +143,8 @@ def _is_alone() -> bool:
 
 
 def _reason(call: str, others: Sequence[int], advice: str) -> str:
-    where = f"rank {process.rank()} is in {call}, but {_ranks(others)} in a step of a trainer that it has not taken"
-    return f"{where}: {advice}"
+    own = f"rank {process.rank()}"
+    return f"{own} is in {call}, but {_ranks(others)} in a step of a trainer that {own} has not taken: {advice}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from . import operation
 _NOT_ADDED = -1
 # Why a set cannot be used any more.
 _SHUT_DOWN = "ended with shutdown(): add it again after init()"
-_LOST = "ended when a worker was lost: add one again, of ranks as they are now"
+_LOST = "ended when a worker was lost: add a new set, with ranks as they are now"
 
 
 class _Known(NamedTuple):
@@ -100,8 +100,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         for member in _known[one].ranks if one in _known else range(process.size()):
             if proposed[member] != one:
                 raise MXNetError(
-                    f"The ranks do not remove the same process set: rank {proposer} has {_known_as(one)}, and rank "
-                    f"{member} has {_known_as(proposed[member])}."
+                    f"The ranks do not remove the same process set: rank {proposer} removes {_known_as(one)}, but rank "
+                    f"{member} removes {_known_as(proposed[member])}."
                 )
     gone = [_known.pop(one) for one in set(proposed) if one in _known]
     for one in gone:
@@ -125,8 +125,8 @@ class _SetsOfInit(process.Follower):
         process.wait(process.core.submit_allreduce("process sets of init()", [counts], [most], "max"))
         if most[0] != -most[1]:
             raise RuntimeError(
-                f"init() must be given the same process sets on all ranks, but there are {-most[1]} on one, {most[0]} "
-                f"on another and {len(given)} on rank {process.rank()}."
+                f"init() must be given the same process sets on all ranks, but the ranks give between {-most[1]} and "
+                f"{most[0]} sets, and rank {process.rank()} gives {len(given)}."
             )
         for one in given:
             add_process_set(one)
@@ -179,8 +179,8 @@ def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
         for member in proposal:
             if proposals[member] != proposal:
                 raise MXNetError(
-                    f"The ranks do not add the same process set: rank {proposer} has {_named(proposal)}, and rank "
-                    f"{member}, which is a member, has {_named(proposals[member])}."
+                    f"The ranks do not add the same process set: rank {proposer} adds {_named(proposal)}, but its "
+                    f"member rank {member} adds {_named(proposals[member])}."
                 )
         if frozenset(proposal) in known:
             what = "all ranks are in global_process_set" if len(proposal) == process.size() else "it was added already"
@@ -197,7 +197,7 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
         with operation.waiting(global_process_set, "add_process_set") as turn:
             if mine is not None and process.rank() in mine:
                 group = _group_of(mine)
-            turn.meet("add_process_set, which has made the sets")
+            turn.meet("end of add_process_set")
     except BaseException:
         if group is not None:
             group.shutdown()
@@ -241,7 +241,7 @@ def _end(process_set: ProcessSet) -> None:
 def _known_as(number: int) -> str:
     if number in _known:
         return _named(_known[number].ranks)
-    return "global_process_set" if number == 0 else "one that is not added"
+    return "global_process_set" if number == 0 else "a set that is not added"
 
 
 def _named(ranks: Sequence[int]) -> str:

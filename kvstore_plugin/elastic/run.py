@@ -80,7 +80,7 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
         except (RuntimeError, ValueError, UserWarning) as error:
             if failure_detector.lost(_GRACE_S) is None:
                 raise
-            _log.info("Training was broken off: %s", error)
+            _log.info("Training was interrupted: %s", error)
             finished = False
         if not finished:
             process.leave_lost()

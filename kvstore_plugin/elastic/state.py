@@ -26,8 +26,8 @@ from . import shard_replicas, snapshots
 
 _NEVER = -1
 _REFUSED = (
-    "An ElasticState cannot keep a value as {name!r}, since names that begin with '_' and those of its methods are its "
-    "own: give it another name."
+    "An ElasticState cannot keep a value as {name!r}, since names of its methods and names that begin with '_' are "
+    "reserved. Choose another name."
 )
 
 
@@ -144,7 +144,10 @@ class ElasticState:
         with operation.waiting(global_process_set, "commit") as turn:
             met = turn.meet("commit", [self._number])[:, 0]
         if (met != met[0]).any():
-            raise MXNetError(f"The workers do not make the same commits: {met.tolist()} so far, in the order of ranks.")
+            raise MXNetError(
+                f"The workers have made different numbers of commits: {met.tolist()}, in the order of ranks. Call "
+                "commit() equally often on all workers."
+            )
         current = self._last()
         spare = self._copies[current is self._copies[0]]
         spare.take(parameters, self._trainers, self._values())
@@ -196,8 +199,8 @@ class ElasticState:
             if self._checkpoint is None:
                 old = providers.index(None)
                 raise RuntimeError(
-                    f"The states of the optimizer on rank {old} of {len(keepers)} are lost, since rank {keepers[old]}, "
-                    "which kept their copy, has died too: begin again from a checkpoint, or name one in "
+                    f"The optimizer states of rank {old} of {len(keepers)} are lost, since rank {keepers[old]}, which "
+                    "kept their copy, has died too. Start again from a checkpoint, or name it in "
                     "ElasticState(checkpoint=...)."
                 )
             trainer.load_states(self._checkpoint)

@@ -289,8 +289,8 @@ def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: A
 
 @patches.replaces(
     "base._LIB.MXAutogradBackwardEx",
-    why="Backward may run before a trainer is made. All of MXNet's Python looks it up here, also `autograd.backward` "
-    "where a program has imported that before this package.",
+    why="Backward may run before a trainer is made. All of MXNet's Python calls this function, also an "
+    "`autograd.backward` that a program has imported before this package.",
     does="Counts how often backward has written gradients of Parameters.",
     undone_by="nothing",
 )

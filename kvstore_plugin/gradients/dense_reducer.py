@@ -108,8 +108,8 @@ class DenseReducer(SharedReducer):
             raise
         if self._memory.late and self._process_set.rank() == 0:
             _log.warning(
-                "%d of the %d parameters of %s were there before a backward ran, so their gradients are reduced by "
-                "copying, which is slower: make the DistributedTrainer before the first backward.",
+                "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since a "
+                "backward ran before the trainer was made. Make the DistributedTrainer before the first backward.",
                 len(self._memory.late),
                 len(self._slots),
                 self._scope,
@@ -128,7 +128,7 @@ class DenseReducer(SharedReducer):
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
     def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
-        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._compares = compares
         if self._moved():
             self._look_again()
@@ -159,7 +159,7 @@ class DenseReducer(SharedReducer):
             try:
                 operation.update.apply(keys)
             except BaseException as error:
-                self.refuse_update(f"the update has failed there: {error}")
+                self.refuse_update(f"the update has failed on that rank: {error}")
                 raise
 
     def fence(self) -> None:
@@ -267,8 +267,9 @@ class DenseReducer(SharedReducer):
         knew, self._copies_all = self._copies_all, bool(least != most)
         if self._copies_all and not knew and self._process_set.rank() == 0:
             _log.warning(
-                "The workers have initialized the parameters of %s in different orders, or on CPUs and GPUs, so all "
-                "gradients are reduced by copying, which is slower.",
+                "All gradients of %s are reduced by copying, which is slower, since the workers have initialized its "
+                "parameters in different orders, or some on CPUs and some on GPUs. Initialize the parameters alike on "
+                "all workers.",
                 self._scope,
             )
 
@@ -298,7 +299,7 @@ class DenseReducer(SharedReducer):
         try:
             return super()._ask(exchange)
         except RuntimeError as error:
-            sentence = f"The ranks do not take this step of {self._scope} alike: {error}"
+            sentence = f"The ranks do not take the same step of {self._scope}: {error}"
             # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
             self._break_off(self._operations[:1], self._operations[1:], sentence)
             raise MXNetError(sentence) from error

@@ -69,7 +69,7 @@ class SumsCheck:
         if before is None or process.core.failed_operations() == before:
             return None
         return (
-            "update() cannot be made: an operation has failed since allreduce_grads(), so gradients may not be summed. "
+            "An operation has failed since allreduce_grads(), so gradients may not be summed and update() is refused. "
             "Call backward and allreduce_grads() again before update()."
         )
 

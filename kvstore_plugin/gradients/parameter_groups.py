@@ -68,16 +68,16 @@ class Company:
         """Raise a ValueError if some parameters are trained in another process set."""
         if self.is_divided:
             raise ValueError(
-                f"{what} needs each parameter of a trainer in its process set, or local: here parameter_process_sets "
-                "has process sets of its own."
+                f"{what} needs all parameters of a trainer in its process set, or local, but parameter_process_sets "
+                "names other process sets."
             )
 
     def check(self, what: str) -> None:
         """Raise a ValueError if some worker shares parameters with workers outside the set."""
         if self.reaches_out:
             raise ValueError(
-                f"{what} needs all workers that share parameters of a trainer in its process set: here "
-                "parameter_process_sets has ranks that process_set has not."
+                f"{what} needs all workers that share parameters of a trainer in its process set, but "
+                "parameter_process_sets has ranks outside of process_set."
             )
 
 
@@ -130,7 +130,7 @@ def divide(
     for key, one in (of_parameters or {}).items():
         parameter = key if isinstance(key, Parameter) else _with_key(params, key)
         if id(parameter) not in known:
-            raise ValueError(f"parameter_process_sets holds {key!r}, which params does not hold.")
+            raise ValueError(f"parameter_process_sets holds {key!r}, which is not in params.")
         if one is not None and not isinstance(one, ProcessSet):
             raise TypeError(f"parameter_process_sets must hold ProcessSets or None, not {type(one).__name__}.")
         if one is not None:

@@ -161,7 +161,7 @@ class SharedReducer(Reducer):
         except MXNetError:
             raise  # the turn is taken: MXNet's NaiveEngine has run the operation
         except BaseException as error:
-            self.refuse_comparison(f"update() has failed there: {error}")
+            self.refuse_comparison(f"update() has failed on that rank: {error}")
             raise
         finally:
             self._is_due = False

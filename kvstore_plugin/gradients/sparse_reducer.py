@@ -63,7 +63,7 @@ class SparseReducer(SharedReducer):
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
     def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
-        self._leave_out_comparison("update() was not called there after allreduce_grads()")
+        self._leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._has_begun = False
         active = self._active()
         loaded = load_tracking.any_of(self._parameters)
@@ -78,7 +78,7 @@ class SparseReducer(SharedReducer):
         try:
             self._sum(active, contributions, met, ignore_stale)
         except BaseException as error:
-            self._leave_out_comparison(f"allreduce_grads() has failed there: {error}")
+            self._leave_out_comparison(f"allreduce_grads() has failed on that rank: {error}")
             raise
 
     def _sum(
@@ -118,7 +118,7 @@ class SparseReducer(SharedReducer):
 
     def refuse_update(self, reason: str) -> None:
         for update, _ in self._to_update:
-            update.refuse(f"the update has failed there: {reason}")
+            update.refuse(f"the update has failed on that rank: {reason}")
         self._to_update = []
 
     def _update_of(self, one: _Gradient) -> RowUpdate:

@@ -65,8 +65,9 @@ def _check(trainer: gluon.Trainer) -> None:
         check()
     if isinstance(trainer._optimizer, DistributedOptimizer):
         raise ValueError(
-            "AMP looks for overflow before a DistributedOptimizer averages gradients, so a worker would skip a step "
-            "alone: use a DistributedTrainer, or a gluon.Trainer with the store 'mykv' and update_on_kvstore=False."
+            "AMP does not work with a DistributedOptimizer: AMP looks for overflow before the gradients are averaged, "
+            "so a worker would skip a step alone. Use a DistributedTrainer, or a gluon.Trainer with the store 'mykv' "
+            "and update_on_kvstore=False."
         )
     on_store = trainer._kvstore_params["update_on_kvstore"] or trainer._update_on_kvstore
     if on_store and is_ours(trainer._kvstore_params["kvstore"]):
@@ -74,8 +75,8 @@ def _check(trainer: gluon.Trainer) -> None:
 
 
 ON_STORE = (
-    "AMP does not work with update_on_kvstore=True, since it looks for overflow in the gradients after the step, when "
-    "the store has updated the weights already: make the trainer with update_on_kvstore=False."
+    "AMP does not work with update_on_kvstore=True: AMP looks for overflow in the gradients when the store has updated "
+    "the weights already. Make the trainer with update_on_kvstore=False."
 )
 
 
@@ -108,7 +109,8 @@ class _CheckedScaler:
 @patches.replaces(
     "gluon.Trainer._amp_loss_scaler",
     makes=True,
-    why="AMP sets it, also for a Trainer that was given the name 'mykv' and has run no code of this package.",
+    why="AMP sets this attribute, also for a Trainer that was given the name 'mykv' and has run no code of this "
+    "package.",
     does="Raises a ValueError where AMP cannot work with the trainer.",
     undone_by="a trainer without AMP",
 )

@@ -65,7 +65,10 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     ) -> None:
         process.require()
         if isinstance(optimizer, DistributedOptimizer):
-            raise ValueError("The optimizer is a DistributedOptimizer already, and would average gradients twice.")
+            raise ValueError(
+                "The optimizer is a DistributedOptimizer already and would average gradients twice. Pass the optimizer "
+                "that it wraps."
+            )
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"The optimizer must be an mx.optimizer.Optimizer, not {type(optimizer).__name__}.")
         check_predivide_factor(gradient_predivide_factor)
@@ -275,7 +278,7 @@ def _init(
 ) -> None:
     if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
         raise ValueError(
-            "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' would sum them once "
-            "more: give gluon.Trainer kvstore=None, or the optimizer that is wrapped."
+            "gluon.Trainer has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum "
+            "them again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
         )
     original(self, params, optimizer, optimizer_params, kvstore, *more, **named)

@@ -18,7 +18,7 @@ from . import amp
 
 _ANOTHER_STORE = "another store than 'mykv'"
 
-_BY_NAME = "A Trainer that was given the name 'mykv' runs no code of this package before. "
+_BY_NAME = "A Trainer that was given the name 'mykv' has run no code of this package before this call. "
 
 # Parameters per fence behind their updates. Few, because the next forward pass waits for all of them.
 _FENCED_TOGETHER = 16
@@ -66,8 +66,9 @@ def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any)
 
 @patches.replaces(
     "gluon.Trainer._init_kvstore",
-    why=_BY_NAME + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store, for "
-    "whose operations the other workers, which keep theirs, never call.",
+    why=_BY_NAME
+    + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
+    "workers keep theirs, so operations of the new store would never finish.",
     does="Keeps the store. Raises an error for sparse parameters. Updates on the workers where AMP is on.",
     undone_by=_ANOTHER_STORE,
 )
@@ -94,7 +95,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     "gluon.Trainer._allreduce_grads",
     when=patches.AT_INIT,
     why="Where only some workers have loaded parameters or states, or settings differ, weights would drift apart.",
-    does="Gives the sums of a step a label, by which workers that differ get an error.",
+    does="Gives the sums of a step a label, so that workers that differ get an error.",
     undone_by=_ANOTHER_STORE,
 )
 def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
@@ -157,7 +158,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
 @patches.replaces(
     "gluon.Trainer._update",
     when=patches.AT_INIT,
-    why="The other workers do not see it where an update fails on this one.",
+    why="The other workers do not notice an update that fails on this worker.",
     does="Notes the failure, for an error on all workers in the next step. Lets the next forward pass wait for all "
     "updates.",
     undone_by=_ANOTHER_STORE,
@@ -183,8 +184,9 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
 
 @patches.replaces(
     "gluon.Trainer.load_states",
-    why=_BY_NAME + "MXNet's own sets up the store, whose broadcast the other workers come to in their first step "
-    "only. Where only some workers load states, weights would drift apart.",
+    why=_BY_NAME
+    + "MXNet's function sets up the store with a broadcast, which the other workers join in their first step only. "
+    "Where only some workers load states, weights would drift apart.",
     does="Sets up the store only if the states are there. Notes that states were loaded.",
     undone_by="a Trainer that updates on its store",
 )

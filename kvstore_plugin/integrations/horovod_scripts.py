@@ -35,9 +35,9 @@ def tell_of_means(trainer: Any, process_set: ProcessSet, frame: FrameType | None
         return
     _told.add("means")
     _log.warning(
-        "Gradients after allreduce_grads() are means over the %d workers here, and sums in Horovod, so a script for "
-        "Horovod that clips them clips at another norm. Make the DistributedTrainer with "
-        "gradients_after_allreduce='sum' for sums, as in Horovod, or with 'mean' for means, without this warning.",
+        "Gradients after allreduce_grads() are means over the %d workers, but sums in Horovod, so a script for Horovod "
+        "clips them at another norm. Make the DistributedTrainer with gradients_after_allreduce='sum' for sums as in "
+        "Horovod, or with 'mean' to keep means without this warning.",
         process_set.size(),
     )
 

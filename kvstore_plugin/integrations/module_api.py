@@ -101,10 +101,9 @@ class ModuleStore(MyKV):
         other = differ[0]
         if not met[:, 0].all():
             raise MXNetError(
-                f"The workers would multiply gradients by different factors: rescale_grad is {factors[0]!r} "
-                f"on rank {self._process_set.ranks[0]}, {factors[other]!r} on rank "
-                f"{self._process_set.ranks[other]} and {factor!r} on this rank, {process.rank()}. Give all the same, "
-                "or leave it to Module."
+                f"rescale_grad must be the same on all workers, but it is {factors[0]!r} on rank "
+                f"{self._process_set.ranks[0]}, {factors[other]!r} on rank {self._process_set.ranks[other]} and "
+                f"{factor!r} on this rank, {process.rank()}. Give the same value everywhere, or let Module choose it."
             )
         optimizer.rescale_grad = 1.0 / int(met[:, 1].sum())
 
@@ -149,8 +148,8 @@ def _initialize_kvstore(
 @patches.replaces(
     "module.Module.init_optimizer",
     releases=(1,),
-    why="Module leaves it to the user that all workers multiply gradients by the same factor. A Module that was given "
-    "the name 'mykv' runs no code of this package before.",
+    why="Module does not check that all workers multiply gradients by the same factor. A Module that was given the "
+    "name 'mykv' has run no code of this package before this call.",
     does="Lets the workers compare or agree on the factor. Raises an error for a `DistributedOptimizer`.",
     undone_by=_ANOTHER_STORE,
 )
@@ -164,8 +163,8 @@ def _init_optimizer(
 ) -> None:
     if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
         raise ValueError(
-            "A DistributedOptimizer averages gradients over the workers, and the store 'mykv' sums them: give Module "
-            "kvstore=None, or the optimizer that is wrapped."
+            "Module has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "
+            "again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
         )
     had_one = self.optimizer_initialized
     original(self, kvstore, optimizer, optimizer_params, force_init)

@@ -62,7 +62,9 @@ class _Calls:
         layer = self.layer()
         if not missing or layer is None or not self.process_set.included():
             return
-        reason = f"{self.scope} was called there in evaluation mode in this step (autograd.record(train_mode=False))"
+        reason = (
+            f"{self.scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
+        )
         try:
             layer.running_mean.list_data()[0].wait_to_read()  # earlier calls in training must take their turns first
         finally:
@@ -187,8 +189,8 @@ class SyncBatchNorm(BatchNorm):
         devices = contexts(self.gamma)
         if len(devices) > 1:
             raise ValueError(
-                f"SyncBatchNorm {self._calls.scope} is on {len(devices)} devices of rank {process.rank()}, and only "
-                "one is supported: use one process for each device."
+                f"SyncBatchNorm {self._calls.scope} is on {len(devices)} devices of rank {process.rank()}, but only "
+                "one device is supported. Use one process for each device."
             )
         options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
         data, *others = inputs

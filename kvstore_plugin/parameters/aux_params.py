@@ -143,7 +143,9 @@ def _devices(states: list[_State]) -> int:
     """Number of devices that have each of the values; 1 without values."""
     numbers = {len(state.replicas) for state in states}
     if len(numbers) > 1:
-        raise ValueError(f"All auxiliary values must be on equally many devices, but they are on {sorted(numbers)}.")
+        raise ValueError(
+            f"All auxiliary values must be on the same number of devices, but they are on {sorted(numbers)}."
+        )
     return numbers.pop() if numbers else 1
 
 
@@ -155,9 +157,9 @@ def _difference(met: Any, process_set: ProcessSet, states: list[_State]) -> str:
     other = next(position for position in range(len(met)) if (met[position] != met[0])[:2].any())
     here = ", ".join(_signatures(states)[:3]) + (", ..." if len(states) > 3 else "")
     return (
-        f"sync_aux_params was given different auxiliary values: {met[0, 1]} on rank {process_set.ranks[0]}, "
-        f"{met[other, 1]} on rank {process_set.ranks[other]}, with other names, shapes or dtypes; on this rank, "
-        f"{process.rank()}, they are: {here or 'none'}."
+        f"sync_aux_params needs the same auxiliary values on all ranks, but there are {met[0, 1]} on rank "
+        f"{process_set.ranks[0]} and {met[other, 1]} on rank {process_set.ranks[other]}, with other names, shapes or "
+        f"dtypes. On this rank, {process.rank()}, they are: {here or 'none'}."
     )
 
 

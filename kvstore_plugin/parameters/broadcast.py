@@ -143,7 +143,9 @@ def _named_values(params: Any, prefix: str) -> Iterator[Named]:
     """Names and values for broadcast_parameters, checked to be Parameters or arrays that can be broadcast."""
     pair = isinstance(params, (list, tuple)) and any(isinstance(half, (Mapping, *NAME_KEYED_DICTS)) for half in params)
     if pair and len(params) != 2:
-        raise WrongParameters(f"params must be a pair of dicts, as of Module.get_params(), not {len(params)} of them.")
+        raise WrongParameters(
+            f"params must be a pair of dicts, as of Module.get_params(), but it has {len(params)} items."
+        )
     for half, part in zip(("arg:", "aux:"), params) if pair else (("", params),):
         for name, value, position in named_parameters(part):
             if not isinstance(value, (Parameter, NDArray)):

@@ -111,8 +111,8 @@ def _is_due(named: Sequence[Named], every: int, process_set: ProcessSet) -> bool
     first = named[0].value
     if not isinstance(first, Parameter):
         raise ValueError(
-            f"every={every} counts the calls for Parameters, not for arrays: call check_in_step in every {every}th "
-            "step only, without every."
+            f"every={every} works for Parameters, but params holds arrays. Leave every out, and call check_in_step in "
+            f"every {every}th step only."
         )
     calls = _calls.setdefault(first, {})
     number = calls.get(process_set.scope, 0)
@@ -125,7 +125,10 @@ def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str
     if (digests == _DEVICES_DIFFER).any():
         return f"{name} differs between the devices of {_ranks(process_set, digests == _DEVICES_DIFFER)}."
     if (digests == _WITHOUT_VALUES).any():
-        return f"{name} has no values yet on {_ranks(process_set, digests == _WITHOUT_VALUES)}, but it has on others."
+        return (
+            f"{name} has no values yet on {_ranks(process_set, digests == _WITHOUT_VALUES)}, but has values on other "
+            "ranks."
+        )
     kinds, places, counts = np.unique(digests, return_index=True, return_counts=True)
     # The majority is right; in a tie, the value that comes first in the order of ranks.
     right = kinds[np.lexsort((places, -counts))[0]]

@@ -142,9 +142,9 @@ def check_values(
     number = int(mine[0] if mine.size else np.flatnonzero(wrong)[0])
     rank = process.rank() if mine.size else process_set.ranks[int(np.flatnonzero(of_ranks[:, number])[0])]
     sentence = (
-        f"{described(*named[number])} has no values yet on rank {rank}: its initialization was deferred to the first "
-        "forward pass, which has not used it. Pass a batch through the network before step(), of zeros where a worker "
-        "has no data, or give its layer the size of its input (in_units, in_channels)."
+        f"{described(*named[number])} has no values yet on rank {rank}, since no forward pass has used it. Pass a "
+        "batch through the network before step() (zeros where a worker has no data), or give its layer the size of its "
+        "input (in_units, in_channels)."
     )
     for at in np.flatnonzero(divided | new):
         parameter = named[at][1]

@@ -20,8 +20,8 @@ from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, Argu
 from ..compat.mxnet import MXNetError, NDArray, Parameter, trainer_of
 
 _LABEL = (
-    "a step after load_parameters(), load_states(), set_data() or an update that has failed; where that is so on some "
-    "workers only, all of them must call broadcast_states() afterwards"
+    "a step after load_parameters(), load_states(), set_data() or a failed update; if this is so on some workers only, "
+    "call broadcast_states() on all workers afterwards"
 )
 
 _OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)

@@ -17,9 +17,9 @@ def stale_gradient(params: Iterable[Parameter]) -> str | None:
     for parameter in trained:
         if not all(weight._fresh_grad for weight in parameter._data):
             return (
-                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale, since it has not been "
-                "updated by backward since the last step: a mistake in the network, or, if it is meant to use some of "
-                "its parameters only, a case for step(..., ignore_stale_grad=True)."
+                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale: no backward has "
+                "written it since the last step. If the network is meant to use only some of its parameters, call "
+                "step(..., ignore_stale_grad=True)."
             )
     return None
 

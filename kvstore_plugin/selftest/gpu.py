@@ -59,10 +59,10 @@ def check(findings: Any) -> None:
     for dtype in _DTYPES:
         with findings.catching(f"operations on {dtype} on GPUs"):
             count = sum(_check_sizes(dtype, op, device) for op in _OPS)
-            findings.facts[f"{dtype} on GPUs"] = f"{count} results are those of numpy"
+            findings.facts[f"{dtype} on GPUs"] = f"{count} results equal numpy's"
     with findings.catching("order of streams"):
         _check_order(device)
-        findings.facts["order of streams"] = "an operation waits for what was put into a stream before it"
+        findings.facts["order of streams"] = "an operation waits for earlier work in the stream"
     with findings.catching("speed of GPUs"):
         _measure(findings.facts, device, by_nccl)
 

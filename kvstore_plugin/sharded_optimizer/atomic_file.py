@@ -38,12 +38,12 @@ def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
     try:
         target = os.path.realpath(os.fspath(path))
         if os.path.lexists(target) and not stat.S_ISREG(os.stat(target).st_mode):
-            raise OSError(None, "it is no regular file")
+            raise OSError(None, "it is not a regular file")
         _replace(target, fill)
     except OSError as error:
         reason = error.strerror or str(error)
         raise type(error)(
-            error.errno, f"it could not be written and is what it was before: {reason}", os.fspath(path)
+            error.errno, f"the file could not be written and keeps its old content: {reason}", os.fspath(path)
         ) from error
 
 

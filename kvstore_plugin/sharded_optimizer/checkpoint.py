@@ -55,7 +55,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/written", exchange.call) as turn:
         if exchange.is_root:
             write_whole(fname, lambda file: state_file.write(file, content))
-        turn.meet("save_optimizer_states, which has written")
+        turn.meet("end of save_optimizer_states")
 
 
 def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
@@ -90,7 +90,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
     described, optimizer = exchange.from_root(read)
     states = exchange.scatter(described, content.states if content is not None else {})
     with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/loaded", exchange.call) as turn:
-        turn.meet("load_optimizer_states, which has read")
+        turn.meet("end of load_optimizer_states")
     store_optimizer.replace(states, optimizer)
 
 
@@ -120,7 +120,7 @@ class _Exchange:
             ranks = self._process_set.ranks
             raise MXNetError(
                 f"{self.call}: the parameters in the store are not the same on all workers: rank {ranks[0]} has "
-                f"{met[0, 1]}, rank {ranks[differ[0]]} has {met[differ[0], 1]}, of other names or shapes."
+                f"{met[0, 1]}, and rank {ranks[differ[0]]} has {met[differ[0], 1]}, with other names or shapes."
             )
 
     def from_root(self, make: Callable[[], Any]) -> Any:
@@ -202,7 +202,7 @@ class _Exchange:
             if all(len(part) == len(first) for part in parts):
                 return type(first)(self._joined(key, shards, one) for one in zip(*parts))
         raise MXNetError(
-            f"{self.call}: the states of key {key!r} differ in their kind between ranks "
+            f"{self.call}: the states of key {key!r} have different structures on ranks "
             f"{', '.join(str(self._process_set.ranks[shard.owner]) for shard in shards)}."
         )
 
@@ -279,21 +279,22 @@ def _check(store_optimizer: StoreOptimizer, described: dict[Hashable, Any], opti
     for key, skeleton in described.items():
         if key not in known:
             raise ValueError(
-                f"{fname!r} holds states of key {key!r}, which is no parameter in the store, or has no values yet; "
-                f"it has {len(known)}: the file is of another network."
+                f"{fname!r} holds states of key {key!r}, but none of the {len(known)} parameters with values in the "
+                "store has that key: the file belongs to another network."
             )
         shape = tuple(store_optimizer.shape_of(key))
         for leaf in leaves(skeleton, Leaf):
             if not _fits(leaf.shape, shape, len(store_optimizer.shards_of(key)) > 1):
                 raise ValueError(
                     f"{fname!r} holds a state of shape {tuple(leaf.shape)} for key {key!r}, whose weight has the shape "
-                    f"{shape}: the file is of another network."
+                    f"{shape}: the file belongs to another network."
                 )
     if known and not described:
         counts = getattr(optimizer, "_index_update_count", {})
         if optimizer is None or counts:
             raise ValueError(
-                f"{fname!r} holds no states, but there are {len(known)} parameters: it is of another network."
+                f"{fname!r} holds no states, but the store has {len(known)} parameters: the file belongs to another "
+                "network."
             )
 
 

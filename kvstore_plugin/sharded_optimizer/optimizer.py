@@ -258,7 +258,7 @@ class ShardedUpdate:
             The core does not take the arrays, and nothing was pushed.
         """
         if self._reduced is not None:  # Ctrl-C came before apply(), and the others wait for this worker's weights
-            self.refuse_weights("the update was broken off there")
+            self.refuse_weights("the update was interrupted on that rank")
         self._process_set.core.push_reduce_to_owners(
             self._name,
             arrays.handles(gradients),
@@ -285,7 +285,7 @@ class ShardedUpdate:
         try:
             self._run_updater(used)
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
-            self.refuse_weights(f"the update has failed there: {type(error).__name__}: {error}")
+            self.refuse_weights(f"the update has failed on that rank: {type(error).__name__}: {error}")
             raise
         if self._process_set.size() > 1:
             name = self.names(self._name)[1]

@@ -63,8 +63,8 @@ class RowUpdate:
         shards = store_optimizer.shards_of(key)
         if any(shard.begin % width or shard.count % width for shard in shards):
             raise NotImplementedError(
-                f"The rows of a {weight.shape} array are so long that the store divides them among the workers, and "
-                "that cannot be done with row_sparse gradients: use update_on_kvstore=False."
+                f"The store divides the long rows of a {weight.shape} array among the workers and cannot update them "
+                "with row_sparse gradients. Use update_on_kvstore=False."
             )
         self._shards = [(shard.owner, shard.begin // width, (shard.begin + shard.count) // width) for shard in shards]
         self._whole = [(0, shard.begin, shard.count, shard.owner) for shard in shards]
@@ -88,7 +88,7 @@ class RowUpdate:
             changed, division = self._changed(rows.indices) if gathers and only_these else (self._weight, self._whole)
         except BaseException as error:
             if gathers:
-                self.refuse(f"the update has failed there: {type(error).__name__}: {error}")
+                self.refuse(f"the update has failed on that rank: {type(error).__name__}: {error}")
             raise
         if gathers:
             try:

@@ -51,7 +51,7 @@ def load(data: bytes) -> Any:
     stream = io.BytesIO(data)
     loaded = _Unpickler(stream).load()
     if stream.read(1):
-        raise pickle.UnpicklingError("there are bytes behind them")
+        raise pickle.UnpicklingError("there are bytes after the pickle")
     return loaded
 
 
@@ -64,12 +64,12 @@ _NDARRAY, _OBJECT = _Marker(), _Marker()
 
 def _encode(text: str, encoding: str) -> bytes:
     """Bytes in pickles of old protocols."""
-    _require(isinstance(text, str) and encoding == "latin1", "encodes something else than bytes")
+    _require(isinstance(text, str) and encoding == "latin1", "encodes an object that is not bytes")
     return text.encode("latin1")
 
 
 def _bytearray(data: bytes = b"") -> bytearray:
-    _require(isinstance(data, bytes), "makes bytes of something else than bytes")
+    _require(isinstance(data, bytes), "makes a bytearray of an object that is not bytes")
     return bytearray(data)
 
 
@@ -97,12 +97,15 @@ def _new_numpy(kind: Any, shape: tuple, code: bytes) -> np.ndarray:
 
 def _from_buffer(data: bytes, dtype: np.dtype, shape: tuple, order: str) -> np.ndarray:
     """Numpy's arrays from protocol 5 on."""
-    _require(isinstance(dtype, np.dtype) and isinstance(data, (bytes, bytearray)), "makes an array of no bytes")
+    _require(
+        isinstance(dtype, np.dtype) and isinstance(data, (bytes, bytearray)),
+        "makes an array of an object that is not bytes",
+    )
     return np.frombuffer(data, dtype).reshape(shape, order=order)
 
 
 def _scalar(dtype: np.dtype, data: bytes) -> np.generic:
-    _require(isinstance(dtype, np.dtype) and isinstance(data, bytes), "makes a number of something else than bytes")
+    _require(isinstance(dtype, np.dtype) and isinstance(data, bytes), "makes a number of an object that is not bytes")
     return np.frombuffer(data, dtype, 1)[0]
 
 
@@ -157,14 +160,12 @@ class _Unpickler(pickle._Unpickler):
 
     def load_reduce(self) -> None:
         function, arguments = self.stack[-2:]
-        _require(type(arguments) is tuple, "calls something with no arguments that can be read")
+        _require(type(arguments) is tuple, "calls a function without readable arguments")
         if isinstance(function, type) and issubclass(function, NDArray):
-            _require(arguments == (None,), "makes an array by a pointer")
+            _require(arguments == (None,), "makes an array from a pointer")
         else:
             known = any(function is one for one in _CALLABLE)
-            _require(
-                known or _trains(function), "calls something else than what makes arrays, optimizers or schedulers"
-            )
+            _require(known or _trains(function), "calls a function that does not make arrays, optimizers or schedulers")
         pickle._Unpickler.load_reduce(self)
 
     def load_newobj(self) -> None:
@@ -183,7 +184,7 @@ class _Unpickler(pickle._Unpickler):
             return
         elif isinstance(made, np.ndarray):
             is_numbers = type(state) is tuple and len(state) == 5 and isinstance(state[2], np.dtype)
-            _require(is_numbers and isinstance(state[4], bytes), "has a numpy array of something else than numbers")
+            _require(is_numbers and isinstance(state[4], bytes), "has a numpy array whose elements are not numbers")
         else:
             _require(_trains(type(made)), "changes an object that is no array, optimizer or scheduler")
         pickle._Unpickler.load_build(self)
@@ -215,7 +216,7 @@ def _fills(name: str, holders: tuple[type, ...], place: Callable[[Any], Any]) ->
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:
-        _require(type(place(self)) in holders, "fills something else than a list, a dict or a set")
+        _require(type(place(self)) in holders, "fills an object that is not a list, a dict or a set")
         standard(self)
 
     return method
@@ -245,7 +246,7 @@ def _check_array(array: Any, state: Any) -> None:
     magic, storage = struct.unpack_from("<Ii", data)
     _require(magic in _MAGIC and storage in (_DENSE, _ROW_SPARSE, _CSR), "has an array in a form that is not known")
     # The check of states refuses sparse arrays too, but MXNet must not even read them.
-    _require(storage == _DENSE, "has a sparse array, and states on the store are dense")
+    _require(storage == _DENSE, "has a sparse array, but states on the store must be dense")
     (axes,) = struct.unpack_from("<i", data, 8)
     _require(0 <= axes <= _MOST_AXES and (axes > 0 or magic == _MAGIC[1]), "has an array without a shape")
     shape = struct.unpack_from(f"<{axes}q", data, 12)

@@ -68,7 +68,7 @@ def _check_states(states: dict, most: int) -> None:
         nonlocal left
         left -= 1
         if depth > _DEEPEST or left < 0:
-            raise ValueError("a state holds itself, or too many others")
+            raise ValueError("a state contains itself, or too many values")
         if type(state) in (tuple, list):
             for one in state:
                 check(one, depth + 1)

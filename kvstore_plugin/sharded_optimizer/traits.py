@@ -110,7 +110,10 @@ def check(optimizer: Any) -> None:
         raise TypeError(f"The optimizer must be an mxnet.optimizer.Optimizer, not {type(optimizer).__name__}.")
     name = type(optimizer).__name__
     if getattr(type(optimizer), "averages_gradients", False):
-        raise ValueError(f"A {name} averages gradients over the workers, and a store sums them: give it the optimizer.")
+        raise ValueError(
+            f"The store cannot update with a {name}, since both would reduce the gradients. Give the store the "
+            f"optimizer that the {name} wraps."
+        )
     for kind in type(optimizer).__mro__:
         if kind in _refused:
             raise ValueError(

@@ -308,9 +308,9 @@ class MyKV(KVStoreBase):
             deadlock_check.saves_states(self._scope, self._process_set)
         elif optimizer is not self._optimizer.optimizer:
             raise ValueError(
-                f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), whose states belong "
-                f"to its values: make another store for this {type(optimizer).__name__}, or change the first one's "
-                "learning rate and the like in place."
+                f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), so it cannot take "
+                f"this {type(optimizer).__name__}. Make another store for it, or change settings of the first "
+                "optimizer in place, such as its learning rate."
             )
 
     def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
@@ -444,7 +444,7 @@ class MyKV(KVStoreBase):
         try:
             yield
         except BaseException as error:
-            self.refuse(list(self._left), f"the step was broken off there: {error}")
+            self.refuse(list(self._left), f"the step was interrupted on that rank: {error}")
             raise
         finally:
             self._label, self._left = before, {}
@@ -635,7 +635,7 @@ class MyKV(KVStoreBase):
     def _refuse_later(self, listed: list[Call], error: BaseException) -> None:
         """Refuse the calls after the first call, whose update has failed."""
         for later in listed[1:]:
-            self._refuse(later.name, f"the update of key {listed[0].key!r} has failed there: {error}", "push")
+            self._refuse(later.name, f"the update of key {listed[0].key!r} has failed on that rank: {error}", "push")
 
     def _waits_in_updates(self) -> bool:
         """Whether the optimizer waits for gradients, so that all workers must update keys in the same order."""

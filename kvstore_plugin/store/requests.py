@@ -77,7 +77,9 @@ def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call
     is_sparse = method == "pull" or is_row_sparse(value)
     inputs = arrays.as_list(value, f"{'out' if method == 'pull' else 'value'} of key {key!r}", dense=not is_sparse)
     if len(inputs) > 1 and method in _OF_ONE_VALUE:
-        raise ArgumentValueError(f"The value of key {key!r} must be one NDArray, but it is a list of {len(inputs)}.")
+        raise ArgumentValueError(
+            f"The value of key {key!r} must be a single NDArray, but it is a list of {len(inputs)}."
+        )
     if out is None:
         outputs = inputs
         if len(inputs) > 1:

@@ -39,8 +39,8 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
         if others:
             core.give_up(
                 _name(scope),
-                f"rank {process_set.ranks[core.rank()]} has an optimizer that waits for gradients, and rank "
-                f"{others[0]} does something else with key {call.key!r}: are the optimizers the same on all workers?",
+                f"rank {process_set.ranks[core.rank()]} updates key {call.key!r} with an optimizer, but rank "
+                f"{others[0]} does something else with that key. Set the same optimizer on all workers.",
                 code="deadlock",
                 ranks=others,
             )

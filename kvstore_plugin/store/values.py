@@ -62,15 +62,15 @@ class StoredValues:
         home = self._homes.get(call.name)
         if home is None:
             raise ArgumentValueError(
-                f"Key {call.key!r} was never initialized in this store: call init(key, value) or broadcast(key, "
-                "value, out) on all ranks first."
+                f"Key {call.key!r} was never initialized in this store. Call init(key, value) or broadcast(key, value, "
+                "out) on all ranks first."
             )
         array, first = home.array, call.inputs[0]
         is_alike = first.dtype == array.dtype or arrays.kind(first) == arrays.kind(array) == "float"
         if first.shape != array.shape or not is_alike:
             raise ArgumentValueError(
-                f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but it is used with "
-                f"one {first.shape} {arrays.dtype_name(first.dtype)}."
+                f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but is used with an "
+                f"array {first.shape} {arrays.dtype_name(first.dtype)}."
             )
         if len(call.inputs) > 1 or len(call.outputs) > 1:
             self.check_devices(call)
@@ -90,7 +90,9 @@ class StoredValues:
         if home.devices is None:
             home.devices = call.devices
         else:
-            requests.check_devices(call.key, "arrays are", call.devices, "those before were", home.devices)
+            requests.check_devices(
+                call.key, "arrays are", call.devices, "the arrays of earlier calls were", home.devices
+            )
 
     def all(self) -> list[tuple[int | str, NDArray]]:
         """All keys with their homes, in an order that is the same on all workers that have the same keys."""

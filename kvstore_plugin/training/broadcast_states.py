@@ -110,7 +110,7 @@ class _Exchange:
         described = broadcast_object(sent, share.process_set.ranks[share.root], "broadcast_states", share.process_set)
         with operation.waiting(share.process_set, "broadcast_states") as turn:
             self._check(described)
-            turn.meet("broadcast_states of what was described")
+            turn.meet("broadcast_states of values")
         for (_, parameter, _), like in zip(share.named, described["parameters"]):
             if like is not None and parameter._data is None:
                 parameter.shape = like.shape
@@ -141,9 +141,9 @@ class _Exchange:
         self._require_same(met[:, 2:3], "use of AMP; call init_trainer() on all workers first")
         if met[share.root, 3] and not met[:, 3].all() and share.root != 0:
             raise MXNetError(
-                f"The store of the trainer on rank {share.process_set.ranks[share.root]} was set up before those of "
-                f"other workers, which gives it the values of rank {share.process_set.ranks[0]}: load on that rank, or "
-                "on all, or after the first step."
+                f"The store of the trainer on rank {share.process_set.ranks[share.root]} was set up before the stores "
+                f"of other workers, so this trainer gets the values of rank {share.process_set.ranks[0]}. Load on rank "
+                f"{share.process_set.ranks[0]}, on all ranks, or after the first step."
             )
         return met[:, 3]
 
@@ -152,8 +152,8 @@ class _Exchange:
         if differ.size:
             ranks = self._share.process_set.ranks
             raise MXNetError(
-                "broadcast_states needs trainers that are made alike on all workers, but that of rank "
-                f"{ranks[differ[0]]} differs from that of rank {ranks[0]} in its {what}."
+                f"broadcast_states needs the same trainer on all workers, but the trainer of rank {ranks[differ[0]]} "
+                f"differs from the trainer of rank {ranks[0]} in its {what}."
             )
 
     def _described(self) -> dict[str, Any]:
@@ -195,7 +195,9 @@ class _Exchange:
         for (name, parameter, _), like in zip(self._share.named, described["parameters"]):
             if like is None:
                 if parameter._data is not None:
-                    raise ValueError(f"{naming.described(name, parameter)} has values here but none on rank {root}.")
+                    raise ValueError(
+                        f"{naming.described(name, parameter)} has values on this rank, but none on rank {root}."
+                    )
                 continue
             held = parameter if parameter._data is None else parameter._data[0]
             fits = parameter.shape is None or (

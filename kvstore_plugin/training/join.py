@@ -136,7 +136,9 @@ class join:
             return self
         with operation.waiting(self._process_set, "join") as turn:
             if self._process_set in _running:
-                raise ValueError("There is a join() around this one: give all trainers to one join(first, second).")
+                raise ValueError(
+                    "A join() must not be inside another join(). Give all trainers to the same join(first, second)."
+                )
             scopes = ", ".join(trainer._company.scope for trainer in self._trainers)
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
         _running[self._process_set] = self
@@ -153,7 +155,7 @@ class join:
             return
         try:
             if error is not None:
-                self._fail(f"it has left the block with {kind.__name__}: {error}")
+                self._fail(f"it has left the join() block with {kind.__name__}: {error}")
             else:
                 self._stand_in()
         finally:
@@ -187,8 +189,8 @@ class join:
         """The common plan, and the positions in the process set of the workers that have not ended."""
         if self._failed:
             raise MXNetError(
-                "This join() has failed: the workers have lost step. Leave the block; calls that wait (barrier, "
-                "allreduce_metric, ...) belong behind it."
+                "This join() has failed, so its workers are out of step. Leave the block, and move calls that wait "
+                "(barrier, allreduce_metric, ...) behind it."
             )
         self._failed = True  # an error in this exchange ends it on all workers
         with operation.waiting(self._process_set, "join") as turn:
@@ -199,8 +201,8 @@ class join:
                 first, second = (self._process_set.ranks[position] for position in (active[0], other))
                 raise MXNetError(
                     f"The workers do not take the same step in join(): rank {first} {_Plan.of(rows[active[0]])}, but "
-                    f"rank {second} {_Plan.of(rows[other])}. Give step() the same batch size on all workers, for the "
-                    "last, smaller batches too."
+                    f"rank {second} {_Plan.of(rows[other])}. Give step() the same batch size on all workers, also for "
+                    "a smaller last batch."
                 )
         self._failed = False
         return (_Plan.of(rows[active[0]]) if active.size else _NOTHING), active
@@ -253,8 +255,8 @@ class join:
         for parameter, name, position in _shared(trainer):
             if parameter._grad_stype != "default":
                 raise MXNetError(
-                    f"The gradient of {described_within(name, parameter)} is {parameter._grad_stype}: in join(), where "
-                    "workers have ended, use step() and not allreduce_grads() and update()."
+                    f"The gradient of {described_within(name, parameter)} is {parameter._grad_stype}, which "
+                    "allreduce_grads() cannot reduce in join() after workers have ended. Use step()."
                 )
             if parameter._grad is not None:
                 handles = arrays.handles(parameter._grad)
@@ -272,22 +274,25 @@ def _process_set_of(trainers: Any) -> ProcessSet | None:
     """The process set of the trainers, or None if this worker is not in it."""
     if not trainers:
         raise TypeError(
-            "join() needs the trainers that the loop steps: write `with join(trainer):` around the loop, in place of a "
-            "call after it."
+            "join() was called without a trainer. Write `with join(trainer):` around the training loop, not a call "
+            "after it."
         )
     for trainer in trainers:
         if not isinstance(trainer, DistributedTrainer):
             raise TypeError(f"join() needs DistributedTrainers, not {type(trainer).__name__}.")
         trainer._company.check_undivided("join()")
         if trainer._is_elastic:
-            raise ValueError("join() cannot be used with elastic=True: it counts on all workers to stay.")
+            raise ValueError(
+                "join() cannot be used with a trainer that has elastic=True, since join() needs all workers until its "
+                "end."
+            )
     if len({id(trainer) for trainer in trainers}) < len(trainers):
         raise ValueError("join() was given a trainer twice.")
     first = trainers[0]._company
     for trainer in trainers:
         if trainer._company.process_set is not first.process_set:
             raise ValueError(
-                f"The trainers of a join() must have one process set, not {first.process_set!r} and "
+                f"The trainers of a join() must have the same process set, not {first.process_set!r} and "
                 f"{trainer._company.process_set!r}."
             )
     return first.process_set if first.scope else None

@@ -199,7 +199,7 @@ class OuterOptimizer:
         """
         own = self.state()
         if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
-            raise ValueError("The outer state in the file is of another network, or of another outer_momentum.")
+            raise ValueError("The outer state in the file belongs to another network, or to another outer_momentum.")
         self.is_pending = False
         with _classic_operators():
             for key, value in state.items():

@@ -78,7 +78,10 @@ class DistributedSampler(gluon.data.Sampler):
         self._rank, self._size = _place(rank, size, process_set)
         self._drop_last, self._even = bool(drop_last), bool(even)
         if self._drop_last and not self._even:
-            raise ValueError("drop_last=True and even=False exclude each other: one drops samples, the other none.")
+            raise ValueError(
+                "drop_last=True and even=False exclude each other: drop_last=True drops samples, even=False keeps all "
+                "samples."
+            )
         if self._drop_last and 0 < self._length < self._size:
             raise ValueError(f"drop_last=True drops all {length} samples, since there are {self._size} workers.")
 

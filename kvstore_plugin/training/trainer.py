@@ -41,7 +41,7 @@ def _without_store(original: Any) -> Any:
     def __init__(self: DistributedTrainer, *arguments: Any, **named: Any) -> None:
         if "kvstore" in named:
             raise TypeError(
-                "DistributedTrainer takes no kvstore: it is one, or use gluon.Trainer(..., kvstore='mykv')."
+                "DistributedTrainer takes no kvstore. Leave it out, or use gluon.Trainer(..., kvstore='mykv')."
             )
         original(self, *arguments, **named)
 
@@ -362,7 +362,7 @@ class DistributedTrainer(gluon.Trainer):
             yield
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
-                gradients.refuse_update(f"the step was broken off there: {error}")
+                gradients.refuse_update(f"the step was interrupted on that rank: {error}")
             if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
                 trainer_state.count_update(self)
             raise
@@ -623,8 +623,8 @@ class DistributedTrainer(gluon.Trainer):
     def _require_local_updates(self, method: str) -> None:
         if self._store_optimizer is not None:
             raise RuntimeError(
-                f"{method}() needs gradients that each worker has all of, and with update_on_kvstore=True it has its "
-                "share only: call step(), or make the DistributedTrainer with update_on_kvstore=False."
+                f"{method}() needs all gradients on each worker, but with update_on_kvstore=True a worker has its "
+                "share only. Call step(), or make the DistributedTrainer with update_on_kvstore=False."
             )
 
     def _check_fresh(self, refuse: Callable[[str], None]) -> None:
@@ -639,7 +639,7 @@ class DistributedTrainer(gluon.Trainer):
         if self._store_optimizer is not None:
             raise ValueError(amp.ON_STORE)
         if len(placement.places(self._params)) > 1:
-            raise ValueError("AMP needs all parameters on the same devices: MXNet looks at all gradients together.")
+            raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")
         self._company.check("AMP")
 
     def _allreduce_grads(self) -> None:
@@ -693,8 +693,8 @@ def _unwrapped(optimizer: Any) -> Any:
     if not isinstance(optimizer, DistributedOptimizer):
         return optimizer
     warnings.warn(
-        "DistributedTrainer was given a DistributedOptimizer and takes the optimizer that it wraps, since both of them "
-        "average gradients: pass that one.",
+        "DistributedTrainer was given a DistributedOptimizer, which would average gradients too, so it uses the "
+        "wrapped optimizer. Pass the wrapped optimizer to avoid this warning.",
         UserWarning,
         stacklevel=4,
     )

@@ -138,48 +138,48 @@ class TrainerOptions:
             raise ValueError(f"gradients_after_allreduce must be 'mean' or 'sum', not {given!r}.")
         if given == "mean" and self.reduce_method == "sum":
             raise ValueError(
-                "gradients_after_allreduce='mean' does not go with reduce_method='sum', where the sums are what the "
-                "update takes: leave one of the two out."
+                "gradients_after_allreduce='mean' cannot be combined with reduce_method='sum', where update() takes "
+                "sums. Leave one of the two out."
             )
         if given != "sum":
             return
         if self.update_on_kvstore:
             raise ValueError(
-                "gradients_after_allreduce='sum' does not go with update_on_kvstore=True, where allreduce_grads() "
-                "cannot be called: leave one of the two out."
+                "gradients_after_allreduce='sum' cannot be combined with update_on_kvstore=True, where "
+                "allreduce_grads() cannot be called. Leave one of the two out."
             )
         if self.parameter_process_sets and self.reduce_method == "mean":
             raise ValueError(
-                "gradients_after_allreduce='sum' does not go with parameter_process_sets, since an update divides all "
-                "gradients by one number: use 'mean'."
+                "gradients_after_allreduce='sum' cannot be combined with parameter_process_sets, since an update "
+                "divides all gradients by the same number. Use 'mean'."
             )
 
     def _check_elastic(self, named: Sequence[Named]) -> None:
         for label, parameter, _ in named:
             if parameter._stype != "default" or parameter._grad_stype != "default":
                 raise NotImplementedError(
-                    f"elastic=True needs dense values and gradients, but those of parameter {label} "
-                    f"({parameter.name}) are {parameter._stype} and {parameter._grad_stype}: use sparse_grad=False, or "
+                    f"elastic=True needs dense values and gradients, but parameter {label} ({parameter.name}) has "
+                    f"values of {parameter._stype} and gradients of {parameter._grad_stype}. Use sparse_grad=False, or "
                     "elastic=False."
                 )
         if self.process_set is not global_process_set or self.parameter_process_sets:
             raise ValueError(
-                "elastic=True needs all parameters on all workers: process sets end when a worker is lost, so give "
+                "elastic=True needs all parameters on all workers, since process sets end when a worker is lost. Give "
                 "neither process_set nor parameter_process_sets."
             )
 
     def _check_update_on_kvstore(self, named: Sequence[Named]) -> None:
         if self.parameter_process_sets:
             raise ValueError(
-                "update_on_kvstore=True needs all parameters in one process set: not parameter_process_sets."
+                "update_on_kvstore=True needs all parameters in one process set. Leave parameter_process_sets out."
             )
         if not self.process_set.included():
             raise ValueError(f"update_on_kvstore=True needs this worker, rank {process.rank()}, in the process set.")
         for label, parameter, _ in named:
             if parameter._stype != "default":
                 raise NotImplementedError(
-                    f"The values of {described_within(label, parameter)} are {parameter._stype}, and with "
-                    "update_on_kvstore=True only gradients may be sparse: use nn.Embedding(sparse_grad=True), or "
+                    f"The values of {described_within(label, parameter)} are {parameter._stype}, but with "
+                    "update_on_kvstore=True only gradients may be sparse. Use nn.Embedding(sparse_grad=True), or "
                     "update_on_kvstore=False."
                 )
 
@@ -195,6 +195,6 @@ def _check_parameter(label: str, parameter: Any) -> None:
             )
         if stype not in ("default", "row_sparse"):
             raise NotImplementedError(
-                f"The {what} of {described_within(label, parameter)} are {stype}, and only dense and row_sparse "
-                "arrays can be trained: use stype='default' and grad_stype='default'."
+                f"The {what} of {described_within(label, parameter)} are {stype}, but only dense and row_sparse arrays "
+                "can be trained. Use stype='default' and grad_stype='default'."
             )

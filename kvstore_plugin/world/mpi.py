@@ -24,15 +24,15 @@ def start(core: ModuleType) -> ModuleType:
     """
     MPI = _load(core)
     if MPI.Is_finalized():
-        raise RuntimeError("MPI was finalized already, kvstore_plugin cannot be initialized any more.")
+        raise RuntimeError("MPI was finalized already, so kvstore_plugin cannot be initialized any more.")
     if not MPI.Is_initialized():
         core.finalize_mpi_at_exit()  # mpi4py finalizes only an MPI that its import has initialized
         mpi_settings.apply()
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise RuntimeError(
-            "MPI was initialized without MPI_THREAD_MULTIPLE: leave that to kvstore_plugin.init(), or ask for it "
-            "(mpi4py.rc.thread_level = 'multiple', an MPI built with it)."
+            "MPI was initialized without MPI_THREAD_MULTIPLE. Let kvstore_plugin.init() initialize MPI, or request "
+            "that level (mpi4py.rc.thread_level = 'multiple', an MPI built with it)."
         )
     return MPI
 
@@ -96,7 +96,10 @@ def _checked_ranks(ranks: Sequence[int]) -> list[int]:
     if len(set(ranks)) < len(ranks):
         raise ValueError(f"comm has a rank twice: {list(ranks)}.")
     if ranks and me not in ranks:
-        raise ValueError(f"comm has the ranks {list(ranks)}, and rank {me} of MPI_COMM_WORLD calls init() with it.")
+        raise ValueError(
+            f"comm has the ranks {list(ranks)}, but rank {me} of MPI_COMM_WORLD, which is not among them, calls init() "
+            "with it."
+        )
     return list(ranks)
 
 
@@ -129,7 +132,7 @@ def ranks_in(comm: Any, group: Any) -> list[int]:
     of_comm = comm.Get_group()
     ranks = MPI.Group.Translate_ranks(of_comm, list(range(of_comm.Get_size())), group)
     if MPI.UNDEFINED in ranks:
-        raise ValueError("The communicator of a process set holds a process that kvstore_plugin.init() was not for.")
+        raise ValueError("The communicator of a process set holds a process that was not in kvstore_plugin.init().")
     return list(ranks)
 
 

@@ -64,8 +64,8 @@ def warn_if_late(core: Any) -> None:
     shares_cores = core.local_size() > len(os.sched_getaffinity(0)) or len(core.host_ranks()) > 1
     if late and shares_cores and core.rank() == 0:
         _log.warning(
-            "MPI was initialized before kvstore_plugin was imported: import kvstore_plugin first, or set %s, so that "
-            "calls of MPI in the script do not wait spinning.",
+            "MPI was initialized before kvstore_plugin was imported, so calls of MPI in the script may wait spinning. "
+            "Import kvstore_plugin first, or set %s.",
             " ".join(late),
         )
     _late.clear()

@@ -33,8 +33,7 @@ def own_gpus() -> list[int]:
     if place == 0 and process.generation not in _reported:
         _reported.add(process.generation)
         _log.warning(
-            "mykv: %d ranks share %d GPUs on the host of rank %d, so several ranks use one: start at most one rank for "
-            "each GPU.",
+            "mykv: %d ranks share %d GPUs on the host of rank %d. Start at most one rank for each GPU.",
             len(sharing),
             len(seen),
             process.rank(),

@@ -139,12 +139,15 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
         raise
     if core.lonely():
-        _log.warning("Ranks of this machine exchange through MPI as if each were a host: %s.", core.lonely())
+        _log.warning(
+            "Ranks of this host do not share memory and exchange through MPI, as if each were on its own host: %s.",
+            core.lonely(),
+        )
     warn_of_strangers(core, "its ranks")
     gpu_libraries.log_road(core)
     if core.rank() == 0:
         for variable, nearest in settings.misspelled():
-            _log.warning("There is no setting %s, and it has no effect. Is %s meant?", variable, nearest)
+            _log.warning("There is no setting %s, so it has no effect. Is %s meant?", variable, nearest)
     mpi_settings.warn_if_late(core)
     launcher.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
     launcher.warn_of_many_threads(core.local_rank(), core.local_size())
@@ -157,7 +160,7 @@ def warn_of_strangers(group: Any, who: str) -> None:
     """Log how many foreign processes have asked for the memory of a new group; on one of its ranks per host."""
     if group.strangers():
         _log.warning(
-            "%d processes that are none of this job called for the memory that %s share, and were turned away.",
+            "%d processes outside of this job asked for the memory that %s share, and were refused.",
             group.strangers(),
             who,
         )
@@ -175,8 +178,8 @@ def shutdown() -> None:
         lost = [text for code, (count, text) in _ended_by_leaving().items() if count > before.get(code, (0, ""))[0]]
         if lost:
             _log.warning(
-                "shutdown() has ended operations that other ranks had not asked for; what they were to write is not "
-                "there, and reading it raises no error any more. One of them: %s",
+                "shutdown() has ended operations that other ranks had not started; their results are missing, although "
+                "reading them raises no error any more. One of the operations: %s",
                 lost[0],
             )
 
@@ -241,7 +244,7 @@ def world_communicator() -> MPI.Intracomm:
 def leave_lost() -> None:
     """Leave a world that has lost a rank. Afterwards this rank does not write to the world's memory any more."""
     if is_initialized():
-        core.lose(failure_detector.lost() or "another rank has noticed that one has ended")
+        core.lose(failure_detector.lost() or "another rank has noticed that a worker has ended")
         _leave("a worker was lost", "kvstore_plugin has lost a worker: it is initialized again by run_elastic().", True)
     failure_detector.end(orderly=False)  # it still runs if join_again() has failed
 
@@ -355,8 +358,8 @@ def _select_kernels(loaded: Any, name: str) -> None:
     if not loaded.select_kernel_path(name):
         built = ", ".join(loaded.build_info()["kernels"])
         raise ValueError(
-            f"MYKV_KERNELS is {name!r}, which this processor does not have, or mykv was built without it (it was built "
-            f"with {built}). Unset the variable."
+            f"MYKV_KERNELS is {name!r}, but this processor does not have it, or mykv was built without it (it was "
+            f"built with {built}). Unset the variable."
         )
 
 

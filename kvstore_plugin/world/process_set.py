@@ -51,7 +51,7 @@ class ProcessSet:
         self.ranks: list[int] | None = None
         self.mpi_comm: Any = None
         self._group: Any = None
-        self._why_not = "was not added: pass it to add_process_set() on all ranks, members and others"
+        self._why_not = "was not added. Call add_process_set() with it on all ranks, members or not"
         self._numbers: dict[str, Any] = {}
         if _is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm

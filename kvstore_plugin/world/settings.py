@@ -79,8 +79,8 @@ def _one_of(*words: str) -> Callable[[str, str], str]:
 def _gpu_hosts(variable: str, text: str) -> str:
     if text == "arena":
         raise ValueError(
-            f"{variable}=arena is gone: use the default, nccl, for NCCL's own network between hosts, or MYKV_GPU=host "
-            "for host memory and MPI."
+            f"{variable}=arena is no longer supported. Use the default, nccl, for NCCL's own network between hosts, or "
+            "MYKV_GPU=host for host memory and MPI."
         )
     return _one_of("nccl")(variable, text)
 

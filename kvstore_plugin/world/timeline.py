@@ -114,7 +114,7 @@ def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError(f"the timeline needs a regular file, but {path} is none.")
+            raise OSError(f"the timeline needs a regular file, but {path} is not a regular file.")
         os.ftruncate(fd, 0)
         zero, members = time.monotonic_ns(), _members(core)
         failure = core.start_timeline(fd, rank, mark_cycles, zero, members)

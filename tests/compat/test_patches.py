@@ -247,7 +247,7 @@ def test_trainers_made_before_init_are_noticed_in_their_first_step(mpirun):
 def test_modules_made_before_init_compare_their_factors(mpirun):
     result = mpirun(2, _BEFORE_INIT + _MODULE)
     for line in _lines(result, "factors"):
-        assert "multiply gradients by different factors" in line, result.text
+        assert "rescale_grad must be the same on all workers" in line, result.text
     assert _lines(result, "type") == ["dist_sync_mykv"] * 2
 
 

@@ -68,7 +68,7 @@ def test_one_worker_waits_in_another_call_while_the_others_are_in_a_step(rank, g
     begin = time.monotonic()
     for step in range(2):
         _step(net, trainer, rank, step)
-    with pytest.raises(MXNetError, match=r"rank 0 is in .*in a step of a trainer that it has not taken"):
+    with pytest.raises(MXNetError, match=r"rank 0 is in .*in a step of a trainer that rank 0 has not taken"):
         if rank:
             _step(net, trainer, rank)
         else:

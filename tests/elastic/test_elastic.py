@@ -237,14 +237,14 @@ def test_an_end_that_open_mpi_cannot_be_told_of_is_logged(caplog):
         time.sleep(0.02)
     teller.end()
     ended.wait()
-    assert re.search(r"cannot tell Open MPI that rank 7 of MPI_COMM_WORLD has ended \(.+\): .* for ever", caplog.text)
+    assert re.search(r"cannot tell Open MPI that rank 7 of MPI_COMM_WORLD has ended \(.+\)\. .* may hang", caplog.text)
 
 
 @pytest.mark.parametrize("ends", [long("os._exit(1)"), "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_job_that_could_outlive_its_workers_ends_with_them_where_nothing_is_elastic(mpirun, ends):
     result = mpirun(4, _FEW_STEPS, "plain", ends, "13", options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
     assert result.code != 0 and "finished" not in result.stdout, result.text
-    assert re.search(r"WorkersLost: .*rank 1 has ended, of 4", result.stderr), result.text
+    assert re.search(r"WorkersLost: .*rank 1 of 4 has ended", result.stderr), result.text
 
 
 @pytest.mark.parametrize(
@@ -286,14 +286,14 @@ def test_operations_name_who_has_died_also_where_they_fail_before_that_is_known(
     """
     result = mpirun(3, script, options=("--with-ft", "ulfm"), env={"MYKV_VIRTUAL_HOSTS": str(hosts)}, timeout=_LIMIT_S)
     for rank in (0, 1):
-        assert re.search(rf"^told rank {rank}: .*rank 2 has ended, of 3", result.stdout, re.MULTILINE), result.text
+        assert re.search(rf"^told rank {rank}: .*rank 2 of 3 has ended", result.stdout, re.MULTILINE), result.text
 
 
 def test_states_that_died_with_their_copy_end_the_job(mpirun):
     plan = {"deaths": {"1": ["forward", 4], "2": ["forward", 4]}, "sharded": True}
     result = mpirun(4, _WORKER, json.dumps(plan), options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
     assert result.code != 0
-    assert re.search(r"states of the optimizer on rank 1 of 4 are lost, since rank 2, .* has died too", result.stderr)
+    assert re.search(r"optimizer states of rank 1 of 4 are lost, since rank 2, .* has died too", result.stderr)
 
 
 @pytest.mark.long

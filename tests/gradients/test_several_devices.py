@@ -108,19 +108,19 @@ _WRONG = {
     ),
     "gradients in another order than the parameter": (
         lambda s: s.pushpull("key", _on(_CPUS[1::-1])),
-        r"its arrays are on cpu\(1\), cpu\(0\) and those before were on cpu\(0\), cpu\(1\)",
+        r"its arrays are on cpu\(1\), cpu\(0\) and the arrays of earlier calls were on cpu\(0\), cpu\(1\)",
     ),
     "gradients on fewer devices of a list than the parameter": (
         lambda s: s.pushpull("key", _on(_CPUS)),
-        r"its arrays are on cpu\(0\), cpu\(1\), cpu\(2\) and those before were on cpu\(0\), cpu\(1\)",
+        r"its arrays are on cpu\(0\), cpu\(1\), cpu\(2\) and the arrays of earlier calls were on cpu\(0\), cpu\(1\)",
     ),
     "pushed in another order than the parameter": (
         lambda s: s.push("key", _on(_CPUS[1::-1])),
-        r"its arrays are on cpu\(1\), cpu\(0\) and those before were on cpu\(0\), cpu\(1\)",
+        r"its arrays are on cpu\(1\), cpu\(0\) and the arrays of earlier calls were on cpu\(0\), cpu\(1\)",
     ),
     "an out of another shape on one device": (
         lambda s: s.pushpull("key", _on(_CPUS[:2]), [*_on(_CPUS[:1]), *_on(_CPUS[1:2], shape=(4,))]),
-        r"one shape and dtype",
+        r"the same shape and dtype",
     ),
 }
 
@@ -149,7 +149,9 @@ def test_other_devices_are_one_clear_error(store, rank, size, case):
 def test_outs_of_pull_in_another_order(store, rank, size):
     outs = _on(_CPUS[:2], rank)
     store.broadcast("key", outs[0], out=outs)
-    with pytest.raises(ValueError, match=r"cpu\(1\), cpu\(0\) and those before were on cpu\(0\), cpu\(1\)"):
+    with pytest.raises(
+        ValueError, match=r"cpu\(1\), cpu\(0\) and the arrays of earlier calls were on cpu\(0\), cpu\(1\)"
+    ):
         store.pull("key", _on(_CPUS[1::-1]))
 
 

@@ -226,7 +226,7 @@ def test_a_trainer_that_reaches_out_of_its_process_set_is_refused(rank):
     trainer = mykv.DistributedTrainer(
         net.collect_params(), *_SGD, process_set=pair, parameter_process_sets={first: other}
     )
-    with pytest.raises(ValueError, match="parameter_process_sets has ranks that process_set has not"):
+    with pytest.raises(ValueError, match="parameter_process_sets has ranks outside of process_set"):
         amp.init_trainer(trainer)
     mykv.remove_process_set(pair)
     mykv.remove_process_set(other)
@@ -266,7 +266,7 @@ def test_where_nobody_chooses_the_trainer_updates_and_not_the_store(rank, gather
 def test_a_distributed_optimizer_is_refused():
     optimizer = mykv.DistributedOptimizer(mx.optimizer.create("sgd"))
     trainer = gluon.Trainer(dense_network(seed=0).collect_params(), optimizer, kvstore=None)
-    with pytest.raises(ValueError, match="before a DistributedOptimizer averages gradients"):
+    with pytest.raises(ValueError, match="AMP does not work with a DistributedOptimizer"):
         amp.init_trainer(trainer)
 
 

@@ -170,7 +170,7 @@ def test_rescale_grad_of_unequal_batches_is_that_of_all_together(rank, size, gat
 @pytest.mark.ranks(2)
 def test_unequal_factors_of_the_user_are_an_error_on_all_workers(rank, size, on_store):
     module, _ = _module(rank)
-    with pytest.raises(MXNetError, match=r"rescale_grad is 0.5 on rank 0, 0.25 on rank 1"):
+    with pytest.raises(MXNetError, match=r"it is 0.5 on rank 0, 0.25 on rank 1"):
         module.init_optimizer(kvstore=mx.kv.create("mykv"), optimizer_params={"rescale_grad": 0.5 / (1 + rank)})
 
 

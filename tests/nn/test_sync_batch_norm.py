@@ -510,7 +510,7 @@ def test_a_worker_in_evaluation_mode_lets_the_others_fail_and_not_wait(stock, hy
     with autograd.record(train_mode=rank == 0):
         loss = net(array(np.ones((2, 3), "float32"))).sum()
     loss.backward()
-    sentence = r"rank 1.*sync_batch_norm\d+ was called there in evaluation mode in this step"
+    sentence = r"rank 1.*sync_batch_norm\d+ was called on that rank in evaluation mode in this step"
     with pytest.raises(MXNetError, match="rank 0.*carries the error of an earlier operation" if rank else sentence):
         trainer.step(1)
         layer.gamma.data().asnumpy()
@@ -537,7 +537,7 @@ def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather, k
         mx.nd.waitall()
 
     step(True)
-    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale|called there in evaluation mode"):
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale|called on that rank in evaluation mode"):
         step(train_mode=rank == 0)
     clear_errors()
     for number in range(2):
@@ -554,7 +554,7 @@ def test_wrong_arguments(rank):
         mykv.SyncBatchNorm(process_set=0)
     layer = mykv.SyncBatchNorm(in_channels=3, num_devices=1)
     layer.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
-    with pytest.raises(ValueError, match="is on 2 devices of rank 0, and only one is supported"):
+    with pytest.raises(ValueError, match="is on 2 devices of rank 0, but only one device is supported"):
         layer(array(np.ones((2, 3), "float32")))
 
 

@@ -170,7 +170,7 @@ def test_every_nth_call_checks(rank):
     for net in nets:
         with pytest.raises(MXNetError, match="rank 1"):
             mykv.check_in_step(net.collect_params(), every=3)
-    with pytest.raises(ValueError, match="every=2 counts the calls for Parameters, not for arrays"):
+    with pytest.raises(ValueError, match="every=2 works for Parameters, but params holds arrays"):
         mykv.check_in_step([array(np.zeros(3))], every=2)
     with pytest.raises(ValueError, match="every must be at least 1, not 0"):
         mykv.check_in_step([], every=0)
@@ -228,7 +228,7 @@ def test_parameters_without_values(rank):
     mykv.check_in_step(net.collect_params())  # nowhere yet
     if rank == 0:
         net(array(np.ones((1, 2), "float32")))
-    with pytest.raises(MXNetError, match="has no values yet on rank 1, but it has on others"):
+    with pytest.raises(MXNetError, match="has no values yet on rank 1, but has values on other ranks"):
         mykv.check_in_step(net.collect_params())
 
 

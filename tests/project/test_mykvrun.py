@@ -240,9 +240,9 @@ def test_elastic_root_and_ssh(monkeypatch):
     [
         (Job(["a"], 2, elastic=True), _MPICH, "--elastic needs Open MPI 5"),
         (Job(["a"], 2, elastic=True), _OPEN_MPI._replace(major=4), "this is Open MPI 4"),
-        (Job(["a"], hosts=[Host("a", 1), Host("b", 2)]), _INTEL, "one number of workers"),
+        (Job(["a"], hosts=[Host("a", 1), Host("b", 2)]), _INTEL, "the same number of workers"),
         (Job(["a"], 2, ssh_port=3), _MPICH, "ssh/config"),
-        (Job(["a"]), _OPEN_MPI, "How many workers"),
+        (Job(["a"]), _OPEN_MPI, "number of workers is missing"),
     ],
 )
 def test_what_an_mpi_cannot_do_is_one_sentence(job, mpi, said):
@@ -254,8 +254,8 @@ def test_what_an_mpi_cannot_do_is_one_sentence(job, mpi, said):
     "line, said",
     [
         ("-n 3 -H a:2 python x", "do not fit"),
-        ("--min-np 2 -np 4 python x", "use --elastic"),
-        ("-H a:2 --hostfile f python x", "give one of them"),
+        ("--min-np 2 -np 4 python x", "Use --elastic"),
+        ("-H a:2 --hostfile f python x", "Give one of them"),
     ],
 )
 def test_options_that_do_not_go_together(line, said, capsys):

@@ -56,7 +56,7 @@ def test_no_room_for_a_file_leaves_the_old_one(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
-        with pytest.raises(OSError, match="is what it was before"):
+        with pytest.raises(OSError, match="keeps its old content"):
             atomic_file.write(path, _fill(b"x" * 5000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
@@ -427,7 +427,7 @@ def test_saving_on_one_worker_while_the_others_wait_in_another_call(by, tmp_path
     net = _net()
     trainer = _trainer(net, by)
     _steps(net, trainer, 0, 1, rank, size)
-    with pytest.raises(MXNetError, match=r"is in barrier, but rank 0 is saving or loading .*on all of them, not under"):
+    with pytest.raises(MXNetError, match=r"is in barrier, but rank 0 is saving or loading .*on all workers, not under"):
         if rank == 0:
             trainer.save_states(str(tmp_path / "states"))
         else:

@@ -110,7 +110,7 @@ def test_a_gradient_that_carries_an_error(name, rank, gather):
 def test_another_optimizer_on_one_worker_is_an_error_and_no_hang(name, rank, gather):
     store = _store(name if rank else "sgd")
     begin = time.monotonic()
-    with pytest.raises(MXNetError, match="are the optimizers the same on all workers"):
+    with pytest.raises(MXNetError, match="Set the same optimizer on all workers"):
         _push(store, "a")
         _pulled(store, "a")
     assert time.monotonic() - begin < _LIMIT

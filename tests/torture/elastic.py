@@ -33,7 +33,7 @@ _TOGETHER_S = 10.0
 _CRASHES = 0.4  # of the deaths
 # Workers, hosts, whether the optimizer is on the store, steps from commit to commit.
 CASES = [(4, 1, False, 1), (4, 2, True, 1), (3, 2, False, 3), (4, 1, True, 2), (5, 2, False, 1), (3, 1, True, 1)]
-_LOST = re.compile(r"states of the optimizer on rank \d+ of \d+ are lost, since rank \d+, which kept their copy")
+_LOST = re.compile(r"optimizer states of rank \d+ of \d+ are lost, since rank \d+, which kept their copy")
 
 
 def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:

@@ -283,7 +283,7 @@ class Run:
         for parameter in (self.net.first.weight, self.net.middle.weight):
             if parameter._data is not None:
                 parameter._load_init(array(np.ones(parameter.shape, "float32")), [mx.cpu()])
-        raise ValueError("planted: the file is of another network")
+        raise ValueError("planted: the file belongs to another network")
 
     def _wrong(self, what: str) -> Any:
         values = np.full(

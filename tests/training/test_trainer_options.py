@@ -548,9 +548,7 @@ def test_a_stale_gradient_on_one_worker_leaves_the_weights_of_all(rank, gather):
     before = checksum(net)
     if rank == 0:
         _backward(net, rank)
-    with pytest.raises(
-        (UserWarning, MXNetError), match="on rank 1 is stale, since it has not been updated by backward"
-    ):
+    with pytest.raises((UserWarning, MXNetError), match="on rank 1 is stale: no backward has written it"):
         trainer.step(4)
         mx.nd.waitall()
     clear_errors()
@@ -604,5 +602,5 @@ def test_arguments_that_others_take():
         mykv.DistributedTrainer(net, "sgd")
     with pytest.raises(TypeError, match="such as net.collect_params.., not int"):
         mykv.DistributedTrainer(3, "sgd")
-    with pytest.raises(TypeError, match="takes no kvstore: it is one"):
+    with pytest.raises(TypeError, match="takes no kvstore. Leave it out"):
         mykv.DistributedTrainer(net.collect_params(), "sgd", kvstore="mykv")

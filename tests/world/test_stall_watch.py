@@ -300,7 +300,7 @@ def test_after_the_second_limit_all_ranks_get_the_error_and_go_on(mpirun, ranks,
 def test_settings_that_do_not_exist_are_named_with_those_that_they_look_like(mpirun):
     env = {"MYKV_STALL_WARN": "3", "MYKV_GPUS": "host", "MYKV_NOTE_OF_MINE": "1"}
     result = mpirun(2, "import kvstore_plugin as mykv\nmykv.init()", env=env)
-    said = re.findall(r"There is no setting (\w+), and it has no effect. Is (\w+) meant", result.stderr)
+    said = re.findall(r"There is no setting (\w+), so it has no effect. Is (\w+) meant", result.stderr)
     assert result.code == 0 and said == [("MYKV_GPUS", "MYKV_GPU"), ("MYKV_STALL_WARN", "MYKV_STALL_WARN_S")], (
         result.text
     )
