@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,16 +94,17 @@ def test_every_rank_gets_the_code_and_the_ranks(core, rank, size, hosts, gather)
 def test_an_error_without_a_code():
     import mykv_core
 
-    with pytest.raises(mykv_core.Error) as raised:
-        mykv_core.rank()
-    assert (raised.value.code, raised.value.ranks) == ("other", ())
+    # In a process of its own: another test may have initialized the core in this one.
+    script = "import mykv_core\ntry: mykv_core.rank()\nexcept mykv_core.Error as error: print(error.code, error.ranks)"
+    alone = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert alone.stdout == "other ()\n", alone.stderr
     assert (mykv_core.Error("text").code, mykv_core.Error("text").ranks) == ("other", ())
 
 
 def test_the_codes_are_documented():
     import mykv_core
 
-    page = (Path(__file__).parents[1] / "docs/api.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
     assert tuple(re.findall(r"^\| `'(\w+)'` \|", page, re.MULTILINE)) == mykv_core.Error.codes
 
 

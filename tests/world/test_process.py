@@ -79,7 +79,7 @@ _WRONG = {
 def test_a_wrong_setting_ends_init_on_all_ranks_whatever_it_is_for(fresh, rank, size, monkeypatch, gather):
     from kvstore_plugin.world import settings
 
-    files = {"MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY"}
+    files = {"MYKV_TIMELINE", "MYKV_CUDA_LIBRARY", "MYKV_NCCL_LIBRARY"}
     assert set(_WRONG) == set(settings._TABLE) - files
     for variable, text in _WRONG.items():
         with monkeypatch.context() as changed:
