@@ -79,7 +79,9 @@ class Job:
         self.ranks = ranks
         self.directory = Path(tempfile.mkdtemp(prefix="mykv-torture-"))
         program = [sys.executable, "-m", module, *map(str, arguments)]
-        path = ":".join(filter(None, [str(_TESTS), str(_STACKS), str(core_testing.FOLDER), os.environ.get("PYTHONPATH")]))
+        path = ":".join(
+            filter(None, [str(_TESTS), str(_STACKS), str(core_testing.FOLDER), os.environ.get("PYTHONPATH")])
+        )
         folder = {"TMPDIR": str(self.directory)} if has_folder else {}
         own = {"PYTHONPATH": path, "MYKV_VIRTUAL_HOSTS": str(hosts), **folder, **(env or {})}
         self._output = (self.directory / "output").open("wb")
