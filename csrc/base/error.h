@@ -72,7 +72,8 @@ class Error : public std::runtime_error {
 // The cause that an exception carries; of an exception from elsewhere its text.
 inline Cause as_cause(const std::exception& error) {
   const auto* const own = dynamic_cast<const Error*>(&error);
-  return own != nullptr ? own->cause() : Cause(error.what());
+  if (own != nullptr) return own->cause();
+  return Cause(*error.what() != '\0' ? error.what() : "an error without a text");  // an empty cause would be none
 }
 
 inline Error system_error(const std::string& what) { return Error(what + ": " + std::strerror(errno)); }

@@ -56,7 +56,7 @@ void PartEvents::start(const TableEvent& event) {
   bool first = false;
   const std::optional<Part> part = requests_.begin(event.entry, event.generation, &first);
   if (!part) return;
-  queue_.offer(SendQueue::key_of(*part->posted));  // other ranks may have brought its next parts
+  if (queue_.listens()) queue_.offer(SendQueue::key_of(*part->posted));  // other ranks may have brought its next parts
   if (!first) return;
   note_agreed(*part);
   const Entry& entry = context_.table.entry(event.entry);

@@ -34,7 +34,7 @@ Cause Requests::leave_to_thread(const std::shared_ptr<RequestState>& posted) {
   return stopped_;
 }
 
-std::deque<std::shared_ptr<RequestState>> Requests::take_posted() {
+std::vector<std::shared_ptr<RequestState>> Requests::take_posted() {
   std::lock_guard<std::mutex> lock(mutex_);
   return std::exchange(posted_, {});
 }

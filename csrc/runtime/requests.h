@@ -3,7 +3,6 @@
 #pragma once
 
 #include <chrono>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,7 +31,7 @@ class Requests {
   // After the table was given up: leaves a request to the runtime's thread, which is about to end all. Returns why no
   // request is taken any more; empty: the thread ends this request, or it has ended.
   Cause leave_to_thread(const std::shared_ptr<RequestState>& posted);
-  std::deque<std::shared_ptr<RequestState>> take_posted();
+  std::vector<std::shared_ptr<RequestState>> take_posted();
   // No request is taken any more. False: that was so already, for another reason.
   bool refuse_new(const Cause& reason);
   bool refuses_new();
@@ -116,7 +115,7 @@ class Requests {
   const size_t part_bytes_;
   const size_t staging_bytes_;
   std::mutex mutex_;                                  // guards all that follows, and counters of each RequestState
-  std::deque<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
+  std::vector<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
   ByEntry parts_;                                     // parts of this rank in the host's table
   Cause stopped_;                                     // why no request is taken any more
   size_t staged_bytes_ = 0;

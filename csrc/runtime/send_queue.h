@@ -25,7 +25,7 @@ class SendQueue {
     const Place place = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
     ages_.emplace(age_of(*posted), place);
     if (indexed_) index_.emplace(key_of(*posted), place);
-    offer(key_of(*posted));
+    if (indexed_) offer(key_of(*posted));
   }
   void erase(Place place) {
     ages_.erase(age_of(*place->second));

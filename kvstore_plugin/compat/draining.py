@@ -11,7 +11,7 @@ import contextlib
 import threading
 from typing import Callable
 
-_Wait = Callable[[], None]
+_Wait = Callable[[Callable[[], None]], None]
 
 
 class _Waiter:
@@ -21,15 +21,22 @@ class _Waiter:
         self._condition = threading.Condition()
         self._wait: _Wait | None = None
         self._asked = self._done = 0
+        self._forgotten = 0  # errors, since the last call of ask()
         threading.Thread(target=self._run, name="kvstore_plugin-drain", daemon=True).start()
 
-    def ask(self, wait: _Wait, seconds: float) -> None:
+    def ask(self, wait: _Wait, seconds: float) -> int:
         with self._condition:
             self._wait = wait
             self._asked += 1
             mine = self._asked
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._done >= mine, seconds)
+            forgotten, self._forgotten = self._forgotten, 0
+            return forgotten
+
+    def _count(self) -> None:
+        with self._condition:
+            self._forgotten += 1
 
     def _run(self) -> None:
         while True:
@@ -37,7 +44,7 @@ class _Waiter:
                 self._condition.wait_for(lambda: self._asked > self._done)
                 wait, asked = self._wait, self._asked
             with contextlib.suppress(Exception):  # without this thread every later wait would last to its limit
-                wait()
+                wait(self._count)
             with self._condition:
                 self._done = asked
                 self._condition.notify_all()
@@ -55,9 +62,17 @@ def begin() -> None:
         _waiter = None
 
 
-def wait(wait_for_all: _Wait, seconds: float) -> None:
-    """Run a wait until its end, or for at most `seconds`."""
+def wait(wait_for_all: _Wait, seconds: float) -> int:
+    """Run a wait until its end, or for at most `seconds`; returns how many errors it has made MXNet forget so far.
+
+    Parameters
+    ----------
+    wait_for_all : callable
+        Waits, and calls its argument for each error.
+    seconds : float
+    """
     if _waiter is not None:
-        _waiter.ask(wait_for_all, seconds)
-    else:
-        wait_for_all()
+        return _waiter.ask(wait_for_all, seconds)
+    errors: list[None] = []
+    wait_for_all(lambda: errors.append(None))
+    return len(errors)

@@ -26,8 +26,8 @@ class _Engine(process.Follower):
             self._has_drain_thread = True
             draining.begin()
 
-    def drain(self, seconds: float) -> None:
-        draining.wait(mxnet.wait_for_all, seconds)
+    def drain(self, seconds: float) -> int:
+        return draining.wait(mxnet.wait_for_all, seconds)
 
 
 process.follow(_Engine())

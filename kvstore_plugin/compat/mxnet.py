@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
 import sys
 import weakref
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 _INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs, such as mxnet-cu112"
 
@@ -138,14 +137,18 @@ def engine_blocks() -> bool:
     return os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
-def wait_for_all() -> None:
+def wait_for_all(forgotten: Callable[[], None]) -> None:
     """Wait until MXNet's engine is idle, and let it forget the errors that were raised nowhere.
+
+    `forgotten` is called for each of these errors.
 
     If the text of an error begins with the name of a class, as "ValueError: ", MXNet raises an error of that class.
     """
     while True:
-        with contextlib.suppress(Exception):
+        try:
             return ndarray.waitall()
+        except Exception:
+            forgotten()
 
 
 def contexts(parameter: Parameter) -> list:

@@ -154,7 +154,7 @@ class Turn:
                 wait(work, lambda: self._look(look, refusals))
         except MXNetError as error:
             for refuse in refusals:
-                with contextlib.suppress(RuntimeError):  # the core was shut down
+                with contextlib.suppress(RuntimeError, ValueError):  # the core was shut down, the set was removed
                     refuse()
             self._tell()
             if limit is None:
@@ -165,9 +165,10 @@ class Turn:
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
         if look is not None:
             look()
-        if not refusals:
-            found = deadlock_check.look(self.core, self.name, self.call)
-            refusals += [found] if found is not None else []
+        # Again and again: the core gives up a call only once the call has found room in the table of its host.
+        found = deadlock_check.look(self.core, self.name, self.call)
+        if found is not None:
+            refusals[:] = [found]
 
     def _give_up(self, limit: Limit) -> None:
         missing = sorted({rank for one in self.core.waiting(self.name) for rank in one[2]})

@@ -51,6 +51,7 @@ generation = 0  # how often the core was started: older objects must not touch n
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
+_ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
@@ -75,8 +76,9 @@ class Follower:
     def add_sets(self, process_sets: Any) -> None:
         """Called at the end of each init() that starts the core, on all ranks; init() raises its error."""
 
-    def drain(self, seconds: float) -> None:
-        """Wait at most `seconds` for what was pushed; errors that were raised nowhere are forgotten."""
+    def drain(self, seconds: float) -> int:
+        """Wait at most `seconds` for what was pushed; returns how many errors, raised nowhere, are forgotten."""
+        return 0
 
     def left(self, lost: bool) -> None:
         """Called when the core has ended; `lost`: because a worker was lost."""
@@ -173,14 +175,13 @@ def shutdown() -> None:
     error. MPI stays initialized; all ranks together may call init() again.
     """
     if is_initialized():
-        before = _ended_by_leaving()
-        _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
-        lost = [text for code, (count, text) in _ended_by_leaving().items() if count > before.get(code, (0, ""))[0]]
-        if lost:
+        forgotten = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
+        ended = [text for code, (count, text) in _ended_by_leaving().items() if count > _ended_before.get(code, 0)]
+        if forgotten and ended:
             _log.warning(
-                "shutdown() has ended operations that other ranks had not started; their results are missing, although "
-                "reading them raises no error any more. One of the operations: %s",
-                lost[0],
+                "Operations have failed since a rank has left, and shutdown() has made MXNet forget their errors. The "
+                "results are missing, although reading them raises no error any more. One of the operations: %s",
+                ended[0],
             )
 
 
@@ -316,7 +317,7 @@ def _forget_finished() -> None:
 
 
 def _join(comm: Any, read_settings: bool = False) -> None:
-    global core, generation, _comm, _last_comm, _group
+    global core, generation, _comm, _last_comm, _group, _ended_before
     loaded = core_loader.load()
     launcher.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
     MPI = mpi.start(loaded)
@@ -331,6 +332,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     loaded.init(comm.py2f(), {**options, "versions": _versions(loaded)})
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     core = loaded
+    _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
     for follower in _followers:
         follower.joined(core)
@@ -463,14 +465,14 @@ def _at_exit() -> None:
         failure_detector.end()  # it still runs if join_again() has failed
 
 
-def _leave(reason: str, afterwards: str, lost: bool = False) -> None:
+def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     """Let operations of this rank finish, as long as the others take part; then tell the others why it has left.
 
-    Afterwards MXNet does not raise the errors of these operations any more.
+    Afterwards MXNet does not raise the errors of these operations any more; returns how many.
     """
     global core, _comm, _group
     seconds = settings.value("MYKV_EXIT_WAIT_S")
-    drain(seconds)
+    forgotten = drain(seconds)
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     failure_detector.end(orderly=not lost)
@@ -478,16 +480,15 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> None:
     leaving.shutdown()
     # Unfinished operations have failed now, and MXNet would report that as an error of its exit. The draining thread
     # should be done when the caller reads an array: two threads must not take the same error out of the engine.
-    drain(max(seconds, _LEAST_DRAIN_S))
+    forgotten += drain(max(seconds, _LEAST_DRAIN_S))
     for follower in _followers:
         follower.left(lost)
+    return forgotten
 
 
-def drain(seconds: float) -> None:
+def drain(seconds: float) -> int:
     """Let what this rank has pushed into MXNet's engine finish, for at most so many seconds.
 
-    MXNet forgets the errors that were raised nowhere.
+    MXNet forgets the errors that were raised nowhere; returns how many.
     """
-    if not _forked:
-        for follower in _followers:
-            follower.drain(seconds)
+    return 0 if _forked else sum(follower.drain(seconds) for follower in _followers)

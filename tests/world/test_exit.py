@@ -485,6 +485,30 @@ def test_shutdown_with_operations_that_the_other_never_asks_for(job):
         assert f"'{one}'" in result.stderr, result.text
 
 
+def test_shutdown_tells_of_an_operation_that_failed_before_it_unless_its_error_was_raised(job):
+    """Rank 1 leaves, which ends an operation of rank 0, and rank 0 shuts down later; in the second round it has read it."""
+    result, _ = job(
+        """
+        for turn in range(2):
+            mykv.init()
+            mykv.barrier()
+            if rank == 0:
+                array = sum_of(f"only {turn}", (100_000,))
+                time.sleep(2)
+                if turn == 1:
+                    try:
+                        array.asnumpy()
+                    except Exception as error:
+                        print("read", flush=True)
+            mykv.shutdown()
+        print("now", flush=True)
+        """,
+        env={"MYKV_EXIT_WAIT_S": "1"},
+    )
+    assert result.code == 0 and result.stdout.count("read") == 1, result.text
+    assert result.stderr.count("made MXNet forget") == 1 and "'only 0'" in result.stderr, result.text
+
+
 def test_end_where_python_starts_no_thread_any_more(job):
     """As Python 3.12 does while it exits. Both ranks have operations that the other never asks for."""
     result, seconds = job(
