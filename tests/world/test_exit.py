@@ -486,7 +486,7 @@ def test_shutdown_with_operations_that_the_other_never_asks_for(job):
 
 
 def test_shutdown_tells_of_an_operation_that_failed_before_it_unless_its_error_was_raised(job):
-    """Rank 1 leaves, which ends an operation of rank 0, and rank 0 shuts down later; in the second round it has read it."""
+    """Rank 1 leaves, which ends an operation of rank 0. Rank 0 shuts down later; in the second round it has read it."""
     result, _ = job(
         """
         for turn in range(2):
