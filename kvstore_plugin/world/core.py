@@ -30,8 +30,8 @@ def load() -> ModuleType:
 def _explain(error: ImportError) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name == "mykv_core":
         return (
-            "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python. Install the package "
-            "mykv with pip; a source tree alone is not enough."
+            "The compiled core of kvstore_plugin (mykv_core) is not installed for this Python. Run `pip install .` "
+            "in the source tree of mykv; the tree alone is not enough."
         )
     missing = _MISSING_LIBRARY.search(str(error))
     if missing and missing.group(1).startswith("libmpi"):

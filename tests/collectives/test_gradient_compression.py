@@ -75,7 +75,7 @@ def test_what_users_say_becomes_a_text_that_the_core_understands(params, wire):
         ({"type": "3bit"}, ValueError, "must be one of 'none'.* not '3bit'"),
         ({"type": 2}, ValueError, "must be one of 'none'.* not 2"),
         ({"type": "2bit", "compressor": "2bit"}, ValueError, "not have both 'type' and 'compressor'"),
-        ({"type": "2bit", "k": 1}, ValueError, "'2bit' has no parameter 'k': it has 'threshold', 'ef'"),
+        ({"type": "2bit", "k": 1}, ValueError, "'2bit' has no parameter 'k': its parameters are 'threshold', 'ef'"),
         ({"type": "onebit", "momentum": "nesterov"}, ValueError, "not have 'momentum'.*'nesterov'"),
         ({"compressor": "onebit", "sacling": True}, ValueError, "'onebit' has no parameter 'sacling'"),
         ({"type": "onebit", "k": 1}, ValueError, "'onebit' has no parameter 'k'"),

@@ -68,5 +68,5 @@ def test_elastic_workers_go_on_by_another_road_each_time(mpirun):
     for size, seconds, error in lost:
         assert float(seconds) < _LIMIT, result.text
         victim = {"4": 0, "3": 2, "2": 0}[size]
-        assert f"rank {victim} has" in error, result.text
+        assert f"rank {victim} of {size} has" in error, result.text
     assert "summed 1 by host memory" in result.stdout, result.text

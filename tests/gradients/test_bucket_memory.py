@@ -509,7 +509,7 @@ def test_ranks_that_initialize_parameters_in_different_order_copy_and_say_so(ran
     net, trainer = build(bucket_bytes)
     with caplog.at_level(logging.WARNING):
         train(net, trainer, turned=rank == 1)
-    assert _warnings(caplog, "in different orders.* by copying") == (1 if rank == 0 else 0)
+    assert _warnings(caplog, "parameters in different orders") == (1 if rank == 0 else 0)
     reference, plain = build(0)
     train(reference, plain, turned=rank == 1)
     assert checksum(net) == checksum(reference)

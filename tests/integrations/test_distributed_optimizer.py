@@ -304,9 +304,9 @@ def test_a_trainer_over_mykv_refuses_it_because_it_would_sum_twice(kvstore):
     net = dense_network(seed=0)
     optimizer = mykv.DistributedOptimizer(_optimizer("sgd"))
     kvstore = mx.kv.create("mykv") if kvstore == "instance" else kvstore
-    with pytest.raises(ValueError, match="sum them once more.*kvstore=None"):
+    with pytest.raises(ValueError, match="them again.*kvstore=None"):
         gluon.Trainer(net.collect_params(), optimizer, kvstore=kvstore)
-    with pytest.raises(ValueError, match="sum them once more.*kvstore=None"):
+    with pytest.raises(ValueError, match="them again.*kvstore=None"):
         gluon.Trainer(net.collect_params(), optimizer, None, kvstore)
     gluon.Trainer(net.collect_params(), optimizer)  # MXNet's default, for the devices of one process
 

@@ -281,7 +281,7 @@ def test_values_that_are_missing_on_one_rank(rank):
 @pytest.mark.ranks(2)
 def test_ranks_that_differ(rank):
     values = {"mean": array(np.zeros(3 + rank, "float32"))}
-    with pytest.raises(MXNetError, match=r"values: 1 on rank 0, 1 on rank 1.*mean \([34],\) float32"):
+    with pytest.raises(MXNetError, match=r"there are 1 on rank 0 and 1 on rank 1.*mean \([34],\) float32"):
         mykv.sync_aux_params(values)
     with pytest.raises(MXNetError, match="1 on rank 0, 0 on rank 1"):
         mykv.sync_aux_params({} if rank else values)

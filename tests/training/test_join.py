@@ -442,7 +442,7 @@ def test_wrong_arguments(rank):
         with pytest.raises(kind, match=sentence):
             mykv.join(*arguments)
     other = mykv.DistributedTrainer(net.collect_params(), *_SGD)
-    with pytest.raises(ValueError, match="one join.first, second."), mykv.join(trainer), mykv.join(other):
+    with pytest.raises(ValueError, match="the same join.first, second."), mykv.join(trainer), mykv.join(other):
         pass
     mykv.barrier()
 

@@ -62,7 +62,7 @@ def test_launcher_of_another_mpi_is_refused(environment):
     with pytest.raises(RuntimeError) as failure:
         launch.check_size(1, _OPEN_MPI, environment)
     variable, number = next(reversed(environment.items()))
-    for word in (variable, number, "Open MPI 5", "alone", "mpirun"):
+    for word in (variable, number, "Open MPI 5", "sees only one", "mpirun"):
         assert word in str(failure.value)
     launch.check_size(int(number), _OPEN_MPI, environment)
 

@@ -61,7 +61,7 @@ def test_one_line_names_them_where_mpi_was_initialized_before(mpirun):
     if expected is None:  # it needs none
         assert not lines, result.text
     else:
-        assert len(lines) == 1 and f"set {expected}," in lines[0], result.text
+        assert len(lines) == 1 and f"set {expected}." in lines[0], result.text
 
 
 def test_nothing_is_said_where_they_were_set(mpirun):
