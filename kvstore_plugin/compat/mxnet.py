@@ -137,7 +137,7 @@ def engine_blocks() -> bool:
     return os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine"
 
 
-def wait_for_all(forgotten: Callable[[], None]) -> None:
+def wait_for_all(forgotten: Callable[[], None] = lambda: None) -> None:
     """Wait until MXNet's engine is idle, and let it forget the errors that were raised nowhere.
 
     `forgotten` is called for each of these errors.

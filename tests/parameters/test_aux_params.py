@@ -283,7 +283,7 @@ def test_ranks_that_differ(rank):
     values = {"mean": array(np.zeros(3 + rank, "float32"))}
     with pytest.raises(MXNetError, match=r"there are 1 on rank 0 and 1 on rank 1.*mean \([34],\) float32"):
         mykv.sync_aux_params(values)
-    with pytest.raises(MXNetError, match="1 on rank 0, 0 on rank 1"):
+    with pytest.raises(MXNetError, match="1 on rank 0 and 0 on rank 1"):
         mykv.sync_aux_params({} if rank else values)
     with pytest.raises(MXNetError, match="(?s)to the mean.*to the values of rank 1|values of rank 1.*to the mean"):
         mykv.sync_aux_params(values, root_rank=1 if rank else None)
