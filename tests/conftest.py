@@ -26,7 +26,7 @@ _MARKS = {
         "sharded_optimizer",
         "sync_batch_norm",
     ),
-    "rights": ("launcher", "memory", "namespaces", "network", "process", "region", "security"),
+    "rights": ("launch_checks", "memory", "namespaces", "network", "process", "region", "security"),
 }
 
 

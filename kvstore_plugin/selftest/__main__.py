@@ -26,7 +26,7 @@ from typing import Callable, Iterator
 import numpy as np
 
 from ..world import core as core_loader
-from ..world import gpu_libraries, launcher, process, settings, version
+from ..world import gpu_libraries, launch_checks, process, settings, version
 from . import gpu as selftest_gpu
 
 _LIMIT = 120.0  # seconds for everything after the launch
@@ -149,7 +149,7 @@ def look_at_installation(found: Findings) -> None:
         facts["MPI built against"] = info["mpi"]
         facts["MPI loaded"] = loaded.strip("\0 \n").partition("\n")[0].partition(",")[0]
         facts["kernels"] = f"{core.kernel_path()} (built: {', '.join(info['kernels'])})"
-        launcher.check_library(info["mpi"], loaded)
+        launch_checks.check_library(info["mpi"], loaded)
     facts["mpi4py"] = "cannot be imported"
     with found.catching("mpi4py"):
         try:

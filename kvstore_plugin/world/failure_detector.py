@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from . import core as core_loader
-from . import exit_notifier, launcher
+from . import exit_notifier, launch_checks
 from .process_watch import Followed, this_process
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def _refusal() -> str | None:
     from mpi4py import MPI
 
     library = MPI.Get_library_version()
-    if launcher.parse_version(library)[0] != "Open MPI" or not hasattr(MPI.Comm, "Shrink"):
+    if launch_checks.parse_version(library)[0] != "Open MPI" or not hasattr(MPI.Comm, "Shrink"):
         return (
             "elastic=True needs Open MPI 5 and mpi4py 4.1, which let a job continue after a process has died (ULFM), "
-            f"but this job runs with {' '.join(launcher.parse_version(library)).strip()}. Use that Open MPI, or "
+            f"but this job runs with {' '.join(launch_checks.parse_version(library)).strip()}. Use that Open MPI, or "
             "elastic=False."
         )
-    if not launcher.outlives_processes():
+    if not launch_checks.outlives_processes():
         return (
             "elastic=True needs a job that continues after a process has died. Start it with `mpirun --with-ft ulfm` "
             "(Open MPI 5), or use elastic=False."

@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any, Sequence
 
-from . import launcher, mpi_settings
+from . import launch_checks, mpi_settings
 
 # Of the messages by which the members of a process set make its communicator; large, so that no user has the same tag.
 _TAG = 32001
@@ -55,10 +55,10 @@ def _load(core: ModuleType) -> ModuleType:
     except ImportError as error:
         raise ImportError(
             "mpi4py is missing or finds no MPI library, install it for the MPI that mykv was built against "
-            f"({' '.join(launcher.parse_version(core.build_info()['mpi'])).strip()}; pip install mpi4py): {error}",
+            f"({' '.join(launch_checks.parse_version(core.build_info()['mpi'])).strip()}; pip install mpi4py): {error}",
             name="mpi4py",
         ) from error
-    launcher.check_same_library(core.mpi_library_version(), MPI.Get_library_version())
+    launch_checks.check_same_library(core.mpi_library_version(), MPI.Get_library_version())
     return MPI
 
 

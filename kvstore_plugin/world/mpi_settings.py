@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from typing import Any, MutableMapping
 
-from . import launcher
+from . import launch_checks
 
 _log = logging.getLogger("kvstore_plugin")
 
@@ -47,7 +47,7 @@ _late: dict[str, str] = {}  # settings that came too late, after the initializat
 def apply(environment: MutableMapping[str, str] = os.environ) -> None:
     """Set what the user has not set; if MPI is initialized already, remember what is missing."""
     wanted = {name: value for settings in _SETTINGS.values() for name, value in settings.items()}
-    if launcher.outlives_processes(environment):
+    if launch_checks.outlives_processes(environment):
         wanted.update(_OUTLIVING)
     missing = {name: value for name, value in wanted.items() if not _is_set(name, environment)}
     if _initialized():
@@ -59,7 +59,7 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
 
 def warn_if_late(core: Any) -> None:
     """Log one line on rank 0 if MPI was initialized before its settings were set, and spinning can cost time."""
-    settings = _SETTINGS.get(launcher.parse_version(core.mpi_library_version())[0], {})
+    settings = _SETTINGS.get(launch_checks.parse_version(core.mpi_library_version())[0], {})
     late = [f"{name}={_late[name]}" for name in settings if name in _late]
     shares_cores = core.local_size() > len(os.sched_getaffinity(0)) or len(core.host_ranks()) > 1
     if late and shares_cores and core.rank() == 0:

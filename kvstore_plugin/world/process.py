@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 from . import core as core_loader
-from . import failure_detector, gpu_libraries, launcher, mpi, mpi_settings, settings, stall_watch
+from . import failure_detector, gpu_libraries, launch_checks, mpi, mpi_settings, settings, stall_watch
 from .version import VERSION
 
 if TYPE_CHECKING:
@@ -151,10 +151,10 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         for variable, nearest in settings.misspelled():
             _log.warning("There is no setting %s, so it has no effect. Is %s meant?", variable, nearest)
     mpi_settings.warn_if_late(core)
-    launcher.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
-    launcher.warn_of_many_threads(core.local_rank(), core.local_size())
+    launch_checks.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
+    launch_checks.warn_of_many_threads(core.local_rank(), core.local_size())
     if core.rank() == 0:
-        launcher.mark_start()
+        launch_checks.mark_start()
         _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
 
 
@@ -319,9 +319,9 @@ def _forget_finished() -> None:
 def _join(comm: Any, read_settings: bool = False) -> None:
     global core, generation, _comm, _last_comm, _group, _ended_before
     loaded = core_loader.load()
-    launcher.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
+    launch_checks.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
     MPI = mpi.start(loaded)
-    launcher.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
+    launch_checks.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     if failure_detector.is_possible():
         loaded.end_failed_exits_by_signal(True)
     comm = mpi.communicator(comm)

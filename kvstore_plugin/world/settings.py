@@ -26,7 +26,7 @@ init() on all ranks, and not a training after hours.
 
 MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU must be
 the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not
-settings; launcher.py reads them.
+settings; launch_checks.py reads them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ with atheris.instrument_imports(include=["kvstore_plugin", "pickle"], exclude=["
 
     from kvstore_plugin.collectives import gradient_compression  # noqa: F401
     from kvstore_plugin.sharded_optimizer import safe_unpickler, state_file  # noqa: F401
-    from kvstore_plugin.world import launcher, settings  # noqa: F401
+    from kvstore_plugin.world import launch_checks, settings  # noqa: F401
 from parsers import PARSERS  # noqa: E402
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from kvstore_plugin.collectives import gradient_compression
 from kvstore_plugin.sharded_optimizer import state_file
-from kvstore_plugin.world import launcher as launch
+from kvstore_plugin.world import launch_checks as launch
 from kvstore_plugin.world import settings
 from mykv_core_testing import Compressor
 

@@ -32,7 +32,7 @@ from kvstore_plugin.elastic import snapshots
 from kvstore_plugin.elastic import state as elastic_state
 from kvstore_plugin.sharded_optimizer import partition as sharding
 from kvstore_plugin.world import failure_detector as liveness
-from kvstore_plugin.world import launcher as launch
+from kvstore_plugin.world import launch_checks as launch
 from kvstore_plugin.world import process
 from kvstore_plugin.world import process_watch as followed
 from mxnet import autograd, gluon

@@ -59,7 +59,7 @@ def test_the_wrapper_of_intel_from_pypi_does_not_know_its_folder(mykv_mpi, wrapp
     ],
 )
 def test_versions_come_from_the_header_and_are_known_at_run_time(mykv_mpi, wrapper, tmp_path, header, version):
-    from kvstore_plugin.world import launcher as launch
+    from kvstore_plugin.world import launch_checks as launch
 
     mpi = mykv_mpi.describe(wrapper(f"gcc -I{tmp_path}/include -L{tmp_path}/lib -lmpi", header), ["g++"])
     assert mpi.version == version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kvstore_plugin.world import mpi_settings
-from kvstore_plugin.world.launcher import parse_version
+from kvstore_plugin.world.launch_checks import parse_version
 
 _YIELD = "OMPI_MCA_mpi_yield_when_idle"
 _OF_INTEL = "I_MPI_WAIT_MODE"

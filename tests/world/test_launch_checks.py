@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.marks import long
-from kvstore_plugin.world import launcher as launch
+from kvstore_plugin.world import launch_checks as launch
 
 _OPEN_MPI = "Open MPI v5.0.11, package: Open MPI someone, ident: 5.0.11, repo rev: v5.0.11, Jun 23, 2026\0"
 _MPICH = "MPICH Version:      4.2.1\nMPICH Release date: Wed Apr 17 15:30:02 CDT 2024\n"
