@@ -316,6 +316,7 @@ def test_a_worker_outside_the_process_set_trains_alone(rank):
         model.steps([1], step)
     trainer.synchronize()
     _compare(net, model, 0)
+    mykv.remove_process_set(with_one)  # other tests of this job add it too
 
 
 @pytest.mark.ranks(2)
