@@ -114,10 +114,10 @@ class Requests {
 
   const size_t part_bytes_;
   const size_t staging_bytes_;
-  std::mutex mutex_;                                  // guards all that follows, and counters of each RequestState
+  std::mutex mutex_;                                   // guards all that follows, and counters of each RequestState
   std::vector<std::shared_ptr<RequestState>> posted_;  // for the thread to take over
-  ByEntry parts_;                                     // parts of this rank in the host's table
-  Cause stopped_;                                     // why no request is taken any more
+  ByEntry parts_;                                      // parts of this rank in the host's table
+  Cause stopped_;                                      // why no request is taken any more
   size_t staged_bytes_ = 0;
   size_t moving_parts_ = 0;  // large parts in slots, at which all ranks have arrived
   size_t large_parts_ = 0;
