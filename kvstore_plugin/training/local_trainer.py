@@ -8,12 +8,11 @@ from typing import Any, Mapping
 
 from ..collectives import compression as compressions
 from ..collectives.compression import Compression
-from ..compat import arrays
+from ..compat import arrays, state_tree
 from ..compat.arguments import whole_number
-from ..compat.mxnet import fill_with_zeros, mx
+from ..compat.mxnet import NDArray, fill_with_zeros, mx
 from ..gradients import parameter_groups
 from ..gradients.local_reducer import LocalReducer
-from ..nn import sync_batch_norm
 from ..parameters import broadcast, load_tracking
 from ..sharded_optimizer import atomic_file
 from ..world import process
@@ -199,7 +198,7 @@ class LocalTrainer(DistributedTrainer):
     def synchronize(self) -> None:
         """Meet until all workers have called this; then all have equal weights. Collective; waits.
 
-        Workers may come from different numbers of steps: those that come early take part in the meetings of the others
+        Workers may have made different numbers of steps: early workers take part in the meetings of the others
         without a change of their own. Where no worker has made steps since the last call, the weights stay. During the
         warm-up, and on a worker outside the process set, this is a no-op.
 
@@ -328,8 +327,8 @@ class LocalTrainer(DistributedTrainer):
         if self._resets_momentum:
             with arrays.not_recorded():
                 for updater in self._updaters:
-                    for state in updater.states.values():
-                        _set_to_zero(state)
+                    for array in state_tree.leaves(list(updater.states.values()), NDArray):
+                        fill_with_zeros(array)
 
     def _check_mixed_precision(self) -> None:
         raise ValueError("A LocalTrainer does not work with AMP: use DistributedTrainer.")
@@ -343,9 +342,8 @@ class _LocalSteps(LocalReducer):
         self._frozen = [one for one in parameters if one.grad_req == "null"]
         self._outer = outer
 
-    def allreduce(self, ignore_stale: bool = False, label: str = "", compares: bool = False) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
         """Sum each gradient over the devices of this worker."""
-        sync_batch_norm.end_step()
         thawed = next((one for one in self._frozen if one.grad_req != "null"), None)
         if thawed is not None:
             raise RuntimeError(
@@ -361,14 +359,6 @@ class _LocalSteps(LocalReducer):
     def refuse_awaited(self, reason: str) -> None:
         """Refuse the meeting in which the other ranks wait."""
         self._outer.refuse(reason)
-
-
-def _set_to_zero(state: Any) -> None:
-    for one in state if isinstance(state, (list, tuple)) else [state]:
-        if isinstance(one, (list, tuple)):
-            _set_to_zero(one)
-        elif one is not None:
-            fill_with_zeros(one)
 
 
 def _check_dtype(name: str, parameter: Any) -> None:

@@ -51,9 +51,14 @@ class _Weight:
         return _classic(self.parameter._data[0])
 
     def held(self) -> list[NDArray]:
-        """All arrays of which none may be read before a meeting has changed all of them, or none."""
+        """Arrays that a meeting changes together: none may be read before all are changed, or none will be."""
         own = [self.anchor, self.velocity, self.change, self.snapshot]
         return [*map(_classic, self.parameter._data), *(array for array in own if array is not None)]
+
+    def follow_anchor(self) -> None:
+        """Give the weight the value of the common point, on all devices."""
+        self.anchor.copyto(self.weight)
+        self.spread()
 
     def spread(self) -> None:
         """Copy the values of the first device to the others."""
@@ -249,16 +254,15 @@ class OuterOptimizer:
                     one.anchor += change + options.momentum * one.velocity if options.nesterov else one.velocity
                 if one.snapshot is not None and keeps_local:
                     mx.nd.elemwise_add(one.anchor, one.weight - one.snapshot, out=one.weight)
+                    one.spread()
                 else:
-                    one.anchor.copyto(one.weight)
-                one.spread()
+                    one.follow_anchor()
 
     def _go_back(self) -> None:
         """Give the weights the values of the common point, which they have unless a meeting has failed."""
         with _classic_operators():
             for one in self._weights:
-                one.anchor.copyto(one.weight)
-                one.spread()
+                one.follow_anchor()
 
     def _apply_averages(self) -> None:
         """Give running means their averages."""

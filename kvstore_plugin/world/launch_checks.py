@@ -181,8 +181,10 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
         return
     given = _count(environment.get("OMP_NUM_THREADS", ""))
     threads = given or len(os.sched_getaffinity(0))  # without the variable OpenMP takes all processors
+    if threads == 1:
+        return
     cores = _cores_of_job()
-    if threads > 1 and threads * local_size > cores:
+    if threads * local_size > cores:
         _log.warning(
             "The %d ranks of this host compute with %d threads each (%s) on %d cores, which is slow: set "
             "OMP_NUM_THREADS=%d, as mykvrun does.",
