@@ -49,7 +49,7 @@ void Ending::break_down(const Departed& gone, const Cause& here, const Cause& th
   end_all(here);
 }
 
-// Ends this rank's entries in the host's table, and returns those that had no result.
+// Ends this rank's entries in the host's table, and returns the entries without a result.
 std::vector<uint32_t> Ending::fail_entries(const Departed& gone, const Cause& here, const Cause& there) {
   HostTable& table = context_.table;
   try {

@@ -1,4 +1,4 @@
-"""Ranks that are killed while their GPUs sum, with stand-ins: the job ends, or goes on with those that are left."""
+"""Ranks that are killed while their GPUs sum, with stand-ins: the job ends, or goes on with the remaining ranks."""
 
 from __future__ import annotations
 
