@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "kernels/kernels.h"
+#include "mxnet/gradient_norm.h"
 #include "python/attached_bridge.h"
 #include "python/buckets.h"
 #include "python/errors.h"
@@ -246,6 +247,13 @@ PYBIND11_MODULE(mykv_core, m) {
       .def(py::init<const Handles&>(), py::arg("arrays"))
       .def("push", &Fence::push, "Put it behind the operations that are pushed by now.");
 
+  m.def("push_sum_of_squares", &push_sum_of_squares, py::arg("pieces"), py::arg("squares"), py::arg("more") = 0.0,
+        py::arg("priority") = 0,
+        "squares[0] = more + the sum of squares of (array, begin, count) pieces, in this rank's engine alone.");
+  m.def("push_clip", &push_clip, arrays, py::arg("squares"), py::arg("factor"), py::arg("most"),
+        py::arg("priority") = 0, "Scale arrays so that factor * sqrt(squares[0]) would be at most `most`.");
+  m.def("clipping_factor", &mxnet::clipping_factor, py::arg("squares"), py::arg("factor"), py::arg("most"),
+        "The factor by which push_clip scales arrays.");
   m.def("failed_operations", &mxnet::failed_operations,
         "How many operations on MXNet's arrays have failed in this process.");
   m.def(

@@ -257,6 +257,35 @@ void make_room(void*, void* on_complete, void*) {
 
 void do_nothing(void*, void* on_complete, void*) { complete(*static_cast<EngineCallback*>(on_complete), nullptr); }
 
+// Work of this rank alone. The engine has a pointer to it, and runs the deleter after its last use.
+struct LocalWork {
+  LocalWork(const Api& a, const std::vector<Handle>& given) : api(a) {
+    for (Handle array : given) arrays.push_back(api.retain(array));
+  }
+  LocalWork(const LocalWork&) = delete;
+  LocalWork& operator=(const LocalWork&) = delete;
+  ~LocalWork() {
+    for (Handle array : arrays) api.release(array);
+  }
+
+  Api api;
+  std::vector<Handle> arrays;
+  std::function<void(const std::vector<void*>&)> work;
+};
+
+void run_local(void*, void* on_complete, void* parameter) {
+  const auto* local = static_cast<const LocalWork*>(parameter);
+  Cause failure;
+  try {
+    std::vector<void*> memory;
+    for (Handle array : local->arrays) memory.push_back(local->api.data(array));
+    local->work(memory);
+  } catch (const std::exception& error) {
+    failure = std::string(error.what());
+  }
+  complete(*static_cast<EngineCallback*>(on_complete), failure.empty() ? nullptr : &failure);
+}
+
 // The form for MXNet 2.0, whose engine must also be told of the start.
 template <void (*function)(void*, void*, void*)>
 void start_and_run(void* context, void* on_start, void* on_complete, void* parameter) {
@@ -334,6 +363,21 @@ void Bridge::push_fence(const HeldArrays& arrays) const {
   api_.push(
       for_engine_of<do_nothing>(api_), nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),
       static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
+}
+
+void Bridge::push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,
+                        std::function<void(const std::vector<void*>&)> work) const {
+  Storages storages(api_);
+  for (Handle array : arrays) storages.add(array);
+  auto local = std::make_unique<LocalWork>(api_, arrays);
+  local->work = std::move(work);
+  Context context{kCpu, 0};
+  const std::string shown = "mykv " + name;
+  // Released before the push: whether the engine runs the deleter after a failed push is unknown.
+  api_.push(
+      for_engine_of<run_local>(api_), local.release(),
+      [](void* parameter) { delete static_cast<LocalWork*>(parameter); }, &context, nullptr, 0,
+      storages.arrays().data(), static_cast<int>(storages.arrays().size()), kCpuPrioritized, priority, shown.c_str());
 }
 
 void Bridge::push_failing(Handle array) const {

@@ -66,6 +66,10 @@ class Bridge {
   // An operation without effect that writes the arrays: a reader of any of them waits for all operations that were
   // pushed on any of them.
   void push_fence(const HeldArrays& arrays) const;
+  // Work of this rank alone, on a worker of the engine for the CPU; it gets the memory of the arrays, which it may
+  // write.
+  void push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,
+                  std::function<void(const std::vector<void*>& memory)> work) const;
   // An operation on an array that always fails.
   void push_failing(Handle array) const;
 

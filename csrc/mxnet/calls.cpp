@@ -4,38 +4,12 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "mxnet/description.h"
 #include "operations/signature.h"
 
 namespace mykv::mxnet {
 
 namespace {
-
-DType known_dtype(int number) {
-  if (number < 0 || number >= kDTypeCount)
-    throw Error("mykv does not know MXNet's type number " + std::to_string(number));
-  return static_cast<DType>(number);
-}
-
-struct Description {
-  DType dtype;
-  std::vector<size_t> shape;
-  int gpu = -1;  // -1: in host memory
-
-  size_t count() const { return std::accumulate(shape.begin(), shape.end(), size_t{1}, std::multiplies<>()); }
-  size_t row_elements() const {
-    return std::accumulate(shape.begin() + 1, shape.end(), size_t{1}, std::multiplies<>());
-  }
-  std::string text() const { return std::string(dtype_name(dtype)) + " " + shape_text(shape); }
-};
-
-Description describe(const Api& api, Handle array) {
-  if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
-  const Context context = api.context(array);
-  const int type = context.device_type;
-  if (type != kCpu && type != kCpuPinned && type != kCpuShared && type != kGpu)
-    throw Error("mykv takes arrays in the memory of CPUs and GPUs only");
-  return {known_dtype(api.dtype(array)), api.shape(array), type == kGpu ? context.device_id : -1};
-}
 
 // Where the arrays of one request are: all in host memory, or all on GPUs.
 class Devices {

@@ -232,6 +232,24 @@ def assign(array: NDArray, rows: Rows) -> None:
         made.copyto(array)
 
 
+def squares(values: np.ndarray | NDArray) -> float:
+    """The sum of squares of rows, in float64. Waits for an NDArray."""
+    if isinstance(values, NDArray):
+        values = _rows_of(values, "gradient", False).values
+    wide = values.astype(np.float64).ravel()
+    return float(wide @ wide)
+
+
+def scaled(rows: Rows, factor: float) -> Rows:
+    """The rows times a factor, rounded once."""
+    return Rows(rows.indices, (rows.values.astype(np.float64) * factor).astype(rows.values.dtype))
+
+
+def scale(array: NDArray, factor: float) -> None:
+    """Multiply a row_sparse array by a factor. Waits for the array."""
+    assign(array, scaled(_rows_of(array, "gradient", False), factor))
+
+
 def _check(array: NDArray, what: str) -> None:
     if not isinstance(array, NDArray):
         raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")

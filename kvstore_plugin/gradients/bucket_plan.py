@@ -19,6 +19,7 @@ from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_memory import Bucket, GradientMemory
+from .squares import Squares
 
 # Only these dtypes are compressed between hosts.
 _COMPRESSED_DTYPES = ("float32", "float64")
@@ -116,7 +117,7 @@ class Operation(NamedTuple):
 
 
 class Comparison:
-    """An operation without content: its label must be the same on all ranks of a process set.
+    """An operation whose label must be the same on all ranks of a process set. It may sum one number.
 
     Parameters
     ----------
@@ -128,7 +129,15 @@ class Comparison:
         self._process_set = process_set
         self._buffer: Any = None
 
-    def push(self, name: str, written: Sequence[NDArray], priority: int, label: str, turn_of: str = "") -> None:
+    def push(
+        self,
+        name: str,
+        written: Sequence[NDArray],
+        priority: int,
+        label: str,
+        turn_of: str = "",
+        squares: Squares | None = None,
+    ) -> None:
         """Let arrays wait for the comparison, and carry the error if the labels differ. Returns at once.
 
         Parameters
@@ -142,11 +151,17 @@ class Comparison:
         label : str
         turn_of : str, optional
             The comparison takes the last turn of this name; by default it takes the next turn of its own name.
+        squares : Squares, optional
+            The number to sum over the ranks.
         """
+        kind = process.core.PreparedBucket
+        if squares is not None:
+            handles = arrays.handles([*written, squares.array])
+            kind(name, squares.buffer, 0, 1, "float64", "of squares", handles, priority=priority).push(label, turn_of)
+            return
         if self._buffer is None or not self._buffer.attached:
             self._buffer = self._process_set.core.allocate(1)
         handles = arrays.handles(written)
-        kind = process.core.PreparedBucket
         kind(name, self._buffer, 0, 1, "uint8", "of nothing", handles, priority=priority).push(label, turn_of)
 
     def __reduce__(self) -> tuple:

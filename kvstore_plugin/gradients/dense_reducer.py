@@ -17,7 +17,7 @@ import operator
 from typing import Any, Callable, Mapping, Sequence
 
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, fill_with_zeros
+from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement
 from ..parameters import load_tracking, placement
 from ..parameters.naming import Named
@@ -26,7 +26,8 @@ from . import bucket_plan
 from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
 from .fence import Fence, SumsCheck
-from .reducer import SharedReducer
+from .reducer import Comparing, SharedReducer
+from .squares import Piece
 
 _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
@@ -79,7 +80,7 @@ class DenseReducer(SharedReducer):
         self._seen_weights: list[Any] = []  # with an optimizer on the store
         self._to_update: list[tuple[Operation, set[int] | None]] = []  # operations of this step, and keys; None: all
         self._sums = SumsCheck()
-        self._compares = False  # whether update() follows the last allreduce()
+        self._compares = Comparing.NOTHING  # after the last allreduce()
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation
         self._proposed: list[str] = []  # the operations that this rank proposed last
@@ -127,8 +128,8 @@ class DenseReducer(SharedReducer):
             return True
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
-    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
-        self._leave_out_comparison("update() was not called on that rank after allreduce_grads()")
+    def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
+        self.leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._compares = compares
         if self._moved():
             self._look_again()
@@ -141,8 +142,8 @@ class DenseReducer(SharedReducer):
             used = {id(slot) for slot in self._share_freshness()}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
             keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
-        self._is_due = compares
-        if compares:
+        self._is_due = compares is not Comparing.NOTHING
+        if compares is Comparing.UPDATE:
             self._sums.begin()
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
         for number, operation in enumerate(operations):
@@ -162,8 +163,33 @@ class DenseReducer(SharedReducer):
                 self.refuse_update(f"the update has failed on that rank: {error}")
                 raise
 
+    def pieces(self, only_fresh: bool) -> list[Piece]:
+        if self._reduction.store_optimizer is not None:
+            return [Piece(gradient, 0, gradient.size) for gradient in self.to_scale(only_fresh)]
+        gradients = [parameter._grad[0] for parameter in self._counted(only_fresh)]
+        rank, size = self._process_set.rank(), self._process_set.size()
+        total = sum(gradient.size for gradient in gradients)
+        first, last = total * rank // size, total * (rank + 1) // size  # of all elements, those of this rank
+        pieces, begin = [], 0
+        for gradient in gradients:
+            start, stop = max(first - begin, 0), min(last - begin, gradient.size)
+            if start < stop:
+                pieces.append(Piece(gradient, start, stop - start))
+            begin += gradient.size
+        return pieces
+
+    def to_scale(self, only_fresh: bool) -> list[NDArray]:
+        if self._reduction.store_optimizer is not None:
+            return [gradient for one, keys in self._to_update for gradient in one.update.own_gradients(keys)]
+        return [gradient for parameter in self._counted(only_fresh) for gradient in parameter._grad]
+
+    def _counted(self, only_fresh: bool) -> list[Parameter]:
+        """The parameters with gradients, in an order that is the same on all ranks; with `only_fresh` those in use."""
+        active = [slot.parameter for operation in self._operations for slot in operation.slots]
+        return [one for one in active if not only_fresh or any(weight._fresh_grad for weight in one._data)]
+
     def fence(self) -> None:
-        if self._compares:
+        if self._compares is Comparing.UPDATE:
             super().fence()  # compare() is one operation on all arrays
         elif self._process_set.size() > 1:
             for fence in self._fences:
@@ -176,8 +202,8 @@ class DenseReducer(SharedReducer):
 
     def _refuse_comparison_of(self, reason: str) -> None:
         """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
-        self._is_due = self._compares and bool(self._operations)
-        self._leave_out_comparison(reason)
+        self._is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
+        self.leave_out_comparison(reason)
 
     def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
         """Refuse the rest of a step after some of its operations were pushed."""
@@ -216,7 +242,7 @@ class DenseReducer(SharedReducer):
         return bool(self._operations)  # in the first step all ranks meet, so no rank can push it alone
 
     def refuse(self, reason: str) -> None:
-        self._leave_out_comparison(reason)
+        self.leave_out_comparison(reason)
         self._give_back(reason)
         self._refuse_step(reason)
 

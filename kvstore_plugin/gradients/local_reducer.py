@@ -6,8 +6,9 @@ from typing import Any, Callable, Sequence
 
 from ..collectives import row_sparse
 from ..compat import arrays
-from ..compat.mxnet import Parameter
-from .reducer import Reducer
+from ..compat.mxnet import NDArray, Parameter
+from .reducer import Comparing, Reducer
+from .squares import Piece
 
 
 class LocalReducer(Reducer):
@@ -25,8 +26,29 @@ class LocalReducer(Reducer):
         self._parameters = list(parameters)
         self._when_moved = when_moved
         self._seen: list[Any] = []
+        self._counted: list[NDArray] = []  # row_sparse gradients in the norm of this step
 
-    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
+    def pieces(self, only_fresh: bool) -> list[Piece]:
+        gradients = [one._grad[0] for one in self._parameters if _is_fresh(one) and not _has_rows(one)]
+        return [Piece(gradient, 0, gradient.size) for gradient in gradients]
+
+    def to_scale(self, only_fresh: bool) -> list[NDArray]:
+        dense = [one for one in self._parameters if _is_fresh(one) and not _has_rows(one)]
+        return [gradient for one in dense for gradient in one._grad]
+
+    def has_rows(self) -> bool:
+        return any(map(_has_rows, self._parameters))
+
+    def squares_of_rows(self, only_fresh: bool) -> float:
+        sparse = [one for one in self._parameters if _is_fresh(one) and _has_rows(one)]
+        self._counted = [one for parameter in sparse for one in parameter._grad]
+        return sum(row_sparse.squares(parameter._grad[0]) for parameter in sparse)
+
+    def scale_rows(self, factor: float) -> None:
+        for gradient in self._counted if factor != 1.0 else ():
+            row_sparse.scale(gradient, factor)
+
+    def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         gradients = [parameter._grad for parameter in self._parameters]
         if len(gradients) != len(self._seen) or any(new is not old for new, old in zip(gradients, self._seen)):
             self._when_moved()
@@ -40,3 +62,12 @@ class LocalReducer(Reducer):
                 total = arrays.total(replicas)
                 for gradient in replicas:
                     arrays.copy(total, gradient)
+
+
+def _is_fresh(parameter: Parameter) -> bool:
+    """Whether a gradient will be used in the update; a worker that has ended its loop in join() uses none here."""
+    return parameter._grad is not None and any(weight._fresh_grad for weight in parameter._data)
+
+
+def _has_rows(parameter: Parameter) -> bool:
+    return parameter._grad_stype != "default"

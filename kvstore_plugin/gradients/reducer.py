@@ -6,6 +6,7 @@ parameters.
 
 from __future__ import annotations
 
+import enum
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -15,8 +16,18 @@ from ..coordination import operation
 from ..parameters import deferred_init
 from ..world import process
 from ..world import process_set as process_sets
+from ..world.process_set import ProcessSet
 from .bucket_plan import Comparison, Reduction
 from .fence import Fence
+from .squares import Piece, Squares
+
+
+class Comparing(enum.Enum):
+    """What compare() does after allreduce()."""
+
+    NOTHING = 0  # it is not called
+    STEP = 1  # in step(): it sums a number, and the workers' steps were compared already
+    UPDATE = 2  # in update(), which the user calls
 
 
 class Reducer:
@@ -30,7 +41,7 @@ class Reducer:
 
     have_values: Sequence[Parameter] = ()
 
-    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
 
         Dense gradients: returns at once, unless `ignore_stale` is set, or it is the first step, or the set of gradients
@@ -44,8 +55,8 @@ class Reducer:
             all afterwards.
         label : str
             What else must be equal in the step on all ranks.
-        compares : bool
-            Whether update() follows, which calls compare().
+        compares : Comparing
+            Whether compare() follows, and where.
 
         Raises
         ------
@@ -81,6 +92,25 @@ class Reducer:
 
     def refuse_comparison(self, reason: str) -> None:
         """Refuse the turn of compare(): the other ranks' update fails with the reason."""
+
+    def pieces(self, only_fresh: bool) -> list[Piece]:
+        """This worker's share of the dense gradients, for the global norm; with `only_fresh` without stale ones."""
+        return []
+
+    def to_scale(self, only_fresh: bool) -> list[NDArray]:
+        """The dense arrays from which update() updates the weights; with `only_fresh` without stale gradients."""
+        return []
+
+    def has_rows(self) -> bool:
+        """Whether there are row_sparse gradients."""
+        return False
+
+    def squares_of_rows(self, only_fresh: bool) -> float:
+        """The sum of squares of the row_sparse gradients, on one worker of the process set; 0.0 on the others."""
+        return 0.0
+
+    def scale_rows(self, factor: float) -> None:
+        """Multiply the row_sparse gradients of the last squares_of_rows() by a factor."""
 
     def refuse_update(self, reason: str) -> None:
         """Refuse updates that allreduce() has begun and update() has not made, so that no rank waits for them."""
@@ -137,6 +167,8 @@ class SharedReducer(Reducer):
         # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
+        self._squares: Squares | None = None  # that the comparison carries
+        self._add_up: Callable[[int], None] = lambda priority: None
         self._fence = Fence(self._parameters)
         self._is_due = False  # update() follows the last allreduce(), and its comparison has not been made yet
 
@@ -152,12 +184,24 @@ class SharedReducer(Reducer):
         """Whether all ranks have had values of all parameters that need gradients in an earlier step."""
         raise NotImplementedError
 
+    @property
+    def process_set(self) -> ProcessSet:
+        """The ranks over which gradients are reduced."""
+        return self._process_set
+
+    def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
+        """Let each comparison sum a number over the ranks. `add_up` sets it before, and takes a priority."""
+        self._squares, self._add_up = squares, add_up
+
     def compare(self, label: str) -> None:
         # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
         name = self._names()[0]
         own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
         try:
-            self._comparison.push(own, *self._compared(), label, turn_of)
+            written, priority = self._compared()
+            if self._squares is not None:
+                self._add_up(priority)
+            self._comparison.push(own, written, priority, label, turn_of, self._squares)
         except MXNetError:
             raise  # the turn is taken: MXNet's NaiveEngine has run the operation
         except BaseException as error:
@@ -174,7 +218,7 @@ class SharedReducer(Reducer):
             self._process_set.core.refuse(name, reason)
         self._is_due = False
 
-    def _leave_out_comparison(self, reason: str) -> None:
+    def leave_out_comparison(self, reason: str) -> None:
         """Refuse the comparison of the last allreduce(), if it is still due."""
         if self._is_due:
             self.refuse_comparison(reason)

@@ -18,7 +18,7 @@ from ..parameters import load_tracking
 from ..parameters.naming import Named
 from ..sharded_optimizer.row_update import RowUpdate
 from .bucket_plan import Reduction
-from .reducer import SharedReducer
+from .reducer import Comparing, SharedReducer
 
 
 class _Gradient(NamedTuple):
@@ -55,6 +55,7 @@ class SparseReducer(SharedReducer):
         self._name = f"{scope}/sparse"
         self._gradients = [_Gradient(one.name, one.value, keys[id(one.value)]) for one in named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
+        self._counted: list[Parameter] = []  # in the norm of this step, where each worker updates all parameters
         self._workspace = row_sparse.Workspace(reduction.process_set)
         self._priority = max(-one.position for one in named)
         self._all_have_values = False  # in an earlier step all ranks had values of all parameters that need gradients
@@ -62,8 +63,8 @@ class SparseReducer(SharedReducer):
         labels = [one.label for one in self._gradients]
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
-    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
-        self._leave_out_comparison("update() was not called on that rank after allreduce_grads()")
+    def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
+        self.leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._has_begun = False
         active = self._active()
         loaded = load_tracking.any_of(self._parameters)
@@ -74,11 +75,11 @@ class SparseReducer(SharedReducer):
             what = f"the sparse gradients {_described(active, contributions)}"
             what += step_label.BETWEEN + load_tracking.label(self._parameters) if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{step_label.BETWEEN}{what}", numbers)
-        self._is_due = self._has_begun = compares
+        self._is_due = self._has_begun = compares is not Comparing.NOTHING
         try:
             self._sum(active, contributions, met, ignore_stale)
         except BaseException as error:
-            self._leave_out_comparison(f"allreduce_grads() has failed on that rank: {error}")
+            self.leave_out_comparison(f"allreduce_grads() has failed on that rank: {error}")
             raise
 
     def _sum(
@@ -116,6 +117,26 @@ class SparseReducer(SharedReducer):
                 self.refuse_update(str(error))
                 raise
 
+    def has_rows(self) -> bool:
+        return True
+
+    def squares_of_rows(self, only_fresh: bool) -> float:
+        if self._reduction.store_optimizer is None:
+            parameters = [one for one in self._parameters if one._grad is not None]
+            self._counted = [one for one in parameters if not only_fresh or _is_fresh(one)]
+            values = [one._grad[0] for one in self._counted]
+        else:
+            values = [rows.values for _, rows in self._to_update]
+        return sum(map(row_sparse.squares, values)) if self._process_set.rank() == 0 else 0.0
+
+    def scale_rows(self, factor: float) -> None:
+        if factor == 1.0:
+            return
+        self._to_update = [(update, row_sparse.scaled(rows, factor)) for update, rows in self._to_update]
+        for parameter in self._counted:
+            for gradient in parameter._grad:
+                row_sparse.scale(gradient, factor)
+
     def refuse_update(self, reason: str) -> None:
         for update, _ in self._to_update:
             update.refuse(f"the update has failed on that rank: {reason}")
@@ -152,7 +173,7 @@ class SparseReducer(SharedReducer):
             _set_fresh(active[number].parameter)
 
     def refuse(self, reason: str) -> None:
-        self._leave_out_comparison(reason)
+        self.leave_out_comparison(reason)
         self._has_begun = False
         self._give_back(reason)
         self._process_set.core.refuse(self._name, reason)
@@ -166,7 +187,7 @@ class SparseReducer(SharedReducer):
         return operation.Turn(self._process_set, self._name, f"the sparse gradients of {self._scope}")
 
     def __getstate__(self) -> dict:
-        return {**super().__getstate__(), "_to_update": [], "_has_begun": False}
+        return {**super().__getstate__(), "_to_update": [], "_counted": [], "_has_begun": False}
 
 
 def _contribution(one: _Gradient, ignore_stale: bool) -> Contribution:

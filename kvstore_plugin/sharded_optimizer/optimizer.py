@@ -272,6 +272,10 @@ class ShardedUpdate:
         )
         self._reduced = gradients
 
+    def own_gradients(self, used: Collection[Hashable] | None = None) -> list[NDArray]:
+        """The gradients of this worker's shards between reduce() and apply(); `used` as for apply()."""
+        return [gradient for key, gradient, _ in self._own if used is None or key in used]
+
     def apply(self, used: Collection[Hashable] | None = None) -> None:
         """Update this worker's shards, and give all workers all weights. Returns at once.
 

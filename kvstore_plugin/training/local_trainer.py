@@ -13,6 +13,7 @@ from ..compat.arguments import whole_number
 from ..compat.mxnet import NDArray, fill_with_zeros, mx
 from ..gradients import parameter_groups
 from ..gradients.local_reducer import LocalReducer
+from ..gradients.reducer import Comparing
 from ..parameters import broadcast, load_tracking
 from ..sharded_optimizer import atomic_file
 from ..world import process
@@ -342,7 +343,7 @@ class _LocalSteps(LocalReducer):
         self._frozen = [one for one in parameters if one.grad_req == "null"]
         self._outer = outer
 
-    def allreduce(self, ignore_stale: bool, label: str, compares: bool) -> None:
+    def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Sum each gradient over the devices of this worker."""
         thawed = next((one for one in self._frozen if one.grad_req != "null"), None)
         if thawed is not None:

@@ -11,14 +11,15 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..collectives.compression import Compression
 from ..compat import arrays, errors, mxnet
-from ..compat.mxnet import Parameter, gluon
+from ..compat.mxnet import NDArray, Parameter, gluon
 from ..coordination import deadlock_check, step_label
 from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
 from ..gradients.bucket_plan import Reduction
+from ..gradients.clipping import Clipping
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import Reducer
+from ..gradients.reducer import Comparing, Reducer, SharedReducer
 from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
@@ -120,6 +121,11 @@ class DistributedTrainer(gluon.Trainer):
         Process sets of single parameters, in place of `process_set`. Its keys are Parameters, or keys of `params`.
         If the value is None, or a set without this worker, the parameter stays local: it is neither broadcast nor
         reduced, and trained on this worker's gradients alone.
+    clip_global_norm : float, optional
+        Above 0. In each update the gradients are scaled so that their common norm is at most this number. It is the
+        norm of all gradients together, over all parameters and process sets, after they were averaged and divided by
+        the batch size: ``gluon.utils.clip_global_norm(gradients, clip_global_norm * batch_size)`` does the same in one
+        process. `gradient_norm` has the norm. By default nothing is clipped.
     elastic : bool, optional
         True: when a worker dies, training can go on without it, in `run_elastic` (see there). It needs a job that was
         started with ``mpirun --with-ft ulfm``, and all parameters on all workers.
@@ -158,6 +164,7 @@ class DistributedTrainer(gluon.Trainer):
         parameter_process_sets: Mapping[Parameter | str, ProcessSet | None] | None = None,
         elastic: bool = False,
         gradients_after_allreduce: str | None = None,
+        clip_global_norm: float | None = None,
     ) -> None:
         process.require()
         sets = parameter_groups.sets_of(process_set, parameter_process_sets)
@@ -178,6 +185,7 @@ class DistributedTrainer(gluon.Trainer):
                 broadcast_period=broadcast_period,
                 aux_sync_period=aux_sync_period,
                 elastic=elastic,
+                clip_global_norm=clip_global_norm,
             )
             named = naming.named_parameters(params)
             options.check_parameters(named)
@@ -215,6 +223,7 @@ class DistributedTrainer(gluon.Trainer):
         named_of: dict[ProcessSet | None, list[Named]],
     ) -> None:
         """Meet the other workers of all process sets, and create the reducers of the gradients."""
+        self._clipping: Clipping | None = None
         suffix = f".{options.prefix}" if options.prefix else ""
         self._shares = [
             parameter_groups.Share(
@@ -232,9 +241,36 @@ class DistributedTrainer(gluon.Trainer):
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalReducer(local, self._follow_devices))
+        self._begin_clipping()
         deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
+
+    def _begin_clipping(self) -> None:
+        most = self._options.clip_global_norm
+        if most is None:
+            return
+        self._company.check("clip_global_norm")
+        company = [
+            one
+            for one in self._gradients
+            if isinstance(one, SharedReducer) and one.process_set is self._company.process_set
+        ]
+        if self._company.scope and not company:
+            raise ValueError(
+                "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
+                "other sets for all parameters. Give the trainer the process set of some of them."
+            )
+        self._clipping = Clipping(most, self._gradients, company[0] if company else None, self._params)
+
+    @property
+    def gradient_norm(self) -> NDArray | None:
+        """The global norm of the gradients in the last update, before they were clipped.
+
+        An array of float32 with shape (1,), with the same bits on all workers. None without `clip_global_norm` and
+        before the first update. Reading its value waits for the update.
+        """
+        return self._clipping.norm if self._clipping is not None else None
 
     def _lines(self) -> list[str]:
         """More lines that must be the same on all workers; for derived trainers."""
@@ -264,6 +300,7 @@ class DistributedTrainer(gluon.Trainer):
             self._store_optimizer.replace({}, None)
         bucket_memory.renew(self._params)
         self._gradients = self._met(*self._meeting, are_equal=True)
+        self._begin_clipping()
         if self._store_optimizer is not None:
             self._assign_owners()
 
@@ -351,7 +388,10 @@ class DistributedTrainer(gluon.Trainer):
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
                 self._check_fresh(self._refuse)
-            self._allreduce(ignore_stale_grad, self._label(factor))
+            label = self._label(factor)
+            self._allreduce(ignore_stale_grad, label)
+            if self._clipping is not None:
+                self._clipping.begin(self._freshness_is_shared, label, carries=True)
             self._update(ignore_stale_grad)
 
     @contextlib.contextmanager
@@ -363,6 +403,8 @@ class DistributedTrainer(gluon.Trainer):
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
             for gradients in self._gradients if self._store_optimizer is not None else ():
                 gradients.refuse_update(f"the step was interrupted on that rank: {error}")
+            if self._clipping is not None:
+                self._clipping.refuse(f"the step was interrupted on that rank: {error}")
             if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
                 trainer_state.count_update(self)
             raise
@@ -442,6 +484,8 @@ class DistributedTrainer(gluon.Trainer):
             if not ignore_stale_grad:
                 self._check_fresh(self._refuse_comparison)
             label = self._label(factor, "an update")
+            if self._clipping is not None:
+                self._clipping.begin(self._freshness_is_shared, label, carries=False)
             self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
             if ignore_stale_grad and not self._freshness_is_shared:
                 for gradients in self._gradients:
@@ -496,7 +540,7 @@ class DistributedTrainer(gluon.Trainer):
         what = label or "allreduce_grads()"
         try:
             self._for_each(
-                lambda one: one.allreduce(ignore_stale, what, compares=not label),
+                lambda one: one.allreduce(ignore_stale, what, self._comparison_after(one, label)),
                 lambda one, reason: one.refuse(reason),
             )
         except Exception as error:
@@ -505,7 +549,16 @@ class DistributedTrainer(gluon.Trainer):
             raise
         self._freshness_is_shared = ignore_stale
 
+    def _comparison_after(self, reducer: Reducer, label: str) -> Comparing:
+        """Which comparison follows the reduction of gradients, by the label of the step, if it is a step."""
+        if not label:
+            return Comparing.UPDATE
+        carries = self._clipping is not None and self._clipping.is_carried_by(reducer)
+        return Comparing.STEP if carries else Comparing.NOTHING
+
     def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._clipping is not None:
+            self._clipping.clip(step_label.value_of(self._optimizer.rescale_grad))
         if self._options.broadcast_period > 0:
             self._steps += 1
             if self._steps % self._options.broadcast_period == 0:
@@ -556,6 +609,9 @@ class DistributedTrainer(gluon.Trainer):
         self._push_fences()
 
     def _push_fences(self) -> None:
+        if self._clipping is not None:
+            self._clipping.fence()
+            return
         for gradients in self._gradients:
             gradients.fence()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from typing import Any, Mapping, Sequence
 
 from ..collectives import compression as compressions
-from ..compat import mxnet
+from ..compat import arrays, mxnet
 from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
 from ..compat.mxnet import Parameter
 from ..coordination import step_label
@@ -16,6 +17,7 @@ from ..sharded_optimizer import traits
 from ..world import failure_detector, process
 from ..world.process_set import ProcessSet, global_process_set
 
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCE_METHODS = ("mean", "sum")
 
 
@@ -37,6 +39,7 @@ class TrainerOptions:
     broadcast_period: int
     aux_sync_period: int
     elastic: bool
+    clip_global_norm: float | None
 
     @classmethod
     def checked(cls, *, compression_params: Mapping[str, Any] | None, **given: Any) -> TrainerOptions:
@@ -56,6 +59,7 @@ class TrainerOptions:
             given["bucket_bytes"] = default_bucket_bytes(len(core.host_ranks()), core.size())
         for name, least in (("num_groups", 0), ("bucket_bytes", 0), ("broadcast_period", -1), ("aux_sync_period", 0)):
             given[name] = whole_number(name, given[name], least)
+        given["clip_global_norm"] = _norm(given["clip_global_norm"])
         options = cls(**given)
         options._check_choices()
         options._check_gradients_after_allreduce()
@@ -86,6 +90,7 @@ class TrainerOptions:
             f"aux_sync_period={self.aux_sync_period}",
             f"update_on_kvstore={bool(self.update_on_kvstore)}",
             f"elastic={bool(self.elastic)}",
+            f"clip_global_norm={self.clip_global_norm}",
             *traits.settings(optimizer),
         ]
         if optimizer.lr_scheduler is None:
@@ -116,6 +121,8 @@ class TrainerOptions:
             _check_parameter(label, parameter)
         if self.update_on_kvstore:
             self._check_update_on_kvstore(named)
+        if self.clip_global_norm is not None:
+            self._check_clipping(named)
         if self.elastic:
             self._check_elastic(named)
             failure_detector.check_possible()
@@ -154,6 +161,15 @@ class TrainerOptions:
                 "divides all gradients by the same number. Use 'mean'."
             )
 
+    def _check_clipping(self, named: Sequence[Named]) -> None:
+        for label, parameter, _ in named:
+            dtype = arrays.dtype_name(parameter.dtype)
+            if dtype not in _FLOATS and parameter.grad_req != "null":
+                raise TypeError(
+                    f"clip_global_norm needs gradients of {', '.join(_FLOATS)}, but those of "
+                    f"{described_within(label, parameter)} are {dtype}. Set its grad_req to 'null'."
+                )
+
     def _check_elastic(self, named: Sequence[Named]) -> None:
         for label, parameter, _ in named:
             if parameter._stype != "default" or parameter._grad_stype != "default":
@@ -182,6 +198,17 @@ class TrainerOptions:
                     "update_on_kvstore=True only gradients may be sparse. Use nn.Embedding(sparse_grad=True), or "
                     "update_on_kvstore=False."
                 )
+
+
+def _norm(given: Any) -> float | None:
+    """A value of clip_global_norm."""
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise TypeError(f"clip_global_norm must be a number or None, not {type(given).__name__}.")
+    if not given > 0:  # also NaN
+        raise ValueError(f"clip_global_norm must be above 0, not {given!r}. Leave it out for no clipping.")
+    return float(given)
 
 
 def _check_parameter(label: str, parameter: Any) -> None:

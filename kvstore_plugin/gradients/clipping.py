@@ -1,0 +1,147 @@
+"""Clipping by the global norm: all gradients of a step are scaled so that their common norm is at most a given number.
+
+Each worker adds up the squares of its share of the gradients. An operation of the step adds up the workers' sums, so
+the norm has the same bits on all workers. Then each worker scales its gradients. All of this is done by operations of
+MXNet's engine: no Python code waits, unless there are row_sparse gradients, whose rows are scaled here.
+
+(Pascanu, Mikolov and Bengio: On the difficulty of training recurrent neural networks, 2013.)
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..compat import arrays
+from ..compat.mxnet import NDArray, Parameter, mx
+from ..world import process
+from .fence import Fence
+from .reducer import Reducer, SharedReducer
+from .squares import Squares
+
+# One operation of the engine scales gradients of about this many bytes, so that several threads of the engine work.
+_BYTES_AT_ONCE = 4 << 20
+
+
+class Clipping:
+    """Clips the gradients of one trainer.
+
+    Parameters
+    ----------
+    most : float
+        The largest norm.
+    reducers : sequence of Reducer
+        The reducers of all gradients of the trainer.
+    carrier : SharedReducer or None
+        The reducer whose comparison adds up the workers' sums of squares; None if the worker trains alone.
+    parameters : sequence of Parameter
+        The trainer's parameters.
+
+    Attributes
+    ----------
+    norm : NDArray of float32, shape (1,), or None
+        The norm in the last step, before clipping. None before the first step.
+    """
+
+    def __init__(
+        self,
+        most: float,
+        reducers: Sequence[Reducer],
+        carrier: SharedReducer | None,
+        parameters: Sequence[Parameter],
+    ) -> None:
+        self._most = most
+        self._reducers = list(reducers)
+        self._carrier = carrier
+        self._squares = Squares(None if carrier is None else carrier.process_set)
+        self._fence = Fence(parameters)
+        self._only_fresh = False
+        self.norm: NDArray | None = None
+        if carrier is not None:
+            carrier.carry(self._squares, self._add_up)
+
+    def is_carried_by(self, reducer: Reducer) -> bool:
+        """Whether the reducer's comparison adds up the sums of squares."""
+        return reducer is self._carrier
+
+    def begin(self, only_fresh: bool, label: str, carries: bool) -> None:
+        """Begin to add up squares after the gradients were reduced. Returns at once.
+
+        Parameters
+        ----------
+        only_fresh : bool
+            Whether the workers have told each other which gradients are fresh. Stale gradients do not count then.
+        label : str
+            As for `Reducer.compare`.
+        carries : bool
+            Whether to make the carrier's comparison. If not, the caller makes it right afterwards.
+        """
+        self._only_fresh = only_fresh
+        if self._carrier is None:
+            self._add_up(0)
+        elif carries:
+            self._carrier.compare(label)
+
+    def _add_up(self, priority: int) -> None:
+        pieces = [piece for one in self._reducers for piece in one.pieces(self._only_fresh)]
+        more = sum(one.squares_of_rows(self._only_fresh) for one in self._reducers)
+        self._squares.add_up(pieces, more, priority)
+
+    def refuse(self, reason: str) -> None:
+        """Refuse the comparison after begin() or the reduction has failed here, so that no worker waits for it."""
+        if self._carrier is not None:
+            self._carrier.leave_out_comparison(reason)
+
+    def clip(self, factor: float) -> None:
+        """Scale the gradients after begin() and the comparison. Waits only if there are row_sparse gradients.
+
+        Parameters
+        ----------
+        factor : float
+            What the optimizer multiplies gradients by. The norm is that of the products.
+
+        Raises
+        ------
+        MXNetError
+            With row_sparse gradients: the step has failed.
+        """
+        squares = self._squares.array
+        with arrays.not_recorded():
+            norm = (squares.sqrt() * abs(factor)).astype("float32")
+        self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm
+        if any(one.has_rows() for one in self._reducers):
+            scale = process.core.clipping_factor(float(squares.asnumpy().item()), factor, self._most)
+            for one in self._reducers:
+                one.scale_rows(scale)
+        gradients = [gradient for one in self._reducers for gradient in one.to_scale(self._only_fresh)]
+        for some in _divided([one for one in gradients if not arrays.on_gpu(one)]):
+            process.core.push_clip(arrays.handles(some), squares.handle.value, factor, self._most)
+        on_gpu = [one for one in gradients if arrays.on_gpu(one)]
+        if on_gpu:
+            _scale_on_gpus(on_gpu, squares, abs(factor), self._most)
+
+    def fence(self) -> None:
+        """Call this after the updates instead of the reducers' fences: all gradients share the errors of a step."""
+        self._fence.push()
+
+
+def _divided(gradients: Sequence[NDArray]) -> list[list[NDArray]]:
+    """Divide gradients into lists, each of about _BYTES_AT_ONCE."""
+    lists: list[list[NDArray]] = []
+    room = 0
+    for gradient in gradients:
+        nbytes = gradient.size * arrays.item_size(gradient)
+        if not lists or nbytes > room:
+            lists.append([])
+            room = _BYTES_AT_ONCE
+        lists[-1].append(gradient)
+        room -= nbytes
+    return lists
+
+
+def _scale_on_gpus(gradients: Sequence[NDArray], squares: NDArray, factor: float, most: float) -> None:
+    """Scale arrays on GPUs by MXNet's operators."""
+    with arrays.not_recorded():
+        scale = mx.nd.minimum(most / (squares.sqrt() * factor + 1e-8), 1.0)
+        for gradient in gradients:
+            plain = gradient.as_nd_ndarray()
+            plain *= scale.astype(plain.dtype).as_in_context(plain.context)

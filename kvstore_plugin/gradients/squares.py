@@ -1,0 +1,76 @@
+"""The sum of squares of gradients: first this worker's share, then the sum over the workers of a process set."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.mxnet import NDArray, mx, view_of_memory
+from ..world import process
+from ..world.process_set import ProcessSet
+
+
+class Piece(NamedTuple):
+    """Elements [begin, begin + count) of a dense gradient."""
+
+    gradient: NDArray
+    begin: int
+    count: int
+
+
+class Squares:
+    """A number in memory that the ranks of a process set can sum in place.
+
+    Parameters
+    ----------
+    process_set : ProcessSet or None
+        None: no other worker takes part.
+    """
+
+    def __init__(self, process_set: ProcessSet | None) -> None:
+        self._process_set = process_set
+        self._made: tuple[Any, NDArray] | None = None
+
+    @property
+    def buffer(self) -> Any:
+        """The memory of the number in the host's segment; None if no other worker takes part."""
+        return self._memory()[0]
+
+    @property
+    def array(self) -> NDArray:
+        """The number, of float64 and shape (1,), in `buffer` if there is one. Another array after a new start."""
+        return self._memory()[1]
+
+    def _memory(self) -> tuple[Any, NDArray]:
+        if self._made is None or not getattr(self._made[0], "attached", True):
+            if self._process_set is None:
+                self._made = None, mx.nd.zeros(1, dtype="float64")
+            else:
+                buffer = self._process_set.core.allocate(8)
+                self._made = buffer, view_of_memory(np.frombuffer(buffer, dtype=np.float64, count=1), None)
+        return self._made
+
+    def add_up(self, pieces: Sequence[Piece], more: float, priority: int) -> None:
+        """Set the number to `more` plus the sum of squares of the pieces. Returns at once.
+
+        Raises
+        ------
+        RuntimeError
+            A gradient is not of floating-point numbers.
+        """
+        here = [(one.gradient.handle.value, one.begin, one.count) for one in pieces if not arrays.on_gpu(one.gradient)]
+        process.core.push_sum_of_squares(here, self.array.handle.value, more, priority)
+        with arrays.not_recorded():
+            for gradient, begin, count in pieces:
+                if arrays.on_gpu(gradient):
+                    self.array[:] += _sum_of_squares(arrays.elements(gradient, begin, count))
+
+    def __reduce__(self) -> tuple:
+        return Squares, (self._process_set,)
+
+
+def _sum_of_squares(gradient: NDArray) -> NDArray:
+    """The sum of squares of an array on a GPU, by MXNet's operators; float64, on the CPU."""
+    return gradient.as_nd_ndarray().astype("float32").square().sum().as_in_context(mx.cpu()).astype("float64")
