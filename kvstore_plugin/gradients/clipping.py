@@ -9,6 +9,7 @@ MXNet's engine: no Python code waits, unless there are row_sparse gradients, who
 
 from __future__ import annotations
 
+import math
 from typing import Sequence
 
 from ..compat import arrays
@@ -28,7 +29,7 @@ class Clipping:
     Parameters
     ----------
     most : float
-        The largest norm.
+        The largest norm. Infinite: the gradients are only examined.
     reducers : sequence of Reducer
         The reducers of all gradients of the trainer.
     carrier : SharedReducer or None
@@ -49,7 +50,7 @@ class Clipping:
         carrier: SharedReducer | None,
         parameters: Sequence[Parameter],
     ) -> None:
-        self._most = most
+        self.most = most
         self._reducers = list(reducers)
         self._carrier = carrier
         self._squares = Squares(None if carrier is None else carrier.process_set)
@@ -108,16 +109,29 @@ class Clipping:
         with arrays.not_recorded():
             norm = (squares.sqrt() * abs(factor)).astype("float32")
         self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm
+        if math.isinf(self.most):
+            return
         if any(one.has_rows() for one in self._reducers):
-            scale = process.core.clipping_factor(float(squares.asnumpy().item()), factor, self._most)
+            scale = process.core.clipping_factor(float(squares.asnumpy().item()), factor, self.most)
             for one in self._reducers:
                 one.scale_rows(scale)
         gradients = [gradient for one in self._reducers for gradient in one.to_scale(self._only_fresh)]
         for some in _divided([one for one in gradients if not arrays.on_gpu(one)]):
-            process.core.push_clip(arrays.handles(some), squares.handle.value, factor, self._most)
+            process.core.push_clip(arrays.handles(some), squares.handle.value, factor, self.most)
         on_gpu = [one for one in gradients if arrays.on_gpu(one)]
         if on_gpu:
-            _scale_on_gpus(on_gpu, squares, abs(factor), self._most)
+            _scale_on_gpus(on_gpu, squares, abs(factor), self.most)
+
+    def is_finite(self) -> bool:
+        """Whether all gradients of the step are finite; the same on all workers. Waits for the step's gradients.
+
+        Raises
+        ------
+        MXNetError
+            The step has failed.
+        """
+        # Squares of 32 bits do not overflow in float64, so the sum is finite if all gradients are.
+        return math.isfinite(self._squares.array.asnumpy().item())
 
     def fence(self) -> None:
         """Call this after the updates instead of the reducers' fences: all gradients share the errors of a step."""

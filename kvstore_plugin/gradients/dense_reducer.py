@@ -200,6 +200,11 @@ class DenseReducer(SharedReducer):
         for operation, _ in begun:
             operation.update.refuse_weights(reason)
 
+    def drop_updates(self) -> None:
+        for operation, _ in self._to_update:
+            operation.update.drop()
+        self._to_update = []
+
     def _refuse_comparison_of(self, reason: str) -> None:
         """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
         self._is_due = self._compares is not Comparing.NOTHING and bool(self._operations)

@@ -115,6 +115,9 @@ class Reducer:
     def refuse_update(self, reason: str) -> None:
         """Refuse updates that allreduce() has begun and update() has not made, so that no rank waits for them."""
 
+    def drop_updates(self) -> None:
+        """Leave out the updates that allreduce() has begun. All workers must do so."""
+
     def refuse(self, reason: str) -> None:
         """Refuse a step: it fails on the other ranks with the reason."""
 

@@ -142,6 +142,9 @@ class SparseReducer(SharedReducer):
             update.refuse(f"the update has failed on that rank: {reason}")
         self._to_update = []
 
+    def drop_updates(self) -> None:
+        self._to_update = []
+
     def _update_of(self, one: _Gradient) -> RowUpdate:
         store_optimizer = self._reduction.store_optimizer
         weights = one.parameter._data

@@ -6,7 +6,9 @@ infinite or NaN gradient of one worker makes the sum over the workers infinite o
 decision. This file handles the exceptions:
 
 - The optimizer runs in the store or in a DistributedOptimizer: weights are updated before AMP checks, or gradients are
-  reduced after AMP's check. Such a trainer raises an error when AMP gets it.
+  reduced after AMP's check. Such a gluon.Trainer raises an error when AMP gets it.
+- The optimizer of a DistributedTrainer is divided over the workers (`update_on_kvstore=True`), so no worker has all
+  averaged gradients. The workers add up squares, as for the global norm: the sum is finite if all gradients are.
 - A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
   their checks.
 """
@@ -36,8 +38,13 @@ def skips_step(trainer: gluon.Trainer, company: Company) -> bool:
     """
     overflows = not all_finite([parameter._grad[0] for parameter in trainer._params if parameter._grad is not None])
     _, (overflows,) = agreement.extremes(company.process_set, f"{company.scope}/overflow", [overflows])
+    return skips_after(trainer, bool(overflows))
+
+
+def skips_after(trainer: gluon.Trainer, overflows: bool) -> bool:
+    """Whether AMP skips a step with or without overflow, the same on all workers. Adapts AMP's scale."""
     # The scaler reads only the first gradient of each parameter, so a stand-in can carry the result of all workers.
-    return trainer._amp_loss_scaler.has_overflow([_Finding(bool(overflows))])
+    return trainer._amp_loss_scaler.has_overflow([_Finding(overflows)])
 
 
 @contextlib.contextmanager
@@ -75,8 +82,8 @@ def _check(trainer: gluon.Trainer) -> None:
 
 
 ON_STORE = (
-    "AMP does not work with update_on_kvstore=True: AMP looks for overflow in the gradients when the store has updated "
-    "the weights already. Make the trainer with update_on_kvstore=False."
+    "AMP does not work with a gluon.Trainer that has update_on_kvstore=True: AMP looks for overflow in the gradients "
+    "when the store has updated the weights already. Use DistributedTrainer, or update_on_kvstore=False."
 )
 
 

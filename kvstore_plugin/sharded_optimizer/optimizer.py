@@ -315,6 +315,10 @@ class ShardedUpdate:
         for weight, copy in self._copies:
             arrays.copy(weight, copy)
 
+    def drop(self) -> None:
+        """Leave out the update after reduce(). All workers must do so."""
+        self._reduced = None
+
     def refuse_weights(self, reason: str) -> None:
         """Refuse the gathering of the weights: it fails on the other workers, with the reason."""
         self._reduced = None

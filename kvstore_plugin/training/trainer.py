@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import sys
 import warnings
@@ -241,15 +242,13 @@ class DistributedTrainer(gluon.Trainer):
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
             self._gradients.append(LocalReducer(local, self._follow_devices))
-        self._begin_clipping()
+        if options.clip_global_norm is not None:
+            self._begin_clipping(options.clip_global_norm)
         deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
 
-    def _begin_clipping(self) -> None:
-        most = self._options.clip_global_norm
-        if most is None:
-            return
+    def _begin_clipping(self, most: float) -> None:
         self._company.check("clip_global_norm")
         company = [
             one
@@ -270,7 +269,7 @@ class DistributedTrainer(gluon.Trainer):
         An array of float32 with shape (1,), with the same bits on all workers. None without `clip_global_norm` and
         before the first update. Reading its value waits for the update.
         """
-        return self._clipping.norm if self._clipping is not None else None
+        return self._clipping.norm if self._options.clip_global_norm is not None else None
 
     def _lines(self) -> list[str]:
         """More lines that must be the same on all workers; for derived trainers."""
@@ -300,7 +299,8 @@ class DistributedTrainer(gluon.Trainer):
             self._store_optimizer.replace({}, None)
         bucket_memory.renew(self._params)
         self._gradients = self._met(*self._meeting, are_equal=True)
-        self._begin_clipping()
+        if self._clipping is not None:
+            self._begin_clipping(self._clipping.most)
         if self._store_optimizer is not None:
             self._assign_owners()
 
@@ -566,7 +566,14 @@ class DistributedTrainer(gluon.Trainer):
                     broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
         for averaging in self._due_averagings():
             averaging.push()
-        if not self._company.is_apart or getattr(self, "_amp_loss_scaler", None) is None:
+        scaler = getattr(self, "_amp_loss_scaler", None)
+        if scaler is not None and self._store_optimizer is not None:
+            if amp.skips_after(self, not self._clipping.is_finite()):
+                for gradients in self._gradients:
+                    gradients.drop_updates()
+            else:
+                self._run_updaters(ignore_stale_grad)
+        elif not self._company.is_apart or scaler is None:
             self._run_updaters(ignore_stale_grad)
         elif not amp.skips_step(self, self._company):
             with amp.without_scaler(self):
@@ -693,7 +700,9 @@ class DistributedTrainer(gluon.Trainer):
     def _check_mixed_precision(self) -> None:
         """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
         if self._store_optimizer is not None:
-            raise ValueError(amp.ON_STORE)
+            if self._clipping is None:
+                self._begin_clipping(math.inf)  # adds up squares, to find overflow
+            return
         if len(placement.places(self._params)) > 1:
             raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")
         self._company.check("AMP")

@@ -59,6 +59,14 @@ def _stock(net, **options):
     return gluon.Trainer(net.collect_params(), *_SGD, kvstore=mx.kv.create("mykv"), **options)
 
 
+def _on_store(net, **options):
+    return _distributed(net, **{**options, "update_on_kvstore": True})
+
+
+def _clipping_on_store(net, **options):
+    return _on_store(net, clip_global_norm=1e6, **options)
+
+
 def _initialized(trainer, first_scale=2.0**10, grows_after=3):
     amp.init_trainer(trainer)
     scaler = trainer._amp_loss_scaler
@@ -103,7 +111,11 @@ _OVERFLOWS = {
 
 
 @pytest.mark.ranks(3, long=(2,))
-@pytest.mark.parametrize("make", [_distributed, _stock], ids=["DistributedTrainer", "Trainer"])
+@pytest.mark.parametrize(
+    "make",
+    [_distributed, _stock, _on_store, _clipping_on_store],
+    ids=["DistributedTrainer", "Trainer", "on the store", "clipping on the store"],
+)
 @pytest.mark.parametrize("case", _OVERFLOWS)
 def test_an_overflow_on_one_worker_skips_the_step_on_all(rank, size, gather, make, case):
     planted, skipped = _OVERFLOWS[case]
@@ -113,7 +125,7 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all(rank, size, gather, mak
     if "largest" in factors.values():  # the gradients of both are finite, and the same, and their sum is not
         seen = _largest_gradients(net, trainer, rank, size, next(iter(skipped)))
     else:
-        seen = _history(net, trainer, rank, factors, batch_size=4 if make is _distributed else 4 * size)
+        seen = _history(net, trainer, rank, factors, batch_size=4 * size if make is _stock else 4)
     assert len({tuple(one) for one in gather(seen)}) == 1
     weights = [checksum for _, checksum in seen]
     for step in range(1, _STEPS):
@@ -239,15 +251,25 @@ def test_a_store_that_would_update_is_refused(rank, by_name):
     store = "mykv" if by_name else mx.kv.create("mykv")
     options = {"momentum": 0.9, "learning_rate": 0.1, **({"aggregate_num": 1} if IS_2 else {})}
     trainer = gluon.Trainer(net.collect_params(), "sgd", options, kvstore=store, update_on_kvstore=True)
-    with pytest.raises(ValueError, match="AMP does not work with update_on_kvstore=True"):
+    with pytest.raises(ValueError, match="AMP does not work with a gluon.Trainer that has update_on_kvstore=True"):
         amp.init_trainer(trainer)
 
 
 @pytest.mark.ranks(2)
-def test_a_distributed_trainer_that_updates_on_the_store_is_refused():
-    trainer = _distributed(dense_network(seed=0), update_on_kvstore=True)
-    with pytest.raises(ValueError, match="AMP does not work with update_on_kvstore=True"):
-        amp.init_trainer(trainer)
+def test_a_step_fails_on_all_where_one_worker_has_no_amp(rank):
+    net = dense_network(seed=0)
+    trainer = _on_store(net)
+    if rank == 0:
+        trainer = _initialized(trainer)
+    before = checksum(net)
+    with autograd.record():
+        loss = (net(_batch(0, rank)) ** 2).sum()
+    loss.backward()
+    with pytest.raises(MXNetError, match="gradients times"):
+        trainer.step(4)
+        checksum(net)
+    clear_errors()
+    assert checksum(net) == before
 
 
 @pytest.mark.ranks(2)

@@ -28,7 +28,19 @@ from mxnet.gluon import nn  # isort: skip
 _LIMIT = 120.0  # seconds for one program, which waits for some seconds where a rank leaves a step out
 _BATCH, _WORDS, _INPUTS = 4, 30, 6
 _RATE = 0.125
-_KINDS = ["own", "copied", "on the store", "clipping", "deferred", "join", "stock", "stock on the store", "keys"]
+_KINDS = [
+    "own",
+    "copied",
+    "on the store",
+    "clipping",
+    "global norm",
+    "global norm on the store",
+    "deferred",
+    "join",
+    "stock",
+    "stock on the store",
+    "keys",
+]
 _SPARSE = [] if IS_2 else ["sparse", "sparse on the store"]
 # Of a step. After the last two a rank has other weights than the others, which all are told in their next step.
 _OF_A_STEP = ["batch", "rate", "unused", "stale", "carries an error", "loss", "update", "weights file"]
@@ -160,7 +172,9 @@ class Run:
             mykv.broadcast_parameters(params)
             on_store = kind == "stock on the store"
             return gluon.Trainer(params, self._optimizer, kvstore=mx.kv.create("mykv"), update_on_kvstore=on_store)
-        options = {"copied": {"bucket_bytes": 0}}.get(kind, {})
+        options = {"bucket_bytes": 0} if kind == "copied" else {}
+        if kind.startswith("global norm"):
+            options["clip_global_norm"] = 0.1
         return mykv.DistributedTrainer(
             params, self._optimizer, update_on_kvstore=kind.endswith("on the store"), **options
         )
