@@ -56,6 +56,7 @@ class Clipping:
         self._squares = Squares(None if carrier is None else carrier.process_set)
         self._fence = Fence(parameters)
         self._only_fresh = False
+        self._is_added_up = False  # in this step
         self.norm: NDArray | None = None
         if carrier is not None:
             carrier.carry(self._squares, self._add_up)
@@ -76,13 +77,14 @@ class Clipping:
         carries : bool
             Whether to make the carrier's comparison. If not, the caller makes it right afterwards.
         """
-        self._only_fresh = only_fresh
+        self._only_fresh, self._is_added_up = only_fresh, False
         if self._carrier is None:
             self._add_up(0)
         elif carries:
             self._carrier.compare(label)
 
     def _add_up(self, priority: int) -> None:
+        self._is_added_up = True
         pieces = [piece for one in self._reducers for piece in one.pieces(self._only_fresh)]
         more = sum(one.squares_of_rows(self._only_fresh) for one in self._reducers)
         self._squares.add_up(pieces, more, priority)
@@ -104,7 +106,16 @@ class Clipping:
         ------
         MXNetError
             With row_sparse gradients: the step has failed.
+        RuntimeError
+            There are gradients, but none of the process set that adds up.
         """
+        if not self._is_added_up:
+            if any(one.to_scale(self._only_fresh) or one.has_rows() for one in self._reducers):
+                raise RuntimeError(
+                    "clip_global_norm needs a gradient in the trainer's process set, but grad_req is 'null' for all "
+                    "its parameters. Give the trainer the process set of a parameter that is trained."
+                )
+            return
         squares = self._squares.array
         with arrays.not_recorded():
             norm = (squares.sqrt() * abs(factor)).astype("float32")

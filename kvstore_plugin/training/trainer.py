@@ -260,7 +260,8 @@ class DistributedTrainer(gluon.Trainer):
                 "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
-        self._clipping = Clipping(most, self._gradients, company[0] if company else None, self._params)
+        # The last one: the comparison of a SparseReducer is made in each step, also if all its parameters are frozen.
+        self._clipping = Clipping(most, self._gradients, company[-1] if company else None, self._params)
 
     @property
     def gradient_norm(self) -> NDArray | None:

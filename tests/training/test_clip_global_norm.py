@@ -316,6 +316,34 @@ def test_a_failed_step_changes_no_weight_and_the_next_one_works(rank, size, opti
 
 
 @pytest.mark.ranks(2)
+def test_frozen_parameters(rank, size):
+    """Frozen parameters do not count, and a network that is wholly frozen takes steps without a norm."""
+    first, second = (nn.Dense(3, in_units=6, use_bias=False) for _ in range(2))
+    for one in (first, second):
+        one.initialize(init="ones")
+    trainer = mykv.DistributedTrainer(
+        [first.weight, second.weight], "sgd", {"learning_rate": 1.0}, clip_global_norm=0.5
+    )
+    x = array(np.ones((1, 6), "float32"))
+
+    def step():
+        with autograd.record():
+            loss = first(x).sum() + 2 * second(x).sum()
+        loss.backward()
+        trainer.step(1)
+
+    step()
+    np.testing.assert_allclose(_norm(trainer), np.sqrt(18 * 5), rtol=1e-6)
+    second.weight.grad_req = "null"
+    step()
+    np.testing.assert_allclose(_norm(trainer), np.sqrt(18), rtol=1e-6)
+    first.weight.grad_req = "null"
+    before = first.weight.data().asnumpy()
+    trainer.step(1)
+    np.testing.assert_array_equal(first.weight.data().asnumpy(), before)
+
+
+@pytest.mark.ranks(2)
 def test_workers_that_end_early_follow(rank, size):
     net = _dense(rank)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, clip_global_norm=_MOST)
