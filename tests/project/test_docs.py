@@ -10,7 +10,6 @@ import kvstore_plugin
 import pytest
 from harness.marks import long
 from harness.support import IS_2
-
 from kvstore_plugin.world import settings
 
 _DOCS = Path(__file__).parents[2] / "docs"

@@ -14,7 +14,7 @@ _ROOT = Path(__file__).parents[2]
 _MKDOCS = _ROOT / ".venv-docs/bin/mkdocs"  # `make docs` makes it
 
 # What a browser fetches by itself: a tag, its attribute, and the relations for which a <link> is fetched.
-_FETCHED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "object": "data", "link": "href"}
+_FETCHED = {**dict.fromkeys(["script", "img", "iframe", "source", "video"], "src"), "object": "data", "link": "href"}
 
 
 class _Fetches(HTMLParser):

@@ -1,0 +1,29 @@
+import kvstore_plugin as mykv  # before mxnet, as Python 3.12 needs it
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+mx.npx.set_np()  # one kind of arrays in MXNet 1.9.1 and 2.0.0b1
+mykv.init()
+inputs = np.random.RandomState(0).rand(4096, 10).astype("float32")
+dataset = gluon.data.ArrayDataset(inputs, inputs.argmax(axis=1).astype("int32"))  # which number is the largest?
+sampler = mykv.DistributedSampler(len(dataset))  # each worker its share, shuffled
+data = gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+
+net = gluon.nn.Dense(10)
+net.initialize()
+trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.05})  # mean over all workers
+loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+
+for epoch in range(3):
+    sampler.set_epoch(epoch)  # another order in each epoch
+    for numbers, largest in data:
+        with autograd.record():
+            loss = loss_of(net(numbers), largest)
+        loss.backward()
+        trainer.step(len(numbers))
+    mean = mykv.allreduce(loss.mean(), name="loss")  # on all workers, though only one prints
+    if mykv.rank() == 0:
+        print(f"epoch {epoch}: loss {float(mean):.3f}, {len(data)} steps on {mykv.size()} workers")
+if mykv.rank() == 0:
+    net.save_parameters("net.params")
