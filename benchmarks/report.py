@@ -102,7 +102,7 @@ def _overview(results: Results) -> str:
 def _short(results: Results) -> str:
     """The table of about ten lines; README.md and docs/index.md repeat some of them (tests/project/test_pages.py)."""
     rows = [
-        "| 2 workers on this machine | mykv | Horovod | dist_sync | MPI_Allreduce |",
+        f"| 2 workers on {results.about['machine']['cores']} cores | mykv | Horovod | dist_sync | MPI_Allreduce |",
         "| --- | --- | --- | --- | --- |",
     ]
     for work, ours, case, series in _SHORT:

@@ -3,27 +3,29 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-mx.npx.set_np()  # one kind of arrays in MXNet 1.9.1 and 2.0.0b1
+mx.npx.set_np()  # arrays that MXNet 1.9.1 and 2.0.0b1 both understand
 mykv.init()
 inputs = np.random.RandomState(0).rand(4096, 10).astype("float32")
-dataset = gluon.data.ArrayDataset(inputs, inputs.argmax(axis=1).astype("int32"))  # which number is the largest?
+largest = inputs.argmax(axis=1).astype("int32")  # what the network learns
+dataset = gluon.data.ArrayDataset(inputs, largest)
 sampler = mykv.DistributedSampler(len(dataset))  # each worker its share, shuffled
 data = gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
 
-net = gluon.nn.Dense(10)
+net = gluon.nn.HybridSequential()
+net.add(gluon.nn.Dense(64, activation="relu"), gluon.nn.Dense(10))
 net.initialize()
-trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.05})  # mean over all workers
+trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.02})
 loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
 for epoch in range(3):
     sampler.set_epoch(epoch)  # another order in each epoch
-    for numbers, largest in data:
+    for numbers, labels in data:
         with autograd.record():
-            loss = loss_of(net(numbers), largest)
+            loss = loss_of(net(numbers), labels)
         loss.backward()
-        trainer.step(len(numbers))
-    mean = mykv.allreduce(loss.mean(), name="loss")  # on all workers, though only one prints
+        trainer.step(len(numbers))  # gradients are means over all workers
+    mean = mykv.allreduce(loss.mean(), name="loss")  # a call of all workers
     if mykv.rank() == 0:
-        print(f"epoch {epoch}: loss {float(mean):.3f}, {len(data)} steps on {mykv.size()} workers")
+        print(f"epoch {epoch}: loss {float(mean):.3f} on {mykv.size()} workers")
 if mykv.rank() == 0:
     net.save_parameters("net.params")
