@@ -33,6 +33,7 @@ class _Page(NamedTuple):
 # those on migration too (test_docs.py).
 _PROGRAMS = {
     "compression.md": _Page(""),
+    "concepts.md": _Page(r"rank 1 of 2: \[0\.5, 10\.0\]", only_1=False),
     "elastic.md": _Page(r"rank 0 of 2 is at epoch 3", options=("--with-ft", "ulfm")),
     "errors.md": _Page(r"rank 0: .*lengths.*\(3,\).*\(4,\)", only_1=False),
     "get-started.md": _Page(r"epoch 2: loss 0\.\d+ on 2 workers", only_1=False),
