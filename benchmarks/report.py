@@ -63,7 +63,8 @@ def write(results: Results, page: Path = PAGE) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)
     judged = {line.key: line.parts(results) for line in LINES}
-    summary, others = drawn[:1], drawn[1:]
+    summary = [one for one in drawn if one[1] == plots.SUMMARY]
+    others = [one for one in drawn if one[1] != plots.SUMMARY]
     sections = [
         "# Benchmarks",
         _overview(results),
@@ -123,7 +124,8 @@ def _short(results: Results) -> str:
 
 
 def _short_cells(cells: list[Spread | None], series: str) -> list[str]:
-    least = min(one.median for one in cells if one)
+    measured = [one.median for one in cells if one]
+    least = min(measured) if len(measured) > 1 else None
     texts = []
     for one in cells:
         text = "" if one is None else f"{one.median:.1%} of a core" if series == "share" else milliseconds(one)
