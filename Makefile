@@ -212,8 +212,9 @@ format: .venv-lint/.made
 	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8 import-linter==2.16
 	touch $@
 
+# The variable silences what the theme says of other programs.
 docs: .venv-docs/.made
-	.venv-docs/bin/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # Without the package: its sources are read, neither compiled nor imported.
 .venv-docs/.made: docs/requirements.txt | check-python

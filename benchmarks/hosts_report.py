@@ -10,12 +10,20 @@ from typing import Callable
 from .cases import KB, MB
 from .environments import HOME, ROOT
 from .peers import AS_INSTALLED
+from .report import folded
 from .results import Results, Spread
 from .targets import Part, milliseconds, verdict
 
 PAGE = ROOT / "docs" / "benchmarks-hosts.md"
 LINK = 1e9 / 8  # bytes per second of a link of 1 Gbit/s, each way
 _RESNET18 = 11_689_512 * 4  # bytes of its gradients
+
+_OVERVIEW = """\
+Hosts here are network namespaces of one machine, and each link has a rate that is held. Between hosts the link is the
+limit, and mykv comes close to it; Horovod and dist_sync do so too at 1 Gbit/s, so less is to be gained than
+[on one host](benchmarks.md). With slow links [compression](compression.md) and [local steps](local-steps.md) help more.
+`make bench-hosts` measures and writes this page.
+"""
 
 _METHOD = """\
 Hosts are network namespaces of one machine with names and addresses of their own (`benchmarks/network.py`); a token
@@ -28,8 +36,6 @@ rounds.
 """
 
 _MISSED = """\
-## On what is missed
-
 **step() of ResNet-18.** The link allows 374 ms, or 391 ms with TCP's headers. Horovod's better setting took 1.1 to 1.25
 times as long as mykv in several runs on this machine, and as installed up to 1.8 times: 0.6 of the former would be
 less than the link's limit.
@@ -205,18 +211,52 @@ def write(results: Results, page: Path = PAGE) -> None:
         texts = [("**missed:** " if part.reached is False else "") + part.text for part in parts]
         rows.append(f"| {line.work} | {line.target} | {one} | {'<br>'.join(texts)} |")
     sections = [
-        "# Benchmarks of several hosts\n\nWritten by `make bench-hosts`. Of "
-        f"{len(verdicts)} targets {reached} are reached and {sum('missed' in one for one in verdicts)} missed.",
-        "## Targets\n\n" + "\n".join(rows),
-        _MISSED,
-        "## Agreeing\n\n" + _agreement(results),
-        "## How it was measured\n\n" + _METHOD,
-        _setting(results),
-        _numbers(results),
-        _failures(results),
+        "# Benchmarks of several hosts\n\n" + _OVERVIEW,
+        _short(results),
+        "## How long hosts need to agree\n\n" + _agreement(results),
+        "## All figures",
+        folded("How it was measured", _METHOD),
+        folded("Machine and versions", _setting(results)),
+        folded(
+            f"Targets of this project: of {len(verdicts)} targets {reached} are reached and "
+            f"{sum('missed' in one for one in verdicts)} missed",
+            "\n".join(rows),
+        ),
+        folded("Missed targets", _MISSED),
+        folded("Times of all cases", _numbers(results)),
+        folded("What failed", _failures(results)),
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
     print(f"wrote {page}")
+
+
+def _short(results: Results) -> str:
+    """The table of about ten lines."""
+    rows = ["| work | link | mykv | others |", "| --- | --- | --- | --- |"]
+    for hosts, each in ((2, 1), (2, 2), (3, 1), (4, 1), (4, 2)):
+        found = _get(results, "mykv core", f"in place/{64 * MB}", f"{hosts}x{each}")
+        if found:
+            share = f"{milliseconds(found)}, {_seconds(hosts, 64 * MB) / found.median:.1%} of the link's rate"
+            other = _get(results, "mpi", f"pushpull/{64 * MB}", f"{hosts}x{each}", best=True)
+            theirs = f"MPI_Allreduce {milliseconds(other)}" if other else ""
+            work = f"sum of 64 MB, {hosts} hosts with {each} rank{'s' * (each > 1)} each"
+            rows.append(f"| {work} | 1 Gbit/s | {share} | {theirs} |")
+    peers = [(name, _get(results, name, "step/resnet18/own", best=True)) for name in ("horovod", "dist_sync")]
+    ours = _get(results, "mykv", "step/resnet18/own")
+    if ours:
+        texts = ", ".join(f"{name} {milliseconds(one)}" for name, one in peers if one)
+        work = "`step()` of ResNet-18 with gradients ready, 2 hosts"
+        rows.append(f"| {work} | 1 Gbit/s | {milliseconds(ours)} | {texts} |")
+    for wire, name in (
+        ("none", "uncompressed"),
+        ("float16", "in 16 bits"),
+        ("2bit", "in 2 bits"),
+        ("topk", "top-k 1%"),
+    ):
+        found = _get(results, "mykv core", f"compressed/{64 * MB}/{wire}")
+        if found:
+            rows.append(f"| sum of 64 MB, 2 hosts, {name} | 200 Mbit/s | {milliseconds(found)} | |")
+    return "## The most important figures\n\n" + "\n".join(rows)
 
 
 def _agreement(results: Results) -> str:
@@ -246,7 +286,7 @@ def _setting(results: Results) -> str:
         listed = ", ".join(f"{name} {value}" for name, value in versions.items() if owner == "ours" or name != "mykv")
         rows.append(f"- versions, {owner}: {listed}")
     rows.append(f"- commit {facts['commit']}; {facts['rounds']} rounds")
-    return "## Machine and versions\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def _numbers(results: Results) -> str:
@@ -264,7 +304,7 @@ def _numbers(results: Results) -> str:
         rows.append(
             f"| {what} | {shape} | {peer} | {setup} | {texts[0]}{unit} ({texts[1]}-{texts[2]}, {found.count}) |"
         )
-    return "## All numbers\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def _failures(results: Results) -> str:
@@ -274,7 +314,7 @@ def _failures(results: Results) -> str:
         f"- {one['peer']}, {one['setup']}, {one['ranks']}: {one['error'].strip().splitlines()[0]}"
         for one in results.failures
     ]
-    return "## What failed\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def main() -> None:

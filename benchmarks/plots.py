@@ -20,15 +20,23 @@ from .cases import KB, MB
 from .command_line import numbers
 from .peers import AS_INSTALLED
 from .results import Results, Spread
+from .targets import milliseconds
 
 COLOURS = {"mykv": "#0b6e4f", "horovod": "#c8553d", "dist_sync": "#5b5ea6", "mpi": "#8a8d91", "alone": "#444444"}
 Drawn = Tuple[str, str, str]
+SUMMARY = "summary.svg"  # needs all peers
 
 
 def draw(results: Results, folder: Path) -> list[Drawn]:
     """Draw what the results have numbers for; (title, file name, sentence) of each plot."""
     plt.rcParams.update({"font.size": 10, "axes.grid": True, "grid.alpha": 0.3, "svg.hashsalt": "mykv"})
     drawn = []
+    summary = _summary(results)
+    if summary:
+        figure, described = summary
+        figure.savefig(folder / SUMMARY, metadata={"Date": None})
+        drawn.append((described[0], SUMMARY, described[1]))
+        plt.close(figure)
     for name, draw_one in (("size", _size), ("step", _step), ("ranks", _ranks), ("arrays", _arrays)):
         figure, axes = plt.subplots(figsize=(7.5, 4.5))
         described = draw_one(results, axes)
@@ -39,6 +47,40 @@ def draw(results: Results, folder: Path) -> list[Drawn]:
             drawn.append((described[0], f"{name}.svg", described[1]))
         plt.close(figure)
     return drawn
+
+
+def _summary(results: Results) -> tuple[plt.Figure, tuple[str, str]] | None:
+    """Three groups of bars for the home page: each worker's time in ms, the better of each peer's settings."""
+    groups = [
+        ("sum of ResNet-50's gradients", "gradients/resnet50/own", "gradients/resnet50/own", "time"),
+        ("training step of ResNet-18", "training/own", "training/own", "step"),
+        ("optimizer's step, Adam", "update/resnet18/adam/store", "update/resnet18/adam/own", "time"),
+    ]
+    names = [("mykv", "mykv"), ("horovod", "Horovod"), ("dist_sync", "dist_sync")]
+    found = [
+        [results.best(peer, ours if peer == "mykv" else case, series) for peer, _ in names]
+        for _, ours, case, series in groups
+    ]
+    if any(one is None for row in found for one in row):
+        return None
+    figure, all_axes = plt.subplots(1, len(groups), figsize=(9, 2.1))
+    for axes, (title, *_), row in zip(all_axes, groups, found):
+        times = [one.median * 1e3 for one in row]
+        bars = axes.barh([name for _, name in names], times, color=[COLOURS[peer] for peer, _ in names])
+        axes.bar_label(bars, [milliseconds(one) for one in row], padding=3, fontsize=9)
+        axes.set_xlim(0, max(times) * 1.3)
+        axes.set_title(title, fontsize=10)
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.set_xticks([])
+        for side in ("top", "right", "bottom"):
+            axes.spines[side].set_visible(False)
+    figure.tight_layout()
+    return figure, (
+        "Times of mykv, Horovod and dist_sync",
+        "Times of 2 workers on one machine, shorter is better. A training step computes most of the time, so there is "
+        "less to gain.",
+    )
 
 
 def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
@@ -60,7 +102,7 @@ def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
 
 def _two_ways(results: Results, peer: str) -> list[tuple[str, float, Callable[[str], Spread | None]]]:
     if peer == "mykv":
-        return [(peer, 2.5, lambda case: results.get(peer, case))]
+        return [(f"{peer}, as installed", 2.5, lambda case: results.get(peer, case))]
     return [
         (f"{peer}, as installed", 1.0, lambda case: results.get(peer, case)),
         (f"{peer}, best settings", 2.0, lambda case: results.best(peer, case)),
@@ -100,12 +142,24 @@ def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     return (
         "A training step and its parts, 2 ranks",
         "ResNet-18, 64 pixels, 8 images per worker, SGD with momentum. The bars are parts that were waited for one by "
-        f"one; the diamond is the whole step, in which they may overlap.{_bucket_sentence(results)}",
+        f"one, so they can add up to more than the diamond, the whole step, in which they overlap."
+        f"{_alone_sentence(results)}{_bucket_sentence(results)}",
     )
 
 
 def _once(label: str, shown: list[str]) -> str | None:
     return None if shown else label
+
+
+def _alone_sentence(results: Results) -> str:
+    alone, ours = results.best("alone", "training/own", "alone"), results.best("mykv", "training/own", "step")
+    if not alone or not ours:
+        return ""
+    ranges = [f"{one.lower * 1e3:.0f} to {one.upper * 1e3:.0f} ms" for one in (alone, ours)]
+    return (
+        " `alone` is two processes without communication that were started by themselves, so its time has a spread of "
+        f"its own (quartiles {ranges[0]}; the whole step of mykv {ranges[1]})."
+    )
 
 
 def _bucket_sentence(results: Results) -> str:
@@ -131,7 +185,7 @@ def _ranks(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
         _line(axes, list(known), list(known.values()), label, colour, 2.0)
         first, last = (2 if 2 in known else min(known)), max(known)
         factor = known[last].median / known[first].median
-        _line_of_law(axes, list(known), known[first].median / first, colour)
+        _line_of_law(axes, list(known), known[first].median / first, colour, f"{label}, in line with the ranks")
         texts.append(
             f"{label} takes {factor:.1f} times as long with {last} ranks as with {first} ({last // first} in line)"
         )
@@ -194,8 +248,8 @@ def _line(
     axes.errorbar([position for position, _ in points], middle, spread, label=label, color=colour, lw=width, **shape)
 
 
-def _line_of_law(axes: plt.Axes, x: list[int], per_rank: float, colour: str) -> None:
-    axes.plot(x, [per_rank * size * 1e3 for size in x], ":", color=colour, lw=1)
+def _line_of_law(axes: plt.Axes, x: list[int], per_rank: float, colour: str, label: str) -> None:
+    axes.plot(x, [per_rank * size * 1e3 for size in x], ":", color=colour, lw=1, label=label)
 
 
 def _logarithmic(axes: plt.Axes, name: str, ticks: list[int], labels: list[str]) -> None:

@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 
 from . import plots, scaling
+from .cases import KB, MB
 from .command_line import formatted
 from .environments import HOME, ROOT
 from .results import Results, Spread
-from .targets import LINES, Part, verdict
+from .targets import LINES, Part, milliseconds, verdict
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 NOTES = Path(__file__).resolve().parent / "notes.md"
@@ -28,27 +29,108 @@ one OpenMP thread per rank, unless the line says otherwise. 64 MB are 2^26 bytes
 """
 
 
+# Lines of the short table: what was done, mykv's case, the case of the others, and the series.
+_SHORT = [
+    ("sum of an array of 4 KB", f"pushpull/{4 * KB}", f"pushpull/{4 * KB}", "time"),
+    ("sum of an array of 64 MB", f"pushpull/{64 * MB}", f"pushpull/{64 * MB}", "time"),
+    *(
+        (
+            f"sum of {name}'s gradients ({size} MB){trainer}",
+            f"gradients/{model}/{flavour}",
+            f"gradients/{model}/own",
+            "time",
+        )
+        for name, size, model in (("ResNet-50", 102, "resnet50"), ("BERT-base", 438, "bert"))
+        for flavour, trainer in (("own", ", `DistributedTrainer`"), ("stock", ", stock `gluon.Trainer`"))
+    ),
+    ("training step of ResNet-18, 64 pixels, 8 images per worker", "training/own", "training/own", "step"),
+    *(
+        (
+            f"`step()` with the [optimizer's work divided](optimizer-on-the-store.md), {name}",
+            f"update/resnet18/{key}/store",
+            f"update/resnet18/{key}/own",
+            "time",
+        )
+        for name, key in (("SGD with momentum", "sgd"), ("Adam", "adam"))
+    ),
+    ("processor time of a worker that waits for a late one", "late", "late", "share"),
+]
+
+
 def write(results: Results, page: Path = PAGE) -> None:
-    """Write the page, and plots into a folder beside it."""
+    """Write the page, and plots into a folder beside it: plots and a short table first, everything else folded."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)
     judged = {line.key: line.parts(results) for line in LINES}
+    summary = [one for one in drawn if one[1] == plots.SUMMARY]
+    others = [one for one in drawn if one[1] != plots.SUMMARY]
     sections = [
-        "# Benchmarks\n\nWritten by `make bench`; paragraphs on missed targets stand in benchmarks/notes.md.",
-        _summary(judged),
-        _table(judged),
-        _missed(judged),
-        "## How it was measured\n\n" + _METHOD,
-        _setting(results),
-        *(f"## {title}\n\n![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in drawn),
-        _numbers("Times", results),
-        _choice(results),
-        _commands(results),
-        _failures(results),
+        "# Benchmarks",
+        _overview(results),
+        *(f"![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in summary),
+        _short(results),
+        *(f"## {title}\n\n![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in others),
+        "## All figures",
+        folded("How it was measured", _METHOD),
+        folded("Machine and versions", _setting(results)),
+        folded(_summary(judged), _table(judged)),
+        folded("Missed targets", _missed(judged)),
+        folded("Times of all cases", _numbers(results)),
+        folded("Choice of settings", _choice(results)),
+        folded("Commands", _commands(results)),
+        folded("What failed", _failures(results)),
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
     print(f"wrote {page}")
+
+
+def folded(title: str, text: str) -> str:
+    """A part of a page that opens with a click, on the site and where the file is shown by itself; '' without text."""
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{text.rstrip()}\n\n</details>' if text else ""
+
+
+def _overview(results: Results) -> str:
+    machine = results.about["machine"]
+    return (
+        f"mykv beside Horovod, MXNet's dist_sync and Open MPI on one machine ({machine['processor']}, "
+        f"{machine['cores']} cores), 2 workers unless a line says otherwise. Each has the better of its settings: as "
+        "installed, or those that its documentation names for speed. `make bench` measures and writes this page. "
+        "[Several hosts](benchmarks-hosts.md) have a page of their own."
+    )
+
+
+def _short(results: Results) -> str:
+    """The table of about ten lines; README.md and docs/index.md repeat some of them (tests/project/test_pages.py)."""
+    rows = [
+        f"| 2 workers on {results.about['machine']['cores']} cores | mykv | Horovod | dist_sync | MPI_Allreduce |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for work, ours, case, series in _SHORT:
+        cells = [results.best("mykv", ours, series)]
+        cells += [results.best(peer, case, series) for peer in ("horovod", "dist_sync", "mpi")]
+        if any(cells):
+            rows.append(f"| {work} | " + " | ".join(_short_cells(cells, series)) + " |")
+    lines = ["## The most important figures", "\n".join(rows)]
+    small = [results.best(peer, f"pushpull/{4 * KB}") for peer in ("mykv", "mpi")]
+    if all(small) and small[1].median < small[0].median:
+        ratio = small[0].median / small[1].median
+        lines.append(
+            "Lower is better, the best of a line is bold. MPI_Allreduce is "
+            f"{ratio:.1f} times faster than mykv for 4 KB: its ranks spin while they wait, and the call does not go "
+            "through MXNet's engine."
+        )
+    return "\n\n".join(lines)
+
+
+def _short_cells(cells: list[Spread | None], series: str) -> list[str]:
+    measured = [one.median for one in cells if one]
+    least = min(measured) if len(measured) > 1 else None
+    texts = []
+    for one in cells:
+        text = "" if one is None else f"{one.median:.1%} of a core" if series == "share" else milliseconds(one)
+        texts.append(f"**{text}**" if one and one.median == least and series != "share" else text)
+    return texts
 
 
 def notes() -> dict[str, str]:
@@ -61,7 +143,7 @@ def _summary(judged: dict[str, list[Part]]) -> str:
     verdicts = [verdict(parts) for parts in judged.values()]
     reached = sum(one.startswith("reached") for one in verdicts)
     missed = sum("missed" in one for one in verdicts)
-    return f"Of {len(verdicts)} targets {reached} are reached and {missed} missed."
+    return f"Targets of this project: of {len(verdicts)} targets {reached} are reached and {missed} missed"
 
 
 def _table(judged: dict[str, list[Part]]) -> str:
@@ -72,7 +154,7 @@ def _table(judged: dict[str, list[Part]]) -> str:
             mark = {True: "", False: "**missed:** ", None: ""}[part.reached]
             texts.append(mark + part.text)
         rows.append(f"| {line.work} | {line.target} | {verdict(judged[line.key])} | {'<br>'.join(texts)} |")
-    return "## Targets\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def _missed(judged: dict[str, list[Part]]) -> str:
@@ -82,7 +164,7 @@ def _missed(judged: dict[str, list[Part]]) -> str:
         if "missed" in verdict(judged[line.key]):
             text = written.get(line.key) or f"No paragraph on this target has been written yet (`{line.key}`)."
             texts.append(f"**{line.work}.** {text}")
-    return "## Missed targets\n\n" + "\n\n".join(texts) if texts else ""
+    return "\n\n".join(texts)
 
 
 def _setting(results: Results) -> str:
@@ -92,16 +174,16 @@ def _setting(results: Results) -> str:
         listed = ", ".join(f"{name} {value}" for name, value in versions.items() if owner == "ours" or name != "mykv")
         rows.append(f"- versions, {owner}: {listed}")
     rows.append(f"- commit {about['commit']}; {about['rounds']} rounds in {about['minutes']:.1f} minutes")
-    return "## Machine and versions\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
-def _numbers(title: str, results: Results) -> str:
+def _numbers(results: Results) -> str:
     rows = ["| case | ranks | peer | settings | median (quartiles, number of measurements) |", "|---|---|---|---|---|"]
     for case, series, ranks, peer, setup in _keys(results):
         found = results.get(peer, case, series, ranks, setup)
         what = case if series in ("time", "share", "bytes") else f"{case}: {series}"
         rows.append(f"| {what} | {ranks} | {peer} | {setup} | {formatted(found, series).strip()} |")
-    return f"## {title}\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def _keys(results: Results) -> list[tuple]:
@@ -116,7 +198,7 @@ def _choice(results: Results) -> str:
         return ""
     tuned = Results(records=results.tuning)
     text = "Medians of the short run that chooses the settings, on 2 ranks; the best of each peer is bold."
-    return f"## Choice of settings\n\n{text}\n\n" + "\n\n".join(_choice_of(peer, tuned) for peer in _peers(tuned))
+    return f"{text}\n\n" + "\n\n".join(_choice_of(peer, tuned) for peer in _peers(tuned))
 
 
 def _choice_of(peer: str, tuned: Results) -> str:
@@ -148,7 +230,7 @@ def _commands(results: Results) -> str:
         f"`benchmarks.limit`, `benchmarks.scaling` (ranks {', '.join(map(str, scaling.RANKS))}). "
         "They start these processes, paths left out:"
     )
-    return f"## Commands\n\n{text}\n\n```\n" + "\n".join(results.about["commands"]) + "\n```"
+    return f"{text}\n\n```\n" + "\n".join(results.about["commands"]) + "\n```"
 
 
 def _failures(results: Results) -> str:
@@ -159,7 +241,7 @@ def _failures(results: Results) -> str:
         lines = failure["error"].strip().splitlines()
         where = f"{failure['peer']}, {failure['setup']}, {failure['ranks']} ranks, round {failure['round'] + 1}"
         rows.append(f"- {where}: {lines[0]} {lines[-1] if len(lines) > 1 else ''}")
-    return "## What failed\n\n" + "\n".join(rows)
+    return "\n".join(rows)
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ void bind_errors(py::module_& m) {
   *g_error_type = py::exception<Error>(m, "Error", PyExc_RuntimeError);
   g_error_type->attr("__doc__") =
       "Why the core cannot do something. `code` (str) says what kind of end it was, `ranks` (tuple of int) which ranks "
-      "it names; docs/api.md lists the codes.";
+      "it names; docs/errors.md lists the codes.";
   g_error_type->attr("code") = name_of(ErrorCode::other);
   g_error_type->attr("ranks") = py::tuple();
   py::list codes;

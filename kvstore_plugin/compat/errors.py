@@ -54,5 +54,5 @@ def of_core(error: RuntimeError) -> MXNetError:
 
 
 def code_of(error: BaseException) -> str:
-    """What kind of end an error of the core was (docs/api.md); ``'other'`` if the error has no code."""
+    """What kind of end an error of the core was (docs/errors.md); ``'other'`` if the error has no code."""
     return getattr(error, "code", "other")

@@ -104,7 +104,7 @@ def test_an_error_without_a_code():
 def test_the_codes_are_documented():
     import mykv_core
 
-    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/errors.md").read_text()
     assert tuple(re.findall(r"^\| `'(\w+)'` \|", page, re.MULTILINE)) == mykv_core.Error.codes
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
@@ -16,7 +13,6 @@ from mxnet.gluon import nn
 
 pytestmark = pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no sparse parameters")
 
-_PAGE = Path(__file__).parents[2] / "docs" / "sparse.md"
 _SGD = ("sgd", {"learning_rate": 0.1})
 _VOCABULARY, _WIDTH = 30, 4
 _BATCH, _WORDS = 4, 5
@@ -711,11 +707,3 @@ def test_shutdown_is_noticed():
     with pytest.raises(RuntimeError, match="shut down"):
         trainer.allreduce_grads()
     mykv.init()
-
-
-def test_the_code_on_the_page_runs(mpirun, tmp_path):
-    script = "".join(re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL))
-    script += "print('held', total.indices.asnumpy().tolist(), rows.asnumpy()[[0, 1, 99], 0].tolist())\n"
-    result = mpirun(2, script, cwd=str(tmp_path))
-    assert result.code == 0, result.text
-    assert result.stdout.count("held [0, 1, 99] [1.0, 0.0, 2.0]") == 2, result.text

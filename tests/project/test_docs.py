@@ -1,4 +1,4 @@
-"""The API reference is complete, and the programs on the pages about migration work."""
+"""The API reference and the table of settings are complete, and the programs on the pages about migration work."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import kvstore_plugin
 import pytest
 from harness.marks import long
 from harness.support import IS_2
+from kvstore_plugin.world import settings
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _VALUES = {name: getattr(kvstore_plugin, name) for name in sorted(kvstore_plugin.__all__)}
@@ -31,6 +32,30 @@ def test_public_classes_and_their_methods_have_docstrings(name):
     for key, member in vars(_VALUES[name]).items():
         if not key.startswith("_") and (inspect.isroutine(member) or isinstance(member, property)):
             assert inspect.getdoc(member), f"{name}.{key}"
+
+
+def _rows(text):
+    """Names and defaults in a table of settings, as one line each: of Markdown, or of a docstring."""
+    markdown = re.findall(r"^\| `(MYKV_\w+)` \| *(\S*) *\| \S", text, re.MULTILINE)
+    return markdown or re.findall(r"^(MYKV_\w+) +((?:[a-z]+|\d+)(?= {2}))?", text, re.MULTILINE)
+
+
+def test_the_page_on_settings_lists_every_setting_with_its_default():
+    page = (_DOCS / "settings.md").read_text()
+    table = _rows(page[: page.index("\n## ")])
+    assert sorted(name for name, _ in table) == sorted(settings._TABLE), "settings.md and settings.py differ"
+    assert dict(table) == dict(_rows(settings.__doc__)), "settings.md and the docstring of settings.py differ"
+    for name, default in table:
+        known = settings._TABLE[name].default
+        # None: the default is the core's, and the docstring's words are compared alone.
+        assert known is None or str(known) in (default, f"{default}.0"), f"{name}: {default} is not {known}"
+
+
+def test_other_pages_name_settings_that_exist():
+    for page in _DOCS.glob("*.md"):
+        named = set(re.findall(r"`(MYKV_[A-Z_]+)", page.read_text())) - {"MYKV_BUILD_JOBS", "MYKV_WERROR", "MYKV_"}
+        named = {name for name in named if not name.startswith("MYKV_TEST")}
+        assert named <= set(settings._TABLE), f"{page.name}: {named - set(settings._TABLE)}"
 
 
 def _scripts(page):

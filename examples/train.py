@@ -1,0 +1,31 @@
+import kvstore_plugin as mykv  # before mxnet, as Python 3.12 needs it
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+mx.npx.set_np()  # arrays that MXNet 1.9.1 and 2.0.0b1 both understand
+mykv.init()
+inputs = np.random.RandomState(0).rand(4096, 10).astype("float32")
+largest = inputs.argmax(axis=1).astype("int32")  # what the network learns
+dataset = gluon.data.ArrayDataset(inputs, largest)
+sampler = mykv.DistributedSampler(len(dataset))  # each worker its share, shuffled
+data = gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+
+net = gluon.nn.HybridSequential()
+net.add(gluon.nn.Dense(64, activation="relu"), gluon.nn.Dense(10))
+net.initialize()
+trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.02})
+loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
+
+for epoch in range(3):
+    sampler.set_epoch(epoch)  # another order in each epoch
+    for numbers, labels in data:
+        with autograd.record():
+            loss = loss_of(net(numbers), labels)
+        loss.backward()
+        trainer.step(len(numbers))  # gradients are means over all workers
+    mean = mykv.allreduce(loss.mean(), name="loss")  # a call of all workers
+    if mykv.rank() == 0:
+        print(f"epoch {epoch}: loss {float(mean):.3f} on {mykv.size()} workers")
+if mykv.rank() == 0:
+    net.save_parameters("net.params")
