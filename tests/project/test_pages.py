@@ -50,7 +50,7 @@ _PROGRAMS = {
 _NAVIGATION = (_ROOT / "mkdocs.yml").read_text()
 _GUIDES = re.findall(r": ([\w-]+\.md)$", _NAVIGATION.split("- Guides:")[1].split("- Coming from:")[0], re.MULTILINE)
 _END = "import mxnet\nmxnet.nd.waitall()\nprint('the end')\n"  # errors that no line has read are raised
-_TESTED_ELSEWHERE = {"training.md"}
+_TESTED_ELSEWHERE = {"training.md", "learning-rate.md"}
 _LONG = ["compression.md", "elastic.md", "gpu.md", "local-steps.md", "timeline.md"]  # left out of `make test`
 
 
