@@ -112,10 +112,10 @@ void PreparedBucket::push(const std::string& label, const std::string& turn_of) 
 
 Fence::Fence(const Handles& arrays) : arrays_(bridge().api(), handles(arrays)) {}
 
-void Fence::push() const {
+void Fence::push(bool ends_step) const {
   const mxnet::Bridge& target = bridge();
   py::gil_scoped_release release;
-  target.push_fence(arrays_);
+  target.push_fence(arrays_, ends_step);
 }
 
 }  // namespace mykv

@@ -63,6 +63,12 @@ struct alignas(64) Entry {
   uint64_t placement;  // digest of the placements of all ranks
   int32_t owner;       // the local rank that does all the work, or kAnybody
   int32_t ahead_of;    // the local rank that made the entry before it was due, or kNobody
+  // For the statistics; times of now_ns().
+  int64_t first_came;
+  int64_t came_later;  // sum over the ranks that have arrived: how long after first_came
+  int64_t complete;    // when the last rank arrived; on several hosts later: when they agreed
+  int32_t last_came;   // the local rank that came last
+  bool ends_step;      // it is StepPart::last
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;

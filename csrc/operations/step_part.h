@@ -1,0 +1,24 @@
+// Which operations are the sums of a training step. Only the statistics need it; nothing is decided by it.
+#pragma once
+
+#include <cstdint>
+
+namespace mykv {
+
+enum class StepPart : uint8_t {
+  none,
+  some,
+  last,  // of the gradients that backward writes last: when they are there, backward has ended
+};
+
+// Part of the operations that a thread asks for next. Python sets it around the calls of a step.
+inline thread_local StepPart next_step_part = StepPart::none;
+
+// Part of this thread's next request. A step has one request that is `last`; the requests after it are `some`.
+inline StepPart take_step_part() {
+  const StepPart part = next_step_part;
+  if (part == StepPart::last) next_step_part = StepPart::some;
+  return part;
+}
+
+}  // namespace mykv
