@@ -28,7 +28,7 @@ void Agreement::announce(uint32_t index, uint32_t places) {
   m.priority = entry.operation.priority;
   m.error = entry.error.get();
   if (m.error.empty() && entry.key == entry.first) {
-    m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.last_came)];
+    m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.arrivals.last)];
     m.waited_ns = std::min(table_.waited_for_last(entry), Message::kMostWaited);
   }
   const bool by_nccl = entry.operation.road == Road::nccl;
@@ -45,7 +45,7 @@ void Agreement::announce(uint32_t index, uint32_t places) {
     Pending& pending = pending_[{m.key.high, m.key.low}];
     pending.places = places;
     pending.bytes = by_nccl ? 0 : entry.operation.bytes();
-    pending.meeting.ends_step = entry.ends_step;
+    pending.meeting.ends_step = entry.arrivals.ends_step;
   }
   tell_root(m);
 }

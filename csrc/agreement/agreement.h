@@ -39,7 +39,11 @@ class Agreement {
  public:
   // `most_bytes`: limit for all operations that have their verdict and are not done.
   Agreement(const World& world, HostTable& table, size_t most_bytes)
-      : world_(world), table_(table), most_bytes_(most_bytes), inbox_(world.control(), kTag), observed_{{}, LateHosts(world)} {}
+      : world_(world),
+        table_(table),
+        most_bytes_(most_bytes),
+        inbox_(world.control(), kTag),
+        observed_{{}, LateHosts(world)} {}
   ~Agreement();
 
   // Whether this rank speaks for its host.

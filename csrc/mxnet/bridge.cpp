@@ -239,12 +239,14 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
     for (Request& request : requests) request.refusal = error.what();
   }
   const StepPart step = requests.empty() ? StepPart::none : requests.front().step;
-  if (step != StepPart::none) note_sum_begins(step == StepPart::last);
+  const bool is_sum = step == StepPart::some || step == StepPart::last;
+  if (is_sum) note_sum_begins(step == StepPart::last);
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(runtime, std::move(requests), pushed->call.chained,
-           [on_complete, step, failure = pushed->failure](const Cause* error) {
-             if (step != StepPart::none) note_sum_ends();
+           [on_complete, step, is_sum, failure = pushed->failure](const Cause* error) {
+             if (is_sum) note_sum_ends();
+             if (step == StepPart::weights) note_updated();
              if (error != nullptr && failure) *failure = *error;
              complete(on_complete, error);
            });

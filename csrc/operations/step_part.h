@@ -1,4 +1,5 @@
-// Which operations are the sums of a training step. Only the statistics need it; nothing is decided by it.
+// Which operations are the sums of a training step, and which come after its updates. Only the statistics need it;
+// nothing is decided by it.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,8 @@ namespace mykv {
 enum class StepPart : uint8_t {
   none,
   some,
-  last,  // of the gradients that backward writes last: when they are there, backward has ended
+  last,     // of the gradients that backward writes last: when they are there, backward has ended
+  weights,  // no sum: the new weights, from the workers that have updated them
 };
 
 // Part of the operations that a thread asks for next. Python sets it around the calls of a step.

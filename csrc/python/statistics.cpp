@@ -13,7 +13,17 @@ namespace mykv {
 namespace {
 
 void set_step_part(const std::string& part) {
-  next_step_part = part == "last" ? StepPart::last : part == "some" ? StepPart::some : StepPart::none;
+  if (part.empty()) {
+    next_step_part = StepPart::none;
+  } else if (part == "some") {
+    next_step_part = StepPart::some;
+  } else if (part == "last") {
+    next_step_part = StepPart::last;
+  } else if (part == "weights") {
+    next_step_part = StepPart::weights;
+  } else {
+    throw py::value_error("no part of a step: " + part);
+  }
 }
 
 py::dict step_times() {
@@ -48,15 +58,17 @@ py::dict statistics(const Group& group) {
 }
 
 void bind_statistics(py::module_& m, py::class_<Group, std::shared_ptr<Group>>& group) {
-  group.def("statistics", &statistics,
-            "Counts since the group was made: ways {name: (operations, bytes)} and steps, that have a result; waited_ns,\n"
-            "step_waited_ns: how long this rank waited for others; late [(rank, operations, ns, steps, ns)]: how often a\n"
-            "rank came last, and how long the others waited on average. Rank 0 knows this of all ranks, others of their\n"
-            "host.");
+  group.def(
+      "statistics", &statistics,
+      "Counts since the group was made: ways {name: (operations, bytes)} and steps, that have a result; waited_ns,\n"
+      "step_waited_ns: how long this rank waited for others; late [(rank, operations, ns, steps, ns)]: how often a\n"
+      "rank came last, and how long the others waited on average. Rank 0 knows this of all ranks, others of their\n"
+      "host.");
   m.def("statistics", [] { return statistics(*require_world()); });
-  m.def("set_step_part", &set_step_part, py::arg("part"),
-        "What this thread's next operations are: 'last' (the sum of the gradients that backward writes last; it counts\n"
-        "for the next operation only, and 'some' follows), 'some' (of a step), or '' (of no step).");
+  m.def(
+      "set_step_part", &set_step_part, py::arg("part"),
+      "What this thread's next operations are: 'last' (the sum of the gradients that backward writes last; it counts\n"
+      "for the next operation only, and 'some' follows), 'some' (of a step), 'weights' (that were updated), or ''.");
   m.def("step_times", &step_times, "Times of the training steps of this process, see csrc/mxnet/step_clock.h.");
 }
 

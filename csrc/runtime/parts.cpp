@@ -234,7 +234,8 @@ void Parts::end(const Part& part, const Cause& error, const PartRecord::Interval
   if (part.posted->recorded) notes_.end(part, copied_out);  // before leave(), after which the entry may be reused
   // Later parts follow when the ranks have met at the first one.
   const bool counts = error.empty() && part.number == 0;
-  const int64_t waited = counts ? std::max<int64_t>(context_.table.entry(part.entry).complete - part.came, 0) : 0;
+  const int64_t waited =
+      counts ? std::max<int64_t>(context_.table.entry(part.entry).arrivals.complete - part.came, 0) : 0;
   release_slot(part);
   try {
     context_.table.leave(part.entry);

@@ -58,7 +58,8 @@ Cause SharedCause::get() const {
 
 size_t HostTable::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
-  const size_t bytes = round_up(sizeof(Header)) + (sizeof(PaddedBell) + sizeof(Lateness)) * static_cast<size_t>(local_size) +
+  const size_t bytes = round_up(sizeof(Header)) +
+                       (sizeof(PaddedBell) + sizeof(Lateness)) * static_cast<size_t>(local_size) +
                        LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
                        round_up(EventLog::bytes()) + stride * kEntries;
   return (bytes + 4095) / 4096 * 4096;
@@ -172,9 +173,9 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
     e.chunks = offer.chunks;
     e.owner = offer.owner;
     e.first = offer.first;
-    e.first_came = offer.came;
-    e.came_later = 0;
-    e.ends_step = offer.ends_step;
+    e.arrivals.first = offer.came;
+    e.arrivals.later = 0;
+    e.arrivals.ends_step = offer.ends_step;
     e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
     bells_[local_rank_].ahead += offer.due != Due::now;
     set_text(e.name, kNameBytes, *offer.name);
@@ -197,9 +198,9 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
   mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
   set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
   ++e.arrived;
-  e.came_later += offer.came - e.first_came;
-  e.complete = offer.came;
-  e.last_came = local_rank_;
+  e.arrivals.later += offer.came - e.arrivals.first;
+  e.arrivals.complete = offer.came;
+  e.arrivals.last = local_rank_;
   arrival.generation = e.generation;
   arrival.failed = e.state == State::done;
   arrival.last = !arrival.failed && e.arrived == ranks_.size();
@@ -251,12 +252,13 @@ Cause HostTable::disagreement(Entry& e) {
 void HostTable::note_complete(Entry& e) {
   if (ranks_.size() == 1 || !(e.key == e.first)) return;
   const auto others = static_cast<int64_t>(ranks_.size() - 1);
-  lateness_[local_rank_].add(waited_for_last(e) / others, e.ends_step);
+  lateness_[local_rank_].add(waited_for_last(e) / others, e.arrivals.ends_step);
 }
 
 int64_t HostTable::waited_for_last(const Entry& e) const {
   // Clocks are read before the lock is taken, so a rank may come first and be the last to get the lock.
-  return std::max<int64_t>(static_cast<int64_t>(ranks_.size()) * (e.complete - e.first_came) - e.came_later, 0);
+  return std::max<int64_t>(
+      static_cast<int64_t>(ranks_.size()) * (e.arrivals.complete - e.arrivals.first) - e.arrivals.later, 0);
 }
 
 std::vector<LateRank> HostTable::late_ranks() const {
@@ -357,7 +359,7 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
     }
     e.sequence = sequence;
     e.placement = placement;
-    e.complete = now_ns();
+    e.arrivals.complete = now_ns();
     if (e.operation.road == Road::nccl && !give_launches(link - 1)) return true;
     e.state = State::ready;
     append(TableEvent::Type::ready, link - 1);

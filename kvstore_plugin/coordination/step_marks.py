@@ -19,7 +19,7 @@ def part(kind: str) -> Iterator[None]:
     ----------
     kind : str
         ``'last'``: the first operation reduces the gradients that backward writes last, and the others belong to the
-        same step. ``'some'``: all of them belong to a step.
+        same step. ``'some'``: all of them belong to a step. ``'weights'``: they send updated weights.
     """
     mark = process.core.set_step_part
     mark(kind)

@@ -193,7 +193,8 @@ class DenseReducer(SharedReducer):
         while self._to_update:
             operation, keys = self._to_update.pop(0)
             try:
-                operation.update.apply(keys)
+                with step_marks.part("weights"):
+                    operation.update.apply(keys)
             except BaseException as error:
                 self.refuse_update(f"the update has failed on that rank: {error}")
                 raise

@@ -8,6 +8,7 @@ hosts, the announcements that rank 0 gets anyway say so. So rank 0 knows how lat
 from __future__ import annotations
 
 import time
+import weakref
 from typing import Any
 
 from ..gradients import dense_reducer
@@ -20,7 +21,7 @@ _WAYS = {"in_place": "in place", "copied": "copied", "through_host": "through ho
 _Counters = dict  # all counters of the core at one moment, as one flat dict of numbers
 
 _began: _Counters = {}  # the counters of the process when the core was started
-_baselines: dict[tuple[int, int], _Counters] = {}  # by generation of the core and number of the process set
+_baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionary()  # by the group of the core
 
 
 def statistics(process_set: ProcessSet = global_process_set, reset: bool = False) -> dict[str, Any]:
@@ -88,10 +89,10 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
         This worker is not in the process set.
     """
     core = process_set.core
-    now, key = read(core), (process.generation, id(process_set))
-    counted = since(now, _baselines.get(key, _began))
+    now = read(core)
+    counted = since(now, _baselines.get(core, _began))
     if reset:
-        _baselines[key] = now
+        _baselines[core] = now
     return shown(counted, core, process_set)
 
 

@@ -26,9 +26,8 @@ def table(numbers: dict[str, Any]) -> str:
         As `statistics` returns it.
     """
     title = f"mykv: {_seconds(numbers['seconds'])}, {numbers['steps']:,} steps, on rank 0 of {process.size()}"
-    lines = [
-        ("slow", slow) for slow in [late_sentence(one, numbers) for one in numbers["late"][:_SHOWN_LATE]]
-    ] or [("slow", "no operation of several workers")]
+    slow = [one for one in numbers["late"] if one["operation_wait"] > 0][:_SHOWN_LATE]
+    lines = [("slow", late_sentence(one, numbers)) for one in slow] or [("slow", "no worker waited for another one")]
     lines += [
         ("waited", _waited(numbers)),
         ("operations", _operations(numbers)),
@@ -46,8 +45,8 @@ def table(numbers: dict[str, Any]) -> str:
 
 def late_sentence(one: dict[str, Any], numbers: dict[str, Any]) -> str:
     """How often a worker came last, and what it cost the others."""
-    unit = "step" if numbers["steps"] and one["step_share"] is not None else "operation"
-    count = numbers["steps"] if unit == "step" else sum(other["operations"] for other in numbers["late"])
+    unit = "operation" if one["step_share"] is None else "step"
+    count = sum(other[f"{unit}s"] for other in numbers["late"])
     return (
         f"rank {one['rank']} of {one['machine']} came last in {one[f'{unit}_share']:.0%} of {count:,} {unit}s; the others "
         f"waited {_seconds(one[f'{unit}_wait'])} each time"
