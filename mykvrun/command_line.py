@@ -166,7 +166,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--elastic", action="store_true", help="let the job go on when a worker dies (Open MPI 5)")
     add("--timeline", "--timeline-filename", metavar="FILE", help="record a timeline from init() to the end")
-    add("--report", action="store_const", const="1", help="print at the end which worker was slow, and other statistics")
+    add(
+        "--report", action="store_const", const="1", help="print at the end which worker was slow, and other statistics"
+    )
     add("--report-every", dest="report", metavar="S", help="the same, and also every S seconds")
     add("--tag-output", action="store_true", help="begin each line of output with the rank that wrote it")
     add("--check", action="store_true", help="run the self-test on all hosts first; without a program nothing else")

@@ -114,9 +114,10 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         if not record.is_stepping:
             record.sums.begin()
         # If the step breaks off between two keys, the other workers update from the gradients that are summed already.
-        with self._kvstore.labelled(label, _keys(self)), load_tracking.noting_failures(self._params):
-            with step_marks.part("last"):  # MXNet pushes the gradients first that backward writes last
-                original(self)
+        labelled = self._kvstore.labelled(label, _keys(self))
+        # MXNet pushes the gradients first that backward writes last.
+        with labelled, load_tracking.noting_failures(self._params), step_marks.part("last"):
+            original(self)
     except BaseException:
         if not self._update_on_kvstore:  # the other workers get the error in their updates, which they have counted
             trainer_state.count_update(self)

@@ -70,16 +70,16 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
             How long the updates of the weights took: from the sums until the weights were new. With an optimizer on the
             store this includes sending the weights. 0 where a worker trains alone.
         ``late``: list of dict
-            The workers that came last, the worker that others waited for longest first: ``rank``; ``machine``, its name;
-            ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the other
+            The workers that came last, the worker that others waited for longest first: ``rank``; ``machine``, its
+            name; ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the other
             workers waited for it in such a step, on average; ``operations``, ``operation_share`` and
-            ``operation_wait``, the same for all operations. In an operation of several hosts the time that messages take
-            is part of the wait.
+            ``operation_wait``, the same for all operations. In an operation of several hosts the time that messages
+            take is part of the wait.
         ``late_among``: str
             ``'all workers'``, or ``'workers of this host'`` on other ranks than 0 where there are several hosts.
         ``trainers``: list of dict
-            Each `DistributedTrainer` of the set: ``name``; ``adopted``, how many gradients lie in buckets; ``copied``, a
-            dict of why others do not to how many; ``bucket_bytes``, the sizes of its operations.
+            Each `DistributedTrainer` of the set: ``name``; ``adopted``, how many gradients lie in buckets; ``copied``,
+            a dict of why others do not to how many; ``bucket_bytes``, the sizes of its operations.
 
     Raises
     ------

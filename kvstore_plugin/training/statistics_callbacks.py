@@ -20,8 +20,8 @@ class StatisticsCallback:
     Parameters
     ----------
     target : object
-        Where to show: a progress bar of tqdm (an object with ``set_postfix_str``), a SummaryWriter of mxboard (an object
-        with ``add_scalar``), or a function that takes the text.
+        Where to show: a progress bar of tqdm (an object with ``set_postfix_str``), a SummaryWriter of mxboard (an
+        object with ``add_scalar``), or a function that takes the text.
     every : int, optional
         Show after so many calls.
 

@@ -48,8 +48,8 @@ def late_sentence(one: dict[str, Any], numbers: dict[str, Any]) -> str:
     unit = "operation" if one["step_share"] is None else "step"
     count = sum(other[f"{unit}s"] for other in numbers["late"])
     return (
-        f"rank {one['rank']} of {one['machine']} came last in {one[f'{unit}_share']:.0%} of {count:,} {unit}s; the others "
-        f"waited {_seconds(one[f'{unit}_wait'])} each time"
+        f"rank {one['rank']} of {one['machine']} came last in {one[f'{unit}_share']:.0%} of {count:,} {unit}s; the "
+        f"others waited {_seconds(one[f'{unit}_wait'])} each time"
     )
 
 

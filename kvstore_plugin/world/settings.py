@@ -105,8 +105,8 @@ def _report(variable: str, text: str) -> float:
     if value != 0 and not 1 <= value <= _MOST_SECONDS:
         limit = _limit(value, _MOST_SECONDS)
         raise ValueError(
-            f"{variable} must be 1 for a table at the end, a larger number of seconds{limit} for a table every so often "
-            f"too, or 0 for none, but it is {text!r}."
+            f"{variable} must be 1 for a table at the end, a larger number of seconds{limit} for a table every so "
+            f"often too, or 0 for none, but it is {text!r}."
         )
     return value
 

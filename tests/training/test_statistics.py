@@ -8,7 +8,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import array, dense_network, mx, numbers, value
+from harness.support import array, dense_network, mx, numbers
 from kvstore_plugin.coordination import step_marks
 from kvstore_plugin.training import statistics_report
 from kvstore_plugin.world import process
@@ -232,7 +232,9 @@ def test_callbacks_show_what_is_new(rank, gather):
         for show in shows:
             show()
     assert len(bar.texts) == len(texts) == 2
-    assert re.fullmatch(r"waits \d+%, slowest rank 1 \(\d+%\), overlap \d+%, update [\d.]+ \w+", bar.texts[1]), bar.texts
+    assert re.fullmatch(r"waits \d+%, slowest rank 1 \(\d+%\), overlap \d+%, update [\d.]+ \w+", bar.texts[1]), (
+        bar.texts
+    )
     assert {tag for tag, _, _ in writer.points} == {
         "mykv/waited_ms_a_step",
         "mykv/communication_ms_a_step",
@@ -245,7 +247,9 @@ def test_callbacks_show_what_is_new(rank, gather):
     assert waited[4] > 0.7e3 * _LATE if rank == 0 else waited[4] < 0.5e3 * _LATE
 
 
-@pytest.mark.parametrize(("target", "every", "kind"), [(3, 1, TypeError), (print, 0, ValueError), (print, 1.5, ValueError)])
+@pytest.mark.parametrize(
+    ("target", "every", "kind"), [(3, 1, TypeError), (print, 0, ValueError), (print, 1.5, ValueError)]
+)
 def test_wrong_arguments_of_callbacks(target, every, kind):
     for made in (mykv.StatisticsCallback, mykv.StatisticsHandler):
         with pytest.raises(kind):
@@ -267,7 +271,9 @@ def test_the_estimator_shows_them(rank):
     log = fitting.logger
     lines = []
     log.info = lambda text, *values: lines.append(text % values if values else text)
-    fitting.fit(loader, epochs=1, event_handlers=[mykv.StatisticsHandler(texts.append, 2), mykv.StatisticsHandler(None, 2)])
+    fitting.fit(
+        loader, epochs=1, event_handlers=[mykv.StatisticsHandler(texts.append, 2), mykv.StatisticsHandler(None, 2)]
+    )
     mx.nd.waitall()
     assert len(texts) == 2 and "slowest rank" in texts[1]
     assert len([line for line in lines if line.startswith("mykv: ")]) == (2 if rank == 0 else 0)
@@ -295,7 +301,9 @@ if fails == str(store.rank):
     raise ValueError("this worker is broken")
 """
 _TABLE = re.compile(r"^mykv: [\d.,]+ m?s, 0 steps, on rank 0 of 2$", re.MULTILINE)
-_SLOW = re.compile(r"^  slow +rank 1 of \S+ came last in \d+% of \d+ operations; the others waited [\d.]+ m?s", re.MULTILINE)
+_SLOW = re.compile(
+    r"^  slow +rank 1 of \S+ came last in \d+% of \d+ operations; the others waited [\d.]+ m?s", re.MULTILINE
+)
 
 
 def test_rank_0_prints_the_table_once(mpirun):
