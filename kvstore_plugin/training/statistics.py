@@ -71,8 +71,8 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
             store this includes sending the weights. 0 where a worker trains alone.
         ``late``: list of dict
             The workers that came last, the worker that others waited for longest first: ``rank``; ``machine``, its
-            name; ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the other
-            workers waited for it in such a step, on average; ``operations``, ``operation_share`` and
+            name; ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the
+            other workers waited for it in such a step, on average; ``operations``, ``operation_share`` and
             ``operation_wait``, the same for all operations. In an operation of several hosts the time that messages
             take is part of the wait.
         ``late_among``: str
