@@ -17,6 +17,7 @@
 #include "python/mpi_exit.h"
 #include "python/options.h"
 #include "python/stalls.h"
+#include "python/statistics.h"
 #include "python/timeline.h"
 #include "world/revoke_on_death.h"
 
@@ -245,7 +246,8 @@ PYBIND11_MODULE(mykv_core, m) {
       "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
       "that were pushed on any of its arrays.")
       .def(py::init<const Handles&>(), py::arg("arrays"))
-      .def("push", &Fence::push, "Put it behind the operations that are pushed by now.");
+      .def("push", &Fence::push, py::arg("ends_step") = false,
+           "Put it behind the operations that are pushed by now. With ends_step these are updates of a step.");
 
   m.def("push_sum_of_squares", &push_sum_of_squares, py::arg("pieces"), py::arg("squares"), py::arg("more") = 0.0,
         py::arg("priority") = 0,
@@ -279,6 +281,7 @@ PYBIND11_MODULE(mykv_core, m) {
       "push_failing", [](uintptr_t array) { bridge().push_failing(reinterpret_cast<mxnet::Handle>(array)); },
       py::arg("array"), py::call_guard<py::gil_scoped_release>(), "An operation of MXNet's engine that only fails.");
   bind_timeline(m);
+  bind_statistics(m, group);
   bind_mpi_exit(m);
   bind_failed_end(m);
   m.def("begin_stall_watch", &begin_stall_watch);

@@ -43,6 +43,8 @@ __all__ = [
     "MyKV",
     "ProcessSet",
     "Product",
+    "StatisticsCallback",
+    "StatisticsHandler",
     "Sum",
     "SyncBatchNorm",
     "WorkersLost",
@@ -91,6 +93,7 @@ __all__ = [
     "shutdown",
     "size",
     "start_timeline",
+    "statistics",
     "stop_timeline",
     "sync_aux_params",
 ]
@@ -141,6 +144,8 @@ try:
     from .training.local_trainer import LocalTrainer
     from .training.metrics import allreduce_metric
     from .training.sampler import DistributedSampler
+    from .training.statistics import statistics
+    from .training.statistics_callbacks import StatisticsCallback, StatisticsHandler
     from .training.trainer import DistributedTrainer
 except ImportError:
     if not _is_selftest():

@@ -119,6 +119,8 @@ def _variables(found: argparse.Namespace) -> dict[str, str | None]:
         variables[name] = value if equals else None
     if found.timeline:
         variables["MYKV_TIMELINE"] = str(Path(found.timeline).absolute())
+    if found.report is not None:
+        variables["MYKV_REPORT"] = found.report
     if found.stall_warn is not None:
         variables["MYKV_STALL_WARN_S"] = found.stall_warn
     if found.stall_abort is not None:
@@ -164,6 +166,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--elastic", action="store_true", help="let the job go on when a worker dies (Open MPI 5)")
     add("--timeline", "--timeline-filename", metavar="FILE", help="record a timeline from init() to the end")
+    add(
+        "--report", action="store_const", const="1", help="print at the end which worker was slow, and other statistics"
+    )
+    add("--report-every", dest="report", metavar="S", help="the same, and also every S seconds")
     add("--tag-output", action="store_true", help="begin each line of output with the rank that wrote it")
     add("--check", action="store_true", help="run the self-test on all hosts first; without a program nothing else")
     add("--dry-run", action="store_true", help="print the command, and start nothing")

@@ -27,6 +27,10 @@ void Agreement::announce(uint32_t index, uint32_t places) {
   m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
   m.priority = entry.operation.priority;
   m.error = entry.error.get();
+  if (m.error.empty() && entry.key == entry.first) {
+    m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.arrivals.last)];
+    m.waited_ns = std::min(table_.waited_for_last(entry), Message::kMostWaited);
+  }
   const bool by_nccl = entry.operation.road == Road::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
   if (told_.size() >= KnownTexts::kRemembered) told_.clear();
@@ -41,6 +45,7 @@ void Agreement::announce(uint32_t index, uint32_t places) {
     Pending& pending = pending_[{m.key.high, m.key.low}];
     pending.places = places;
     pending.bytes = by_nccl ? 0 : entry.operation.bytes();
+    pending.meeting.ends_step = entry.arrivals.ends_step;
   }
   tell_root(m);
 }
@@ -213,10 +218,10 @@ void Agreement::end(const Message& m) {
 }
 
 std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
-  const auto it = arrivals_.find({key.high, key.low});
-  if (it == arrivals_.end()) return {};
+  const auto it = observed_.arrivals.find({key.high, key.low});
+  if (it == observed_.arrivals.end()) return {};
   std::vector<ArrivalRecord> taken = std::move(it->second);
-  arrivals_.erase(it);
+  observed_.arrivals.erase(it);
   return taken;
 }
 
@@ -243,16 +248,19 @@ void Agreement::collect(const Message& m, int from) {
     const int rank = world_.label(from);
     p.error = {difference(one.name, p.rank, one.signature, rank, other.signature), ErrorCode::mismatch, {p.rank, rank}};
   }
-  if (Timeline::on()) p.arrivals.push_back({world_.label(from), now_ns()});
+  const int64_t now = now_ns();
+  observed_.late.announced(&p.meeting, m, from, now);
+  if (Timeline::on()) p.arrivals.push_back({world_.label(from), now});
   if (++p.hosts < world_.hosts().size()) return;
   const Pending complete = std::move(p);
   pending_.erase({m.key.high, m.key.low});
-  if (!Timeline::on()) arrivals_.clear();
+  if (!Timeline::on()) observed_.arrivals.clear();
   if (!complete.error.empty()) {
     give_verdict(m.key, 0, complete.error);
   } else if (!departed_.empty()) {
     give_verdict(m.key, 0, shown_name(texts_.get(complete.text).name) + ": " + departed_);
   } else {
+    observed_.late.complete(complete.meeting, now);
     ready_.emplace(std::make_pair(-int64_t{complete.priority}, ready_count_++), Ready{m.key, complete});
     give_verdicts();
   }
@@ -273,7 +281,7 @@ void Agreement::give_verdicts() {
     next_sequence_ += next.pending.places;
     if (bytes > 0) under_way_.bytes[sequence] = bytes;
     under_way_.all_bytes += bytes;
-    if (!next.pending.arrivals.empty()) arrivals_[{next.key.high, next.key.low}] = next.pending.arrivals;
+    if (!next.pending.arrivals.empty()) observed_.arrivals[{next.key.high, next.key.low}] = next.pending.arrivals;
     give_verdict(next.key, sequence, {}, next.pending.placement);
   }
 }

@@ -27,6 +27,7 @@
 
 #include "agreement/inbox.h"
 #include "agreement/known_texts.h"
+#include "agreement/late_hosts.h"
 #include "agreement/messages.h"
 #include "table/host_table.h"
 #include "timeline/records.h"
@@ -38,7 +39,11 @@ class Agreement {
  public:
   // `most_bytes`: limit for all operations that have their verdict and are not done.
   Agreement(const World& world, HostTable& table, size_t most_bytes)
-      : world_(world), table_(table), most_bytes_(most_bytes), inbox_(world.control(), kTag) {}
+      : world_(world),
+        table_(table),
+        most_bytes_(most_bytes),
+        inbox_(world.control(), kTag),
+        observed_{{}, LateHosts(world)} {}
   ~Agreement();
 
   // Whether this rank speaks for its host.
@@ -59,6 +64,8 @@ class Agreement {
   void progress_sending();
   // For the timeline of rank 0: when each host, named by its first rank, announced the operation. Forgets the times.
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
+  // On rank 0: how late ranks were, of all hosts. Thread-safe.
+  std::vector<LateRank> late_ranks() { return observed_.late.ranks(); }
   // Whether verdicts are outstanding or messages are being sent: poll often.
   bool polling() const { return !outstanding_.empty() || sending(); }
   // Whether rank 0 has told this host that a rank has left; rank 0 then needs no word about it from this host.
@@ -92,6 +99,7 @@ class Agreement {
     size_t bytes = 0;        // of network memory
     uint64_t placement = 0;  // sum over the hosts
     std::vector<ArrivalRecord> arrivals;
+    HostsMeeting meeting;
   };
   // An operation that is ready on all hosts and has no verdict yet. ready_ has them by falling priority, then in the
   // order in which they became ready.
@@ -148,7 +156,10 @@ class Agreement {
     size_t all_bytes = 0;
   } under_way_;
   KnownTexts texts_;
-  std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals_;  // of operations that were agreed on
+  struct {
+    std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals;  // of operations that were agreed on
+    LateHosts late;
+  } observed_;
   Cause departed_;
 };
 

@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8 };
+enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8, kHasLate = 16 };
 
 void put(std::vector<char>* out, const void* data, size_t bytes) {
   const auto* p = static_cast<const char*>(data);
@@ -78,7 +78,7 @@ Message read(Reader& reader) {
   const auto type = reader.number<uint8_t>();
   const auto flags = reader.number<uint8_t>();
   require(type >= static_cast<uint8_t>(Message::Type::announce) && type <= static_cast<uint8_t>(Message::Type::ended));
-  require((flags & ~(kHasTexts | kHasError | kHasPlacement | kHasCode)) == 0);
+  require((flags & ~(kHasTexts | kHasError | kHasPlacement | kHasCode | kHasLate)) == 0);
   message.type = static_cast<Message::Type>(type);
   message.number = reader.number<uint64_t>();
   if (message.type == Message::Type::depart) {
@@ -96,6 +96,11 @@ Message read(Reader& reader) {
   if ((flags & kHasError) != 0) message.error.text = reader.text();
   if ((flags & kHasCode) != 0) read_code(reader, &message.error);
   if ((flags & kHasPlacement) != 0) message.placement = reader.number<uint64_t>();
+  if ((flags & kHasLate) != 0) {
+    message.late_rank = reader.number<int32_t>();
+    message.waited_ns = reader.number<int64_t>();
+    require(message.late_rank >= 0 && message.waited_ns >= 0 && message.waited_ns <= Message::kMostWaited);
+  }
   return message;
 }
 
@@ -105,7 +110,8 @@ void encode(const Message& message, std::vector<char>* out) {
   const bool has_code = !message.error.empty() && message.error.code != ErrorCode::other;
   const auto flags =
       static_cast<uint8_t>((message.has_texts ? kHasTexts : 0) | (message.error.empty() ? 0 : kHasError) |
-                           (message.placement == 0 ? 0 : kHasPlacement) | (has_code ? kHasCode : 0));
+                           (message.placement == 0 ? 0 : kHasPlacement) | (has_code ? kHasCode : 0) |
+                           (message.late_rank < 0 ? 0 : kHasLate));
   put(out, &message.type, sizeof message.type);
   put(out, &flags, sizeof flags);
   put(out, &message.number, sizeof message.number);
@@ -121,6 +127,9 @@ void encode(const Message& message, std::vector<char>* out) {
   if (!message.error.empty()) put(out, message.error.text);
   if (has_code) put_code(out, message.error);
   if (message.placement != 0) put(out, &message.placement, sizeof message.placement);
+  if (message.late_rank < 0) return;
+  put(out, &message.late_rank, sizeof message.late_rank);
+  put(out, &message.waited_ns, sizeof message.waited_ns);
 }
 
 std::vector<Message> decode(const char* data, size_t bytes) {

@@ -13,6 +13,7 @@
 namespace mykv {
 
 struct Message {
+  static constexpr int64_t kMostWaited = int64_t{1} << 50;  // 13 days; sums over all hosts fit
   enum class Type : uint8_t {
     announce = 1,
     verdict = 2,
@@ -27,6 +28,10 @@ struct Message {
   uint64_t number = 0;     // announce: number of the texts; verdict: the sequence number; depart: the rank
   int32_t priority = 0;    // announce
   uint64_t placement = 0;  // by NCCL: announce: of this host's ranks; verdict: of all
+  // announce, for the statistics: the rank of this host that came last, and the time that all ranks of the host have
+  // waited for it, in nanoseconds; late_rank < 0: the operation is not counted.
+  int32_t late_rank = -1;
+  int64_t waited_ns = 0;
   bool has_texts = false;
   std::string name;
   std::string signature;

@@ -11,6 +11,7 @@
 #include <unordered_set>
 
 #include "base/error.h"
+#include "mxnet/step_clock.h"
 #include "operations/signature.h"
 
 namespace mykv::mxnet {
@@ -237,10 +238,15 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   } catch (const std::exception& error) {
     for (Request& request : requests) request.refusal = error.what();
   }
+  const StepPart step = requests.empty() ? StepPart::none : requests.front().step;
+  const bool is_sum = step == StepPart::some || step == StepPart::last;
+  if (is_sum) note_sum_begins(step == StepPart::last);
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(runtime, std::move(requests), pushed->call.chained,
-           [on_complete, failure = pushed->failure](const Cause* error) {
+           [on_complete, step, is_sum, failure = pushed->failure](const Cause* error) {
+             if (is_sum) note_sum_ends();
+             if (step == StepPart::weights) note_updated();
              if (error != nullptr && failure) *failure = *error;
              complete(on_complete, error);
            });
@@ -284,6 +290,11 @@ void run_local(void*, void* on_complete, void* parameter) {
     failure = std::string(error.what());
   }
   complete(*static_cast<EngineCallback*>(on_complete), failure.empty() ? nullptr : &failure);
+}
+
+void end_updates(void*, void* on_complete, void*) {
+  note_updated();
+  complete(*static_cast<EngineCallback*>(on_complete), nullptr);
 }
 
 // The form for MXNet 2.0, whose engine must also be told of the start.
@@ -358,10 +369,11 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   hand_to_engine(pushed, name, priority, storages.arrays());
 }
 
-void Bridge::push_fence(const HeldArrays& arrays) const {
+void Bridge::push_fence(const HeldArrays& arrays, bool ends_step) const {
   Context context{kCpu, 0};
+  void* const function = ends_step ? for_engine_of<end_updates>(api_) : for_engine_of<do_nothing>(api_);
   api_.push(
-      for_engine_of<do_nothing>(api_), nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),
+      function, nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),
       static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
 }
 
@@ -395,6 +407,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   for (Request& request : pushed->call.requests) {
     request.turn = turn;
     request.ticket = pushed->runtime->take_ticket();
+    request.step = take_step_part();
   }
   const std::string shown = "mykv " + name;
   // Also with arrays on GPUs the engine gets a CPU operation. Only for CPU operations does MXNet 2.0, whose engine goes

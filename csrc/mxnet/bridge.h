@@ -64,8 +64,8 @@ class Bridge {
   void push(const std::shared_ptr<Runtime>& runtime, const std::shared_ptr<const PreparedOperation>& prepared,
             const std::string& label, const std::string& turn_of) const;
   // An operation without effect that writes the arrays: a reader of any of them waits for all operations that were
-  // pushed on any of them.
-  void push_fence(const HeldArrays& arrays) const;
+  // pushed on any of them. `ends_step`: it stands behind updates of a step, whose time counts.
+  void push_fence(const HeldArrays& arrays, bool ends_step) const;
   // Work of this rank alone, on a worker of the engine for the CPU; it gets the memory of the arrays, which it may
   // write.
   void push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,

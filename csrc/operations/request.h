@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "gpu/device.h"
 #include "operations/operation.h"
+#include "operations/step_part.h"
 #include "operations/tickets.h"
 
 namespace mykv {
@@ -48,6 +49,7 @@ struct Request {
   std::shared_ptr<const Ticket> ticket;  // null: treated as the oldest request
   std::string signature;                 // must be the same text on all ranks; shown in messages
   std::string refusal;                   // not empty: why this rank cannot take part
+  StepPart step = StepPart::none;
   Operation operation;
   // Not null: each shard has a root of its own, which replaces operation.root. The shards are in order and cover the
   // operation, so that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.

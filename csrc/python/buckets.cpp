@@ -113,10 +113,10 @@ void PreparedBucket::push(const std::string& label, const std::string& turn_of) 
 
 Fence::Fence(const Handles& arrays) : arrays_(bridge().api(), handles(arrays)) {}
 
-void Fence::push() const {
+void Fence::push(bool ends_step) const {
   const mxnet::Bridge& target = bridge();
   py::gil_scoped_release release;
-  target.push_fence(arrays_);
+  target.push_fence(arrays_, ends_step);
 }
 
 void push_sum_of_squares(const std::vector<std::tuple<uintptr_t, size_t, size_t>>& pieces, uintptr_t squares,

@@ -34,7 +34,8 @@ class PreparedBucket {
 class Fence {
  public:
   explicit Fence(const Handles& arrays);
-  void push() const;
+  // `ends_step`: it stands behind updates of a step, whose time counts.
+  void push(bool ends_step) const;
 
  private:
   mxnet::HeldArrays arrays_;

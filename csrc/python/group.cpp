@@ -91,6 +91,7 @@ Operation Group::broadcast_operation(int root, int priority) const {
 std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept) {
   request.turn = runtime_->take_turn(request.name);
   request.ticket = runtime_->take_ticket();
+  request.step = take_step_part();
   auto work = std::make_unique<Work>(std::move(kept));
   request.done = [state = work->state()](const Cause* error) { state->finish(error); };
   const std::shared_ptr<Runtime> target = runtime_;

@@ -121,6 +121,8 @@ HostTable::Arriving Parts::offer_of(const Part& part, const Operation& operation
   offer.chunks = transport.pieces(operation);
   offer.first = part.number == 0 ? offer.key : make_key(request.name, request.turn, 0);
   offer.due = due(*part.posted, part.number);
+  offer.came = part.came;
+  offer.ends_step = request.step == StepPart::last && part.number == 0;
   return offer;
 }
 
@@ -132,6 +134,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   }
   part.key = make_key(request.name, request.turn, part.number);
   const Transport& transport = context_.transport_of(operation);
+  part.came = now_ns();
   ArriveResult arrival;
   bool claimed = false;
   try {
@@ -158,7 +161,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
     release_slot(part);
     if (!part.staged) part.slot_bytes = 0;
     requests_.add_without_entry(part);
-    count_finished(part, shown_name(request.name) + ": " + context_.table.departed().cause());
+    count_finished(part, shown_name(request.name) + ": " + context_.table.departed().cause(), 0);
     return Arrived::under_way;
   }
   // No lock: only the runtime's thread sends requests of several parts.
@@ -229,19 +232,23 @@ void Parts::finish(const Part& part, const Cause& error) {
 
 void Parts::end(const Part& part, const Cause& error, const PartRecord::Interval& copied_out) {
   if (part.posted->recorded) notes_.end(part, copied_out);  // before leave(), after which the entry may be reused
+  // Later parts follow when the ranks have met at the first one.
+  const bool counts = error.empty() && part.number == 0;
+  const int64_t waited =
+      counts ? std::max<int64_t>(context_.table.entry(part.entry).arrivals.complete - part.came, 0) : 0;
   release_slot(part);
   try {
     context_.table.leave(part.entry);
   } catch (const Error&) {
-    count_finished(part, error);
+    count_finished(part, error, waited);
     throw;
   }
-  count_finished(part, error);
+  count_finished(part, error, waited);
 }
 
-void Parts::count_finished(const Part& part, const Cause& error) {
+void Parts::count_finished(const Part& part, const Cause& error, int64_t waited_ns) {
   RequestState& posted = *part.posted;
-  if (requests_.finish(part, error)) end(posted, posted.error.empty() ? nullptr : &posted.error);
+  if (requests_.finish(part, error, waited_ns)) end(posted, posted.error.empty() ? nullptr : &posted.error);
 }
 
 void Parts::end(RequestState& posted, const Cause* error) {

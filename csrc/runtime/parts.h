@@ -48,7 +48,7 @@ class Parts {
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
   void release_slot(const Part& part);
-  void count_finished(const Part& part, const Cause& error);
+  void count_finished(const Part& part, const Cause& error, int64_t waited_ns);
 
   RuntimeContext& context_;
   Requests& requests_;

@@ -64,6 +64,7 @@ struct Part {
   uint32_t generation = 0;
   Key key;
   int64_t since = 0;  // when it arrived in the host's table; coarse_now_ns()
+  int64_t came = 0;   // when it was about to arrive there; now_ns()
   bool started = false;
   bool announced = false;
   bool large = false;   // more than kPostInlineBytes

@@ -182,7 +182,7 @@ bool Requests::withdraw(const Part& part) {
   return true;
 }
 
-bool Requests::finish(const Part& part, const Cause& error) {
+bool Requests::finish(const Part& part, const Cause& error, int64_t waited_ns) {
   RequestState& posted = *part.posted;
   std::lock_guard<std::mutex> lock(mutex_);
   staged_bytes_ -= part.slot_bytes;
@@ -197,7 +197,14 @@ bool Requests::finish(const Part& part, const Cause& error) {
   const bool dropped = !posted.error.empty() && !posted.agreed;  // no rank sends more of its parts
   const bool over = !posted.ended && posted.under_way == 0 && (dropped || posted.finished == posted.parts);
   posted.ended = posted.ended || over;
+  if (waited_ns > 0) totals_.met(posted.request, waited_ns);
+  if (over && posted.error.empty()) totals_.ended(posted.request);
   return over;
+}
+
+Totals Requests::totals() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return totals_;
 }
 
 std::vector<std::pair<uint32_t, uint32_t>> Requests::generations() {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "runtime/request_state.h"
+#include "runtime/totals.h"
 
 namespace mykv {
 
@@ -85,9 +86,11 @@ class Requests {
   // thread has started the part or taken it, and will end it.
   bool withdraw(const Part& part);
   // Counts a part as finished; whether it was the request's last part, so that the caller must end the request.
-  bool finish(const Part& part, const Cause& error);
+  // `waited_ns`: how long the part waited for other ranks.
+  bool finish(const Part& part, const Cause& error, int64_t waited_ns);
 
   // What there is.
+  Totals totals();
   // The entries at which this rank has arrived and that it has not left, with their generations.
   std::vector<std::pair<uint32_t, uint32_t>> generations();
   std::vector<uint32_t> entries();
@@ -124,6 +127,7 @@ class Requests {
   Clock::time_point moved_;        // when a slot was last taken within the limit, or released
   int64_t crowded_out_since_ = 0;  // coarse_now_ns(); 0: the host's table has room
   std::string crowded_out_;        // the name of the request that found no room
+  Totals totals_;
 };
 
 }  // namespace mykv

@@ -101,6 +101,11 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   context_.bell().ring();
 }
 
+std::vector<LateRank> Runtime::late_ranks() {
+  const bool knows_all = context_.several_hosts() && context_.world.rank() == 0;
+  return knows_all ? context_.agreement.late_ranks() : context_.table.late_ranks();
+}
+
 std::string Runtime::left_text(const std::string& reason) const {
   return "rank " + std::to_string(context_.label()) + " has left: " + reason;
 }

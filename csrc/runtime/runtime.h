@@ -99,6 +99,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Whether a failure detector calls lose() soon after a process has died. Then a failure that a death causes waits for
   // the call and can name the process. One flag for all runtimes of this process; thread-safe.
   static std::atomic<bool>& watched() { return Wishes::watched(); }
+  // For the statistics. Thread-safe.
+  Totals totals() { return requests_.totals(); }
+  // How late ranks were: on rank 0 all ranks, on another rank of several hosts the ranks of its host among themselves.
+  std::vector<LateRank> late_ranks();
   // A message about this rank's GPUs for the log, given once; empty: none.
   std::string take_gpu_note() { return device_parts_->take_note(); }
 

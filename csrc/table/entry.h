@@ -51,6 +51,15 @@ enum class State : uint8_t {
   done,       // the result, or `error`, is there
 };
 
+// For the statistics: when the ranks of the host arrived. Times of now_ns().
+struct Arrivals {
+  int64_t first;
+  int64_t later;     // sum over the ranks: how long after `first`
+  int64_t complete;  // when the last rank arrived; on several hosts later: when they agreed
+  int32_t last;      // the local rank that came last
+  bool ends_step;    // the operation is StepPart::last
+};
+
 struct alignas(64) Entry {
   Key key;
   Key first;            // of the operation's first part
@@ -63,6 +72,7 @@ struct alignas(64) Entry {
   uint64_t placement;  // digest of the placements of all ranks
   int32_t owner;       // the local rank that does all the work, or kAnybody
   int32_t ahead_of;    // the local rank that made the entry before it was due, or kNobody
+  Arrivals arrivals;
   Operation operation;
   std::atomic<uint32_t> next_chunk;
   std::atomic<uint32_t> done_chunks;

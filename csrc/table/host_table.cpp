@@ -58,7 +58,8 @@ Cause SharedCause::get() const {
 
 size_t HostTable::bytes(int local_size) {
   const size_t stride = sizeof(Entry) + sizeof(RankRecord) * static_cast<size_t>(local_size);
-  const size_t bytes = round_up(sizeof(Header)) + sizeof(PaddedBell) * static_cast<size_t>(local_size) +
+  const size_t bytes = round_up(sizeof(Header)) +
+                       (sizeof(PaddedBell) + sizeof(Lateness)) * static_cast<size_t>(local_size) +
                        LaunchOrder::bytes(local_size) + round_up(sizeof(uint32_t) * kBuckets) +
                        round_up(EventLog::bytes()) + stride * kEntries;
   return (bytes + 4095) / 4096 * 4096;
@@ -75,7 +76,8 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
             {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
   char* base = segment.base();
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
-  launch_order_ = reinterpret_cast<LaunchOrder*>(bells_ + ranks_.size());
+  lateness_ = reinterpret_cast<Lateness*>(bells_ + ranks_.size());
+  launch_order_ = reinterpret_cast<LaunchOrder*>(lateness_ + ranks_.size());
   buckets_ = reinterpret_cast<uint32_t*>(reinterpret_cast<char*>(launch_order_) + LaunchOrder::bytes(local_size()));
   char* const log = reinterpret_cast<char*>(buckets_) + round_up(sizeof(uint32_t) * kBuckets);
   log_.emplace(header_->log_tail, log);
@@ -86,7 +88,10 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
     new (header_) Header{};
     header_->places = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(places, least), kEntries));
     header_->lock.mutex.init();
-    for (size_t r = 0; r < ranks_.size(); ++r) new (&bells_[r]) PaddedBell{};
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      new (&bells_[r]) PaddedBell{};
+      new (&lateness_[r]) Lateness{};
+    }
     launch_order_->init(local_size());
   }
   window_ = std::max(header_->places / least, 1u);
@@ -168,6 +173,9 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
     e.chunks = offer.chunks;
     e.owner = offer.owner;
     e.first = offer.first;
+    e.arrivals.first = offer.came;
+    e.arrivals.later = 0;
+    e.arrivals.ends_step = offer.ends_step;
     e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
     bells_[local_rank_].ahead += offer.due != Due::now;
     set_text(e.name, kNameBytes, *offer.name);
@@ -190,6 +198,9 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
   mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
   set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
   ++e.arrived;
+  e.arrivals.later += offer.came - e.arrivals.first;
+  e.arrivals.complete = offer.came;
+  e.arrivals.last = local_rank_;
   arrival.generation = e.generation;
   arrival.failed = e.state == State::done;
   arrival.last = !arrival.failed && e.arrived == ranks_.size();
@@ -237,9 +248,29 @@ Cause HostTable::disagreement(Entry& e) {
   return {};
 }
 
+// Only the first part of an operation counts: its later parts follow when the ranks have met at this one.
+void HostTable::note_complete(Entry& e) {
+  if (ranks_.size() == 1 || !(e.key == e.first)) return;
+  const auto others = static_cast<int64_t>(ranks_.size() - 1);
+  lateness_[local_rank_].add(waited_for_last(e) / others, e.arrivals.ends_step);
+}
+
+int64_t HostTable::waited_for_last(const Entry& e) const {
+  // Clocks are read before the lock is taken, so a rank may come first and be the last to get the lock.
+  return std::max<int64_t>(
+      static_cast<int64_t>(ranks_.size()) * (e.arrivals.complete - e.arrivals.first) - e.arrivals.later, 0);
+}
+
+std::vector<LateRank> HostTable::late_ranks() const {
+  std::vector<LateRank> late;
+  for (size_t r = 0; r < ranks_.size(); ++r) late.emplace_back(ranks_[r], lateness_[r]);
+  return late;
+}
+
 void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
   Entry& e = entry(arrival.entry);
   const Cause error = disagreement(e);
+  if (error.empty()) note_complete(e);
   if (several_hosts_) {
     // The other hosts must hear of an error too: the first rank of this host announces it with the text.
     e.state = State::announced;
@@ -328,6 +359,7 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
     }
     e.sequence = sequence;
     e.placement = placement;
+    e.arrivals.complete = now_ns();
     if (e.operation.road == Road::nccl && !give_launches(link - 1)) return true;
     e.state = State::ready;
     append(TableEvent::Type::ready, link - 1);

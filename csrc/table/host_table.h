@@ -16,6 +16,7 @@
 #include "table/departed.h"
 #include "table/entry.h"
 #include "table/event_log.h"
+#include "table/lateness.h"
 #include "table/launch_order.h"
 #include "table/table_lock.h"
 
@@ -67,6 +68,8 @@ class HostTable {
     uint64_t placement = 0;
     Key first = {};      // of the operation's first part
     Due due = Due::now;  // limits making an entry; a rank always joins an entry that another rank has made
+    int64_t came = 0;    // when this rank came; now_ns()
+    bool ends_step = false;
   };
   // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
@@ -144,6 +147,10 @@ class HostTable {
   void look_after_lock();
   // Heartbeat of this rank's thread.
   void beat();
+  // Sum over the ranks of this host of how long they waited for its last rank, for an entry at which all have arrived.
+  int64_t waited_for_last(const Entry& entry) const;
+  // How late each rank of this host was. Needs no lock.
+  std::vector<LateRank> late_ranks() const;
   // Local ranks without a heartbeat for some seconds.
   std::vector<int> unresponsive() const;
 
@@ -194,6 +201,7 @@ class HostTable {
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
   };
   ArriveResult arrive_locked(const Arriving& offer);
+  void note_complete(Entry& entry);
   void complete_set(ArriveResult& arrival, size_t inline_limit);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
@@ -216,6 +224,7 @@ class HostTable {
   uint32_t most_ahead_;
   Header* header_;
   PaddedBell* bells_;
+  Lateness* lateness_;
   LaunchOrder* launch_order_;             // in this table
   LaunchOrder* used_launches_ = nullptr;  // null: no operation goes by NCCL
   std::vector<int> launching_ranks_;

@@ -188,6 +188,21 @@ class GradientMemory:
         for parameter in [one for one, owner in _owners.items() if owner() is self]:
             del _owners[parameter]
 
+    def why_copied(self, parameter: Parameter) -> str | None:
+        """Why the Parameter's present gradient is reduced by copying; None if it lies in a bucket."""
+        gradients = parameter._grad
+        if len(gradients) == 1 and any(view is gradients[0] for view in self._places.get(parameter, ())):
+            return None
+        if not self._bucket_bytes:
+            return "the trainer has no buckets (bucket_bytes=0)"
+        if len(gradients) > 1:
+            return "the gradient is on several devices"
+        if not self._adoptable(parameter):
+            return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
+        if any(one is parameter for one in self.late):
+            return "a backward ran before the trainer was made"
+        return "another trainer has the parameter in its buckets"
+
     def attached(self) -> bool:
         """Whether the buckets belong to the running core, and not to a core that was shut down."""
         if not process.is_initialized() or not self._process_set.included():

@@ -146,7 +146,7 @@ class Clipping:
 
     def fence(self) -> None:
         """Call this after the updates instead of the reducers' fences: all gradients share the errors of a step."""
-        self._fence.push()
+        self._fence.push(ends_step=True)
 
 
 def _divided(gradients: Sequence[NDArray]) -> list[list[NDArray]]:

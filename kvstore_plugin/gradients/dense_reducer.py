@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import logging
 import operator
+import weakref
 from typing import Any, Callable, Mapping, Sequence
+
+import numpy as np
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
-from ..coordination import agreement
+from ..coordination import agreement, step_marks
 from ..parameters import load_tracking, placement
 from ..parameters.naming import Named
 from ..sharded_optimizer.optimizer import ShardedUpdate
@@ -32,6 +35,10 @@ from .squares import Piece
 _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
 _log = logging.getLogger("kvstore_plugin")
+
+_LAYOUTS_DIFFER = "the workers have initialized parameters in different orders or on different devices"
+
+living: weakref.WeakSet[DenseReducer] = weakref.WeakSet()  # for the statistics
 
 
 class DenseReducer(SharedReducer):
@@ -85,6 +92,7 @@ class DenseReducer(SharedReducer):
         self._fences: list[Fence] = []  # a fence for each operation
         self._proposed: list[str] = []  # the operations that this rank proposed last
         self._copies_all = False  # the ranks' proposals differ
+        self._pushed: set[int] = set()  # ids of the operations of the last step
         labels = [slot.label for slot in self._slots]
         agreement.check_options(self._process_set, meeting, options, scope)
         agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
@@ -92,6 +100,7 @@ class DenseReducer(SharedReducer):
         agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
         self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
         self._place_gradients()
+        living.add(self)
 
     def _place_gradients(self) -> None:
         """Let the gradients lie in shared memory from now on, or from their initialization."""
@@ -115,6 +124,25 @@ class DenseReducer(SharedReducer):
                 len(self._slots),
                 self._scope,
             )
+
+    def described(self) -> dict[str, Any]:
+        """How the gradients are reduced, for the statistics; see training/statistics.py."""
+        copied: dict[str, int] = {}
+        adopted = 0
+        for slot in self._slots:
+            if slot.parameter._grad is None:
+                continue
+            why = _LAYOUTS_DIFFER if self._copies_all else self._memory.why_copied(slot.parameter)
+            adopted += why is None
+            if why is not None:
+                copied[why] = copied.get(why, 0) + 1
+        return {
+            "name": self._scope,
+            "process_set": self._process_set,
+            "adopted": adopted,
+            "copied": copied,
+            "bucket_bytes": [_bytes_of(operation) for operation in self._operations],
+        }
 
     def release(self) -> None:
         self._memory.release()
@@ -146,19 +174,28 @@ class DenseReducer(SharedReducer):
         if compares is Comparing.UPDATE:
             self._sums.begin()
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
-        for number, operation in enumerate(operations):
-            try:
-                operation.push(label)
-            except BaseException as error:
-                pushed = isinstance(error, MXNetError)  # NaiveEngine has run it
-                self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
-                raise
+        self._push_all(operations, label)
+
+    def _push_all(self, operations: Sequence[Operation], label: str) -> None:
+        self._pushed = {id(operation) for operation in operations}
+        last = max(operations, key=_priority_of, default=None)  # backward writes what is near the input last
+        with step_marks.part("some"):
+            for number, operation in enumerate(operations):
+                if operation is last:
+                    step_marks.next_is_last()
+                try:
+                    operation.push(label)
+                except BaseException as error:
+                    pushed = isinstance(error, MXNetError)  # NaiveEngine has run it
+                    self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
+                    raise
 
     def update(self) -> None:
         while self._to_update:
             operation, keys = self._to_update.pop(0)
             try:
-                operation.update.apply(keys)
+                with step_marks.part("weights"):
+                    operation.update.apply(keys)
             except BaseException as error:
                 self.refuse_update(f"the update has failed on that rank: {error}")
                 raise
@@ -190,10 +227,11 @@ class DenseReducer(SharedReducer):
 
     def fence(self) -> None:
         if self._compares is Comparing.UPDATE:
-            super().fence()  # compare() is one operation on all arrays
+            if self._process_set.size() > 1:
+                self._fence.push(bool(self._pushed))  # compare() is one operation on all arrays
         elif self._process_set.size() > 1:
-            for fence in self._fences:
-                fence.push()
+            for fence, operation in zip(self._fences, self._operations):
+                fence.push(id(operation) in self._pushed)
 
     def refuse_update(self, reason: str) -> None:
         begun, self._to_update = self._to_update, []
@@ -342,8 +380,19 @@ class DenseReducer(SharedReducer):
             "_fences": [],
             "_proposed": [],
             "_copies_all": False,
+            "_pushed": set(),
             "_to_update": [],
         }
+
+
+def _priority_of(operation: Operation) -> int:
+    return max(slot.priority for slot in operation.slots)
+
+
+def _bytes_of(operation: Operation) -> int:
+    """Bytes of the gradients that an operation reduces, on one device."""
+    gradients = [slot.parameter._grad[0] for slot in operation.slots if slot.parameter._grad is not None]
+    return sum(gradient.size * np.dtype(gradient.dtype).itemsize for gradient in gradients)
 
 
 def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:

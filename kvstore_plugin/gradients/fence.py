@@ -33,8 +33,11 @@ class Fence:
         self._seen: list[Any] = []
         self._fence: Any = None
 
-    def push(self) -> None:
-        """Reading an array of these parameters now waits for all operations on all of them. Returns at once."""
+    def push(self, ends_step: bool = False) -> None:
+        """Reading an array of these parameters now waits for all operations on all of them. Returns at once.
+
+        With `ends_step`, these are updates after a step's sums, and the statistics count their time.
+        """
         if mxnet.engine_blocks():
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters)]
@@ -44,7 +47,7 @@ class Fence:
             held = [array for one in trained for array in (*one._data, *one._grad)]
             self._fence = process.core.Fence(arrays.handles(held)) if held else None
         if self._fence is not None:
-            self._fence.push()
+            self._fence.push(ends_step)
 
     def __reduce__(self) -> tuple:
         return Fence, (self._parameters,)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterator
 
 from ..compat import patches
 from ..compat.mxnet import MXNetError, gluon, trainer_contexts
-from ..coordination import deadlock_check, step_label
+from ..coordination import deadlock_check, step_label, step_marks
 from ..gradients import fence
 from ..nn import sync_batch_norm
 from ..parameters import load_tracking, trainer_state
@@ -114,7 +114,9 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         if not record.is_stepping:
             record.sums.begin()
         # If the step breaks off between two keys, the other workers update from the gradients that are summed already.
-        with self._kvstore.labelled(label, _keys(self)), load_tracking.noting_failures(self._params):
+        labelled = self._kvstore.labelled(label, _keys(self))
+        # MXNet pushes the gradients first that backward writes last.
+        with labelled, load_tracking.noting_failures(self._params), step_marks.part("last"):
             original(self)
     except BaseException:
         if not self._update_on_kvstore:  # the other workers get the error in their updates, which they have counted
@@ -179,7 +181,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
         if not record.fences:
             record.fences = fence.in_groups(self._params, _FENCED_TOGETHER)
         for one in record.fences:
-            one.push()
+            one.push(ends_step=True)
 
 
 @patches.replaces(

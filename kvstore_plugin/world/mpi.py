@@ -136,6 +136,13 @@ def ranks_in(comm: Any, group: Any) -> list[int]:
     return list(ranks)
 
 
+def ranks_of_group(group: Any, ranks: Sequence[int], other: Any) -> list[int]:
+    """The ranks in `other` of processes of `group`; negative for a process that is not in `other`. Not collective."""
+    from mpi4py import MPI
+
+    return list(MPI.Group.Translate_ranks(group, list(ranks), other))
+
+
 def part_of(comm: Any, group: Any, ranks: Sequence[int], world_is_whole: bool = True) -> Any:
     """A new communicator of some processes of `group`, which are in `comm`. Collective over these processes only.
 

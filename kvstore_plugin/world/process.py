@@ -12,6 +12,7 @@ import functools
 import logging
 import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -51,6 +52,7 @@ generation = 0  # how often the core was started: older objects must not touch n
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
+_machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
@@ -79,6 +81,9 @@ class Follower:
     def drain(self, seconds: float) -> int:
         """Wait at most `seconds` for what was pushed; returns how many errors, raised nowhere, are forgotten."""
         return 0
+
+    def leaving(self) -> None:
+        """Called before the core ends; other ranks may have ended already, so it must wait for none of them."""
 
     def left(self, lost: bool) -> None:
         """Called when the core has ended; `lost`: because a worker was lost."""
@@ -232,6 +237,13 @@ def cross_size() -> int:
     return core.cross_size()
 
 
+def machine_of(rank: int) -> str:
+    """Name of the machine that a rank runs on."""
+    group, names = _machines
+    (then,) = mpi.ranks_of_group(_group, [rank], group)
+    return names[then]
+
+
 def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
     """A new communicator of some of the ranks, in this order. Collective over these ranks."""
     return mpi.part_of(_comm, _group, ranks, not _has_lost)
@@ -317,7 +329,7 @@ def _forget_finished() -> None:
 
 
 def _join(comm: Any, read_settings: bool = False) -> None:
-    global core, generation, _comm, _last_comm, _group, _ended_before
+    global core, generation, _comm, _last_comm, _group, _machines, _ended_before
     loaded = core_loader.load()
     launch_checks.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
     MPI = mpi.start(loaded)
@@ -325,12 +337,12 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     if failure_detector.is_possible():
         loaded.end_failed_exits_by_signal(True)
     comm = mpi.communicator(comm)
-    if read_settings:
-        _read_settings(loaded, comm)
+    names = _read_settings(loaded, comm) if read_settings else None
     gpu_libraries.find()
     options = {**settings.core_options(), "stall_abort_ms": round(1000 * settings.value("MYKV_STALL_ABORT_S"))}
     loaded.init(comm.py2f(), {**options, "versions": _versions(loaded)})
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
+    _machines = _machines if names is None else (_group, names)
     core = loaded
     _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
@@ -340,20 +352,24 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     stall_watch.begin(core)
 
 
-def _read_settings(loaded: Any, comm: MPI.Comm) -> None:
-    """Read the settings; if a rank fails, raise on all ranks, since the others would wait for that rank."""
+def _read_settings(loaded: Any, comm: MPI.Comm) -> list[str]:
+    """Read the settings; if a rank fails, raise on all ranks, since the others would wait for that rank.
+
+    Returns the name of each rank's machine.
+    """
     problem = None
     try:
         settings.read()
         _select_kernels(loaded, settings.value("MYKV_KERNELS"))
     except ValueError as error:
         problem = str(error)
-    problems = comm.allgather(problem)
+    problems, names = zip(*comm.allgather((problem, socket.gethostname())))
     wrong = [rank for rank, sentence in enumerate(problems) if sentence is not None]
     if wrong:
         ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"{len(wrong)} ranks, the first of which is {wrong[0]}"
         where = "" if len(set(problems)) == 1 else f" on {ranks}"
         raise ValueError(f"{problems[wrong[0]][:-1]}{where}.")
+    return list(names)
 
 
 def _select_kernels(loaded: Any, name: str) -> None:
@@ -456,6 +472,7 @@ def _abort() -> None:
 def _at_exit() -> None:
     if is_initialized():
         if _failed:
+            _tell_leaving()
             _abort()
         _leave(
             "its script has ended; do all workers make the same number of steps?",
@@ -473,6 +490,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     global core, _comm, _group
     seconds = settings.value("MYKV_EXIT_WAIT_S")
     forgotten = drain(seconds)
+    _tell_leaving()
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     failure_detector.end(orderly=not lost)
@@ -484,6 +502,11 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     for follower in _followers:
         follower.left(lost)
     return forgotten
+
+
+def _tell_leaving() -> None:
+    for follower in _followers:
+        follower.leaving()
 
 
 def drain(seconds: float) -> int:

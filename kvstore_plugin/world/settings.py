@@ -17,6 +17,7 @@ MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), o
 MYKV_GPU_HOSTS         nccl       by NCCL they go over its own network between hosts; the only value
 MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
 MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on
+MYKV_REPORT            0          1: rank 0 prints the statistics at the end; more: also every so many seconds
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
@@ -96,6 +97,20 @@ def _seconds(variable: str, text: str) -> float:
     return value
 
 
+def _report(variable: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if value != 0 and not 1 <= value <= _MOST_SECONDS:
+        limit = _limit(value, _MOST_SECONDS)
+        raise ValueError(
+            f"{variable} must be 1 for a table at the end, a larger number of seconds{limit} for a table every so "
+            f"often too, or 0 for none, but it is {text!r}."
+        )
+    return value
+
+
 def _file(variable: str, text: str) -> str:
     return text  # gpu_libraries.py and timeline.py say what is wrong with it
 
@@ -120,6 +135,7 @@ _TABLE = {
     "MYKV_CHECKPOINT_WAIT_S": _Setting(_seconds, 60.0),
     "MYKV_KERNELS": _Setting(_one_of("best", "avx512", "avx2", "generic"), "best"),
     "MYKV_TIMELINE": _Setting(_file, ""),
+    "MYKV_REPORT": _Setting(_report, 0.0),
     "MYKV_CUDA_LIBRARY": _Setting(_file, ""),
     "MYKV_NCCL_LIBRARY": _Setting(_file, ""),
 }

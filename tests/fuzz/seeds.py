@@ -50,6 +50,7 @@ def seeds() -> dict[str, list[bytes]]:
         "news": [
             news(1, 0),
             news(1, 1, "name", "float32 (3,)") + news(2, 0, number=9),
+            news(1, 16) + struct.pack("<iq", 3, 14_000_000),
             news(3, 2, "it has ended") + news(4, 2, "why") + news(5, 2, "why") + news(6, 0),
         ],
         "question": packed,

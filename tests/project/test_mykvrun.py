@@ -147,6 +147,12 @@ def test_a_dry_run_prints_a_command_that_a_shell_takes(tmp_path, script):
     assert again.stdout.count("sum [2.0, 2.0]") == 2, again.stderr
 
 
+@pytest.mark.parametrize(("options", "value"), [(["--report"], "1"), (["--report-every", "20"], "20")])
+def test_a_report_is_asked_for(tmp_path, script, options, value):
+    code, stdout, stderr = _run(tmp_path, "-n", "2", *options, "--dry-run", script)
+    assert code == 0 and f"MYKV_REPORT={value} " in stdout, stderr
+
+
 def test_within_slurm_srun_starts_the_job(tmp_path, script):
     (tmp_path / "srun").write_text('#!/bin/sh\necho "srun $@ with $OMP_NUM_THREADS threads"\n')
     (tmp_path / "srun").chmod(0o755)

@@ -72,6 +72,7 @@ _WRONG = {
     "MYKV_GPU": "cuda",
     "MYKV_GPU_HOSTS": "",
     "MYKV_KERNELS": "sse4.1",
+    "MYKV_REPORT": "0.5",
 }
 
 

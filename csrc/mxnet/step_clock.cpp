@@ -1,0 +1,74 @@
+#include "mxnet/step_clock.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+
+#include "base/clock.h"
+
+namespace mykv::mxnet {
+
+namespace {
+
+struct Clock {
+  std::mutex mutex;
+  StepTimes times;
+  int under_way = 0;
+  int64_t since = 0;      // when under_way was 0 last, or the last gradients came
+  bool has_last = false;  // the last gradients are there, and their step is under way
+  int64_t summed = 0;     // when a sum ended
+  int64_t updated = 0;    // when a fence behind updates ran
+};
+
+// Made anew in a fork, since another thread may have held the mutex.
+Clock& step_clock() {
+  static auto& clock = *new Clock;
+  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&step_clock().mutex) std::mutex; });
+  (void)forks;
+  return clock;
+}
+
+void add_time(Clock& clock, int64_t now) {
+  const int64_t passed = clock.under_way > 0 ? now - clock.since : 0;
+  clock.times.summing_ns += passed;
+  if (!clock.has_last) clock.times.overlapped_ns += passed;
+  clock.since = now;
+}
+
+}  // namespace
+
+void note_sum_begins(bool last) {
+  Clock& clock = step_clock();
+  const std::lock_guard<std::mutex> lock(clock.mutex);
+  add_time(clock, now_ns());
+  ++clock.under_way;
+  clock.has_last = clock.has_last || last;
+}
+
+void note_sum_ends() {
+  Clock& clock = step_clock();
+  const std::lock_guard<std::mutex> lock(clock.mutex);
+  clock.summed = now_ns();
+  add_time(clock, clock.summed);
+  if (--clock.under_way == 0) clock.has_last = false;
+}
+
+// The updates of several fences run one after another, or at the same time: each moment counts once.
+void note_updated() {
+  Clock& clock = step_clock();
+  const std::lock_guard<std::mutex> lock(clock.mutex);
+  const int64_t now = now_ns();
+  if (clock.summed == 0) return;
+  clock.times.updating_ns += now - std::max(clock.summed, clock.updated);
+  clock.updated = now;
+}
+
+StepTimes step_times() {
+  Clock& clock = step_clock();
+  const std::lock_guard<std::mutex> lock(clock.mutex);
+  return clock.times;
+}
+
+}  // namespace mykv::mxnet

@@ -1,0 +1,21 @@
+// Times of training steps in this process, for the statistics: how long the sums of gradients were under way, how much
+// of that backward ran, and how long the updates took.
+#pragma once
+
+#include <cstdint>
+
+namespace mykv::mxnet {
+
+struct StepTimes {
+  int64_t summing_ns = 0;     // some operation of a step was under way
+  int64_t overlapped_ns = 0;  // of these: before backward had written the last gradients
+  int64_t updating_ns = 0;    // from the sums until the updates of the weights had run
+};
+
+// Thread-safe. The engine's threads call these as it runs operations of a step; of other operations nothing is noted.
+void note_sum_begins(bool last);
+void note_sum_ends();
+void note_updated();
+StepTimes step_times();
+
+}  // namespace mykv::mxnet

@@ -1,0 +1,186 @@
+"""What this worker has done so far, and for whom it has waited: the counters of the core, with names and units.
+
+The core counts always (csrc/runtime/totals.h, csrc/table/lateness.h, csrc/mxnet/step_clock.h). Reading the counters
+sends no message and waits for no other worker. The ranks of a host note in its shared memory who came last; between
+hosts, the announcements that rank 0 gets anyway say so. So rank 0 knows how late every rank was.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any
+
+from ..gradients import dense_reducer
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
+
+# How a way of the core is called in the dict.
+_WAYS = {"in_place": "in place", "copied": "copied", "through_host": "through host memory", "nccl": "NCCL"}
+
+_Counters = dict  # all counters of the core at one moment, as one flat dict of numbers
+
+_began: _Counters = {}  # the counters of the process when the core was started
+_baselines: weakref.WeakKeyDictionary[Any, _Counters] = weakref.WeakKeyDictionary()  # by the group of the core
+
+
+def statistics(process_set: ProcessSet = global_process_set, reset: bool = False) -> dict[str, Any]:
+    """What this worker has done since init() or the last reset, and for whom the workers have waited.
+
+    The call returns at once: it is not collective, sends nothing, and costs some microseconds. The counters are always
+    on.
+
+    Parameters
+    ----------
+    process_set : ProcessSet, optional
+        The operations of this set only.
+    reset : bool, optional
+        Later calls for this set count from now on.
+
+    Returns
+    -------
+    dict
+        With these keys. All times are in seconds, all sizes in bytes; a share is between 0 and 1, and None without
+        data.
+
+        ``seconds``: float
+            How long was counted.
+        ``steps``: int
+            Steps of trainers whose gradients were summed: of `DistributedTrainer`, and of gluon.Trainer with the store
+            'mykv'. Steps of Module, LocalTrainer, and of a trainer with row_sparse gradients only, count as operations.
+        ``operations``, ``bytes``: int
+            Operations of this worker that have a result, also those of barriers and broadcasts, and the size of their
+            arrays.
+        ``roads``: dict of str to dict
+            The same numbers, ``operations`` and ``bytes``, for ``'in place'`` (buckets in shared memory), ``'copied'``
+            (into shared memory and back), ``'through host memory'`` (from GPUs) and ``'NCCL'``.
+        ``failed``: int
+            Operations on MXNet's arrays that have failed in this process, since it began.
+        ``waited``: float
+            How long operations of this worker waited until all workers had come to them; the sum over operations, which
+            may wait at the same time.
+        ``waited_in_steps``: float
+            The same for the operation of each step whose gradients backward writes last. While it waits, backward has
+            ended here, so this is time that the worker has lost to slower workers.
+        ``communication``: float
+            How long sums of steps were under way on this worker, waiting included. Process-wide, as the next two.
+        ``overlapped``: float or None
+            The share of ``communication`` that passed before backward had written the last gradients.
+        ``update``: float
+            How long the updates of the weights took: from the sums until the weights were new. With an optimizer on the
+            store this includes sending the weights. 0 where a worker trains alone.
+        ``late``: list of dict
+            The workers that came last, the worker that others waited for longest first: ``rank``; ``machine``, its
+            name; ``steps``, how often it came last to a step; ``step_share``, of all steps; ``step_wait``, how long the
+            other workers waited for it in such a step, on average; ``operations``, ``operation_share`` and
+            ``operation_wait``, the same for all operations. In an operation of several hosts the time that messages
+            take is part of the wait.
+        ``late_among``: str
+            ``'all workers'``, or ``'workers of this host'`` on other ranks than 0 where there are several hosts.
+        ``trainers``: list of dict
+            Each `DistributedTrainer` of the set: ``name``; ``adopted``, how many gradients lie in buckets; ``copied``,
+            a dict of why others do not to how many; ``bucket_bytes``, the sizes of its operations.
+
+    Raises
+    ------
+    RuntimeError
+        init() was not called.
+    ValueError
+        This worker is not in the process set.
+    """
+    core = process_set.core
+    now = read(core)
+    counted = since(now, _baselines.get(core, _began))
+    if reset:
+        _baselines[core] = now
+    return shown(counted, core, process_set)
+
+
+def read(core: Any) -> _Counters:
+    """All counters of a group of the core, and those of the process."""
+    given = core.statistics()
+    counters: _Counters = {name: given[name] for name in ("steps", "waited_ns", "step_waited_ns")}
+    for way, (operations, nbytes) in given["ways"].items():
+        counters["operations", way], counters["bytes", way] = operations, nbytes
+    for rank, *numbers in given["late"]:
+        counters.update({("late", rank, number): value for number, value in enumerate(numbers)})
+    counters.update(_of_process())
+    return counters
+
+
+def _of_process() -> _Counters:
+    return {**process.core.step_times(), "time": time.monotonic(), "failed": process.core.failed_operations()}
+
+
+def began() -> _Counters:
+    """The counters when the core was started."""
+    return dict(_began)
+
+
+def since(now: _Counters, earlier: _Counters) -> _Counters:
+    """What was counted between two moments."""
+    return {name: value - earlier.get(name, 0) for name, value in now.items()}
+
+
+def shown(counted: _Counters, core: Any, process_set: ProcessSet) -> dict[str, Any]:
+    """The dict of `statistics`."""
+    roads = {
+        name: {"operations": counted["operations", way], "bytes": counted["bytes", way]} for way, name in _WAYS.items()
+    }
+    summing = counted["summing_ns"]
+    knows_all = len(core.host_ranks()) == 1 or core.rank() == 0
+    return {
+        "seconds": counted["time"],
+        "steps": counted["steps"],
+        "operations": sum(road["operations"] for road in roads.values()),
+        "bytes": sum(road["bytes"] for road in roads.values()),
+        "roads": roads,
+        "failed": counted["failed"],
+        "waited": counted["waited_ns"] / 1e9,
+        "waited_in_steps": counted["step_waited_ns"] / 1e9,
+        "communication": summing / 1e9,
+        "overlapped": counted["overlapped_ns"] / summing if summing else None,
+        "update": counted["updating_ns"] / 1e9,
+        "late": _late(counted),
+        "late_among": "all workers" if knows_all else "workers of this host",
+        "trainers": _trainers(process_set),
+    }
+
+
+def _late(counted: _Counters) -> list[dict[str, Any]]:
+    of_rank: dict[int, list[int]] = {}
+    for name, value in counted.items():
+        if isinstance(name, tuple) and name[0] == "late":
+            of_rank.setdefault(name[1], [0] * 4)[name[2]] = value
+    all_operations, _, all_steps, _ = (sum(column) for column in zip([0] * 4, *of_rank.values()))
+    late = [
+        {
+            "rank": rank,
+            "machine": process.machine_of(rank),
+            "steps": steps,
+            "step_share": steps / all_steps if all_steps else None,
+            "step_wait": steps_ns / steps / 1e9 if steps else 0.0,
+            "operations": operations,
+            "operation_share": operations / all_operations,
+            "operation_wait": operations_ns / operations / 1e9,
+        }
+        for rank, (operations, operations_ns, steps, steps_ns) in of_rank.items()
+        if operations
+    ]
+    return sorted(late, key=lambda one: (-one["steps"] * one["step_wait"], -one["operations"] * one["operation_wait"]))
+
+
+def _trainers(process_set: ProcessSet) -> list[dict[str, Any]]:
+    described = [reducer.described() for reducer in list(dense_reducer.living)]
+    mine = [one for one in described if one.pop("process_set") is process_set and one["bucket_bytes"]]
+    return sorted(mine, key=lambda one: one["name"])
+
+
+class _Begin(process.Follower):
+    def joined(self, core: Any) -> None:
+        _baselines.clear()
+        _began.clear()
+        _began.update(_of_process())
+
+
+process.follow(_Begin())

@@ -1,0 +1,105 @@
+"""Shows the statistics as training goes on: in a progress bar, in TensorBoard, or in the log of MXNet's Estimator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mxnet.gluon.contrib.estimator import event_handler
+
+from ..world import process
+from ..world.process_set import global_process_set
+from . import statistics as counters
+from . import statistics_report as report
+
+
+class StatisticsCallback:
+    """Shows what was counted since it last did so. Call it once after each batch.
+
+    It can also be a ``batch_end_callback`` of Module.fit().
+
+    Parameters
+    ----------
+    target : object
+        Where to show: a progress bar of tqdm (an object with ``set_postfix_str``), a SummaryWriter of mxboard (an
+        object with ``add_scalar``), or a function that takes the text.
+    every : int, optional
+        Show after so many calls.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `target` is nothing of that kind, or `every` is not a whole number of at least 1.
+    """
+
+    def __init__(self, target: Any, every: int = 10) -> None:
+        if not callable(target) and not hasattr(target, "set_postfix_str") and not hasattr(target, "add_scalar"):
+            raise TypeError(
+                f"target must have the method set_postfix_str or add_scalar, or be a function, not "
+                f"{type(target).__name__}."
+            )
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be a whole number of at least 1, not {every!r}.")
+        self._target = target
+        self._every = every
+        self._calls = 0
+        self._generation = -1
+        self._before: dict = {}
+
+    def __call__(self, *_batch: Any) -> None:
+        """Count a batch, and show the statistics if it is time."""
+        self._calls += 1
+        if self._calls % self._every == 0:
+            self.show()
+
+    def show(self) -> None:
+        """Show the statistics now."""
+        now = counters.read(process.core)
+        known = self._before if self._generation == process.generation else counters.began()
+        self._before, self._generation = now, process.generation
+        numbers = counters.shown(counters.since(now, known), process.core, global_process_set)
+        target = self._target
+        if hasattr(target, "set_postfix_str"):
+            target.set_postfix_str(report.line(numbers))
+        elif hasattr(target, "add_scalar"):
+            for tag, value in _scalars(numbers).items():
+                target.add_scalar(f"mykv/{tag}", value, global_step=self._calls)
+        else:
+            target(report.line(numbers))
+
+
+class StatisticsHandler(event_handler.BatchEnd):
+    """An event handler of MXNet's Estimator that shows the statistics after every so many batches.
+
+    Parameters
+    ----------
+    target : object, optional
+        As for `StatisticsCallback`. By default rank 0 logs with the estimator's logger.
+    every : int, optional
+        Show after so many batches.
+    """
+
+    def __init__(self, target: Any = None, every: int = 50) -> None:
+        self._callback = StatisticsCallback(self._log if target is None else target, every)
+        self._logger: Any = None
+
+    def batch_end(self, estimator: Any, *_args: Any, **_named: Any) -> None:
+        """Called by the Estimator after each batch."""
+        self._logger = estimator.logger
+        self._callback()
+
+    def _log(self, text: str) -> None:
+        if process.rank() == 0:
+            self._logger.info("mykv: %s", text)
+
+
+def _scalars(numbers: dict[str, Any]) -> dict[str, float]:
+    """Numbers for curves; times in ms."""
+    steps = max(numbers["steps"], 1)
+    scalars = {
+        "waited_ms_a_step": 1e3 * numbers["waited_in_steps"] / steps,
+        "communication_ms_a_step": 1e3 * numbers["communication"] / steps,
+        "update_ms_a_step": 1e3 * numbers["update"] / steps,
+        "overlapped": numbers["overlapped"],
+        "slowest_rank": numbers["late"][0]["rank"] if numbers["late"] else None,
+    }
+    return {tag: value for tag, value in scalars.items() if value is not None}
