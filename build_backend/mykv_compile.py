@@ -35,7 +35,7 @@ SIMD_FLAGS = {
 }
 
 # The stems of files whose compilation takes longest: the bindings.
-_LONGEST = ("python", "module", "group_bindings")
+_LONGEST = ("python", "module", "group_calls")
 
 
 def cxx_compiler() -> List[str]:
