@@ -26,7 +26,7 @@ setup(name="mykv", version="0", ext_modules=[Extension("mykv_core", core_sources
 _SOURCES = {
     "module.cpp": "#include <pybind11/pybind11.h>\nint module_part() { return PYBIND11_VERSION; }\n",
     "python/group.cpp": "#include <pybind11/pybind11.h>\nint group_part() { return PYBIND11_VERSION; }\n",
-    "world/door.cpp": "#include <mpi.h>\n#include \"world/door.h\"\nint door() { return OMPI_MAJOR_VERSION + wide; }\n",
+    "world/door.cpp": '#include <mpi.h>\n#include "world/door.h"\nint door() { return OMPI_MAJOR_VERSION + wide; }\n',
     "world/door.h": "constexpr int wide = 1;\n",
     "world/world.cpp": "int world() { return 1; }\n",
     "kernels/sum_avx2.cpp": "int sum() { return 1; }\n",
