@@ -117,11 +117,11 @@ PYBIND11_MODULE(mykv_core, m) {
            "True when done, False when `timeout` seconds are over; raises Error.")
       .def("done", &Work::done);
 
+  bind_buffer(m);  // before the functions whose signatures name it
   bind_group(m);
   m.def("make_group", &make_group, py::arg("comm"), py::arg("labels"), py::arg("options") = py::dict(),
         "A Group over a communicator (its Fortran handle). Collective over it. labels[r]: what messages call rank r.");
   m.def("world", [] { return world_group(); }, "The Group of init(), or None.");
-  bind_buffer(m);
   bind_gpu(m);
   bind_prepared(m);
   bind_mxnet(m);

@@ -131,3 +131,17 @@ def test_copies_are_only_of_the_packages_own_headers(tree):
     (temporary,) = (tree.root / "tree" / "build").glob("temp*")
     copies = {path.name for path in (temporary / "headers").rglob("*.h")}
     assert copies == {"mpi.h", "mpi_portable_platform.h", "pybind11.h"}
+
+
+@pytest.mark.parametrize("version", ["3.7", "3.13"])
+def test_a_wrong_python_is_told_in_one_sentence(version):
+    """pip asks the backend before it looks at the metadata. The backend must not fail before its sentence."""
+    major, minor = version.split(".")
+    program = f"import sys; sys.path.insert(0, {str(_BACKEND)!r}); sys.modules['mykv_mpi'] = None\n"
+    program += f"sys.version_info = ({major}, {minor}, 1, 'final', 0)\nimport mykv_backend"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: {sys.executable} is Python {version}, but mykv and MXNet need 3.8 to 3.12: "
+        "use another, as in `python3.11 -m pip install .`.\n"
+    )
