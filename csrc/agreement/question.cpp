@@ -6,7 +6,7 @@ namespace mykv {
 
 namespace {
 
-void require(bool right) {
+void require_well_formed(bool right) {
   if (!right) throw Error("mykv received a malformed question or answer from another host (different versions?)");
 }
 
@@ -20,7 +20,7 @@ Numbers encode(const Question& question) {
 }
 
 Question decode_question(const Numbers& numbers) {
-  require(numbers.size() % 2 == 1);
+  require_well_formed(numbers.size() % 2 == 1);
   Question question{numbers[0], {}};
   for (size_t at = 1; at < numbers.size(); at += 2) question.keys.push_back({numbers[at], numbers[at + 1]});
   return question;
@@ -42,20 +42,20 @@ Numbers encode(const OperationStates& standings) {
 }
 
 OperationStates decode_operation_states(const Numbers& numbers, int ranks) {
-  require(numbers.size() >= 2);
+  require_well_formed(numbers.size() >= 2);
   OperationStates standings;
   standings.question = numbers[0];
   std::vector<std::vector<int>> lists;
   for (size_t at = 1; at < numbers.size();) {
     const uint64_t length = numbers[at++];
-    require(length <= numbers.size() - at);
+    require_well_formed(length <= numbers.size() - at);
     std::vector<int>& list = lists.emplace_back();
     for (const size_t end = at + length; at < end; ++at) {
-      require(numbers[at] < static_cast<uint64_t>(ranks));
+      require_well_formed(numbers[at] < static_cast<uint64_t>(ranks));
       list.push_back(static_cast<int>(numbers[at]));
     }
   }
-  require(lists.size() % 2 == 1);
+  require_well_formed(lists.size() % 2 == 1);
   standings.unresponsive = std::move(lists.back());
   for (size_t k = 0; k + 1 < lists.size(); k += 2) {
     standings.missing.push_back(std::move(lists[k]));

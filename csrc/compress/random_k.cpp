@@ -14,7 +14,7 @@ namespace mykv::compress {
 namespace {
 
 // A key that more than k of `count` random keys will reach: six standard deviations more are expected.
-uint32_t guess_bound(size_t count, size_t k) {
+uint32_t bound_of_random_keys(size_t count, size_t k) {
   const auto wanted = static_cast<double>(k) + 6 * std::sqrt(static_cast<double>(k)) + 16;
   const double share = wanted / static_cast<double>(count);
   return share >= 1 ? 0 : static_cast<uint32_t>((1 - share) * 0x1p32);
@@ -37,7 +37,7 @@ class RandomK : public TypedCompressor<RandomK> {
     const size_t k = few_.of(piece);
     Draws draws = input.draws;
     draws.seed = seed_;
-    select_largest(found, piece.count, k, guess_bound(piece.count, k),
+    select_largest(found, piece.count, k, bound_of_random_keys(piece.count, k),
                    [&](uint32_t* indices, uint32_t* keys, uint32_t bound) {
                      return compress_path().collect_draws(indices, keys, piece.count, draws, bound);
                    });

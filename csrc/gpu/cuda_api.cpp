@@ -3,7 +3,7 @@
 namespace mykv::gpu {
 
 namespace {
-constexpr int kOldest = 11000;
+constexpr int kOldestCuda = 11000;
 }
 
 Cuda::Cuda(const Library& library) : path_(library.path()) {
@@ -11,7 +11,7 @@ Cuda::Cuda(const Library& library) : path_(library.path()) {
   library.find("cudaGetErrorName", &get_error_name_);
   library.find("cudaGetErrorString", &get_error_string_);
   check(runtime_get_version_(&version_), "cudaRuntimeGetVersion");
-  if (version_ < kOldest) {
+  if (version_ < kOldestCuda) {
     throw Error("the CUDA runtime in " + path_ + " has version " + std::to_string(version_ / 1000) + "." +
                 std::to_string(version_ % 1000 / 10) + "; mykv needs 11.0 or later");
   }

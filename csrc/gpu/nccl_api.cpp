@@ -4,7 +4,7 @@ namespace mykv::gpu {
 
 namespace {
 
-constexpr int kOldest = 21400;
+constexpr int kOldestNccl = 21400;
 
 std::string version_text(int version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
@@ -17,7 +17,7 @@ Nccl::Nccl(const Library& library) : path_(library.path()) {
   library.find("ncclGetVersion", &get_version_);
   library.find("ncclGetErrorString", &get_error_string_);
   check(get_version_(&version_), "ncclGetVersion", nullptr);
-  if (version_ < kOldest) {
+  if (version_ < kOldestNccl) {
     // Before 2.9 the number had another form: 1000 * major + 100 * minor + patch.
     const int version = version_ < 10000 ? version_ / 1000 * 10000 + version_ % 1000 : version_;
     throw Error("the NCCL in " + path_ + " has version " + version_text(version) + "; mykv needs 2.14 or later");

@@ -3,7 +3,6 @@
 #include <pybind11/pybind11.h>
 
 #include "base/error.h"
-#include "mxnet/gradient_norm.h"
 #include "operations/signature.h"
 #include "python/attached_bridge.h"
 
@@ -117,22 +116,6 @@ void Fence::push(bool ends_step) const {
   const mxnet::Bridge& target = bridge();
   py::gil_scoped_release release;
   target.push_fence(arrays_, ends_step);
-}
-
-void push_sum_of_squares(const std::vector<std::tuple<uintptr_t, size_t, size_t>>& pieces, uintptr_t squares,
-                         double more, int priority) {
-  std::vector<mxnet::Piece> read;
-  for (const auto& [array, begin, count] : pieces) read.push_back({handle(array), begin, count});
-  const mxnet::Bridge& target = bridge();
-  py::gil_scoped_release release;
-  mxnet::push_sum_of_squares(target, read, handle(squares), more, priority);
-}
-
-void push_clip(const Handles& arrays, uintptr_t squares, double factor, double most, int priority) {
-  const std::vector<mxnet::Handle> written = handles(arrays);
-  const mxnet::Bridge& target = bridge();
-  py::gil_scoped_release release;
-  mxnet::push_clip(target, written, handle(squares), factor, most, priority);
 }
 
 }  // namespace mykv

@@ -41,9 +41,4 @@ class Fence {
   mxnet::HeldArrays arrays_;
 };
 
-// The functions of mxnet/gradient_norm.h; a piece is (array, begin, count).
-void push_sum_of_squares(const std::vector<std::tuple<uintptr_t, size_t, size_t>>& pieces, uintptr_t squares,
-                         double more, int priority);
-void push_clip(const Handles& arrays, uintptr_t squares, double factor, double most, int priority);
-
 }  // namespace mykv

@@ -15,7 +15,7 @@ namespace mykv {
 namespace {
 
 constexpr int64_t kPatienceUs = 1000000;      // for the table's lock
-constexpr int64_t kSettleNs = 1000000000;     // for chunks of failed operations that other ranks have begun
+constexpr int64_t kEndSettleNs = 1000000000;  // for chunks of failed operations that other ranks have begun
 constexpr int64_t kLostSettleNs = 200000000;  // the same, if a process with such a chunk may have died
 constexpr int64_t kFlushNs = 20000000;        // for MPI to put the last messages on the wire
 constexpr useconds_t kLookUs = 1000;
@@ -85,7 +85,7 @@ void Ending::tell_rank_0(const Departed& gone) {
 // No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
 // sent while it waits in a queue of their own, which they empty only when they are called.
 void Ending::settle(const std::vector<uint32_t>& mine) {
-  const int64_t patience = wishes_.lost() ? kLostSettleNs : kSettleNs;
+  const int64_t patience = wishes_.lost() ? kLostSettleNs : kEndSettleNs;
   const int64_t least = context_.several_hosts() ? kFlushNs : 0;
   const auto unsettled = [&](uint32_t entry) { return !context_.table.settled(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kLookUs)) {

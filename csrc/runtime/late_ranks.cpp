@@ -12,10 +12,6 @@ namespace {
 
 constexpr size_t kMostAsked = 1024;  // operations in one question
 
-bool holds(const std::vector<int>& ranks, int rank) {
-  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
-}
-
 void add_all(std::vector<int>* to, const std::vector<int>& ranks) {
   for (int rank : ranks) {
     if (!holds(*to, rank)) to->push_back(rank);

@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-constexpr int64_t kSettleNs = 1000000000;  // for ranks that write into the arrays of a failed part
+constexpr int64_t kPartSettleNs = 1000000000;  // for ranks that write into the arrays of a failed part
 
 }  // namespace
 
@@ -125,7 +125,7 @@ void PartEvents::rescan() {
 
 bool PartEvents::take_finished() {
   for (auto it = finished_.begin(); it != finished_.end(); ++it) {
-    if (!it->error.empty() && !context_.table.settled(it->part.entry) && now_ns() - it->since < kSettleNs) continue;
+    if (!it->error.empty() && !context_.table.settled(it->part.entry) && now_ns() - it->since < kPartSettleNs) continue;
     const Finished finished = std::move(*it);
     finished_.erase(it);
     end(finished);

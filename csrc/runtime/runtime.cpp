@@ -12,9 +12,9 @@ namespace mykv {
 
 namespace {
 
-constexpr useconds_t kLateUs = 500000;                    // as a fault for tests
-constexpr auto kLockPatience = std::chrono::seconds(1);   // for the table's lock, of a rank that breaks off
-constexpr auto kLeavePatience = std::chrono::seconds(5);  // the same, of a rank that leaves
+constexpr useconds_t kLateUs = 500000;                          // as a fault for tests
+constexpr auto kLockPatience = std::chrono::seconds(1);         // for the table's lock, of a rank that breaks off
+constexpr auto kLeavingLockPatience = std::chrono::seconds(5);  // the same, of a rank that leaves
 
 }  // namespace
 
@@ -119,7 +119,7 @@ void Runtime::leave(const std::string& reason) {
   std::lock_guard<std::mutex> leaving(leave_mutex_);
   if (!thread_.joinable()) return;
   const bool broken = !requests_.refuse_new({"this rank has left: " + reason, ErrorCode::left});
-  context_.table.lock().lose_patience(std::chrono::microseconds(kLeavePatience).count(), left_text(reason));
+  context_.table.lock().lose_patience(std::chrono::microseconds(kLeavingLockPatience).count(), left_text(reason));
   try {
     if (context_.world.size() > 1 && !broken) context_.table.depart(context_.label(), reason);
   } catch (const Error&) {

@@ -24,8 +24,8 @@ constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at str
 constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
 constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
-constexpr int64_t kLostPatienceNs = 2000000000;           // for the failure detector to name the process that has ended
-constexpr auto kLeavePatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
+constexpr int64_t kLostPatienceNs = 2000000000;  // for the failure detector to name the process that has ended
+constexpr auto kStandstillPatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 constexpr auto kGonePatience = std::chrono::seconds(20);  // the same on ranks that stay; notices should end it earlier
 
 }  // namespace
@@ -74,7 +74,7 @@ void RuntimeThread::work_until_leaving() {
     if (std::exchange(advanced_, false) || (!leaving && context_.table.departed_rank() < 0)) {
       standstill.end();
     } else if (leaving) {
-      if (standstill.look() > kLeavePatience) return;
+      if (standstill.look() > kStandstillPatience) return;
     } else if (standstill.look() > kGonePatience && context_.several_hosts() && !requests_.entries().empty()) {
       throw context_.table.departed();  // no notice of the rank that gave up has come
     }

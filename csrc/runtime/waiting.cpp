@@ -11,11 +11,11 @@ namespace {
 
 constexpr size_t kMostShown = 16;  // ranks in one message
 
+}  // namespace
+
 bool holds(const std::vector<int>& ranks, int rank) {
   return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
 }
-
-}  // namespace
 
 bool speaks_of(const Waiting& waiting, const World& world) {
   if (waiting.crowded_out) return true;  // the other ranks do not know of the operation

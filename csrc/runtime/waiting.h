@@ -18,6 +18,9 @@ struct Waiting {
   std::vector<int> unknown;       // ranks of hosts that do not answer
 };
 
+// Whether a rank is among `ranks`.
+bool holds(const std::vector<int>& ranks, int rank);
+
 // Whether this rank reports the operation: the lowest rank that waits and responds does; so does the lowest such rank
 // of a host whose first rank does not respond.
 bool speaks_of(const Waiting& waiting, const World& world);

@@ -19,7 +19,7 @@ namespace mykv {
 
 namespace {
 #ifndef MYKV_CLOCKLOCK
-constexpr useconds_t kLookUs = 200;  // between two looks at a mutex
+constexpr useconds_t kPollUs = 200;  // between two looks at a mutex
 #endif
 
 SharedMutex::Result result_of(int failed) {
@@ -59,7 +59,7 @@ SharedMutex::Result SharedMutex::try_lock(int64_t timeout_us) {
   for (;;) {
     const Result result = try_lock();
     if (result != Result::busy || now_ns() >= until_ns) return result;
-    usleep(kLookUs);
+    usleep(kPollUs);
   }
 #endif
 }

@@ -17,7 +17,6 @@ namespace mykv {
 namespace {
 
 using compress::Compressor;
-using compress::Piece;
 
 void require_floats(const py::array& array, bool writeable) {
   if (!(array.flags() & py::array::c_style) || !(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_) ||
@@ -27,7 +26,7 @@ void require_floats(const py::array& array, bool writeable) {
   if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
 }
 
-Piece piece_of(const py::array& array, size_t total) {
+compress::Piece piece_of(const py::array& array, size_t total) {
   const auto count = static_cast<size_t>(array.size());
   return {array.itemsize() == 8 ? DType::float64 : DType::float32, count, total == 0 ? count : total};
 }
@@ -36,7 +35,7 @@ py::array_t<uint8_t> encode(const Compressor& compressor, const py::array& value
                             const std::optional<py::array>& residual, size_t total, double unit, uint32_t step,
                             uint64_t stream) {
   require_floats(values, false);
-  const Piece piece = piece_of(values, total);
+  const compress::Piece piece = piece_of(values, total);
   compress::Input input;
   input.values = values.data();
   if (residual) {
@@ -59,7 +58,7 @@ py::array_t<uint8_t> encode(const Compressor& compressor, const py::array& value
 void decode(const Compressor& compressor, const py::array_t<uint8_t, py::array::c_style>& message,
             const py::array& values, size_t total) {
   require_floats(values, true);
-  const Piece piece = piece_of(values, total);
+  const compress::Piece piece = piece_of(values, total);
   if (static_cast<size_t>(message.size()) != compressor.bytes(piece)) {
     throw Error("a message for " + std::to_string(piece.count) + " elements has " +
                 std::to_string(compressor.bytes(piece)) + " bytes, not " + std::to_string(message.size()));

