@@ -119,8 +119,9 @@ def _start_stopped(mpirun, tmp_path, ranks: int, hosts: int, who: int, warn: flo
     return running, int(re.search(r"now (\d+)", running.read()[0]).group(1)), flag
 
 
-def test_a_rank_that_stopped_with_the_table_locked_is_named_and_goes_on(mpirun, tmp_path):
-    running, pid, flag = _start_stopped(mpirun, tmp_path, 3, 1, 1, 0.5, 0)
+@pytest.mark.parametrize("abort", [0, 100], ids=["without limit", "before the limit"])
+def test_a_rank_that_stopped_with_the_table_locked_is_named_and_goes_on(mpirun, tmp_path, abort):
+    running, pid, flag = _start_stopped(mpirun, tmp_path, 3, 1, 1, 0.5, abort)
     text = _until(running, lambda out: _NAMED.format(1) in out)
     assert not re.search(r"^watch [12]", text, re.MULTILINE), text  # the lowest of the others speaks
     flag.touch()

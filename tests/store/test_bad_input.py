@@ -8,6 +8,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import MXNetError, array, clear_errors, dense_network, fail, mx, structure, value
+from kvstore_plugin.world import process
 from mxnet import autograd
 
 _LIMIT = 5.0  # seconds until every rank has its error, on a machine that is busy
@@ -20,6 +21,19 @@ def store():
 
 def _good(n=3):
     return array(np.ones(n))
+
+
+class _Refusing:
+    """The core, which refuses the arrays of an update."""
+
+    def __init__(self, core):
+        self._core = core
+
+    def __getattr__(self, name):
+        return getattr(self._core, name)
+
+    def push_reduce_to_owners(self, *arguments, **options):
+        raise ValueError("planted in the core")
 
 
 def _next_call_works(store, key, size):
@@ -87,6 +101,24 @@ def test_the_same_mistake_on_all_ranks_leaves_them_in_step(store, rank, size, ca
         call(store)
     assert isinstance(failure.value, MXNetError)  # which scripts for MXNet's own stores catch
     _next_call_works(store, "k", size)
+
+
+@pytest.mark.ranks(2)
+def test_an_update_that_the_core_refuses_on_one_rank_reaches_the_other_for_all_keys(store, rank, size, monkeypatch):
+    store.init(["k", "l"], [_good(), _good()])
+    store.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+    with pytest.raises(ValueError if rank == 1 else MXNetError, match="Key 'k': planted in the core"):
+        with monkeypatch.context() as changed:
+            if rank == 1:
+                changed.setattr(process, "core", _Refusing(process.core))
+            store.push(["k", "l"], [_good(), _good()])
+        mx.nd.waitall()
+    clear_errors()
+    store.push(["k", "l"], [_good(), _good()])
+    for key in ("k", "l"):
+        out = _good()
+        store.pull(key, out)
+        assert (value(out) == 1 - size).all()
 
 
 @pytest.mark.ranks(1)
