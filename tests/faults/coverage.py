@@ -93,7 +93,7 @@ _HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
 CPP = {
     "csrc/table/host_table.cpp": [*_CORE, "stall_watch"],
     "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
-    "csrc/runtime/requests.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/requests.cpp": [*_CORE, "hosts", "stall_watch"],
     "csrc/runtime/sender.cpp": [*_CORE, "hosts"],
     "csrc/runtime/part_events.cpp": [*_CORE, "hosts"],
     "csrc/runtime/runtime_thread.cpp": [*_CORE, "hosts", "stall_watch"],

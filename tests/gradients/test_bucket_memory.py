@@ -708,3 +708,29 @@ def test_a_bucket_of_a_gpu_holds_gradients_on_cache_lines_and_is_reduced_from_it
     given, options = bucket.prepare("name", 64, "layout", [7], "sum", shards=[(0, 64, 0)])
     assert given == ("name", "group of all ranks", bucket._memory, 0, 64, "float32", "layout", [7], "sum")
     assert options == {"shards": [(0, 64, 0)]}
+
+
+_ADOPTED = {"stype": "default", "shape": (2, 3), "dtype": "float32", "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("other", "adopted"),
+    [
+        ({}, True),
+        ({"dtype": "int64"}, True),
+        ({"device": "gpu"}, True),
+        ({"device": "cpu_pinned"}, False),
+        ({"dtype": "bool"}, False),
+        ({"stype": "row_sparse"}, False),
+        ({"shape": (0, 3)}, False),
+        ({"shape": ()}, False),
+    ],
+    ids=str,
+)
+def test_gradients_that_a_bucket_can_hold(other, adopted):
+    how = {**_ADOPTED, **other}
+    gradient = SimpleNamespace(**how, size=int(np.prod(how["shape"])), context=SimpleNamespace(device_type=how["device"]))
+    parameter = SimpleNamespace(_grad=[gradient])
+    assert bucket_memory.GradientMemory._adoptable(parameter) is adopted
+    parameter._grad.append(gradient)  # a replica on another device
+    assert not bucket_memory.GradientMemory._adoptable(parameter)
