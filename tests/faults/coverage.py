@@ -13,6 +13,7 @@ PYTHON = {
     "kvstore_plugin/training/trainer.py": [
         "trainer",
         "trainer_options",
+        "several_devices",
         "gradients_after_allreduce",
         "state_file",
         "equivalence",

@@ -24,15 +24,15 @@ def _good(n=3):
 
 
 class _Refusing:
-    """The core, which refuses the arrays of an update."""
+    """The core, which refuses the arrays of one kind of operation."""
 
-    def __init__(self, core):
-        self._core = core
+    def __init__(self, core, kind):
+        self._core, self._kind = core, kind
 
     def __getattr__(self, name):
-        return getattr(self._core, name)
+        return self._refuse if name == self._kind else getattr(self._core, name)
 
-    def push_reduce_to_owners(self, *arguments, **options):
+    def _refuse(self, *arguments, **options):
         raise ValueError("planted in the core")
 
 
@@ -104,21 +104,33 @@ def test_the_same_mistake_on_all_ranks_leaves_them_in_step(store, rank, size, ca
 
 
 @pytest.mark.ranks(2)
-def test_an_update_that_the_core_refuses_on_one_rank_reaches_the_other_for_all_keys(store, rank, size, monkeypatch):
-    store.init(["k", "l"], [_good(), _good()])
-    store.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("push", "push_reduce_to_owners"), ("pushpull", "push_allreduce"), ("broadcast", "push_broadcast")],
+)
+def test_arrays_that_the_core_refuses_on_one_rank_are_an_error_on_both_for_all_keys(
+    store, rank, size, monkeypatch, method, kind
+):
+    keys, values, outs = ["k", "l"], [_good(), _good()], [_good(), _good()]
+    if method == "push":
+        store.init(keys, values)
+        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+
+    def call():
+        getattr(store, method)(keys, values, *([] if method == "push" else [outs]))
+        mx.nd.waitall()
+
     with pytest.raises(ValueError if rank == 1 else MXNetError, match="Key 'k': planted in the core"):
         with monkeypatch.context() as changed:
             if rank == 1:
-                changed.setattr(process, "core", _Refusing(process.core))
-            store.push(["k", "l"], [_good(), _good()])
-        mx.nd.waitall()
+                changed.setattr(process, "core", _Refusing(process.core, kind))
+            call()
     clear_errors()
-    store.push(["k", "l"], [_good(), _good()])
-    for key in ("k", "l"):
-        out = _good()
-        store.pull(key, out)
-        assert (value(out) == 1 - size).all()
+    call()
+    if method == "push":
+        store.pull(keys, outs)
+    expected = {"push": 1 - size, "pushpull": size, "broadcast": 1}[method]
+    assert all((value(out) == expected).all() for out in outs)
 
 
 @pytest.mark.ranks(1)
