@@ -8,6 +8,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import IS_2, MXNetError, array, checksum, clear_errors, dense_network, mx
+from kvstore_plugin.coordination import deadlock_check
 from kvstore_plugin.world import process
 from mxnet import autograd
 
@@ -97,7 +98,7 @@ def test_one_worker_is_in_an_update_that_waits(rank, gather):
     net = dense_network(seed=0)
     trainer = _trainer(net, rank)
     _step(net, trainer, rank)
-    with pytest.raises(MXNetError, match=r"rank 0 is in the update of key 'key'.*in a step of a trainer"):
+    with pytest.raises(MXNetError, match=r"rank 0 is in the update of key 'key', but rank 1 is in a step of a trainer"):
         if rank:
             _step(net, trainer, rank)
         else:
@@ -174,3 +175,11 @@ def test_a_call_that_succeeds_while_it_looks_for_the_reason_refuses_no_step(rank
         _begin_step(net, trainer, rank, 2)
     mx.nd.waitall()
     assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(1)
+def test_the_error_names_all_ranks_that_wait(rank):
+    mykv.init()
+    one, several = (deadlock_check._reason("barrier", ranks, "go on") for ranks in ([3], [1, 2]))
+    assert one == "rank 0 is in barrier, but rank 3 is in a step of a trainer that rank 0 has not taken: go on"
+    assert several == "rank 0 is in barrier, but ranks 1, 2 are in a step of a trainer that rank 0 has not taken: go on"

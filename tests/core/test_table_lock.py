@@ -176,21 +176,36 @@ def test_a_rank_that_dies_with_the_table_locked_is_named(mpirun):
         assert f"rank {who} died while it changed mykv's shared table" in said, text
 
 
+_LEAVE = """
+if rank == who:
+    say("now", os.getpid())
+    try:
+        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
+    except core.Error as error:
+        say("error", rank, "lock", error)
+    run("small", "late")
+else:
+    time.sleep(0.3)
+    say("leaving")
+    core.shutdown()
+    say("left", rank)
+"""
+
+
+def test_a_rank_that_leaves_waits_for_the_lock_for_some_seconds(mpirun):
+    running = mpirun.start(2, _BEGIN + _LEAVE, "1", "1", "0", "0")
+    running.wait_for("leaving")
+    time.sleep(1)
+    assert "left 0" not in running.read()[0]
+    os.kill(int(re.search(r"now (\d+)", running.read()[0]).group(1)), signal.SIGCONT)
+    result = running.wait(120)
+    assert result.code == 0 and "left 0" in result.stdout, result.text
+    [(late, said)] = _errors(result.stdout).items()
+    assert late == (1, "small") and "rank 0 has left" in said and "shared table" not in said, result.text
+
+
 def test_a_rank_that_leaves_does_not_wait_for_ever_for_a_stopped_one(mpirun):
-    body = """
-    if rank == who:
-        say("now", os.getpid())
-        try:
-            mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
-        except core.Error as error:
-            say("error", rank, "lock", error)
-        run("small", "late")
-    else:
-        time.sleep(0.3)
-        core.shutdown()
-        say("left", rank)
-    """
-    running = mpirun.start(2, _BEGIN + textwrap.dedent(body), "1", "1", "0", "0")
+    running = mpirun.start(2, _BEGIN + _LEAVE, "1", "1", "0", "0")
     running.wait_for("left 0")
     os.kill(int(re.search(r"now (\d+)", running.read()[0]).group(1)), signal.SIGCONT)
     result = running.wait(120)

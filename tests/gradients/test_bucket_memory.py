@@ -10,11 +10,13 @@ import pickle
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import IS_2, array, checksum, conv_network, dense_network, fill, mx, parameters, structure
+from kvstore_plugin.gradients import bucket_memory
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
@@ -680,3 +682,55 @@ def test_memory_is_given_back_with_the_network_when_its_trainer_went_first(rank,
     mx.nd.waitall()
     gather("without network")
     assert _resident() <= full - 500 * 500 * 4
+
+
+class _DeviceMemory:
+    """Stands for memory of a GPU, in the memory of the CPU, which DLPack calls (1, 0)."""
+
+    def __init__(self, device, capacity):
+        self.device, self.values = device, np.zeros(capacity, "uint8")
+        self.address = self.values.ctypes.data
+
+
+def test_a_bucket_of_a_gpu_holds_gradients_on_cache_lines_and_is_reduced_from_its_first_element(monkeypatch):
+    made = SimpleNamespace(PreparedBucket=lambda *given, **options: (given, options), GpuMemory=_DeviceMemory)
+    made.world = lambda: "group of all ranks"
+    monkeypatch.setattr(bucket_memory.process, "core", made)
+    monkeypatch.setattr(bucket_memory, "_DLPACK_GPU", 1)
+    bucket = bucket_memory.DeviceBucket(SimpleNamespace(core=made), np.dtype("float32"), 1024, 0)
+    views = [bucket.add(None, array(np.full(count, count, "float32"))) for count in (3, 17, 1)]
+    for view in views:
+        view += 1
+    mx.nd.waitall()
+    assert [begin for _, begin, _ in bucket.members] == [0, 64, 192] and bucket.used == 256
+    values = bucket._memory.values.view("float32")
+    assert values[:3].tolist() == [4] * 3 and values[16:33].tolist() == [18] * 17 and values[48] == 2
+    given, options = bucket.prepare("name", 64, "layout", [7], "sum", shards=[(0, 64, 0)])
+    assert given == ("name", "group of all ranks", bucket._memory, 0, 64, "float32", "layout", [7], "sum")
+    assert options == {"shards": [(0, 64, 0)]}
+
+
+_ADOPTED = {"stype": "default", "shape": (2, 3), "dtype": "float32", "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("other", "adopted"),
+    [
+        ({}, True),
+        ({"dtype": "int64"}, True),
+        ({"device": "gpu"}, True),
+        ({"device": "cpu_pinned"}, False),
+        ({"dtype": "bool"}, False),
+        ({"stype": "row_sparse"}, False),
+        ({"shape": (0, 3)}, False),
+        ({"shape": ()}, False),
+    ],
+    ids=str,
+)
+def test_gradients_that_a_bucket_can_hold(other, adopted):
+    how = {**_ADOPTED, **other}
+    gradient = SimpleNamespace(**how, size=int(np.prod(how["shape"])), context=SimpleNamespace(device_type=how["device"]))
+    parameter = SimpleNamespace(_grad=[gradient])
+    assert bucket_memory.GradientMemory._adoptable(parameter) is adopted
+    parameter._grad.append(gradient)  # a replica on another device
+    assert not bucket_memory.GradientMemory._adoptable(parameter)

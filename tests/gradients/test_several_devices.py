@@ -293,6 +293,27 @@ def test_a_network_spread_over_devices(rank, size, optimizer, on_store):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.ranks(1)
+def test_states_follow_a_parameter_that_moves_alone(rank):
+    def train(moves):
+        params = [gluon.Parameter(name, shape=(3,)) for name in ("first", "second")]
+        for parameter in params:
+            parameter.initialize(mx.init.One(), ctx=_CPUS[0])
+        trainer = mykv.DistributedTrainer(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+        for step in range(3):
+            if moves and step == 1:
+                getattr(params[1], "reset_device" if IS_2 else "reset_ctx")(_CPUS[1])
+            for parameter in params:
+                parameter.grad()[:] = step + 1
+                parameter.data()._fresh_grad = True
+            trainer.step(1)
+        [updater] = trainer._updaters
+        return [one.data().asnumpy().tolist() for one in params], [updater.states[key].context for key in range(2)]
+
+    (stays, _), (moves, devices) = train(False), train(True)
+    assert moves == stays and devices == _CPUS[:2]
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("devices", [_CPUS[1::-1], _CPUS[:1], _CPUS], ids=str)
 def test_parameters_on_other_devices_than_others_are_refused(rank, devices):

@@ -451,6 +451,18 @@ def test_deferred_on_one_rank_at_step_is_no_dead_end(rank, gather, loser, hybrid
 
 
 @pytest.mark.ranks(2)
+def test_values_from_before_the_trainer_are_kept_when_the_other_worker_has_not_used_the_network(rank):
+    mykv.init()
+    net = _network(seed=rank)
+    if rank == 0:
+        net(_images(rank))
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    _mistake(net, trainer, rank, (1,))
+    _loss(net, rank)
+    np.testing.assert_equal(parameters(net), _values_from(seed=0))
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_layer_that_only_one_rank_has_used(rank, gather, first):
     """Its other layers train on; the error comes again until both have used it."""
@@ -548,6 +560,8 @@ def test_a_worker_that_leaves_the_first_step_out_before_its_forward_pass(rank, g
     net = _network(seed=rank, norm=True)
     net.initialize(_Drawn(rank), force_reinit=True)
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    known = [parameter for parameter in structure(net).values() if parameter._data is not None]
+    assert known
     for _ in range(2):
         with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
             if rank != loser:
@@ -559,6 +573,7 @@ def test_a_worker_that_leaves_the_first_step_out_before_its_forward_pass(rank, g
             with pytest.raises(MXNetError, match=f"rank {loser} is in barrier, but"):
                 mykv.barrier()
         mykv.barrier()
+        assert all(parameter._data is not None for parameter in known)  # only the others wait for their next use
     for step in range(2):
         _loss(net, rank, step).backward()
         trainer.step(3)

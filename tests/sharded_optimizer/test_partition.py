@@ -90,6 +90,16 @@ def test_small_parameters_are_not_cut():
     assert _loads([(1000, 4)] * 8, divided, 4) == [8000] * 4
 
 
+@pytest.mark.parametrize("begin", [-2000, 2000])
+def test_pieces_below_16_kib_stay_with_their_neighbour(begin):
+    """The middle lies 8000 bytes before the end of the first parameter, or after the begin of the second."""
+    sizes = [(160_000 + begin, 4), (160_000 - begin, 4)]
+    divided = _divide(sizes, 2, True, _GROUP)
+    assert divided == [((owner, 0, count),) for owner, (count, _) in enumerate(sizes)]
+    divided = _divide([(160_000 + 10 * begin, 4), (160_000 - 10 * begin, 4)], 2, True, _GROUP)
+    assert sorted(len(shards) for shards in divided) == [1, 2]  # these pieces are larger
+
+
 def test_rows_are_not_cut_unless_they_are_long():
     (shards,) = divide([Size(1000 * 300, 4, 300)], 3, True, _GROUP)
     assert len(shards) == 3 and all(shard.begin % 300 == 0 for shard in shards)

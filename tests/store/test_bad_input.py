@@ -8,6 +8,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import MXNetError, array, clear_errors, dense_network, fail, mx, structure, value
+from kvstore_plugin.world import process
 from mxnet import autograd
 
 _LIMIT = 5.0  # seconds until every rank has its error, on a machine that is busy
@@ -20,6 +21,19 @@ def store():
 
 def _good(n=3):
     return array(np.ones(n))
+
+
+class _Refusing:
+    """The core, which refuses the arrays of one kind of operation."""
+
+    def __init__(self, core, kind):
+        self._core, self._kind = core, kind
+
+    def __getattr__(self, name):
+        return self._refuse if name == self._kind else getattr(self._core, name)
+
+    def _refuse(self, *arguments, **options):
+        raise ValueError("planted in the core")
 
 
 def _next_call_works(store, key, size):
@@ -87,6 +101,36 @@ def test_the_same_mistake_on_all_ranks_leaves_them_in_step(store, rank, size, ca
         call(store)
     assert isinstance(failure.value, MXNetError)  # which scripts for MXNet's own stores catch
     _next_call_works(store, "k", size)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [("push", "push_reduce_to_owners"), ("pushpull", "push_allreduce"), ("broadcast", "push_broadcast")],
+)
+def test_arrays_that_the_core_refuses_on_one_rank_are_an_error_on_both_for_all_keys(
+    store, rank, size, monkeypatch, method, kind
+):
+    keys, values, outs = ["k", "l"], [_good(), _good()], [_good(), _good()]
+    if method == "push":
+        store.init(keys, values)
+        store.set_optimizer(mx.optimizer.create("sgd", learning_rate=1.0))
+
+    def call():
+        getattr(store, method)(keys, values, *([] if method == "push" else [outs]))
+        mx.nd.waitall()
+
+    with pytest.raises(ValueError if rank == 1 else MXNetError, match="Key 'k': planted in the core"):
+        with monkeypatch.context() as changed:
+            if rank == 1:
+                changed.setattr(process, "core", _Refusing(process.core, kind))
+            call()
+    clear_errors()
+    call()
+    if method == "push":
+        store.pull(keys, outs)
+    expected = {"push": 1 - size, "pushpull": size, "broadcast": 1}[method]
+    assert all((value(out) == expected).all() for out in outs)
 
 
 @pytest.mark.ranks(1)

@@ -270,6 +270,17 @@ def test_layer_frozen_on_one_worker_only_is_an_error_on_both(rank, gather):
 
 
 @pytest.mark.ranks(2)
+def test_layer_frozen_on_one_worker_before_the_trainer_is_made_is_an_error_on_both(rank):
+    net = dense_network(seed=0)
+    count = len(structure(net))
+    if rank == 1:
+        next(iter(structure(net).values())).grad_req = "null"
+    words = rf"parameters with gradients of .* rank {rank} has {count - rank} \(.*between {count - 1} and {count}"
+    with pytest.raises(RuntimeError, match=words):
+        mykv.DistributedTrainer(net.collect_params(), *_SGD)
+
+
+@pytest.mark.ranks(2)
 def test_shared_parameters_are_trained_once(rank, gather):
     first = nn.Dense(6, in_units=6)
     second = (
