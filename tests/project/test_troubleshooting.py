@@ -51,6 +51,8 @@ _LEFT_OUT = (
     "kvstore_plugin/sharded_optimizer/safe_unpickler.py",  # reasons in "holds no optimizer states that can be read"
     "csrc/python/",  # arguments of mykv_core, which kvstore_plugin checks before
     "csrc/mxnet/calls.cpp",  # the same
+    "csrc/mxnet/description.cpp",  # the same
+    "csrc/mxnet/gradient_norm.cpp",  # the same
     "csrc/compress/parameters.cpp",  # the same
     "csrc/compress/compressors.cpp",  # the same
     "csrc/compress/two_bit.cpp",  # the same
@@ -70,10 +72,11 @@ _INTERNAL = {
         "multiplies one momentum schedule by a factor",
         "adds noise from the random generator",
         "the parameter k of the compressor",
+        "the workers have initialized parameters in different orders or on different devices",
         ", on GPU",
         "an error without a text",
     ],
-    "passes on the texts of other messages": ["mykv on rank …:", "rank …:"],
+    "passes on the texts of other messages": ["mykv on rank …:", "rank …:", "mykv: …"],
     "a wrong use of the core, which kvstore_plugin prevents": [
         "a timeline is being recorded already",
         "the timeline belongs to the process that this one is a fork of",
