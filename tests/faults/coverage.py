@@ -56,6 +56,7 @@ PYTHON = {
         "state_file",
         "update_order",
         "classic_calls",
+        "bad_input",
         "mistakes",
     ],
     "kvstore_plugin/sharded_optimizer/partition.py": ["partition", "sharded_optimizer", "state_file"],
