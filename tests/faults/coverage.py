@@ -40,6 +40,7 @@ PYTHON = {
         "bad_input",
         "sharded_optimizer",
         "sparse_store",
+        "memory",
     ],
     "kvstore_plugin/store/requests.py": [
         "kvstore",
@@ -54,6 +55,8 @@ PYTHON = {
         "partition",
         "state_file",
         "update_order",
+        "classic_calls",
+        "bad_input",
         "mistakes",
     ],
     "kvstore_plugin/sharded_optimizer/partition.py": ["partition", "sharded_optimizer", "state_file"],

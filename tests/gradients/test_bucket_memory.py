@@ -729,7 +729,8 @@ _ADOPTED = {"stype": "default", "shape": (2, 3), "dtype": "float32", "device": "
 )
 def test_gradients_that_a_bucket_can_hold(other, adopted):
     how = {**_ADOPTED, **other}
-    gradient = SimpleNamespace(**how, size=int(np.prod(how["shape"])), context=SimpleNamespace(device_type=how["device"]))
+    context = SimpleNamespace(device_type=how["device"])
+    gradient = SimpleNamespace(**how, size=int(np.prod(how["shape"])), context=context)
     parameter = SimpleNamespace(_grad=[gradient])
     assert bucket_memory.GradientMemory._adoptable(parameter) is adopted
     parameter._grad.append(gradient)  # a replica on another device

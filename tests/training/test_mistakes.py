@@ -49,12 +49,12 @@ _every_kind = pytest.mark.parametrize("kind", _KINDS)
 
 
 class _Training:
-    def __init__(self, kind, rank, optimizer=None):
+    def __init__(self, kind, rank, optimizer=None, **options):
         self.net = dense_network(seed=rank)
         self.optimizer = optimizer or mx.optimizer.Adam(learning_rate=0.01)
         params, on_store = self.net.collect_params(), kind.endswith("on the store")
         if kind.startswith("own"):
-            self.trainer = mykv.DistributedTrainer(params, self.optimizer, update_on_kvstore=on_store)
+            self.trainer = mykv.DistributedTrainer(params, self.optimizer, update_on_kvstore=on_store, **options)
             self._batch = _BATCH
         else:
             mykv.broadcast_parameters(params)
@@ -111,6 +111,21 @@ def test_a_stale_gradient_on_one_worker_fails_the_step_of_all(rank, gather, kind
     _goes_on(gather, training)
     if kind == "own":
         _goes_on(gather, training, training.step_in_two)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "own on the store"])
+def test_stale_gradients_that_one_worker_ignores_fail_all_operations_of_the_step(rank, gather, kind):
+    training = _Training(kind, rank, bucket_bytes=0)
+    training.step()
+    before = training.state()[0]
+    training.backward()
+    with pytest.raises(MXNetError, match="do not take the same step" if rank == 1 else "rank 1"):
+        training.trainer.step(training._batch, ignore_stale_grad=rank == 1)
+        mx.nd.waitall()
+    clear_errors()
+    assert training.state()[0] == before
+    _goes_on(gather, training)
 
 
 @pytest.mark.ranks(2)
