@@ -267,9 +267,7 @@ def push_gather_from_owners(
     turn_of: str = "",
     fenced: Sequence[int] = ...,
 ) -> None: ...
-def push_clip(
-    arrays: Sequence[int], squares: int, factor: float, most: float, priority: int = 0
-) -> None: ...
+def push_clip(arrays: Sequence[int], squares: int, factor: float, most: float, priority: int = 0) -> None: ...
 def push_group(
     name: str,
     inputs: Sequence[int],
