@@ -170,8 +170,7 @@ class SharedReducer(Reducer):
         # How often each parameter had been initialized when all ranks last had values.
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
-        self._squares: Squares | None = None  # that the comparison carries
-        self._add_up: Callable[[int], None] = lambda priority: None
+        self._carried: tuple[Squares, Callable[[int], None]] | None = None  # what the comparison sums, and what sets it
         self._fence = Fence(self._parameters)
         self._is_due = False  # update() follows the last allreduce(), and its comparison has not been made yet
 
@@ -194,7 +193,7 @@ class SharedReducer(Reducer):
 
     def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         """Let each comparison sum a number over the ranks. `add_up` sets it before, and takes a priority."""
-        self._squares, self._add_up = squares, add_up
+        self._carried = squares, add_up
 
     def compare(self, label: str) -> None:
         # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
@@ -202,9 +201,11 @@ class SharedReducer(Reducer):
         own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
         try:
             written, priority = self._compared()
-            if self._squares is not None:
-                self._add_up(priority)
-            self._comparison.push(own, written, priority, label, turn_of, self._squares)
+            squares = None
+            if self._carried is not None:
+                squares, add_up = self._carried
+                add_up(priority)
+            self._comparison.push(own, written, priority, label, turn_of, squares)
         except MXNetError:
             raise  # the turn is taken: MXNet's NaiveEngine has run the operation
         except BaseException as error:

@@ -235,7 +235,7 @@ def _lines(result, word):
 def test_trainers_made_before_init_are_noticed_in_their_first_step(mpirun):
     result = mpirun(2, _BEFORE_INIT + _TRAINERS)
     for line in _lines(result, "AMP"):
-        assert "AMP does not work with update_on_kvstore=True" in line
+        assert "AMP does not work with a gluon.Trainer that has update_on_kvstore=True" in line
     for line in _lines(result, "step"):
         assert "unsupported operand" in line, result.text
     for word in ("states", "parameters"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 
 import kvstore_plugin as mykv
@@ -341,6 +343,27 @@ def test_frozen_parameters(rank, size):
     before = first.weight.data().asnumpy()
     trainer.step(1)
     np.testing.assert_array_equal(first.weight.data().asnumpy(), before)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickle"]
+)
+def test_a_copy_of_a_trainer_clips_its_own_gradients(rank, size, duplicate):
+    net = _dense(0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, clip_global_norm=_MOST)
+    _backward(net, rank, 0)
+    trainer.step(_BATCH)
+    twin = duplicate(trainer)
+    for parameter in twin._params:
+        parameter.grad()[:] = 2 * rank
+    twin.allreduce_grads()
+    twin.update(1, ignore_stale_grad=True)  # MXNet attaches no gradients to the values of a copy, so all are stale
+    elements = sum(parameter.grad().size for parameter in twin._params)
+    np.testing.assert_allclose(_norm(twin), np.sqrt(elements), rtol=1e-6)
+    for parameter in twin._params:
+        np.testing.assert_allclose(parameter.grad().asnumpy(), _MOST / np.sqrt(elements), rtol=1e-6)
+    assert _norm(trainer) != _norm(twin)
 
 
 @pytest.mark.ranks(2)
