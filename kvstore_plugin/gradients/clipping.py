@@ -117,9 +117,6 @@ class Clipping:
                 )
             return
         squares = self._squares.array
-        with arrays.not_recorded():
-            norm = (squares.sqrt() * abs(factor)).astype("float32")
-        self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm
         if math.isinf(self.most):
             return
         if any(one.has_rows() for one in self._reducers):
@@ -144,9 +141,19 @@ class Clipping:
         # Squares of 32 bits do not overflow in float64, so the sum is finite if all gradients are.
         return math.isfinite(self._squares.array.asnumpy().item())
 
-    def fence(self) -> None:
-        """Call this after the updates instead of the reducers' fences: all gradients share the errors of a step."""
-        self._fence.push(ends_step=True)
+    def end(self, factor: float) -> None:
+        """Call this after the updates, with the argument of clip(). It takes the place of the reducers' fences.
+
+        All gradients of the step, and the norm, share its errors. Reading one of them clears the error for all, so no
+        array may be read before all updates have run: see fence.py. The norm is computed behind the fence.
+        """
+        if not self._is_added_up:
+            return
+        squares = self._squares.array
+        self._fence.push(ends_step=True, also=[squares])
+        with arrays.not_recorded():
+            norm = (squares.sqrt() * abs(factor)).astype("float32")
+        self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm
 
 
 def _divided(gradients: Sequence[NDArray]) -> list[list[NDArray]]:

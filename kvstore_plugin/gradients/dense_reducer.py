@@ -30,7 +30,7 @@ from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
 from .fence import Fence, SumsCheck
 from .reducer import Comparing, SharedReducer
-from .squares import Piece
+from .squares import Piece, Squares
 
 _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
@@ -263,12 +263,17 @@ class DenseReducer(SharedReducer):
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
 
     def compare(self, label: str) -> None:
-        failure = self._sums.failure()
+        failure = self._sums.failure() if self._compares is Comparing.UPDATE else None
         if failure is not None:
             self.refuse_comparison(failure)
             raise MXNetError(failure)
         if self._operations:
             super().compare(label)
+
+    def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
+        super().carry(squares, add_up)
+        if self._compares is Comparing.NOTHING:
+            self._compares = Comparing.STEP  # also of the next step, if this rank refuses it
 
     def _compared(self) -> tuple[list[NDArray], int]:
         gradients = [gradient for parameter in self._parameters for gradient in parameter._grad or ()]

@@ -12,7 +12,7 @@ import operator
 from typing import Any, Iterable, Sequence
 
 from ..compat import arrays, mxnet
-from ..compat.mxnet import Parameter
+from ..compat.mxnet import NDArray, Parameter
 from ..world import process
 
 _data_of = operator.attrgetter("_data")
@@ -33,18 +33,20 @@ class Fence:
         self._seen: list[Any] = []
         self._fence: Any = None
 
-    def push(self, ends_step: bool = False) -> None:
+    def push(self, ends_step: bool = False, also: Sequence[NDArray] = ()) -> None:
         """Reading an array of these parameters now waits for all operations on all of them. Returns at once.
 
-        With `ends_step`, these are updates after a step's sums, and the statistics count their time.
+        With `ends_step`, these are updates after a step's sums, and the statistics count their time. `also` holds more
+        arrays, for which the same is true.
         """
         if mxnet.engine_blocks():
             return
-        seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters)]
+        seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]
         if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
             self._seen = seen
             trained = [one for one in self._parameters if one._grad is not None]
             held = [array for one in trained for array in (*one._data, *one._grad)]
+            held += also if held else ()
             self._fence = process.core.Fence(arrays.handles(held)) if held else None
         if self._fence is not None:
             self._fence.push(ends_step)

@@ -199,12 +199,16 @@ class SharedReducer(Reducer):
         # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
         name = self._names()[0]
         own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
+        squares = None
         try:
             written, priority = self._compared()
-            squares = None
             if self._carried is not None:
                 squares, add_up = self._carried
                 add_up(priority)
+        except BaseException as error:
+            self.refuse_comparison(f"update() has failed on that rank: {error}")
+            raise
+        try:
             self._comparison.push(own, written, priority, label, turn_of, squares)
         except MXNetError:
             raise  # the turn is taken: MXNet's NaiveEngine has run the operation

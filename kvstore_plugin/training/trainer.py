@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 
 from ..collectives.compression import Compression
 from ..compat import arrays, errors, mxnet
-from ..compat.mxnet import NDArray, Parameter, gluon
+from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
 from ..coordination import deadlock_check, step_label
 from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
@@ -391,9 +391,7 @@ class DistributedTrainer(gluon.Trainer):
                 self._check_fresh(self._refuse)
             label = self._label(factor)
             self._allreduce(ignore_stale_grad, label)
-            if self._clipping is not None:
-                self._clipping.begin(self._freshness_is_shared, label, carries=True)
-            self._update(ignore_stale_grad)
+            self._update(ignore_stale_grad, label)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -557,9 +555,8 @@ class DistributedTrainer(gluon.Trainer):
         carries = self._clipping is not None and self._clipping.is_carried_by(reducer)
         return Comparing.STEP if carries else Comparing.NOTHING
 
-    def _update(self, ignore_stale_grad: bool = False) -> None:
-        if self._clipping is not None:
-            self._clipping.clip(step_label.value_of(self._optimizer.rescale_grad))
+    def _update(self, ignore_stale_grad: bool = False, label: str = "") -> None:
+        """Update from the reduced gradients; `label` is that of a step, and empty in update()."""
         if self._options.broadcast_period > 0:
             self._steps += 1
             if self._steps % self._options.broadcast_period == 0:
@@ -567,6 +564,26 @@ class DistributedTrainer(gluon.Trainer):
                     broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
         for averaging in self._due_averagings():
             averaging.push()
+        if self._clipping is not None:  # from here on all workers have counted, whatever fails on some of them
+            factor = step_label.value_of(self._optimizer.rescale_grad)
+            self._clip(factor, label)
+            self._make_updates(ignore_stale_grad)
+            self._clipping.end(factor)
+        else:
+            self._make_updates(ignore_stale_grad)
+
+    def _clip(self, factor: float, label: str) -> None:
+        try:
+            if label:
+                self._clipping.begin(self._freshness_is_shared, label, carries=True)
+            self._clipping.clip(factor)
+        except MXNetError:
+            raise  # of the step; the other workers have it too
+        except BaseException:  # the other workers update, and get an error in their next step
+            load_tracking.note_failure(self._params)
+            raise
+
+    def _make_updates(self, ignore_stale_grad: bool) -> None:
         scaler = getattr(self, "_amp_loss_scaler", None)
         if scaler is not None and self._store_optimizer is not None:
             if amp.skips_after(self, not self._clipping.is_finite()):
@@ -618,8 +635,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _push_fences(self) -> None:
         if self._clipping is not None:
-            self._clipping.fence()
-            return
+            return  # it has a fence of its own
         for gradients in self._gradients:
             gradients.fence()
 

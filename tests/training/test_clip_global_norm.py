@@ -294,8 +294,10 @@ def test_the_loss_scale_of_amp_does_not_count(rank, size, dtype):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("options", [{}, {"update_on_kvstore": True}], ids=str)
-def test_a_failed_step_changes_no_weight_and_the_next_one_works(rank, size, options):
-    net, undisturbed = _dense(0), _dense(0)
+@pytest.mark.parametrize("read", ["weights", "norm on one"])
+def test_a_failed_step_changes_no_weight_and_the_next_one_works(rank, size, options, read):
+    """Also where a worker reads the norm first, which clears the error that all arrays of the step share."""
+    net, undisturbed = (dense_network(0, widths=(600, 600, 600, 2), dtype="float64") for _ in range(2))
     trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, clip_global_norm=_MOST, **options)
     calm = mykv.DistributedTrainer(undisturbed.collect_params(), *_SGD, clip_global_norm=_MOST, **options)
     for step in range(3):
@@ -304,6 +306,8 @@ def test_a_failed_step_changes_no_weight_and_the_next_one_works(rank, size, opti
             before = parameters(net)
             with pytest.raises(MXNetError, match="batch size"):
                 trainer.step(_BATCH + rank)
+                if rank == 0 and read == "norm on one":
+                    trainer.gradient_norm.asnumpy()
                 parameters(net)
             clear_errors()
             for name, one in parameters(net).items():
