@@ -351,7 +351,15 @@ def test_frozen_parameters(rank, size):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
-    "duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["deep", "pickle"]
+    "duplicate",
+    [
+        copy.deepcopy,
+        pytest.param(
+            lambda one: pickle.loads(pickle.dumps(one)),
+            marks=pytest.mark.skipif(IS_2, reason="MXNet 2.0 pickles no Parameter with a Trainer"),
+        ),
+    ],
+    ids=["deepcopy", "pickled"],
 )
 def test_a_copy_of_a_trainer_clips_its_own_gradients(rank, size, duplicate):
     net = _dense(0)
