@@ -94,8 +94,9 @@ def _overview(results: Results) -> str:
     machine = results.about["machine"]
     return (
         f"mykv beside Horovod, MXNet's dist_sync and Open MPI on one machine ({machine['processor']}, "
-        f"{machine['cores']} cores), 2 workers unless a line says otherwise. Each has the better of its settings: as "
-        "installed, or those that its documentation names for speed. `make bench` measures and writes this page. "
+        f"{machine['cores']} cores), 2 workers unless a line says otherwise. Each peer was run as "
+        "installed and with the settings that its documentation recommends for speed; the page shows the faster of the "
+        "two. `make bench` measures and writes this page. "
         "[Several hosts](benchmarks-hosts.md) have a page of their own."
     )
 

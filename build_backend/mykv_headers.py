@@ -10,7 +10,7 @@ from typing import Dict, Iterable, List
 
 
 def copy_headers(source: Path, headers: Iterable[Path], target: Path) -> Path:
-    """Make a folder hold exactly these headers, and write only those that differ.
+    """Copy headers into a folder. Headers that are there already stay as they are; other files there are removed.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def copy_includes(flags: Iterable[str], headers: Iterable[str], target: Path) ->
     Parameters
     ----------
     flags : iterable of str
-        The compiler's flags, of which -I names folders.
+        The compiler's flags. A flag that begins with -I names a folder of headers.
     headers : iterable of str
         Paths of headers; a header that lies below none of the folders is not copied.
     target : Path

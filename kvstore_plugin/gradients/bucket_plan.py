@@ -154,15 +154,16 @@ class Comparison:
         squares : Squares, optional
             The number to sum over the ranks.
         """
-        kind = process.core.PreparedBucket
         if squares is not None:
-            handles = arrays.handles([*written, squares.array])
-            kind(name, squares.buffer, 0, 1, "float64", "of squares", handles, priority=priority).push(label, turn_of)
-            return
-        if self._buffer is None or not self._buffer.attached:
-            self._buffer = self._process_set.core.allocate(1)
-        handles = arrays.handles(written)
-        kind(name, self._buffer, 0, 1, "uint8", "of nothing", handles, priority=priority).push(label, turn_of)
+            buffer, content, written = squares.buffer, ("float64", "of squares"), [*written, squares.array]
+        else:
+            if self._buffer is None or not self._buffer.attached:
+                self._buffer = self._process_set.core.allocate(1)
+            buffer, content = self._buffer, ("uint8", "of nothing")
+        operation = process.core.PreparedBucket(
+            name, buffer, 0, 1, *content, arrays.handles(written), priority=priority
+        )
+        operation.push(label, turn_of)
 
     def __reduce__(self) -> tuple:
         return Comparison, (self._process_set,)

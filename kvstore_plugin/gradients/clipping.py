@@ -121,7 +121,7 @@ class Clipping:
             return
         if any(one.has_rows() for one in self._reducers):
             scale = process.core.clipping_factor(float(squares.asnumpy().item()), factor, self.most)
-            for one in self._reducers:
+            for one in self._reducers if scale != 1.0 else ():
                 one.scale_rows(scale)
         gradients = [gradient for one in self._reducers for gradient in one.to_scale(self._only_fresh)]
         for some in _divided([one for one in gradients if not arrays.on_gpu(one)]):

@@ -22,7 +22,7 @@ import numpy as np
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement, step_marks
-from ..parameters import load_tracking, placement
+from ..parameters import load_tracking, placement, trainer_state
 from ..parameters.naming import Named
 from ..sharded_optimizer.optimizer import ShardedUpdate
 from . import bucket_plan
@@ -223,7 +223,7 @@ class DenseReducer(SharedReducer):
     def _counted(self, only_fresh: bool) -> list[Parameter]:
         """The parameters with gradients, in an order that is the same on all ranks; with `only_fresh` those in use."""
         active = [slot.parameter for operation in self._operations for slot in operation.slots]
-        return [one for one in active if not only_fresh or any(weight._fresh_grad for weight in one._data)]
+        return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
 
     def fence(self) -> None:
         if self._compares is Comparing.UPDATE:
@@ -355,7 +355,7 @@ class DenseReducer(SharedReducer):
         active = [slot for operation in self._operations for slot in operation.slots]
         if not active:
             return []
-        flags = [any(weight._fresh_grad for weight in slot.parameter._data) for slot in active]
+        flags = [trainer_state.is_fresh(slot.parameter) for slot in active]
         _, fresh = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, flags))
         used = [slot for slot, flag in zip(active, fresh) if flag]
         for slot in used:

@@ -7,6 +7,7 @@ from typing import Any, Callable, Sequence
 from ..collectives import row_sparse
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
+from ..parameters import trainer_state
 from .reducer import Comparing, Reducer
 from .squares import Piece
 
@@ -45,7 +46,7 @@ class LocalReducer(Reducer):
         return sum(row_sparse.squares(parameter._grad[0]) for parameter in sparse)
 
     def scale_rows(self, factor: float) -> None:
-        for gradient in self._counted if factor != 1.0 else ():
+        for gradient in self._counted:
             row_sparse.scale(gradient, factor)
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
@@ -66,7 +67,7 @@ class LocalReducer(Reducer):
 
 def _is_fresh(parameter: Parameter) -> bool:
     """Whether a gradient will be used in the update; a worker that has ended its loop in join() uses none here."""
-    return parameter._grad is not None and any(weight._fresh_grad for weight in parameter._data)
+    return parameter._grad is not None and trainer_state.is_fresh(parameter)
 
 
 def _has_rows(parameter: Parameter) -> bool:

@@ -14,7 +14,7 @@ from ..collectives import row_sparse
 from ..collectives.row_sparse import Contribution, Rows
 from ..compat.mxnet import NDArray, Parameter
 from ..coordination import agreement, operation, step_label
-from ..parameters import load_tracking
+from ..parameters import load_tracking, trainer_state
 from ..parameters.naming import Named
 from ..sharded_optimizer.row_update import RowUpdate
 from .bucket_plan import Reduction
@@ -70,7 +70,7 @@ class SparseReducer(SharedReducer):
         loaded = load_tracking.any_of(self._parameters)
         with self._turn() as turn:
             contributions = [_contribution(one, ignore_stale) for one in active]
-            numbers = [_is_fresh(one.parameter) for one in active]
+            numbers = [trainer_state.is_fresh(one.parameter) for one in active]
             numbers += [one.indices.size for one in contributions]
             what = f"the sparse gradients {_described(active, contributions)}"
             what += step_label.BETWEEN + load_tracking.label(self._parameters) if loaded else ""
@@ -123,15 +123,13 @@ class SparseReducer(SharedReducer):
     def squares_of_rows(self, only_fresh: bool) -> float:
         if self._reduction.store_optimizer is None:
             parameters = [one for one in self._parameters if one._grad is not None]
-            self._counted = [one for one in parameters if not only_fresh or _is_fresh(one)]
+            self._counted = [one for one in parameters if not only_fresh or trainer_state.is_fresh(one)]
             values = [one._grad[0] for one in self._counted]
         else:
             values = [rows.values for _, rows in self._to_update]
         return sum(map(row_sparse.squares, values)) if self._process_set.rank() == 0 else 0.0
 
     def scale_rows(self, factor: float) -> None:
-        if factor == 1.0:
-            return
         self._to_update = [(update, row_sparse.scaled(rows, factor)) for update, rows in self._to_update]
         for parameter in self._counted:
             for gradient in parameter._grad:
@@ -171,7 +169,7 @@ class SparseReducer(SharedReducer):
         active = self._active()
         with self._turn() as turn:
             label = f"an update with the sparse gradients {', '.join(one.label for one in active)}"
-            met = turn.meet(label, [_is_fresh(one.parameter) for one in active])
+            met = turn.meet(label, [trainer_state.is_fresh(one.parameter) for one in active])
         for number in np.flatnonzero(met.any(axis=0)):
             _set_fresh(active[number].parameter)
 
@@ -196,10 +194,6 @@ class SparseReducer(SharedReducer):
 def _contribution(one: _Gradient, ignore_stale: bool) -> Contribution:
     stale = [ignore_stale and not weight._fresh_grad for weight in one.parameter._data]
     return row_sparse.contribution(one.parameter._grad, f"gradient of {one.label}", stale)
-
-
-def _is_fresh(parameter: Parameter) -> bool:
-    return any(weight._fresh_grad for weight in parameter._data)
 
 
 def _set_fresh(parameter: Parameter) -> None:

@@ -24,6 +24,11 @@ def stale_gradient(params: Iterable[Parameter]) -> str | None:
     return None
 
 
+def is_fresh(parameter: Parameter) -> bool:
+    """Whether a backward pass has written a gradient of the parameter, on any device, since the last step."""
+    return any(weight._fresh_grad for weight in parameter._data)
+
+
 def count_update(trainer: gluon.Trainer) -> None:
     """Count a failed update, as the workers do that have begun it: schedules and Adam must stay in step."""
     for device_id in placement.device_ids(trainer._params):
