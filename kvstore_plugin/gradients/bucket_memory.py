@@ -10,6 +10,7 @@ since they were made; the other gradients are reduced by copying.
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from typing import Any, Callable, Iterable, Sequence
@@ -29,6 +30,8 @@ _ALIGNMENT = 64
 
 # Types of elements that both numpy and the core know; the views are made with numpy.
 _DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+_log = logging.getLogger("kvstore_plugin")
 
 _backwards = 0  # how often backward has run in this process
 _born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _backwards when it got its gradient arrays
@@ -137,7 +140,7 @@ class GradientMemory:
 
     def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
         self._process_set = process_set
-        self._bucket_bytes = bucket_bytes
+        self.bucket_bytes = bucket_bytes
         self._group_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: number of its group
         self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
         self.buckets: list[Bucket] = []
@@ -152,7 +155,7 @@ class GradientMemory:
         parameters : sequence of (Parameter, int or None)
             In the order of their gradients in the buckets; each with the number of its group, or None without groups.
         """
-        if not self._bucket_bytes:
+        if not self.bucket_bytes:
             return
         free = [(parameter, group) for parameter, group in parameters if _owner(parameter) is None]
         self._group_of.update((parameter, group) for parameter, group in free if group is not None)
@@ -167,6 +170,17 @@ class GradientMemory:
             self.adopt(parameter)
         elif self._adoptable(parameter):
             self.late.append(parameter)
+
+    def warn_of_copies(self, whose: str, of: int) -> None:
+        """Log a warning on rank 0 about gradients that own() could not adopt, of `of` parameters of a trainer."""
+        if self.late and self._process_set.rank() == 0:
+            _log.warning(
+                "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since a "
+                "backward ran before the trainer was made. Make the trainer before the first backward.",
+                len(self.late),
+                of,
+                whose,
+            )
 
     def adopt(self, parameter: Parameter) -> None:
         """Give the Parameter a gradient array in a bucket, with the values of its present gradient array."""
@@ -193,7 +207,7 @@ class GradientMemory:
         gradients = parameter._grad
         if len(gradients) == 1 and any(view is gradients[0] for view in self._places.get(parameter, ())):
             return None
-        if not self._bucket_bytes:
+        if not self.bucket_bytes:
             return "the trainer has no buckets (bucket_bytes=0)"
         if len(gradients) > 1:
             return "the gradient is on several devices"
@@ -224,7 +238,7 @@ class GradientMemory:
     def _bucket_for(self, group: int | None, dtype: np.dtype, gpu: int | None, nbytes: int) -> Bucket:
         bucket = self._filling.get((group, dtype, gpu))
         if bucket is None or bucket.used + nbytes > bucket.capacity:
-            capacity = max(self._bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
+            capacity = max(self.bucket_bytes if group is None else self._group_bytes(group, dtype), nbytes)
             if gpu is None:
                 bucket = SharedBucket(self._process_set, dtype, capacity)
             else:
@@ -243,7 +257,7 @@ class GradientMemory:
         ]
         known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
         needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)
-        return needed if len(known) == len(shapes) else needed + self._bucket_bytes
+        return needed if len(known) == len(shapes) else needed + self.bucket_bytes
 
     @staticmethod
     def _adoptable(parameter: Parameter) -> bool:
@@ -258,7 +272,7 @@ class GradientMemory:
 
     def __reduce__(self) -> tuple:
         # A copy of the trainer has other Parameters, which have no views yet.
-        return GradientMemory, (self._process_set, self._bucket_bytes)
+        return GradientMemory, (self._process_set, self.bucket_bytes)
 
 
 def _aligned(nbytes: int) -> int:

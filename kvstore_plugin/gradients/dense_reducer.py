@@ -46,36 +46,27 @@ class DenseReducer(SharedReducer):
 
     Parameters
     ----------
-    meeting : str
-        The name under which the ranks find out whether they have the same arguments.
     scope : str
-        Begins the names of all other operations.
+        Begins the names of all operations.
     named : sequence of Named
         Parameters with names that are the same on all ranks. Parameters near the network's input get a higher
         priority: the next forward pass needs them first.
     reduction, when_moved
         As for `SharedReducer`.
-    options : sequence of str
-        Further lines that must be the same on all ranks, as the error shows them.
     keys : dict of int
         The key of each parameter in the optimizer on the store, by the parameter's id().
-
-    Raises
-    ------
-    RuntimeError
-        The ranks differ in their parameters, in the parameters with gradients, or in their arguments. Collective: all
-        ranks get the error.
+    memory : GradientMemory, optional
+        Memory that owns the gradients already; by default own_gradients() makes it.
     """
 
     def __init__(
         self,
-        meeting: str,
         scope: str,
         named: Sequence[Named],
         reduction: Reduction,
         when_moved: Callable[[], None],
-        options: Sequence[str],
         keys: Mapping[int, int],
+        memory: GradientMemory | None = None,
     ) -> None:
         super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
         self._carrier = f"{scope}/parameters"
@@ -93,16 +84,33 @@ class DenseReducer(SharedReducer):
         self._proposed: list[str] = []  # the operations that this rank proposed last
         self._copies_all = False  # the ranks' proposals differ
         self._pushed: set[int] = set()  # ids of the operations of the last step
-        labels = [slot.label for slot in self._slots]
-        agreement.check_options(self._process_set, meeting, options, scope)
-        agreement.check_names(self._process_set, meeting, labels, f"parameters of {scope}")
-        trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
-        agreement.check_names(self._process_set, self._carrier, trainable, f"parameters with gradients of {scope}")
-        self._memory = GradientMemory(self._process_set, reduction.bucket_bytes)
-        self._place_gradients()
+        self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
         living.add(self)
 
-    def _place_gradients(self) -> None:
+    def meet(self, meeting: str, options: Sequence[str]) -> None:
+        """Compare the parameters with the other ranks before the first step, which compares them otherwise. Waits.
+
+        Parameters
+        ----------
+        meeting : str
+            The name under which the ranks find out whether they have the same arguments.
+        options : sequence of str
+            Further lines that must be the same on all ranks, as the error shows them.
+
+        Raises
+        ------
+        RuntimeError
+            The ranks differ in their parameters, in the parameters with gradients, or in `options`. All ranks get the
+            error.
+        """
+        labels = [slot.label for slot in self._slots]
+        agreement.check_options(self._process_set, meeting, options, self._scope)
+        agreement.check_names(self._process_set, meeting, labels, f"parameters of {self._scope}")
+        trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
+        what = f"parameters with gradients of {self._scope}"
+        agreement.check_names(self._process_set, self._carrier, trainable, what)
+
+    def own_gradients(self) -> None:
         """Let the gradients lie in shared memory from now on, or from their initialization."""
         # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
@@ -116,14 +124,7 @@ class DenseReducer(SharedReducer):
         except Exception as error:
             self._process_set.core.refuse(self._carrier, str(error))
             raise
-        if self._memory.late and self._process_set.rank() == 0:
-            _log.warning(
-                "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since a "
-                "backward ran before the trainer was made. Make the DistributedTrainer before the first backward.",
-                len(self._memory.late),
-                len(self._slots),
-                self._scope,
-            )
+        self._memory.warn_of_copies(self._scope, len(self._slots))
 
     def described(self) -> dict[str, Any]:
         """How the gradients are reduced, for the statistics; see training/statistics.py."""
@@ -162,9 +163,7 @@ class DenseReducer(SharedReducer):
         if self._moved():
             self._look_again()
         if load_tracking.any_of(self._parameters):
-            loaded = load_tracking.label(self._parameters)
-            self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loaded))
-            load_tracking.forget(self._parameters)
+            self.meet_loaded()
         operations = self._operations
         if ignore_stale:
             used = {id(slot) for slot in self._share_freshness()}
@@ -175,6 +174,24 @@ class DenseReducer(SharedReducer):
             self._sums.begin()
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
         self._push_all(operations, label)
+
+    def meet_loaded(self) -> None:
+        """Wait until all ranks have loaded parameters or states, in place of the next step's first operation.
+
+        Raises
+        ------
+        MXNetError
+            Another rank has not. All ranks get the error, the other ranks in their gradients.
+        """
+        loaded = load_tracking.label(self._parameters)
+        self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [], loaded))
+        load_tracking.forget(self._parameters)
+
+    def compress(self, compression: str) -> None:
+        """Send gradients with another type or compressor between hosts from the next step on."""
+        if compression != self._reduction.compression:
+            self._reduction = self._reduction._replace(compression=compression)
+            self._seen, self._proposed = [], []  # all ranks compare their operations again
 
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
         self._pushed = {id(operation) for operation in operations}
@@ -324,7 +341,7 @@ class DenseReducer(SharedReducer):
                     store_optimizer.release(new)  # the other ranks have not given these keys owners
                 raise
             self._proposed = proposed
-        if self._copies_all:
+        if self._copies_all or self._is_alone_in_copies():
             operations = bucket_plan.copied(self._scope, self._reduction, active)
         self._operations = operations
         self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
@@ -346,6 +363,10 @@ class DenseReducer(SharedReducer):
                 "all workers.",
                 self._scope,
             )
+
+    def _is_alone_in_copies(self) -> bool:
+        """Whether each gradient needs an operation of its own, but buckets hold several."""
+        return self._reduction.counts_elements and any(slot.group is None for slot in self._slots)
 
     def _has_met(self) -> bool:
         return bool(self._operations)

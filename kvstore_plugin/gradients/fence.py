@@ -77,8 +77,3 @@ class SumsCheck:
             "An operation has failed since allreduce_grads(), so gradients may not be summed and update() is refused. "
             "Call backward and allreduce_grads() again before update()."
         )
-
-
-def in_groups(parameters: Sequence[Parameter], most: int) -> list[Fence]:
-    """Fences for at most `most` parameters each."""
-    return [Fence(parameters[begin : begin + most]) for begin in range(0, len(parameters), most)]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import copy
 import operator
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
 from ..compat.mxnet import MXNetError, NDArray, mx
 from ..coordination import operation_names
-from ..store.kvstore import is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
@@ -257,28 +256,3 @@ def _rebuilt(optimizer: Any, mean: _Mean) -> DistributedOptimizer:
     rebuilt = DistributedOptimizer.__new__(DistributedOptimizer)
     rebuilt._optimizer, rebuilt._mean = optimizer, mean
     return rebuilt
-
-
-@patches.replaces(
-    "gluon.Trainer.__init__",
-    when=patches.AT_INIT,
-    why="A DistributedOptimizer averages gradients, and the store 'mykv' would sum them once more.",
-    does="Raises an error for the two together.",
-    undone_by="another store or optimizer",
-)
-def _init(
-    original: Callable,
-    self: Any,
-    params: Any,
-    optimizer: Any,
-    optimizer_params: Any = None,
-    kvstore: Any = "device",
-    *more: Any,
-    **named: Any,
-) -> None:
-    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
-        raise ValueError(
-            "gluon.Trainer has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum "
-            "them again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
-        )
-    original(self, params, optimizer, optimizer_params, kvstore, *more, **named)

@@ -1,4 +1,8 @@
-"""Patches of gluon.Trainer for the store 'mykv': checkpoints at any time, and errors on all workers."""
+"""Patches of gluon.Trainer for the store 'mykv': gradients in shared memory, and errors on all workers.
+
+MXNet's Trainer calls the store once for each parameter. Here its gradients are reduced as those of a DistributedTrainer
+are (gradients/dense_reducer.py): in place where they lie in shared memory, several by one operation.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,25 @@ from typing import Any, Callable, Iterator
 
 from ..compat import patches
 from ..compat.mxnet import MXNetError, gluon, trainer_contexts
-from ..coordination import deadlock_check, step_label, step_marks
-from ..gradients import fence
+from ..coordination import deadlock_check, step_label
+from ..gradients.bucket_memory import GradientMemory
+from ..gradients.bucket_plan import Reduction, default_bucket_bytes
+from ..gradients.dense_reducer import DenseReducer
+from ..gradients.fence import SumsCheck
+from ..gradients.reducer import Comparing
 from ..nn import sync_batch_norm
 from ..parameters import load_tracking, trainer_state
+from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
+from ..world import process
+from ..world.process_set import ProcessSet, global_process_set
 from . import amp
+from .distributed_optimizer import DistributedOptimizer
 
 _ANOTHER_STORE = "another store than 'mykv'"
 
 _BY_NAME = "A Trainer that was given the name 'mykv' has run no code of this package before this call. "
-
-# Parameters per fence behind their updates. Few, because the next forward pass waits for all of them.
-_FENCED_TOGETHER = 16
 
 
 class _Record:
@@ -29,9 +38,11 @@ class _Record:
 
     def __init__(self) -> None:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
-        self.fences: list[fence.Fence] = []
-        self.sums = fence.SumsCheck()  # for allreduce_grads() outside of step()
+        self.memory: GradientMemory | None = None  # of its gradients
+        self.reducer: DenseReducer | None = None
+        self.sums = SumsCheck()  # for allreduce_grads() outside of step()
         self.is_stepping = False
+        self.ignores_stale = False  # the present step
 
 
 _records: weakref.WeakKeyDictionary[gluon.Trainer, _Record] = weakref.WeakKeyDictionary()
@@ -65,6 +76,35 @@ def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any)
 
 
 @patches.replaces(
+    "gluon.Trainer.__init__",
+    why="Gradients can move to memory that the workers share only before the first backward. A DistributedOptimizer "
+    "averages gradients, and the store would sum them once more.",
+    does="Calls `init()`, if the program has not, and gives the Parameters gradients in shared memory. Raises an error "
+    "for a DistributedOptimizer.",
+    undone_by=_ANOTHER_STORE,
+)
+def _init(
+    original: Callable,
+    self: gluon.Trainer,
+    params: Any,
+    optimizer: Any,
+    optimizer_params: Any = None,
+    kvstore: Any = "device",
+    *more: Any,
+    **named: Any,
+) -> None:
+    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
+        raise ValueError(
+            "gluon.Trainer has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum "
+            "them again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
+        )
+    original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
+    if is_ours(kvstore) and not self._contains_sparse_weight and not self._contains_sparse_grad:
+        process.require()
+        _own_gradients(self, kvstore._process_set if isinstance(kvstore, MyKV) else global_process_set)
+
+
+@patches.replaces(
     "gluon.Trainer._init_kvstore",
     why=_BY_NAME
     + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
@@ -74,7 +114,7 @@ def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any)
 )
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
-        _meet(self, _store_of(self))
+        _reducer_of(self).meet_loaded()
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
         if self._contains_sparse_weight or self._contains_sparse_grad:
@@ -103,25 +143,19 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         original(self)
         return
     deadlock_check.stepped(self, _awaited_by, _refuse)
-    record = _record(self)
     with _refusing(self):
         sync_batch_norm.end_step()
         label = _label(self)
-        has_loaded = load_tracking.any_of(self._params)
-    try:
-        if has_loaded:
-            _meet(self, self._kvstore)
-        if not record.is_stepping:
-            record.sums.begin()
-        # If the step breaks off between two keys, the other workers update from the gradients that are summed already.
-        labelled = self._kvstore.labelled(label, _keys(self))
-        # MXNet pushes the gradients first that backward writes last.
-        with labelled, load_tracking.noting_failures(self._params), step_marks.part("last"):
-            original(self)
-    except BaseException:
-        if not self._update_on_kvstore:  # the other workers get the error in their updates, which they have counted
-            trainer_state.count_update(self)
-        raise
+        for parameter in self._params:
+            if parameter.grad_req != "null":
+                parameter.list_grad()  # raises an error for a Parameter without values
+    record, reducer = _record(self), _reducer_of(self)
+    reducer.compress(self._kvstore._wire)
+    if not record.is_stepping:
+        record.sums.begin()
+    with _counted(self, reducer), load_tracking.noting_failures(self._params):
+        reducer.allreduce(record.ignores_stale, label, Comparing.NOTHING)
+        reducer.update()
 
 
 @patches.replaces(
@@ -150,11 +184,11 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         if stale is not None:
             raise UserWarning(stale)
     record = _record(self)
-    record.is_stepping = True
+    record.is_stepping, record.ignores_stale = True, ignore_stale_grad
     try:
         original(self, batch_size, ignore_stale_grad)
     finally:
-        record.is_stepping = False
+        record.is_stepping = record.ignores_stale = False
 
 
 @patches.replaces(
@@ -177,11 +211,8 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
             load_tracking.note_failure(self._params)
             raise MXNetError(failure)
         original(self, ignore_stale_grad)
-    if isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1:
-        if not record.fences:
-            record.fences = fence.in_groups(self._params, _FENCED_TOGETHER)
-        for one in record.fences:
-            one.push(ends_step=True)
+    if record.reducer is not None and not self._update_on_kvstore:
+        record.reducer.fence()
 
 
 @patches.replaces(
@@ -208,35 +239,73 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 def _label(trainer: gluon.Trainer) -> str:
     """The label of a step: what must be equal in all workers' Trainers, so that their weights stay equal.
 
-    See coordination/step_label.py. An optimizer on the store adds its own label. The label does not depend on the
+    See coordination/step_label.py. The label does not depend on the
     outcome of earlier steps, since workers may know different outcomes.
     """
+    devices = f"devices: {len(trainer_contexts(trainer))}"
+    if trainer._update_on_kvstore:
+        return step_label.BETWEEN.join([_store_of(trainer)._optimizer.label(), devices])
     optimizer = trainer._optimizer
     rate = step_label.learning_rate_of(optimizer)
     label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate)
-    devices = f"devices: {len(trainer_contexts(trainer))}"
-    if trainer._update_on_kvstore:
-        return devices
     return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
 
 
-def _meet(trainer: gluon.Trainer, store: MyKV) -> None:
-    """Compare what the workers have loaded, in place of the next step's first operation."""
-    keys = _keys(trainer)
-    if keys:
-        store.meet(keys, load_tracking.label(trainer._params))
-    load_tracking.forget(trainer._params)
+def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientMemory:
+    """Let the gradients of a Trainer lie in memory that the workers of a process set share."""
+    core = process_set.core
+    record = _record(trainer)
+    record.memory = GradientMemory(process_set, default_bucket_bytes(len(core.host_ranks()), core.size()))
+    record.memory.own([(parameter, None) for parameter in trainer._params])
+    record.memory.warn_of_copies("a gluon.Trainer", len(trainer._params))
+    return record.memory
+
+
+def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
+    """What reduces the gradients of a Trainer that has its store."""
+    record, store = _record(trainer), _store_of(trainer)
+    if record.reducer is None:
+        memory = record.memory or _own_gradients(trainer, store._process_set)
+        reduction = Reduction(
+            store._process_set,
+            mean=False,
+            compression=store._wire,
+            bucket_bytes=memory.bucket_bytes,
+            num_groups=0,
+            store_optimizer=store._optimizer if trainer._update_on_kvstore else None,
+        )
+        keys = {id(parameter): key for key, parameter in enumerate(trainer._params)}
+        named = named_parameters(trainer._params)
+        record.reducer = DenseReducer(store._scope, named, reduction, lambda: None, keys, memory)
+    return record.reducer
+
+
+@contextlib.contextmanager
+def _counted(trainer: gluon.Trainer, reducer: DenseReducer) -> Iterator[None]:
+    """Count an update even if it fails here, since the other workers count it."""
+    counts = trainer._optimizer._index_update_count
+    counted = sum(counts.values())
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C, after which this worker may go on
+        if trainer._update_on_kvstore:
+            reducer.refuse_update(f"the step was interrupted on that rank: {error}")
+        if sum(counts.values()) == counted and reducer.has_begun():
+            trainer_state.count_update(trainer)
+        raise
 
 
 def _awaited_by(trainer: gluon.Trainer) -> list[int]:
     """The ranks that have begun a step that this rank has not begun."""
-    return _store_of(trainer).awaited_by(_keys(trainer))
+    return _reducer_of(trainer).awaited_by()
 
 
 def _refuse(trainer: gluon.Trainer, reason: str) -> None:
     """Refuse a step of the other workers, and count an update, as the other workers do."""
-    _store_of(trainer).refuse(_keys(trainer), reason)
-    trainer_state.count_update(trainer)
+    reducer = _reducer_of(trainer)
+    reducer.refuse(reason)
+    if reducer.has_begun():
+        trainer_state.count_update(trainer)
     sync_batch_norm.end_step()
 
 
@@ -253,7 +322,3 @@ def _refusing(trainer: gluon.Trainer) -> Iterator[None]:
 def _store_of(trainer: gluon.Trainer) -> MyKV:
     """The store of a Trainer. MXNet forgets it in load_parameters(); a copied Trainer has only its attribute."""
     return (_record(trainer).of_store or vars(trainer))["_kvstore"]
-
-
-def _keys(trainer: gluon.Trainer) -> list[int]:
-    return [number for number, one in enumerate(trainer._params) if one.grad_req != "null"]

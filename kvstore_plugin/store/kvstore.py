@@ -6,9 +6,8 @@ the same key, so that the other ranks get an error and do not wait.
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 from ..collectives import gather
 from ..collectives.gradient_compression import gradient_compression
@@ -17,7 +16,7 @@ from ..collectives.sparse_values import push_broadcast, sum_rows, summed
 from ..compat import arrays
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
-from ..coordination import agreement, deadlock_check, operation_names
+from ..coordination import deadlock_check, operation_names
 from ..coordination.step_label import BETWEEN
 from ..sharded_optimizer import checkpoint, traits
 from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
@@ -62,8 +61,6 @@ class MyKV(KVStoreBase):
         self._scope = scope
         self._values = StoredValues()
         self._wire = ""  # compression of sums between hosts, as the core names it
-        self._left: dict[Any, None] = {}  # keys of a step that are not pushed yet
-        self._label = ""  # must be equal in the calls of all workers; see labelled()
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
@@ -157,8 +154,6 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             What this rank can see alone, as for `broadcast`; with an optimizer also a key that was never initialized.
         """
-        if self._left and isinstance(key, (int, str)):
-            self._left.pop(key, None)
         updates = self._optimizer is not None or self._function is not None
         listed = self._calls("pushpull", key, value, out, priority, stored=updates)
         if len(listed) > 1:
@@ -433,22 +428,6 @@ class MyKV(KVStoreBase):
         """
         self._wire = gradient_compression(compression_params).wire
 
-    @contextlib.contextmanager
-    def labelled(self, label: str, keys: Sequence[int | str] = ()) -> Iterator[None]:
-        """Let calls of pushpull() fail if other workers make them with another label.
-
-        After an exception, the calls for `keys` that were not made fail on the other workers, with the exception's
-        text.
-        """
-        before, self._label, self._left = self._label, label, dict.fromkeys(keys)
-        try:
-            yield
-        except BaseException as error:
-            self.refuse(list(self._left), f"the step was interrupted on that rank: {error}")
-            raise
-        finally:
-            self._label, self._left = before, {}
-
     def __reduce__(self) -> tuple:
         _pickled.add(self._scope)
         return _store_named, (self._scope, self._process_set)
@@ -470,46 +449,6 @@ class MyKV(KVStoreBase):
             for name in requests.names(self._scope, key):
                 self._refuse(name, str(error), method)
             raise
-
-    def meet(self, keys: Sequence[int | str], label: str) -> None:
-        """Wait until all workers call this with the same label, in place of their next call for the keys.
-
-        Parameters
-        ----------
-        keys : sequence of int or str
-            The keys that a worker that does not call this would push next.
-        label : str
-            What all workers must be about to do.
-
-        Raises
-        ------
-        MXNetError
-            A worker does something else. The message has the label; the other workers get the error in the results of
-            their calls.
-        """
-        carrier, *others = [name for key in keys for name in requests.names(self._scope, key)]
-        try:
-            agreement.extremes(self._process_set, carrier, [], label)
-        except RuntimeError as error:
-            reason = f"{label} ({error})"  # the core shortens it at the end
-            for name in others:
-                self._refuse(name, reason, "pushpull")
-            if self._optimizer is not None:
-                if self._waits_in_updates():
-                    update_order.refuse(self._process_set, self._scope, reason)
-                self._process_set.core.refuse(ShardedUpdate.names(carrier)[1], reason, turn_of=carrier)
-            raise MXNetError(str(error)) from error
-
-    def awaited_by(self, keys: Sequence[int | str]) -> list[int]:
-        """The ranks that have pushed one of `keys` once more than this rank."""
-        names = [name for key in keys for name in requests.names(self._scope, key)]
-        return sorted({rank for ranks in self._process_set.core.waiting_for_this(names) for rank in ranks})
-
-    def refuse(self, keys: Sequence[int | str], reason: str) -> None:
-        """Refuse the next push of each key: it fails on the other ranks with the reason."""
-        for key in keys:
-            for name in requests.names(self._scope, key):
-                self._refuse(name, reason, "pushpull")
 
     def _push_broadcasts(self, listed: list[Call], targets: list[Any], priority: int) -> None:
         for number, call in enumerate(listed):
@@ -534,9 +473,7 @@ class MyKV(KVStoreBase):
             source = arrays.handles(call.inputs)
             target = source if filled is call.inputs else arrays.handles(filled)
             try:
-                self._process_set.core.push_allreduce(
-                    call.name, source, target, "sum", 1.0, priority, self._label, wire=self._wire
-                )
+                self._process_set.core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError) as error:
@@ -584,8 +521,7 @@ class MyKV(KVStoreBase):
                 update = self._updates.get(call.name)
                 if update is None or not update.is_of([member]):
                     update = self._updates[call.name] = ShardedUpdate(self._optimizer, call.name, [member], priority)
-                label = self._optimizer.label() + (self._label and BETWEEN + self._label)
-                update.reduce([gradient], wire=self._wire, label=label)
+                update.reduce([gradient], wire=self._wire)
             except MXNetError:
                 raise  # NaiveEngine has run the operation, and the other ranks get the same error
             except (RuntimeError, ValueError, MemoryError) as error:

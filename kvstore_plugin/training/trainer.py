@@ -317,9 +317,9 @@ class DistributedTrainer(gluon.Trainer):
                 dense = [one for one in share.named if one.value._grad_stype == "default"]
                 rest = [one for one in share.named if one.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
-                gradients = DenseReducer(
-                    meeting, share.scope, dense, reduction, self._follow_devices, [*options, which], self._keys()
-                )
+                gradients = DenseReducer(share.scope, dense, reduction, self._follow_devices, self._keys())
+                gradients.meet(meeting, [*options, which])
+                gradients.own_gradients()
                 made = [gradients]
                 if rest:
                     sparse.append(SparseReducer(share.scope, rest, reduction, self._follow_devices, self._keys()))
