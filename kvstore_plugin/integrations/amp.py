@@ -115,9 +115,9 @@ class _CheckedScaler:
 
 @patches.replaces(
     "gluon.Trainer._amp_loss_scaler",
+    when=patches.AT_INIT,
     makes=True,
-    why="AMP sets this attribute, also for a Trainer that was given the name 'mykv' and has run no code of this "
-    "package.",
+    why="AMP sets this attribute and knows nothing of other workers.",
     does="Raises a ValueError where AMP cannot work with the trainer.",
     undone_by="a trainer without AMP",
 )

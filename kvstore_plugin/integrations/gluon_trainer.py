@@ -7,7 +7,6 @@ are (gradients/dense_reducer.py): in place where they lie in shared memory, seve
 from __future__ import annotations
 
 import contextlib
-import weakref
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
@@ -30,8 +29,6 @@ from .distributed_optimizer import DistributedOptimizer
 
 _ANOTHER_STORE = "another store than 'mykv'"
 
-_BY_NAME = "A Trainer that was given the name 'mykv' has run no code of this package before this call. "
-
 
 class _Record:
     """What is known of a Trainer with the store 'mykv'."""
@@ -45,16 +42,14 @@ class _Record:
         self.ignores_stale = False  # the present step
 
 
-_records: weakref.WeakKeyDictionary[gluon.Trainer, _Record] = weakref.WeakKeyDictionary()
-
-
 def _record(trainer: gluon.Trainer) -> _Record:
-    return _records.setdefault(trainer, _Record())
+    # An attribute: a registry would keep the trainer alive, since Parameters know their trainer in MXNet 1.9.
+    return vars(trainer).setdefault("_record_of_mykv", _Record())
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
     """Whether a Trainer has ever given its parameters to a store 'mykv'."""
-    return trainer in _records and bool(_records[trainer].of_store)
+    return "_record_of_mykv" in vars(trainer) and bool(_record(trainer).of_store)
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
@@ -62,11 +57,12 @@ def attach_again(trainer: gluon.Trainer) -> None:
 
     Otherwise its next step would broadcast the parameters again, which is not needed if they are equal on all workers.
     """
-    vars(trainer).update(_records[trainer].of_store, _kv_initialized=True, _params_to_init=[])
+    vars(trainer).update(_record(trainer).of_store, _kv_initialized=True, _params_to_init=[])
 
 
 @patches.replaces(
     "gluon.trainer._create_kvstore",
+    when=patches.AT_INIT,
     why="MXNet drops the name of a store where a process has one device: each worker would train alone.",
     does="Creates the store 'mykv' where its name is given.",
     undone_by=_ANOTHER_STORE,
@@ -106,8 +102,8 @@ def _init(
 
 @patches.replaces(
     "gluon.Trainer._init_kvstore",
-    why=_BY_NAME
-    + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
+    when=patches.AT_INIT,
+    why="After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
     "workers keep theirs, so operations of the new store would never finish.",
     does="Keeps the store. Raises an error for sparse parameters. Updates on the workers where AMP is on.",
     undone_by=_ANOTHER_STORE,
@@ -160,7 +156,8 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
 
 @patches.replaces(
     "gluon.Trainer.step",
-    why=_BY_NAME + "A worker that cannot take a step would leave the others waiting.",
+    when=patches.AT_INIT,
+    why="A worker that cannot take a step would leave the others waiting.",
     does="Fails on all workers, before any updates, where a batch size is no number or a gradient is stale.",
     undone_by=_ANOTHER_STORE,
 )
@@ -200,7 +197,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     undone_by=_ANOTHER_STORE,
 )
 def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
-    if self not in _records and not isinstance(self._kvstore, MyKV):
+    if not was_attached(self) and not isinstance(self._kvstore, MyKV):
         original(self, ignore_stale_grad)
         return
     record = _record(self)
@@ -217,8 +214,8 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
 
 @patches.replaces(
     "gluon.Trainer.load_states",
-    why=_BY_NAME
-    + "MXNet's function sets up the store with a broadcast, which the other workers join in their first step only. "
+    when=patches.AT_INIT,
+    why="MXNet's function sets up the store with a broadcast, which the other workers join in their first step only. "
     "Where only some workers load states, weights would drift apart.",
     does="Sets up the store only if the states are there. Notes that states were loaded.",
     undone_by="a Trainer that updates on its store",

@@ -111,8 +111,8 @@ def forget(parameters: Iterable[Parameter]) -> None:
 
 @patches.replaces(
     "gluon.Parameter._load_init",
-    why="Where only some workers load parameters, weights would drift apart. They may do so before the first step of a "
-    "Trainer that was given the name 'mykv'.",
+    when=patches.AT_INIT,
+    why="Where only some workers load parameters, weights would drift apart.",
     does="Notes that a trainer's Parameter has other values, for an error in the next step.",
     undone_by="a Parameter without a trainer",
 )

@@ -737,26 +737,6 @@ def test_an_update_that_fails_on_one_worker_fails_for_the_keys_after_it_too(rank
     _same_on_all(gather, [value(weight) for weight in weights])
 
 
-@pytest.mark.ranks(2)
-def test_a_worker_that_meets_while_another_updates_can_go_on_afterwards(rank, gather):
-    store = mx.kv.create("mykv")
-    store.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
-    weight = array(np.zeros(4, "float32"), "nd")
-    store.broadcast(0, weight, out=weight)
-    if rank == 0:
-        with pytest.raises(MXNetError, match="differs between ranks"):
-            store.meet([0], "what only one worker has done")
-    else:
-        store.pushpull(0, array(np.ones(4, "float32"), "nd"), out=weight)
-        with pytest.raises(MXNetError, match="differs between ranks"):
-            weight.wait_to_read()
-    clear_errors()
-    for _ in range(2):
-        store.pushpull(0, array(np.ones(4, "float32"), "nd"), out=weight)
-    _same_on_all(gather, [value(weight)])
-    np.testing.assert_array_equal(value(weight), np.full(4, -4.0, "float32"))
-
-
 @pytest.mark.ranks(1)
 def test_an_optimizer_that_nobody_holds_is_forgotten(size):
     optimizer = mx.optimizer.Adam()
