@@ -191,7 +191,8 @@ class DenseReducer(SharedReducer):
         """Send gradients with another type or compressor between hosts from the next step on."""
         if compression != self._reduction.compression:
             self._reduction = self._reduction._replace(compression=compression)
-            self._seen, self._proposed = [], []  # all ranks compare their operations again
+            # All ranks compare their operations again in the next step.
+            self._seen, self._proposed = [self] * len(self._parameters), []  # sentinel: no gradient array
 
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
         self._pushed = {id(operation) for operation in operations}

@@ -273,7 +273,8 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         )
         keys = {id(parameter): key for key, parameter in enumerate(trainer._params)}
         named = named_parameters(trainer._params)
-        record.reducer = DenseReducer(store._scope, named, reduction, lambda: None, keys, memory)
+        scope = store._next_scope("trainer")  # all workers reach this in the first steps of their Trainers
+        record.reducer = DenseReducer(scope, named, reduction, lambda: None, keys, memory)
     return record.reducer
 
 

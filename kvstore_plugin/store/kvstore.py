@@ -60,6 +60,7 @@ class MyKV(KVStoreBase):
         self._process_set = process_set
         self._scope = scope
         self._values = StoredValues()
+        self._counts: dict[str, int] = {}  # of _next_scope()
         self._wire = ""  # compression of sums between hosts, as the core names it
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
@@ -431,6 +432,11 @@ class MyKV(KVStoreBase):
     def __reduce__(self) -> tuple:
         _pickled.add(self._scope)
         return _store_named, (self._scope, self._process_set)
+
+    def _next_scope(self, kind: str) -> str:
+        """The prefix of the operations' names for the next object of a kind that uses this store."""
+        self._counts[kind] = self._counts.get(kind, -1) + 1
+        return f"{self._scope}/{kind}{self._counts[kind]}"
 
     def _calls(self, method: str, key: Any, value: Any, out: Any, priority: int, stored: bool = False) -> list[Call]:
         """Check a whole call before any of it runs; on an error, refuse all of it, so that the other ranks fail too.

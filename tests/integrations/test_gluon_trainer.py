@@ -1,0 +1,281 @@
+"""gluon.Trainer with the store 'mykv': its gradients lie in shared memory, and its steps are those of all workers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import pickle
+import weakref
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import (
+    IS_2,
+    array,
+    checksum,
+    clear_errors,
+    dense_network,
+    mx,
+    numbers,
+    parameters,
+    structure,
+    value,
+)
+from kvstore_plugin.integrations import gluon_trainer
+from mxnet import MXNetError, autograd, gluon
+
+_SGD = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
+_HOSTS = {"MYKV_VIRTUAL_HOSTS": "2"}
+
+
+def _trainer(net, how, **options):
+    store = "mykv" if how == "name" else mx.kv.create("mykv")
+    return gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, **options)
+
+
+def _backward(net, rank, seed=0):
+    with autograd.record():
+        loss = (net(array(numbers(rank + 10 * seed, (4, 6)))) ** 2).sum()
+    loss.backward()
+
+
+def _gradients(net):
+    return {name: value(one.grad()).copy() for name, one in structure(net).items()}
+
+
+def _reduction(trainer):
+    return gluon_trainer._reducer_of(trainer).described()
+
+
+def _equal(gather, net):
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2, long=(1, 3, 4))
+@pytest.mark.parametrize("how", ["name", "store"])
+@pytest.mark.parametrize("deferred", [False, True])
+def test_gradients_are_reduced_in_one_bucket(rank, size, gather, how, deferred):
+    net = dense_network(0)
+    if deferred:
+        net = gluon.nn.HybridSequential()
+        net.add(*[gluon.nn.Dense(width) for width in (8, 5, 2)])
+        net.initialize(mx.init.Constant(0.1))
+    trainer = _trainer(net, how, update_on_kvstore=False)
+    _backward(net, rank)
+    own = gather(_gradients(net))
+    trainer.allreduce_grads()
+    met = _gradients(net)
+    assert len(set(gather(pickle.dumps(met)))) == 1
+    for name, sums in met.items():
+        np.testing.assert_allclose(sums, sum(one[name] for one in own), rtol=1e-5, atol=1e-6)
+    found = _reduction(trainer)
+    assert (found["adopted"], found["copied"], len(found["bucket_bytes"])) == (6, {}, 1)
+
+
+@pytest.mark.ranks(2)
+def test_after_a_backward_gradients_are_copied_and_a_warning_says_so(rank, gather, caplog):
+    nets = [dense_network(3)]
+    _backward(nets[0], rank)
+    nets.append(dense_network(3))
+    caplog.set_level(logging.WARNING, "kvstore_plugin")
+    trainers = [_trainer(net, "store", update_on_kvstore=False) for net in nets]
+    said = [one.getMessage() for one in caplog.records if "a backward ran before" in one.getMessage()]
+    assert len(said) == (1 if rank == 0 else 0)
+    assert not said or "6 of the 6 parameters of a gluon.Trainer" in said[0]
+    for _ in range(2):
+        for net, trainer in zip(nets, trainers):
+            _backward(net, rank)
+            trainer.step(4)
+    assert _reduction(trainers[0])["copied"] == {"a backward ran before the trainer was made": 6}
+    assert checksum(nets[0]) == checksum(nets[1])
+    _equal(gather, nets[0])
+
+
+@pytest.mark.ranks(3, long=(2,))
+@pytest.mark.parametrize("on_store", [False, True])
+def test_workers_whose_gradients_lie_differently_copy_them(rank, gather, on_store):
+    net = dense_network(4)
+    if rank == 1:
+        _backward(net, rank)  # before the trainer is made
+    trainer = _trainer(net, "name", update_on_kvstore=on_store)
+    for number in range(3):
+        _backward(net, rank, number)
+        trainer.step(4)
+    _equal(gather, net)
+    assert len(_reduction(trainer)["bucket_bytes"]) == 6
+
+
+@pytest.mark.ranks(2)
+def test_two_trainers_of_one_store(rank, gather):
+    store = mx.kv.create("mykv")
+    store.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    nets = [dense_network(0, widths=widths) for widths in ((8, 5, 2), (3,))]
+    trainers = [gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, update_on_kvstore=False) for net in nets]
+    for number in range(3):
+        for net, trainer in zip(nets, trainers) if number != 1 else zip(nets[::-1], trainers[::-1]):
+            _backward(net, rank, number)
+            trainer.step(4)
+    for net in nets:
+        _equal(gather, net)
+
+
+@pytest.mark.ranks(3, long=(2,))
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_layer_that_only_one_worker_uses(rank, size, gather, on_store):
+    """With ignore_stale_grad, the worker that uses the layer decides for all; a layer that none uses keeps its bits."""
+    layers = [gluon.nn.Dense(2, in_units=6) for _ in range(3)]
+    net = gluon.nn.HybridSequential()
+    net.add(*layers)
+    net.initialize(mx.init.Constant(0.1))
+    trainer = _trainer(net, "store", update_on_kvstore=on_store)
+    for number in range(3):
+        with autograd.record():
+            x = array(numbers(rank + 10 * number, (4, 6)))
+            loss = (layers[0](x) + layers[1](x)).sum() if rank == 1 else layers[0](x).sum()
+        loss.backward()
+        before = parameters(net)
+        trainer.step(4, ignore_stale_grad=True)
+        _equal(gather, net)
+        moved = {name for name, now in parameters(net).items() if not np.array_equal(now, before[name])}
+        assert moved == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_trainer_of_a_process_set(rank, gather, on_store):
+    members = mykv.add_process_set([0, 2])
+    net = dense_network(rank)
+    if rank != 1:
+        store = mykv.MyKV(process_set=members)
+        trainer = gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, update_on_kvstore=on_store)
+        for number in range(2):
+            _backward(net, rank, number)
+            trainer.step(4)
+        assert _reduction(trainer)["adopted"] == 6
+    sums = gather(checksum(net))
+    assert sums[0] == sums[2] != sums[1]
+    mykv.remove_process_set(members)
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_compression_that_is_set_between_steps(rank, gather, on_store):
+    net = dense_network(0, widths=(64, 32, 2))
+    store = mx.kv.create("mykv")
+    trainer = gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, update_on_kvstore=on_store)
+    for number, params in enumerate((None, {"type": "fp16"}, {"type": "topk", "k": 2}, {"type": "none"})):
+        if params is not None:
+            store.set_gradient_compression(params)
+        for again in range(2):
+            _backward(net, rank, 2 * number + again)
+            trainer.step(4)
+        _equal(gather, net)
+        assert len(_reduction(trainer)["bucket_bytes"]) == (6 if params == {"type": "topk", "k": 2} else 1)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_compression_that_only_one_worker_sets_fails_on_all_and_can_be_mended(rank, gather, on_store):
+    net = dense_network(0)
+    store = mx.kv.create("mykv")
+    trainer = gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, update_on_kvstore=on_store)
+    _backward(net, rank)
+    trainer.step(4)
+    before = checksum(net)
+    if rank == 0:
+        store.set_gradient_compression({"type": "fp16"})
+    _backward(net, rank)
+    with pytest.raises(MXNetError):
+        trainer.step(4)
+        mx.nd.waitall()
+    clear_errors()
+    assert checksum(net) == before
+    store.set_gradient_compression({"type": "fp16"})
+    for _ in range(2):
+        _backward(net, rank)
+        trainer.step(4)
+    _equal(gather, net)
+
+
+@pytest.mark.ranks(2)
+def test_a_frozen_layer_on_one_worker_is_an_error_on_all(rank, gather):
+    net = dense_network(0)
+    trainer = _trainer(net, "store")
+    _backward(net, rank)
+    trainer.step(4)
+    before, frozen = checksum(net), next(iter(structure(net).values()))
+    if rank == 1:
+        frozen.grad_req = "null"
+    _backward(net, rank)
+    with pytest.raises(MXNetError):
+        trainer.step(4)
+        mx.nd.waitall()
+    clear_errors()
+    assert checksum(net) == before
+    frozen.grad_req = "null"
+    for _ in range(2):
+        _backward(net, rank)
+        trainer.step(4)
+    _equal(gather, net)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_trainer_that_nobody_holds_is_freed(rank, on_store):
+    net = dense_network(0)
+    trainer = _trainer(net, "name", update_on_kvstore=on_store)
+    _backward(net, rank)
+    trainer.step(4)
+    mx.nd.waitall()
+    gone = weakref.ref(trainer)
+    del net, trainer
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 copies no trainer")
+@pytest.mark.ranks(2)
+def test_a_copied_trainer_steps(rank, gather):
+    net = dense_network(0)
+    trainer = _trainer(net, "store", update_on_kvstore=False)
+    _backward(net, rank)
+    trainer.step(4)
+    other = copy.deepcopy(trainer)
+    other.step(4, ignore_stale_grad=True)
+    for one in (trainer, other):
+        sums = b"".join(value(parameter.data()).tobytes() for parameter in one._params)
+        assert len(set(gather(sums))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_an_error_between_operations_of_a_step_refuses_the_rest(rank, gather, monkeypatch, on_store):
+    """A worker that breaks off between two operations must not let them meet those of the next step."""
+    net = dense_network(0)
+    if rank >= 0:
+        _backward(net, rank)  # so that gradients are copied
+    monkeypatch.setattr("kvstore_plugin.gradients.bucket_plan._LARGEST_PACKED", 64)
+    trainer = _trainer(net, "store", update_on_kvstore=on_store)
+    _backward(net, rank)
+    trainer.step(4)
+    before = checksum(net)
+    operations = gluon_trainer._reducer_of(trainer)._operations
+    assert len(operations) > 2
+    if rank == 1:
+        broken = operations[1]._replace(push=lambda label: (_ for _ in ()).throw(ArithmeticError("planted")))
+        gluon_trainer._reducer_of(trainer)._operations = [operations[0], broken, *operations[2:]]
+    _backward(net, rank)
+    with pytest.raises(ArithmeticError if rank == 1 else MXNetError, match="planted"):
+        trainer.step(4)
+        mx.nd.waitall()
+    clear_errors()
+    gluon_trainer._reducer_of(trainer)._operations = operations
+    if not on_store:
+        assert checksum(net) == before or rank == 0  # rank 0 may have updated from the first operation
+    mykv.broadcast_states(trainer)
+    for _ in range(2):
+        _backward(net, rank)
+        trainer.step(4)
+    _equal(gather, net)
