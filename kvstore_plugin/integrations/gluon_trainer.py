@@ -130,8 +130,9 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
 @patches.replaces(
     "gluon.Trainer._allreduce_grads",
     when=patches.AT_INIT,
-    why="Where only some workers have loaded parameters or states, or settings differ, weights would drift apart.",
-    does="Gives the sums of a step a label, so that workers that differ get an error.",
+    why="MXNet calls the store for each parameter alone. Where only some workers have loaded parameters or states, or "
+    "settings differ, weights would drift apart.",
+    does="Reduces gradients in shared memory, several by one operation. Workers that differ get an error.",
     undone_by=_ANOTHER_STORE,
 )
 def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
