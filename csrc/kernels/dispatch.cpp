@@ -61,6 +61,8 @@ std::atomic<const KernelPath*>& chosen_path() {
 
 }  // namespace
 
+const KernelPath& kernels_in_use() { return *chosen_path().load(std::memory_order_relaxed); }
+
 void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
             size_t count, double scale) {
   const size_t bytes = count * item_size(dtype);
@@ -70,10 +72,8 @@ void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, v
     return;
   }
   const DefaultFloatMode mode;
-  chosen_path()
-      .load(std::memory_order_relaxed)
-      ->reduce({dtype, op, reinterpret_cast<const char* const*>(inputs), n_inputs,
-                reinterpret_cast<char* const*>(outputs), n_outputs, bytes, scale});
+  kernels_in_use().reduce({dtype, op, reinterpret_cast<const char* const*>(inputs), n_inputs,
+                           reinterpret_cast<char* const*>(outputs), n_outputs, bytes, scale});
 }
 
 void copy(void* dst, const void* src, size_t bytes) {
@@ -81,7 +81,7 @@ void copy(void* dst, const void* src, size_t bytes) {
 }
 
 void convert(DType to, void* dst, DType from, const void* src, size_t count) {
-  const KernelPath& path = *chosen_path().load(std::memory_order_relaxed);
+  const KernelPath& path = kernels_in_use();
   auto* out = static_cast<char*>(dst);
   const auto* in = static_cast<const char*>(src);
   const DefaultFloatMode mode;
@@ -104,7 +104,7 @@ void convert(DType to, void* dst, DType from, const void* src, size_t count) {
   }
 }
 
-const char* kernel_path() { return chosen_path().load(std::memory_order_relaxed)->name; }
+const char* kernel_path() { return kernels_in_use().name; }
 
 std::vector<const char*> kernel_paths_built() {
   std::vector<const char*> names;

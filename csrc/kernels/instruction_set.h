@@ -27,11 +27,22 @@ struct ConvertCall {
   size_t count;
 };
 
+// Values of float32 or float64.
+struct SquaresCall {
+  DType dtype;
+  const char* values;
+  size_t count;
+};
+
 struct KernelPath {
   const char* name;
   void (*reduce)(const ReduceCall& call);
   void (*convert)(const ConvertCall& call);
+  double (*squares)(const SquaresCall& call);  // their sum
 };
+
+// The path that was chosen: see select_kernel_path.
+const KernelPath& kernels_in_use();
 
 // Null if the build lacks the instruction set.
 const KernelPath* generic_kernels();

@@ -3,11 +3,12 @@
 #define MYKV_VECTOR_BYTES 32
 #include "kernels/convert_loop.h"
 #include "kernels/reduce_loop.h"
+#include "kernels/squares_loop.h"
 
 namespace mykv {
 
 const KernelPath* avx2_kernels() {
-  static constexpr KernelPath kPath{"avx2", reduce_on_this_path, convert_on_this_path};
+  static constexpr KernelPath kPath{"avx2", reduce_on_this_path, convert_on_this_path, squares_on_this_path};
   return &kPath;
 }
 

@@ -1,6 +1,7 @@
 // The extension module for tests, mykv_core_testing: parts of the core as functions, and what reaches into the core
 // that is loaded (live.cpp). It is linked from the same object files, and is never installed.
 #include <mpi.h>
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,7 +13,9 @@
 
 #include "agreement/inbox.h"
 #include "kernels/kernels.h"
+#include "kernels/sum_of_squares.h"
 #include "memory/headroom.h"
+#include "python/arguments.h"
 #include "testing/compressor.h"
 #include "testing/live.h"
 #include "testing/parsers.h"
@@ -66,6 +69,13 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         return std::make_pair(now.bytes, now.what);
       },
       py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
-  m.def("kernel_path", &kernel_path, "The instructions of this module's own kernels, which its compressors use.");
+  m.def(
+      "sum_of_squares",
+      [](const std::string& dtype, const py::array& values) {
+        return sum_of_squares(dtype_named(dtype), values.data(), static_cast<size_t>(values.size()));
+      },
+      py::arg("dtype"), py::arg("values"));
+  m.def("kernel_path", &kernel_path,
+        "The instructions of this module's own kernels, which its compressors and sum_of_squares use.");
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }
