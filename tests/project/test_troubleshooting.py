@@ -62,7 +62,6 @@ _INTERNAL = {
     "describes a patch of MXNet": [
         "Returns memory to numpy without the names",
         "MXNet's function is freed with its module when Python exits",
-        "A Trainer that was given the name 'mykv' has run no code of this package before this call",
     ],
     "part of a message on the page": [
         "or the build for your GPUs, such as mxnet-cu112",
