@@ -157,7 +157,8 @@ def report(job: Job) -> str:
     ms_fast = [f"{1e3 * one:.1f} ms" for one in (fast.communication, fast.not_hidden, fast.step)]
     share = (job.forward + job.backward) / whole.step
     rows = {
-        "job": f"{job.hosts} hosts of {job.workers} workers, {job.nbytes / 1e6:.1f} MB of gradients, compression {job.compression}",
+        "job": f"{job.hosts} hosts of {job.workers} workers, compression {job.compression}",
+        "gradients": f"{job.nbytes / 1e6:.1f} MB",
         "forward, backward": f"{1e3 * job.forward:.1f} ms, {1e3 * job.backward:.1f} ms",
         "communication": f"{ms[0]} ({ms_fast[0]} if messages cost no time)",
         "not hidden": f"{ms[1]} ({ms_fast[1]})",
