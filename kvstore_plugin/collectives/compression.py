@@ -74,6 +74,13 @@ class Compression:
         As float16, with 11 bits of precision and values up to 65504; larger values become infinite.
     bf16
         As bfloat16, with 8 bits of precision and the range of float32.
+
+    Examples
+    --------
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", compression=mykv.Compression.fp16)
+    >>> mykv.Compression.bf16
+    Compression.bf16
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", compression=mykv.Compression.none)
     """
 
     none = _Method("none", "")

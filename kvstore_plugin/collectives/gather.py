@@ -51,6 +51,13 @@ def allgather(
     MXNetError
         Ranks differ in dtype, name, a dimension except the first, or in whether the array is on a GPU; a rank waits in
         another call, has refused or left. At the result (with NaiveEngine here): a rank's array carries an error.
+
+    Examples
+    --------
+    >>> predictions = net(images).argmax(axis=1)  # of this worker's 32 digits
+    >>> everyones = mykv.allgather(predictions, name="predictions")
+    >>> everyones.shape
+    (64,)
     """
     with operation.waiting(process_set, operation.described("allgather", name)) as turn:
         arrays.one(tensor, "tensor of allgather")
@@ -82,6 +89,13 @@ def grouped_allgather(
     ------
     TypeError, ValueError, RuntimeError, MXNetError
         As for `allgather`; also, ranks differ in the number of arrays.
+
+    Examples
+    --------
+    >>> predictions = net(images).argmax(axis=1)
+    >>> everyones, truth = mykv.grouped_allgather([predictions, labels])
+    >>> truth.shape
+    (64,)
     """
     with operation.waiting(process_set, operation.described("grouped_allgather", name)) as turn:
         if not isinstance(tensors, (list, tuple)):
@@ -125,6 +139,13 @@ def alltoall(
         n is not divisible by the number of ranks.
     RuntimeError, MXNetError
         As for `allgather`.
+
+    Examples
+    --------
+    >>> rows = mx.np.full((4, 2), mykv.rank())
+    >>> received, splits = mykv.alltoall(rows, splits=[1, 3])  # 1 row to rank 0, 3 rows to rank 1
+    >>> splits.asnumpy().tolist() == ([1, 1] if mykv.rank() == 0 else [3, 3])
+    True
     """
     with operation.waiting(process_set, operation.described("alltoall", name)) as turn:
         arrays.one(tensor, "tensor of alltoall")
@@ -158,6 +179,14 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         kvstore_plugin is not initialized.
     MXNetError
         A rank waits in another call, has refused a call that waits, or has left.
+
+    Examples
+    --------
+    >>> if mykv.rank() == 0:
+    ...     np.save("labels.npy", digits.target)
+    >>> mykv.barrier()  # until the file is there
+    >>> len(np.load("labels.npy"))
+    1797
     """
     with operation.waiting(process_set, "barrier") as turn:
         turn.meet("barrier")

@@ -47,6 +47,12 @@ def broadcast_object(
         kvstore_plugin is not initialized.
     MXNetError
         Ranks differ in root or name; a rank waits in another call, has refused or left.
+
+    Examples
+    --------
+    >>> options = {"epochs": 5, "seed": 42} if mykv.rank() == 0 else None
+    >>> mykv.broadcast_object(options, root_rank=0)
+    {'epochs': 5, 'seed': 42}
     """
     with operation.waiting(process_set, operation.described("broadcast_object", name)) as turn:
         root = process_set.position_of(root_rank)
@@ -78,6 +84,11 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
         As for `broadcast_object`.
     Exception
         What pickle raises; the other ranks' call raises an MXNetError with its text.
+
+    Examples
+    --------
+    >>> mykv.allgather_object({"rank": mykv.rank()})
+    [{'rank': 0}, {'rank': 1}]
     """
     with operation.waiting(process_set, operation.described("allgather_object", name)) as turn:
         pickled = _pickled(obj)

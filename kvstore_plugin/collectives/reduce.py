@@ -70,6 +70,16 @@ def allreduce(
     MXNetError
         At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, a rank has refused or
         left, or its array carries an error.
+
+    Examples
+    --------
+    >>> loss = loss_of(net(images), labels).mean()  # of this worker's batch
+    >>> mean = mykv.allreduce(loss, name="loss")  # over the batches of all workers
+    >>> if mykv.rank() == 0:
+    ...     print(f"loss {float(mean):.3f}")
+    >>> workers = mykv.allreduce(mx.np.ones(3), op=mykv.Sum)
+    >>> workers.asnumpy().tolist()
+    [2.0, 2.0, 2.0]
     """
     with operation.named(process_set, name, "allreduce") as turn:
         tensors = [arrays.one(tensor, "tensor of allreduce")]
@@ -94,6 +104,13 @@ def allreduce_(
     -------
     NDArray
         `tensor`.
+
+    Examples
+    --------
+    >>> seen = mx.np.array([mykv.rank() + 10], dtype="int64")  # samples that this worker has seen
+    >>> seen = mykv.allreduce_(seen, op=mykv.Sum, name="samples seen")
+    >>> int(seen)
+    21
     """
     with operation.named(process_set, name, "allreduce_") as turn:
         tensors = [arrays.one(tensor, "tensor of allreduce_")]
@@ -130,6 +147,13 @@ def grouped_allreduce(
     ------
     TypeError, ValueError, RuntimeError, MXNetError
         As for `allreduce`; also, ranks differ in the number of arrays.
+
+    Examples
+    --------
+    >>> losses = [loss_of(net(images), labels).mean(), mx.np.array([float(mykv.rank())])]
+    >>> means = mykv.grouped_allreduce(losses, name="losses")
+    >>> float(means[1])
+    0.5
     """
     with operation.named(process_set, name, "grouped_allreduce") as turn:
         inputs = _group(tensors)
@@ -161,6 +185,14 @@ def grouped_allreduce_(
     ------
     ValueError
         An array is there twice.
+
+    Examples
+    --------
+    >>> with autograd.record():
+    ...     loss = loss_of(net(images), labels)
+    >>> loss.backward()
+    >>> gradients = [one.grad() for one in net.collect_params().values() if one.grad_req != "null"]
+    >>> gradients = mykv.grouped_allreduce_(gradients)  # what a trainer's step() does by itself
     """
     with operation.named(process_set, name, "grouped_allreduce_") as turn:
         inputs = _group(tensors)
@@ -203,6 +235,11 @@ def broadcast(
         kvstore_plugin is not initialized.
     MXNetError
         As for `allreduce`; also, ranks differ in the root.
+
+    Examples
+    --------
+    >>> order = mx.np.array(np.random.permutation(len(dataset)))  # different on each worker
+    >>> order = mykv.broadcast(order, root_rank=0)  # and now the order of rank 0
     """
     with operation.named(process_set, name, "broadcast") as turn:
         arrays.one(tensor, "tensor of broadcast")
@@ -224,6 +261,11 @@ def broadcast_(
     -------
     NDArray
         `tensor`.
+
+    Examples
+    --------
+    >>> weight = net[0].weight.data()
+    >>> weight = mykv.broadcast_(weight, root_rank=0)  # in place: all workers have the weight of rank 0
     """
     with operation.named(process_set, name, "broadcast_") as turn:
         arrays.one(tensor, "tensor of broadcast_")
@@ -263,6 +305,15 @@ def reducescatter(
         As for `allreduce`; also, `tensor` is a scalar.
     RuntimeError, MXNetError
         As for `allreduce`.
+
+    Examples
+    --------
+    >>> scores = mx.np.array([[1.0, 2.0], [3.0, 4.0]])  # one row for each worker
+    >>> mine = mykv.reducescatter(scores, op=mykv.Sum)
+    >>> mine.shape
+    (1, 2)
+    >>> bool((mine == 2 * scores[mykv.rank() : mykv.rank() + 1]).all())
+    True
     """
     with operation.named(process_set, name, "reducescatter") as turn:
         arrays.one(tensor, "tensor of reducescatter")
@@ -309,6 +360,13 @@ def grouped_reducescatter(
     ------
     TypeError, ValueError, RuntimeError, MXNetError
         As for `reducescatter`; also, ranks differ in the number of arrays.
+
+    Examples
+    --------
+    >>> weight, bias = mx.np.ones((10, 64)), mx.np.ones(10)
+    >>> parts = mykv.grouped_reducescatter([weight, bias], op=mykv.Sum)
+    >>> [part.shape for part in parts]
+    [(5, 64), (5,)]
     """
     with operation.named(process_set, name, "grouped_reducescatter") as turn:
         inputs = _group(tensors)

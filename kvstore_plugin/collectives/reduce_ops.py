@@ -31,17 +31,61 @@ class ReduceOp(enum.Enum):
 
 
 Average = ReduceOp.Average
-"""The mean over the ranks."""
+"""The mean over the ranks.
+
+Examples
+--------
+>>> mean = mykv.allreduce(mx.np.array([float(mykv.rank())]), op=mykv.Average)
+>>> float(mean)
+0.5
+"""
 Sum = ReduceOp.Sum
-"""The sum; for bool, whether any rank has True."""
+"""The sum; for bool, whether any rank has True.
+
+Examples
+--------
+>>> total = mykv.allreduce(mx.np.array([len(images)], dtype="int64"), op=mykv.Sum)
+>>> int(total)
+64
+"""
 Min = ReduceOp.Min
-"""The smallest; for bool, whether all ranks have True."""
+"""The smallest; for bool, whether all ranks have True.
+
+Examples
+--------
+>>> first = mykv.allreduce(mx.np.array([mykv.rank()], dtype="int64"), op=mykv.Min)
+>>> int(first)
+0
+"""
 Max = ReduceOp.Max
-"""The largest; for bool, whether any rank has True."""
+"""The largest; for bool, whether any rank has True.
+
+Examples
+--------
+>>> last = mykv.allreduce(mx.np.array([mykv.rank()], dtype="int64"), op=mykv.Max)
+>>> int(last)
+1
+"""
 Product = ReduceOp.Product
-"""The product; for bool, whether all ranks have True."""
+"""The product; for bool, whether all ranks have True.
+
+Examples
+--------
+>>> product = mykv.allreduce(mx.np.array([mykv.rank() + 1], dtype="int64"), op=mykv.Product)
+>>> int(product)
+2
+"""
 Adasum = ReduceOp.Adasum
-"""Not supported, as in Horovod's binding of MXNet: every operation refuses it."""
+"""Not supported, as in Horovod's binding of MXNet: every operation refuses it.
+
+Examples
+--------
+>>> try:
+...     loss = mykv.allreduce(loss_of(net(images), labels), op=mykv.Adasum)
+... except ValueError as error:
+...     print(error)
+op=Adasum is not supported with MXNet: use op=Average.
+"""
 
 
 class Plan(NamedTuple):

@@ -22,6 +22,12 @@ def default_devices() -> list:
     ------
     RuntimeError
         kvstore_plugin is not initialized, and init() fails.
+
+    Examples
+    --------
+    >>> devices = mykv.default_devices()  # on a machine without GPUs: [mx.cpu()]
+    >>> net.initialize(mx.init.Xavier(), devices, force_reinit=True)
+    >>> parts = gluon.utils.split_and_load(images, devices)
     """
     process.require()
     own = own_gpus() if HAS_GPUS and mx.context.num_gpus() else []

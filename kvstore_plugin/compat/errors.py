@@ -17,6 +17,14 @@ class WorkersLost(MXNetError):
         ``'dead'``.
     ranks : tuple of int
         The ranks whose processes have ended, if they are known.
+
+    Examples
+    --------
+    >>> try:  # in a job without elastic training: say who is missing, and end
+    ...     mykv.barrier()
+    ... except mykv.WorkersLost as error:
+    ...     print(f"{error.code}: lost the workers {error.ranks}")
+    ...     raise
     """
 
     code = "dead"

@@ -54,6 +54,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The ranks do not add the same set, or another rank's call has failed.
     RuntimeError
         kvstore_plugin is not initialized.
+
+    Examples
+    --------
+    >>> first = mykv.add_process_set([0])  # on all ranks, members or not
+    >>> if first.included():
+    ...     total = mykv.allreduce(mx.np.ones(3), process_set=first)
     """
     with operation.waiting(global_process_set, "add_process_set") as turn:
         if not isinstance(process_set, ProcessSet):
@@ -89,6 +95,12 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         The ranks do not remove the same set, or another rank's call has failed.
     RuntimeError
         kvstore_plugin is not initialized.
+
+    Examples
+    --------
+    >>> first = mykv.add_process_set([0])
+    >>> mykv.remove_process_set(first)  # on all ranks
+    True
     """
     with operation.waiting(global_process_set, "remove_process_set") as turn:
         if not isinstance(process_set, ProcessSet):

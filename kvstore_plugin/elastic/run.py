@@ -56,6 +56,19 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
     ------
     RuntimeError
         A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`).
+
+    Examples
+    --------
+    >>> def train(state):
+    ...     while state.epoch < 3:
+    ...         with autograd.record():
+    ...             loss = loss_of(net(images), labels)
+    ...         loss.backward()
+    ...         state.trainer.step(len(images))
+    ...         state.epoch += 1
+    ...         state.commit()
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
+    >>> mykv.run_elastic(train, mykv.ElasticState(net=net, trainer=trainer, epoch=0))
     """
     if state is None:
 

@@ -55,15 +55,10 @@ class ElasticState:
 
     Examples
     --------
-    >>> state = kvstore_plugin.ElasticState(net=net, trainer=trainer, epoch=0)
-    >>> def train(state):
-    ...     while state.epoch < 10:
-    ...         for images, labels in batches_of_this_worker(state.epoch):
-    ...             ...
-    ...             state.trainer.step(len(images))
-    ...         state.epoch += 1
-    ...         state.commit()
-    >>> kvstore_plugin.run_elastic(train, state)
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
+    >>> state = mykv.ElasticState(net=net, trainer=trainer, epoch=0, best=None)
+    >>> state.epoch, state.best = 1, 0.97  # values of your own are attributes
+    >>> state.commit()  # run_elastic() goes on from here when a worker dies
     """
 
     def __init__(self, *, checkpoint: str | None = None, **members: Any) -> None:
@@ -111,6 +106,13 @@ class ElasticState:
             A worker has died; `run_elastic` handles it.
         MXNetError
             An earlier step has failed, or the workers have made different numbers of commits.
+
+        Examples
+        --------
+        >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
+        >>> state = mykv.ElasticState(net=net, trainer=trainer, epoch=0)
+        >>> state.epoch += 1
+        >>> state.commit()  # after a death training goes on from here
         """
         errors.check()
         try:
@@ -125,6 +127,12 @@ class ElasticState:
 
         The state is then restored, and `rank` and `size` are new. The functions may divide the data again, for example,
         or change the learning rate.
+
+        Examples
+        --------
+        >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, elastic=True)
+        >>> state = mykv.ElasticState(net=net, trainer=trainer, epoch=0)
+        >>> state.register_reset_callbacks([lambda: trainer.set_learning_rate(0.005 * mykv.size())])
         """
         self._callbacks.extend(callbacks)
 

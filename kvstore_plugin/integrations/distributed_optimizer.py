@@ -51,6 +51,16 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     ------
     TypeError, ValueError
         An argument is wrong, or `optimizer` is a DistributedOptimizer itself.
+
+    Examples
+    --------
+    >>> mykv.broadcast_parameters(net.collect_params())
+    >>> optimizer = mykv.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.1))
+    >>> trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore=None)
+    >>> with autograd.record():
+    ...     loss = loss_of(net(images), labels)
+    >>> loss.backward()
+    >>> trainer.step(len(images))
     """
 
     averages_gradients = True  # the store rejects such an optimizer, since it sums gradients itself

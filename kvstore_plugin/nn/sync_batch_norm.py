@@ -142,6 +142,14 @@ class SyncBatchNorm(BatchNorm):
     ----------
     Ioffe and Szegedy, "Batch Normalization", 2015, arXiv:1502.03167; over several devices: Zhang et al., "Context
     Encoding for Semantic Segmentation", 2018, arXiv:1803.08904.
+
+    Examples
+    --------
+    >>> net = gluon.nn.HybridSequential()
+    >>> net.add(gluon.nn.Dense(64, activation="relu"), mykv.SyncBatchNorm(), gluon.nn.Dense(10))
+    >>> net.initialize()
+    >>> with autograd.record():
+    ...     loss = loss_of(net(images), labels)  # normalized by the batches of all workers
     """
 
     def __init__(

@@ -51,6 +51,12 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     MXNetError
         Ranks differ in the values, their shapes or dtypes, or in `root_rank`; a rank waits in another call, has left,
         or its array carries an error.
+
+    Examples
+    --------
+    >>> mykv.sync_aux_params(net.collect_params())  # the running means and variances of BatchNorm
+    >>> if mykv.rank() == 0:
+    ...     net.save_parameters("net.params")
     """
     process.require()
     with operation.waiting(process_set, "sync_aux_params") as turn:

@@ -49,6 +49,12 @@ def broadcast_parameters(
         The ranks hold different sets of parameters.
     MXNetError
         Shapes or dtypes differ between the ranks, or an array carries an error on some rank.
+
+    Examples
+    --------
+    >>> net = gluon.nn.Dense(10, in_units=64)
+    >>> net.initialize(mx.init.Xavier())  # random values, others on each worker
+    >>> mykv.broadcast_parameters(net.collect_params(), root_rank=0)  # a trainer does this by itself
     """
     process.require()
     try:

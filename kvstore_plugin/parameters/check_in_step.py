@@ -68,6 +68,15 @@ def check_in_step(
         A parameter differs between workers, or between the devices of a worker: the error names the first such
         parameter in the order of the network, with the ranks that differ from most others. Or the workers pass
         different sets of parameters, a worker waits in another call, has left, or its parameter carries an error.
+
+    Examples
+    --------
+    >>> for images, labels in loader:
+    ...     with autograd.record():
+    ...         loss = loss_of(net(images), labels)
+    ...     loss.backward()
+    ...     trainer.step(len(images))
+    ...     mykv.check_in_step(net.collect_params(), every=10)
     """
     process.require()
     with operation.waiting(process_set, "check_in_step") as turn:

@@ -49,6 +49,15 @@ class MyKV(KVStoreBase):
     ------
     TypeError, ValueError
         `process_set` is not a ProcessSet, was not added, or does not include this process.
+
+    Examples
+    --------
+    >>> store = mx.kv.create("mykv")
+    >>> store.type, store.num_workers, store.size
+    ('mykv', 2, 2)
+    >>> store.rank == mykv.rank(), store.local_rank == mykv.local_rank(), store.local_size == mykv.local_size()
+    (True, True, True)
+    >>> trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
     """
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
@@ -124,6 +133,14 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             What this rank can see alone: wrong types, shapes or dtypes in `out` that differ from `value`, lists of
             different lengths. The other ranks then get an MXNetError in `out` with the reason.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> weight = mx.nd.array([[1.0, 2.0]]) * (mykv.rank() + 1)
+        >>> store.broadcast("weight", weight, out=weight)
+        >>> weight.asnumpy().tolist()  # the values of rank 0
+        [[1.0, 2.0]]
         """
         listed = self._calls("broadcast", key, value, out, priority)
         self._push_broadcasts(listed, [call.outputs for call in listed], priority)
@@ -154,6 +171,14 @@ class MyKV(KVStoreBase):
         ------
         TypeError, ValueError
             What this rank can see alone, as for `broadcast`; with an optimizer also a key that was never initialized.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> gradient = mx.nd.array([1.0, 2.0])
+        >>> store.pushpull("gradient", gradient)
+        >>> gradient.asnumpy().tolist()  # the sum over 2 workers
+        [2.0, 4.0]
         """
         updates = self._optimizer is not None or self._function is not None
         listed = self._calls("pushpull", key, value, out, priority, stored=updates)
@@ -180,6 +205,11 @@ class MyKV(KVStoreBase):
         ------
         TypeError, ValueError
             What this rank can see alone, as for `broadcast`. The other ranks get an MXNetError in what they pull.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init("weight", mx.nd.array([3.0, 4.0]))
         """
         listed = self._calls("init", key, value, None, 0)
         self._push_broadcasts(listed, [[self._values.create(call)] for call in listed], 0)
@@ -204,6 +234,12 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             What this rank can see alone: a key was never initialized, a wrong shape or dtype, a list on other devices
             than an earlier list for the same key. The other ranks get an MXNetError in what they pull.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init("weight", mx.nd.zeros(2))
+        >>> store.push("weight", mx.nd.array([1.0, 2.0]))  # the sum replaces the value
         """
         listed = self._calls("push", key, value, None, priority, stored=True)
         if self._optimizer is not None or self._function is not None:
@@ -231,6 +267,16 @@ class MyKV(KVStoreBase):
         ------
         TypeError, ValueError
             `out` does not fit the value in the store, or a key was never initialized.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init("weight", mx.nd.zeros(2))
+        >>> store.push("weight", mx.nd.array([1.0, 2.0]))
+        >>> weight = mx.nd.zeros(2)
+        >>> store.pull("weight", out=weight)
+        >>> weight.asnumpy().tolist()  # the sum over 2 workers
+        [2.0, 4.0]
         """
         for call in requests.checked(self._scope, "pull", key, out, None, priority):
             home = self._values.home(call)
@@ -259,6 +305,15 @@ class MyKV(KVStoreBase):
             `out` or `row_ids` do not fit the value in the store or each other, or a key was never initialized.
         IndexError
             The value has no such row.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init("vectors", mx.nd.arange(6).reshape((3, 2)).tostype("row_sparse"))
+        >>> rows = mx.nd.sparse.zeros("row_sparse", (3, 2))
+        >>> store.row_sparse_pull("vectors", out=rows, row_ids=mx.nd.array([2]))
+        >>> rows.indices.asnumpy().tolist(), rows.data.asnumpy().tolist()
+        ([2], [[4.0, 5.0]])
         """
         listed = requests.checked(self._scope, "pull", key, out, None, priority)
         numbers = iter(requests.row_ids(row_ids, listed))
@@ -268,14 +323,26 @@ class MyKV(KVStoreBase):
                 arrays.copy_rows(home, next(numbers), array, f"out of key {call.key!r}")
 
     def barrier(self) -> None:
-        """Wait until all workers call it. Operations that were started earlier may still be running."""
+        """Wait until all workers call it. Operations that were started earlier may still be running.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.barrier()  # until all workers are here
+        """
         gather.barrier(self._process_set)
 
     _barrier = barrier  # its name in MXNet's own stores
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do `capability`: 'optimizer', to update weights; False for other names."""
+        """Whether the store can do `capability`: 'optimizer', to update weights; False for other names.
+
+        Examples
+        --------
+        >>> mykv.MyKV.is_capable("optimizer")
+        True
+        """
         return isinstance(capability, str) and capability.lower() == KVStoreBase.OPTIMIZER
 
     def set_optimizer(self, optimizer: Any) -> None:
@@ -297,6 +364,16 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             `optimizer` is not an optimizer, is a `DistributedOptimizer`, or cannot update a share on each worker
             (Nadam, SGLD); or the store has another optimizer.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init(0, mx.nd.array([1.0]))
+        >>> store.set_optimizer(mx.optimizer.create("sgd", learning_rate=0.25))
+        >>> weight = mx.nd.zeros(1)
+        >>> store.pushpull(0, mx.nd.array([1.0]), out=weight)
+        >>> float(weight.asnumpy()[0])  # 1 - 0.25 * (1 + 1), with the gradients of 2 workers
+        0.5
         """
         if self._optimizer is None:
             self._optimizer = StoreOptimizer(self._process_set, optimizer)
@@ -361,6 +438,14 @@ class MyKV(KVStoreBase):
             On the first worker: the file cannot be written. An existing file is unchanged.
         MXNetError
             On the other workers in that case; or workers are missing, or have different parameters.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init(0, mx.nd.array([1.0]))
+        >>> store.set_optimizer(mx.optimizer.create("adam"))
+        >>> store.push(0, mx.nd.array([1.0]))
+        >>> store.save_optimizer_states("adam.states")  # on all workers
         """
         self._assign_known("save_optimizer_states")
         checkpoint.save(self._optimizer, self._scope, fname, dump_optimizer)
@@ -385,6 +470,15 @@ class MyKV(KVStoreBase):
             are unchanged on all workers.
         MXNetError
             On the other workers in that case; or workers are missing, or have different parameters.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.init(0, mx.nd.array([1.0]))
+        >>> store.set_optimizer(mx.optimizer.create("adam"))
+        >>> store.push(0, mx.nd.array([1.0]))
+        >>> store.save_optimizer_states("adam.states")
+        >>> store.load_optimizer_states("adam.states")  # perhaps in another run
         """
         self._assign_known("load_optimizer_states")
         checkpoint.load(self._optimizer, self._scope, fname)
@@ -426,6 +520,12 @@ class MyKV(KVStoreBase):
         TypeError, ValueError
             `compression_params` is no dictionary, has an unknown type, or has parameters or values that this type does
             not have.
+
+        Examples
+        --------
+        >>> store = mx.kv.create("mykv")
+        >>> store.set_gradient_compression({"type": "topk", "k": 0.01})
+        >>> trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
         """
         self._wire = gradient_compression(compression_params).wire
 

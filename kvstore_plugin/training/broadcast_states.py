@@ -78,6 +78,15 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
     MXNetError
         The workers' trainers differ in parameters, in AMP, or in where they update; a worker waits in another call or
         has left; an array carries an error.
+
+    Examples
+    --------
+    >>> if mykv.rank() == 0:  # the only worker that can read the checkpoint
+    ...     net.save_parameters("net.params")
+    ...     trainer.save_states("net.states")
+    ...     net.load_parameters("net.params")
+    ...     trainer.load_states("net.states")
+    >>> mykv.broadcast_states(trainer, root_rank=0)
     """
     process.require()
     try:

@@ -110,12 +110,15 @@ class join:
 
     Examples
     --------
-    >>> with kvstore_plugin.join(trainer):
-    ...     for data, label in loader:
+    >>> share = mykv.DistributedSampler(len(dataset), even=False)  # rank 0 has a sample more
+    >>> with mykv.join(trainer) as joined:
+    ...     for images, labels in gluon.data.DataLoader(dataset, batch_size=449, sampler=share):
     ...         with autograd.record():
-    ...             loss = loss_function(net(data), label)
+    ...             loss = loss_of(net(images), labels)
     ...         loss.backward()
-    ...         trainer.step(batch_size)
+    ...         trainer.step(449)  # the same on all workers, also for a smaller last batch
+    >>> joined.steps, joined.last_rank  # 899 and 898 digits: rank 1 has ended after 2 steps
+    (3, 0)
     """
 
     def __init__(self, *trainers: DistributedTrainer, divide_by_initial_world_size: bool = True) -> None:

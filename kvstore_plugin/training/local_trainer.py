@@ -76,15 +76,14 @@ class LocalTrainer(DistributedTrainer):
 
     Examples
     --------
-    >>> trainer = mykv.LocalTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, period=16,
-    ...                             outer_momentum=0.5, nesterov=True)
-    >>> for epoch in range(10):
-    ...     for images, labels in batches(epoch):
+    >>> trainer = mykv.LocalTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, period=16)
+    >>> for epoch in range(2):
+    ...     for images, labels in loader:
     ...         with autograd.record():
     ...             loss = loss_of(net(images), labels)
     ...         loss.backward()
     ...         trainer.step(len(images))
-    ...     trainer.synchronize()
+    ...     trainer.synchronize()  # at the end of an epoch all workers have the same weights
     """
 
     _when_steps_differ = (
@@ -176,6 +175,15 @@ class LocalTrainer(DistributedTrainer):
         RuntimeError
             Within `join`, which local steps do not need; or a parameter that was frozen in the first local step is
             trained now.
+
+        Examples
+        --------
+        >>> trainer = mykv.LocalTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, period=4)
+        >>> for images, labels in loader:
+        ...     with autograd.record():
+        ...         loss = loss_of(net(images), labels)
+        ...     loss.backward()
+        ...     trainer.step(len(images))  # each fourth step averages the weights over the workers
         """
         if self._join is not None:
             raise RuntimeError("A LocalTrainer needs no join(): workers may make different numbers of steps.")
@@ -209,6 +217,16 @@ class LocalTrainer(DistributedTrainer):
             A meeting has failed, on all workers.
         ValueError
             A parameter has no values yet on this worker.
+
+        Examples
+        --------
+        >>> trainer = mykv.LocalTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, period=4)
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.step(len(images))
+        >>> trainer.synchronize()  # now all workers have the same weights
+        >>> mykv.check_in_step(net.collect_params())
         """
         if not self._shares or self._warmup_left > 0:
             return
@@ -256,6 +274,12 @@ class LocalTrainer(DistributedTrainer):
             A file cannot be written. An existing file is unchanged.
         RuntimeError
             There were local steps since the last `synchronize`.
+
+        Examples
+        --------
+        >>> trainer = mykv.LocalTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, period=4)
+        >>> trainer.synchronize()
+        >>> trainer.save_states(f"states-of-worker-{mykv.rank()}")
         """
         if self._steps_since or (self._outer is not None and self._outer.is_pending):
             raise RuntimeError(
@@ -279,6 +303,12 @@ class LocalTrainer(DistributedTrainer):
         OSError, ValueError, MXNetError
             A file cannot be read, or is of another network, or was written during the warm-up, and this trainer makes
             local steps already.
+
+        Examples
+        --------
+        >>> trainer = mykv.LocalTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, period=4)
+        >>> trainer.save_states(f"states-of-worker-{mykv.rank()}")
+        >>> trainer.load_states(f"states-of-worker-{mykv.rank()}")
         """
         state = mx.nd.load(f"{fname}.outer")
         warmup_left = int(state.pop("warmup_left").asnumpy()[0])

@@ -76,6 +76,15 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
     ----------
     Correlations are combined as in Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing
     Sample Variances", 1979, eq. 2.1.
+
+    Examples
+    --------
+    >>> accuracy = mx.metric.Accuracy()  # in MXNet 2.0 mx.gluon.metric.Accuracy()
+    >>> for images, labels in loader:
+    ...     accuracy.update([labels], [net(images).argmax(axis=1)])
+    >>> name, value = mykv.allreduce_metric(accuracy).get()  # over the digits of all workers
+    >>> name
+    'accuracy'
     """
     process.require()
     with operation.waiting(process_set, "allreduce_metric") as turn:

@@ -50,12 +50,12 @@ class DistributedSampler(gluon.data.Sampler):
 
     Examples
     --------
-    >>> sampler = kvstore_plugin.DistributedSampler(len(dataset), seed=1)
+    >>> sampler = mykv.DistributedSampler(len(dataset), seed=1)
     >>> loader = gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
-    >>> for epoch in range(10):
-    ...     sampler.set_epoch(epoch)
-    ...     for data, label in loader:
-    ...         ...
+    >>> for epoch in range(2):
+    ...     sampler.set_epoch(epoch)  # another order in each epoch
+    ...     for images, labels in loader:
+    ...         scores = net(images)  # and so on, as in DistributedTrainer's example
     """
 
     def __init__(
@@ -92,6 +92,13 @@ class DistributedSampler(gluon.data.Sampler):
         ----------
         epoch : int
             At least 0. Without a call the epoch is 0, so that each epoch has the same order.
+
+        Examples
+        --------
+        >>> sampler = mykv.DistributedSampler(len(dataset), seed=1)
+        >>> sampler.set_epoch(1)  # another order than in epoch 0
+        >>> len(list(sampler))  # of 1797 samples, one is used twice
+        899
         """
         self._epoch = whole_number("epoch", epoch, 0)
 

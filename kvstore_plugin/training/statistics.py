@@ -87,6 +87,15 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
         init() was not called.
     ValueError
         This worker is not in the process set.
+
+    Examples
+    --------
+    >>> with autograd.record():
+    ...     loss = loss_of(net(images), labels)
+    >>> loss.backward()
+    >>> trainer.step(len(images))
+    >>> numbers = mykv.statistics()
+    >>> print(f"waited {numbers['waited']:.3f} s in {numbers['operations']} operations")
     """
     core = process_set.core
     now = read(core)

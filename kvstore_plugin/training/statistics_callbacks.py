@@ -29,6 +29,17 @@ class StatisticsCallback:
     ------
     TypeError, ValueError
         `target` is nothing of that kind, or `every` is not a whole number of at least 1.
+
+    Examples
+    --------
+    >>> show = mykv.StatisticsCallback(print, every=10)
+    >>> for images, labels in loader:
+    ...     with autograd.record():
+    ...         loss = loss_of(net(images), labels)
+    ...     loss.backward()
+    ...     trainer.step(len(images))
+    ...     show()
+    >>> show.show()  # once more, at the end
     """
 
     def __init__(self, target: Any, every: int = 10) -> None:
@@ -76,6 +87,16 @@ class StatisticsHandler(event_handler.BatchEnd):
         As for `StatisticsCallback`. By default rank 0 logs with the estimator's logger.
     every : int, optional
         Show after so many batches.
+
+    Examples
+    --------
+    >>> from mxnet.gluon.contrib.estimator import Estimator
+    >>> mx.npx.reset_np()  # the Estimator of MXNet 1.9.1 takes arrays of mx.nd only
+    >>> net = gluon.nn.Dense(10, in_units=64)
+    >>> net.initialize()
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "adam")
+    >>> fitting = Estimator(net, loss_of, trainer=trainer)
+    >>> fitting.fit(loader, epochs=1, event_handlers=[mykv.StatisticsHandler(every=20)])
     """
 
     def __init__(self, target: Any = None, every: int = 50) -> None:

@@ -141,6 +141,15 @@ class DistributedTrainer(gluon.Trainer):
     RuntimeError
         The workers have different parameters, arguments or numbers of devices; or `elastic` is set, and the job cannot
         outlive one of its processes.
+
+    Examples
+    --------
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.01})
+    >>> for images, labels in loader:  # this worker's share of the digits
+    ...     with autograd.record():
+    ...         loss = loss_of(net(images), labels)
+    ...     loss.backward()
+    ...     trainer.step(len(images))  # gradients are means over all workers
     """
 
     @_without_store
@@ -269,6 +278,15 @@ class DistributedTrainer(gluon.Trainer):
 
         An array of float32 with shape (1,), with the same bits on all workers. None without `clip_global_norm` and
         before the first update. Reading its value waits for the update.
+
+        Examples
+        --------
+        >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", clip_global_norm=1.0)
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.step(len(images))
+        >>> print(f"norm {float(trainer.gradient_norm):.3f}")
         """
         return self._clipping.norm if self._options.clip_global_norm is not None else None
 
@@ -365,6 +383,13 @@ class DistributedTrainer(gluon.Trainer):
             A parameter has no values yet, here or on another worker; or the workers' steps differ, for example in batch
             size or learning rate. The error is mostly raised where the parameters are read. The parameters are then
             unchanged on all workers, and all workers have counted one more update.
+
+        Examples
+        --------
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.step(len(images))
         """
         errors.check()
         factor = self._factor_of(batch_size, self._refuse)
@@ -438,6 +463,15 @@ class DistributedTrainer(gluon.Trainer):
         ------
         RuntimeError
             The trainer was made with update_on_kvstore=True.
+
+        Examples
+        --------
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.allreduce_grads()
+        >>> gradient = net[0].weight.grad()  # the mean over the workers
+        >>> trainer.update(len(images))
         """
         self._require_local_updates("allreduce_grads")
         if not self._is_told_of_means:
@@ -468,6 +502,15 @@ class DistributedTrainer(gluon.Trainer):
         MXNetError
             The workers' updates differ, for example in batch size. The error is raised where parameters are read. The
             parameters are then unchanged on all workers.
+
+        Examples
+        --------
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.allreduce_grads()
+        >>> net[0].weight.grad()[:] = mx.np.clip(net[0].weight.grad(), -1, 1)  # all workers clip the same values
+        >>> trainer.update(len(images))
         """
         self._require_local_updates("update")
         factor = self._factor_of(batch_size, self._refuse_comparison)
@@ -655,6 +698,12 @@ class DistributedTrainer(gluon.Trainer):
             The file cannot be written. An existing file is unchanged.
         MXNetError
             With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
+
+        Examples
+        --------
+        >>> if mykv.rank() == 0:  # with update_on_kvstore=True all workers call it
+        ...     net.save_parameters("net.params")
+        ...     trainer.save_states("net.states")
         """
         if self._store_optimizer is None:
             save = super().save_states  # opens a name or a descriptor, and closes it
@@ -679,6 +728,13 @@ class DistributedTrainer(gluon.Trainer):
             The file cannot be read, is damaged, or is of another network.
         MXNetError
             With update_on_kvstore=True: another worker has failed, or does not call this within MYKV_CHECKPOINT_WAIT_S.
+
+        Examples
+        --------
+        >>> if mykv.rank() == 0:
+        ...     trainer.save_states("net.states")
+        >>> mykv.barrier()  # until the file is there
+        >>> trainer.load_states("net.states")  # on all workers; broadcast_states is for files that one worker can read
         """
         if self._store_optimizer is None:
             super().load_states(fname)

@@ -123,6 +123,11 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         `comm` is not an intracommunicator, is the null communicator, or is a list of ranks without this rank; or a set
         of `process_sets` is wrong. If all ranks see the mistake, no rank is initialized afterwards. A setting (an
         environment variable MYKV_...) has a wrong value on some rank: then all ranks raise the ValueError.
+
+    Examples
+    --------
+    >>> mykv.init()  # a no-op where a store or a trainer has called it already
+    >>> print(f"worker {mykv.rank()} of {mykv.size()}")
     """
     if _forked:
         core.init  # noqa: B018 - raises
@@ -178,6 +183,14 @@ def shutdown() -> None:
 
     Operations of this rank get time to finish. Operations of other ranks that still need this rank fail there with an
     error. MPI stays initialized; all ranks together may call init() again.
+
+    Examples
+    --------
+    >>> if mykv.rank() == 0:
+    ...     net.save_parameters("net.params")
+    >>> mykv.shutdown()  # this worker may go on alone, for example with an evaluation
+    >>> mykv.is_initialized()
+    False
     """
     if is_initialized():
         forgotten = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
@@ -196,7 +209,13 @@ def _ended_by_leaving() -> dict[str, tuple[int, str]]:
 
 
 def is_initialized() -> bool:
-    """Whether this process has joined the other ranks and not left them; False in a forked child."""
+    """Whether this process has joined the other ranks and not left them; False in a forked child.
+
+    Examples
+    --------
+    >>> if not mykv.is_initialized():
+    ...     mykv.init()
+    """
     return not isinstance(core, _NoCore)
 
 
@@ -208,32 +227,70 @@ def require() -> Any:
 
 
 def rank() -> int:
-    """Number of this process among all processes, from 0."""
+    """Number of this process among all processes, from 0.
+
+    Examples
+    --------
+    >>> if mykv.rank() == 0:  # a single worker writes the file
+    ...     net.save_parameters("net.params")
+    """
     return core.rank()
 
 
 def size() -> int:
-    """Number of processes."""
+    """Number of processes.
+
+    Examples
+    --------
+    >>> mykv.size()
+    2
+    >>> learning_rate = 0.01 * mykv.size()  # for a batch that is twice as large
+    """
     return core.size()
 
 
 def local_rank() -> int:
-    """Number of this process among the processes of its host, from 0."""
+    """Number of this process among the processes of its host, from 0.
+
+    Examples
+    --------
+    >>> if mykv.local_rank() == 0:  # one worker of each host unpacks the data
+    ...     with open("digits.npy", "wb") as file:
+    ...         np.save(file, digits.images)
+    >>> mykv.barrier()
+    """
     return core.local_rank()
 
 
 def local_size() -> int:
-    """Number of processes on this host."""
+    """Number of processes on this host.
+
+    Examples
+    --------
+    >>> threads = max(1, os.cpu_count() // mykv.local_size())  # this worker's share of the host's cores
+    """
     return core.local_size()
 
 
 def cross_rank() -> int:
-    """Number of this host among the hosts that have a process with this local_rank(), from 0."""
+    """Number of this host among the hosts that have a process with this local_rank(), from 0.
+
+    Examples
+    --------
+    >>> folder = f"cache-of-host-{mykv.cross_rank()}"  # a folder for each host on a shared disk
+    """
     return core.cross_rank()
 
 
 def cross_size() -> int:
-    """Number of hosts that have a process with this local_rank()."""
+    """Number of hosts that have a process with this local_rank().
+
+    Examples
+    --------
+    >>> hosts = mykv.cross_size()
+    >>> hosts * mykv.local_size()  # where all hosts have equally many workers
+    2
+    """
     return core.cross_size()
 
 

@@ -44,6 +44,16 @@ class ProcessSet:
         `ranks_or_comm` is something else.
     ValueError
         There are no ranks, a rank is negative, or a rank is there twice.
+
+    Examples
+    --------
+    >>> generators = mykv.ProcessSet([0])
+    >>> generators = mykv.add_process_set(generators)  # on all ranks
+    >>> generators.size(), generators.ranks
+    (1, [0])
+    >>> if generators.included():
+    ...     trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", process_set=generators)
+    ...     print(f"worker {generators.rank()} of the generators")
     """
 
     def __init__(self, ranks_or_comm: Any) -> None:
@@ -199,7 +209,14 @@ class _AllRanks(ProcessSet):
 
 
 global_process_set: ProcessSet = _AllRanks()
-"""The set of all ranks, which exists from init() to shutdown()."""
+"""The set of all ranks, which exists from init() to shutdown().
+
+Examples
+--------
+>>> mykv.global_process_set.size()
+2
+>>> loss = mykv.allreduce(mx.np.ones(1), process_set=mykv.global_process_set)
+"""
 
 
 class ErrorTypes(NamedTuple):

@@ -51,6 +51,13 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
         A timeline of rank 0 is on already, or init() was not called.
     TypeError, ValueError
         `file_path` is not a path, or is empty.
+
+    Examples
+    --------
+    >>> mykv.start_timeline("timeline.json")
+    >>> sums = mykv.allreduce(mx.np.ones(1000), name="sums")
+    >>> sums.wait_to_read()
+    >>> mykv.stop_timeline()  # open the file in https://ui.perfetto.dev
     """
     global _path
     core = process.core
@@ -76,6 +83,12 @@ def stop_timeline() -> None:
     ------
     OSError
         The file could not be written to its end, for example because the disk is full. The file is valid JSON.
+
+    Examples
+    --------
+    >>> mykv.start_timeline("timeline.json", mark_cycles=True)
+    >>> mykv.barrier()
+    >>> mykv.stop_timeline()
     """
     global _path
     with _lock:

@@ -101,5 +101,54 @@ def test_synthetic_benchmark_counts_images(mpirun):
     assert one == pytest.approx(sum(rates) / 3, abs=0.1) and both == pytest.approx(2 * one, abs=0.2), result.text
 
 
+def test_image_records_of_unequal_parts_train_together(mpirun):
+    result = mpirun(2, _EXAMPLES / "image_records.py", timeout=120)
+    assert result.code == 0, result.text
+    epochs = re.findall(
+        r"^epoch \d: pictures \[(\d+), (\d+)\], batches \[(\d+), (\d+)\], steps \[(\d+), (\d+)\]$",
+        result.stdout,
+        re.MULTILINE,
+    )
+    assert len(epochs) == 4, result.text
+    for numbers in epochs:
+        first, second, batches, more, steps, same = map(int, numbers)
+        assert first + second == 600 and batches < more, "each picture once, in unequal parts"
+        assert steps == same == more, "the worker with less data takes part in the steps of the other"
+    assert _shares_and_equal_weights(r"accuracy ([\d.]+)%", result)[-1] >= 95, result.text
+
+
+@pytest.mark.long
+@pytest.mark.skipif(IS_2, reason="Gluon 2.0 has no sparse gradients")
+def test_sparse_language_model_learns(mpirun):
+    result = mpirun(2, _EXAMPLES / "sparse_language_model.py", timeout=120)
+    perplexities = _shares_and_equal_weights(r"perplexity ([\d.]+)", result)
+    assert len(perplexities) == 4 and perplexities[-1] < 3 < 4 < perplexities[0], result.text
+    rows, clipped = map(int, re.search(r"rows in a step (\d+) of 20000, .* norm (\d+) of 160", result.stdout).groups())
+    assert 100 < rows < 400 and 0 < clipped < 160, result.text
+
+
+@pytest.mark.long
+@pytest.mark.skipif(IS_2, reason="the script has the names of MXNet 1.9.1")
+def test_masked_pretraining_learns(mpirun):
+    result = mpirun(2, _EXAMPLES / "masked_pretraining.py", timeout=120)
+    shares = _shares_and_equal_weights(r"([\d.]+)% of the hidden words guessed", result)
+    assert len(shares) == 4 and shares[0] < 60 and shares[-1] > 95, result.text
+    assert re.search(r"^computed in (b?float16, loss scale \d+|float32)$", result.stdout, re.MULTILINE), result.text
+
+
+@pytest.mark.parametrize("name", ["image_records.py", "sparse_language_model.py", "masked_pretraining.py"])
+def test_examples_of_networks_are_short_and_stand_in_the_docs(name):
+    text = (_EXAMPLES / name).read_text()
+    assert len(text.splitlines()) <= 150 and "What the real task needs:" in text
+    assert f"examples/{name}" in (_EXAMPLES.parent / "docs/real-networks.md").read_text()
+
+
+def _shares_and_equal_weights(pattern, result):
+    """The numbers of a pattern in the output of a script that has found the same weights on all workers."""
+    assert result.code == 0, result.text
+    assert "weights of all workers: the same" in result.stdout, result.text
+    return [float(number) for number in re.findall(pattern, result.stdout)]
+
+
 def _mean_and_deviation(what, output):
     return (float(number) for number in re.search(rf"^{what}: ([\d.]+) \+- ([\d.]+)", output, re.MULTILINE).groups())
