@@ -14,6 +14,7 @@ a later step, or whose hook fails, knows which operations the other ranks start 
 
 from __future__ import annotations
 
+import contextlib
 from typing import Callable, Sequence
 
 import numpy as np
@@ -137,7 +138,7 @@ class HookedOperation:
         except BaseException as error:
             self._meet_after(error)
             raise
-        self._meet(0)
+        self._meet(0, "its communication hook has started fewer operations")
 
     def end(self) -> None:
         """End the turn: the gradients wait until the hook has run on all ranks, or carry the error of a rank."""
@@ -170,6 +171,11 @@ class HookedOperation:
         self._refuse_operations(self._counts.get(self._name, 0), reason)
         self._process_set.core.refuse(_end_of(self._name), reason, turn_of=self._name)
 
+    @staticmethod
+    def reason(error: BaseException) -> str:
+        """What the other ranks are told after push() has failed."""
+        return f"its communication hook has failed with {type(error).__name__}: {error}"
+
     def begin_again(self) -> None:
         """Note that another call has taken the first part of a turn."""
         self._begin()
@@ -199,13 +205,15 @@ class HookedOperation:
 
     def _meet_after(self, error: BaseException) -> None:
         """The same as `_meet` after the hook has failed here; then refuse what the other ranks wait for."""
-        reason = f"its communication hook has failed with {type(error).__name__}: {error}"
+        reason = self.reason(error)
         with contextlib.suppress(MXNetError):  # the error of the hook is the one to raise
-            self._meet(_FAILED, lambda: self._refuse_awaited(reason))
+            self._meet(_FAILED, reason, lambda: self._refuse_awaited(reason))
         self.refuse_rest(reason)
 
-    def _meet(self, state: int, look: Callable[[], None] | None = None) -> None:
+    def _meet(self, state: int, reason: str, look: Callable[[], None] | None = None) -> None:
         """The first time, tell the other ranks how many operations the hook has started; later keep the number.
+
+        Operations that only other ranks have started are refused with the reason.
 
         Raises
         ------
@@ -223,7 +231,7 @@ class HookedOperation:
         )
         counts, failed = met[:, 0], met[:, 1].astype(bool)
         complete = sorted(set(counts[~failed].tolist()))
-        self._refuse_operations(int(counts.max()), "its communication hook has started fewer operations")
+        self._refuse_operations(int(counts.max()), reason)
         if len(complete) == 1:
             self._counts[self._name] = complete[0]
         elif complete:

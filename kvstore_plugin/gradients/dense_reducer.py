@@ -190,7 +190,8 @@ class DenseReducer(SharedReducer):
                 except BaseException as error:
                     # NaiveEngine has run it, and a bucket with a hook takes its turn in any case.
                     pushed = isinstance(error, MXNetError) or operation.hooked is not None
-                    self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
+                    reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
+                    self._break_off(operations[: number + pushed], operations[number + pushed :], reason)
                     raise
             # Behind all hooks: where the last of them fails, no gradient is used on any worker.
             for operation in operations if self._reduction.hook is not None else ():
