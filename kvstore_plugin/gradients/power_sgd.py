@@ -279,8 +279,8 @@ def _gram_schmidt(gram: Sequence[Sequence[NDArray]]) -> tuple[list[list[NDArray]
 
 
 def _matrix(gradient: NDArray, state: _State) -> _Matrix:
-    values = gradient.reshape(state.error.shape)
-    return _Matrix(gradient, state, values.astype(state.error.dtype) + state.error)
+    values = arrays.with_dtype_of(state.error, gradient.reshape(state.error.shape))
+    return _Matrix(gradient, state, values + state.error)
 
 
 def _entry(grams: NDArray, row: int, column: int) -> NDArray:
@@ -315,6 +315,12 @@ def _combined(matrix: NDArray, factors: Sequence[NDArray], number: int) -> NDArr
 
 
 def _product(p: NDArray, q: NDArray) -> NDArray:
-    """P times the transposed Q, added column by column in their order."""
+    """P times the transposed Q, added column by column in their order.
+
+    A dot product of one column is one multiplication for each element, and faster than broadcast_mul.
+    """
     rows = q.transpose()
-    return _sum([mx.nd.broadcast_mul(_column(p, one), _row(rows, one)) for one in range(p.shape[1])])
+    total = mx.nd.dot(_column(p, 0), _row(rows, 0))
+    for one in range(1, p.shape[1]):
+        total += mx.nd.dot(_column(p, one), _row(rows, one))
+    return total
