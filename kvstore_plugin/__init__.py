@@ -37,10 +37,12 @@ __all__ = [
     "DistributedSampler",
     "DistributedTrainer",
     "ElasticState",
+    "GradientBucket",
     "LocalTrainer",
     "Max",
     "Min",
     "MyKV",
+    "PowerSGD",
     "ProcessSet",
     "Product",
     "StatisticsCallback",
@@ -134,6 +136,8 @@ try:
     from .coordination.process_sets import add_process_set, remove_process_set
     from .elastic.run import run_elastic
     from .elastic.state import ElasticState
+    from .gradients.communication_hook import GradientBucket
+    from .gradients.power_sgd import PowerSGD
     from .integrations import gluon_trainer, module_api  # noqa: F401
     from .integrations.distributed_optimizer import DistributedOptimizer
     from .nn.sync_batch_norm import SyncBatchNorm

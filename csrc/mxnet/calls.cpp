@@ -83,6 +83,7 @@ Request request_for(const Common& common, const std::string& name, const Operati
 }
 
 void push(const Common& common, Call call) {
+  call.turn_of = common.turn_of;
   common.bridge.push(common.runtime, common.name, common.operation.priority, std::move(call));
 }
 
@@ -433,14 +434,12 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
 }
 
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
-                             const std::vector<ArrayShard>& division, const std::string& turn_of,
-                             const std::vector<Handle>& fenced) {
+                             const std::vector<ArrayShard>& division, const std::vector<Handle>& fenced) {
   const Shards all(common, arrays, division);
   Operation operation = common.operation;
   operation.kind = Kind::broadcast;
   operation.set_arrays(all.dtype, all.count);
   Call call;
-  call.turn_of = turn_of;
   call.requests.push_back(request_for(common, common.name, operation, all.text, all.devices, all.shards));
   call.inputs = fenced;
   call.outputs = arrays;

@@ -13,13 +13,14 @@
 namespace mykv::mxnet {
 
 // Arguments of all functions. `operation` is complete but for dtype and count, which come from the arrays; `label` is
-// text that must be equal on all ranks.
+// text that must be equal on all ranks. `turn_of`: as in Call.
 struct Common {
   const Bridge& bridge;
   const std::shared_ptr<Runtime>& runtime;
   std::string name;
   Operation operation;
   std::string label;
+  std::string turn_of = std::string();
 };
 
 // outputs[k] = scale * the sum (or other operator) over all ranks and all inputs.
@@ -46,12 +47,10 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
                            const std::vector<ArrayShard>& division, const std::vector<Handle>& own,
                            const std::vector<Handle>& next);
 
-// On all ranks each element of the arrays gets the bits that it has on its owner. `turn_of`: as in Call. `fenced`:
-// arrays that may not be read before the operation has run; it does not touch them, and if it fails they carry the
-// error.
+// On all ranks each element of the arrays gets the bits that it has on its owner. `fenced`: arrays that may not be read
+// before the operation has run; it does not touch them, and if it fails they carry the error.
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
-                             const std::vector<ArrayShard>& division, const std::string& turn_of,
-                             const std::vector<Handle>& fenced);
+                             const std::vector<ArrayShard>& division, const std::vector<Handle>& fenced);
 
 // The three functions that follow assume that the ranks have agreed on all arguments except the values.
 

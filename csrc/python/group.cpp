@@ -159,24 +159,25 @@ std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
 
 void Group::push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs,
                            const std::string& op, double scale, int priority, const std::string& label,
-                           const std::string& wire) {
+                           const std::string& wire, const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
-                             label};
+                             label,    turn_of};
   py::gil_scoped_release release;
   mxnet::push_allreduce(common, handles(inputs), handles(outputs));
 }
 
 void Group::push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
-                           const std::string& label) {
-  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(root, priority), label};
+                           const std::string& label, const std::string& turn_of) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(root, priority), label, turn_of};
   py::gil_scoped_release release;
   mxnet::push_broadcast(common, handle(input), handles(outputs));
 }
 
 void Group::push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
-                       double scale, int priority, const std::string& label, const std::string& wire) {
+                       double scale, int priority, const std::string& label, const std::string& wire,
+                       const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
-                             label};
+                             label,    turn_of};
   py::gil_scoped_release release;
   mxnet::push_group(common, handles(inputs), handles(outputs));
 }
@@ -196,9 +197,10 @@ void Group::push_alltoall(const std::string& name, uintptr_t input, uintptr_t ou
 }
 
 void Group::push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
-                               double scale, int priority, const std::string& label, const std::string& wire) {
+                               double scale, int priority, const std::string& label, const std::string& wire,
+                               const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
-                             label};
+                             label,    turn_of};
   py::gil_scoped_release release;
   mxnet::push_reducescatter(common, handle(input), handle(output));
 }
@@ -225,9 +227,9 @@ void Group::push_reduce_to_owners(const std::string& name, const Handles& arrays
 void Group::push_gather_from_owners(const std::string& name, const Handles& arrays, const Division& division,
                                     int priority, const std::string& label, const std::string& turn_of,
                                     const Handles& fenced) {
-  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label, turn_of};
   py::gil_scoped_release release;
-  mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), turn_of, handles(fenced));
+  mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), handles(fenced));
 }
 
 void Group::refuse(const std::string& name, const std::string& reason, const std::string& turn_of) {

@@ -62,19 +62,22 @@ class Group {
                                       const std::string& op, double scale, int priority, const std::string& wire,
                                       const BucketShards& shards);
 
-  // Arrays of MXNet.
+  // Arrays of MXNet. turn_of: the name whose last turn it takes; empty: the next turn under its own name.
   void push_allreduce(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
-                      double scale, int priority, const std::string& label, const std::string& wire);
+                      double scale, int priority, const std::string& label, const std::string& wire,
+                      const std::string& turn_of);
   void push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
-                      const std::string& label);
+                      const std::string& label, const std::string& turn_of);
   void push_group(const std::string& name, const Handles& inputs, const Handles& outputs, const std::string& op,
-                  double scale, int priority, const std::string& label, const std::string& wire);
+                  double scale, int priority, const std::string& label, const std::string& wire,
+                  const std::string& turn_of);
   void push_allgather(const std::string& name, uintptr_t input, uintptr_t output, const std::vector<size_t>& rows,
                       int priority, const std::string& label);
   void push_alltoall(const std::string& name, uintptr_t input, uintptr_t output,
                      const std::vector<std::vector<size_t>>& rows, int priority, const std::string& label);
   void push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
-                          double scale, int priority, const std::string& label, const std::string& wire);
+                          double scale, int priority, const std::string& label, const std::string& wire,
+                          const std::string& turn_of);
 
   // division: (array, begin, count, owner) of all elements, in their order.
   using Division = std::vector<std::tuple<size_t, size_t, size_t, int>>;

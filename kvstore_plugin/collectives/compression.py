@@ -56,6 +56,32 @@ def _cast(tensor: NDArray, dtype: Any) -> NDArray:
     return made.as_np_ndarray() if isinstance(tensor, mx.np.ndarray) else made
 
 
+class UserCompression:
+    """A compressor of the user: an object, or a class, with Horovod's methods compress() and decompress().
+
+    Attributes
+    ----------
+    compressor : object
+    wire : str
+        Empty: the core compresses nothing.
+    """
+
+    wire = ""
+
+    def __init__(self, compressor: Any) -> None:
+        self.compressor = compressor
+
+    def __repr__(self) -> str:
+        return described(self.compressor)
+
+
+def described(code: Any) -> str:
+    """A function, a class or an object by its name in its module, which is the same on all workers."""
+    code = getattr(code, "func", code)  # of a functools.partial
+    named = code if hasattr(code, "__qualname__") else type(code)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 class Compression:
     """Choices for the argument `compression` of `DistributedTrainer`.
 
@@ -88,7 +114,7 @@ class Compression:
     bf16 = _Method("bf16", "bfloat16")
 
 
-def choose(compression: Any, compression_params: Any) -> _Method | GradientCompression:
+def choose(compression: Any, compression_params: Any) -> _Method | UserCompression | GradientCompression:
     """The choice of the arguments `compression` and `compression_params` of a trainer.
 
     The result has an attribute `wire`, the core's text for the choice.
@@ -98,16 +124,15 @@ def choose(compression: Any, compression_params: Any) -> _Method | GradientCompr
     TypeError, ValueError
         An argument is wrong, or both choose something.
     """
-    if not isinstance(compression, _Method) and hasattr(compression, "decompress"):
-        raise TypeError(
-            "compression must be an attribute of Compression, such as Compression.fp16, not a compressor of your own, "
-            f"{compression!r}. To use your own, call its compress() and decompress() around allreduce_() of each "
-            "gradient, with gluon.Trainer(..., kvstore=None)."
-        )
     if not isinstance(compression, _Method):
-        raise TypeError(
-            f"compression must be an attribute of Compression, such as Compression.fp16, not {compression!r}."
-        )
+        if not callable(getattr(compression, "compress", None)) or not callable(
+            getattr(compression, "decompress", None)
+        ):
+            raise TypeError(
+                f"compression must be an attribute of Compression, such as Compression.fp16, not {compression!r}. A "
+                "compressor of your own needs methods compress(tensor) and decompress(tensor, ctx)."
+            )
+        compression = UserCompression(compression)
     if compression_params is None or compression_params == {}:
         return compression
     if compression is not Compression.none:

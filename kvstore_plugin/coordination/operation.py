@@ -21,7 +21,7 @@ from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import MXNetError
 from ..world import process
 from ..world.process_set import check
-from . import deadlock_check
+from . import deadlock_check, hook_operations
 
 # By name: called when a turn under the name has failed, on all ranks of the process set.
 when_failed: dict[str, Callable[[], None]] = {}
@@ -48,6 +48,8 @@ class Turn:
         The name by which the operation is matched; begins with the scope of the set.
     call : str
         The call, as the other ranks read it in a refusal, for example ``"allreduce 'x'"``.
+    turn_of : str, optional
+        The operation takes the last turn of this name; by default it takes the next turn of its own name.
 
     Raises
     ------
@@ -57,12 +59,13 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_taken", "call", "core", "name")
+    __slots__ = ("_options", "_taken", "call", "core", "name")
 
-    def __init__(self, process_set: Any, name: str, call: str) -> None:
+    def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.core = process_set.core
         self.core.rank()
         self.name, self.call = name, call
+        self._options = {"turn_of": turn_of} if turn_of else {}
         self._taken = False
 
     def __enter__(self) -> Turn:
@@ -71,7 +74,7 @@ class Turn:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None and not self._taken:
             self._taken = True
-            self.core.refuse(self.name, f"{self.call}: {str(error) or kind.__name__}")
+            self.core.refuse(self.name, f"{self.call}: {str(error) or kind.__name__}", **self._options)
             self._tell()
 
     def push(self, function: Callable, *arguments: Any, **options: Any) -> None:
@@ -85,7 +88,7 @@ class Turn:
             The operation has failed, with an engine that runs operations at once.
         """
         try:
-            function(self.name, *arguments, **options)
+            function(self.name, *arguments, **self._options, **options)
         except MXNetError:
             self._taken = True
             raise
@@ -96,7 +99,7 @@ class Turn:
     def leave_out(self, reason: str, result: Any) -> Any:
         """Take the turn without work, and return `result`; ranks that have work get an error with the reason."""
         self._taken = True
-        self.core.refuse(self.name, f"{self.call}: {reason}")
+        self.core.refuse(self.name, f"{self.call}: {reason}", **self._options)
         return result
 
     def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
@@ -240,6 +243,8 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
         turn without a name is refused.
     """
     check(process_set)
+    if hook_operations.running() is not None:
+        return _in_hook(hook_operations.running(), process_set, name, call)
     if name is None:
         return Turn(process_set, f"{process_set.scope}/unnamed", call)
     if isinstance(name, (str, int)):
@@ -248,9 +253,30 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
         raise ArgumentTypeError(f"The name of an operation must be a str, not {type(name).__name__}.")
 
 
+def _in_hook(hook: hook_operations.HookOperations, process_set: Any, name: Any, call: str) -> Turn:
+    """The turn in an operation that a communication hook starts; a name only shows up in messages."""
+    if process_set is not hook.process_set:
+        raise ArgumentValueError(
+            f"{call}() in a communication hook must be over the process set of its bucket, {hook.process_set!r}, not "
+            f"over {process_set!r}. Pass process_set=bucket.process_set."
+        )
+    return Turn(process_set, hook.next_name(), described(call, name), hook.bucket)
+
+
 def waiting(process_set: Any, call: str) -> Turn:
-    """The turn in a call that waits for the other ranks."""
+    """The turn in a call that waits for the other ranks.
+
+    Raises
+    ------
+    ValueError
+        This process cannot use `process_set`, or this thread runs a communication hook.
+    """
     check(process_set)
+    if hook_operations.running() is not None:
+        raise ArgumentValueError(
+            f"{call} waits for the other workers, which a communication hook must not do. In a hook use allreduce_(), "
+            "grouped_allreduce_(), broadcast_(), reducescatter(), or a form of them that returns new arrays."
+        )
     return Turn(process_set, waiting_name(process_set), call)
 
 

@@ -7,6 +7,7 @@ differ (layers were initialized in another order, say), all gradients are copied
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -76,6 +77,7 @@ class Reduction(NamedTuple):
     num_groups: int  # 0: gradients are packed by bucket_bytes
     store_optimizer: StoreOptimizer | None = None  # updates from the sums; each worker updates its shards
     divisor: float = 1.0  # of sums; means are divided by the number of workers
+    hook: Callable[[Any], None] | None = None  # reduces each bucket in our place; given a GradientBucket
 
     @property
     def scale(self) -> float:
@@ -110,6 +112,8 @@ class Operation(NamedTuple):
     layout: str  # empty if the gradients are copied
     push: Callable[[str], None]  # takes the label of the step
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
+    push_in_place: Callable[[str, str], None] | None = None  # in a bucket: takes another name and `turn_of`
+    hooked: Any = None  # the HookedOperation whose push() this is
 
     def __str__(self) -> str:
         devices = len(self.slots[0].parameter._grad)
@@ -214,8 +218,14 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
         update = _update(reduction.store_optimizer, name, slots, priority, in_place=True)
         options["shards"] = _shards(reduction.store_optimizer, bucket, members)
         handles += update.weights
-    prepared = bucket.prepare(name, count, layout, handles, "sum", reduction.scale, priority, **options)
-    return Operation(name, slots, layout, prepared.push, update)
+
+    def prepare(name: str) -> Any:
+        return bucket.prepare(name, count, layout, handles, "sum", reduction.scale, priority, **options)
+
+    again = functools.lru_cache(maxsize=8)(prepare)  # a hook may use several names, one for each of its operations
+    return Operation(
+        name, slots, layout, prepare(name).push, update, lambda name, turn_of="": again(name).push("", turn_of)
+    )
 
 
 def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[tuple]) -> list[tuple[int, int, int]]:

@@ -28,6 +28,7 @@ from ..sharded_optimizer.optimizer import ShardedUpdate
 from . import bucket_plan
 from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
+from .communication_hook import HookedOperation
 from .fence import Fence, SumsCheck
 from .reducer import Comparing, SharedReducer
 from .squares import Piece, Squares
@@ -84,6 +85,7 @@ class DenseReducer(SharedReducer):
         self._proposed: list[str] = []  # the operations that this rank proposed last
         self._copies_all = False  # the ranks' proposals differ
         self._pushed: set[int] = set()  # ids of the operations of the last step
+        self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
         self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
         living.add(self)
 
@@ -199,13 +201,24 @@ class DenseReducer(SharedReducer):
         last = max(operations, key=_priority_of, default=None)  # backward writes what is near the input last
         with step_marks.part("some"):
             for number, operation in enumerate(operations):
-                if operation is last:
+                if operation is last and operation.hooked is None:
                     step_marks.next_is_last()
                 try:
                     operation.push(label)
                 except BaseException as error:
-                    pushed = isinstance(error, MXNetError)  # NaiveEngine has run it
-                    self._break_off(operations[: number + pushed], operations[number + pushed :], str(error))
+                    # NaiveEngine has run it, and a bucket with a hook takes its turn in any case.
+                    pushed = isinstance(error, MXNetError) or operation.hooked is not None
+                    reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
+                    self._break_off(operations[: number + pushed], operations[number + pushed :], reason)
+                    raise
+            # Behind all hooks: where the last of them fails, no gradient is used on any worker.
+            for operation in operations if self._reduction.hook is not None else ():
+                if operation is last:
+                    step_marks.next_is_last()
+                try:
+                    operation.hooked.end()
+                except BaseException as error:
+                    self._break_off(operations, [], str(error))
                     raise
 
     def update(self) -> None:
@@ -270,12 +283,17 @@ class DenseReducer(SharedReducer):
         """Refuse the rest of a step after some of its operations were pushed."""
         self._to_update = [(one, None) for one in pushed if one.update is not None]
         self.refuse_update(reason)
+        for operation in pushed:
+            if operation.hooked is not None:
+                operation.hooked.refuse_rest(reason)
         for operation in others:
             self._refuse(operation, reason)
         self._refuse_comparison_of(reason)
 
     def _refuse(self, operation: Operation, reason: str) -> None:
-        if operation.update is None:
+        if operation.hooked is not None:
+            operation.hooked.refuse(reason)
+        elif operation.update is None:
             self._process_set.core.refuse(operation.name, reason)
         else:
             ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
@@ -344,10 +362,16 @@ class DenseReducer(SharedReducer):
             self._proposed = proposed
         if self._copies_all or self._is_alone_in_copies():
             operations = bucket_plan.copied(self._scope, self._reduction, active)
+        if self._reduction.hook is not None:
+            operations = [self._with_hook(one, number) for number, one in enumerate(operations)]
         self._operations = operations
         self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
+
+    def _with_hook(self, operation: Operation, number: int) -> Operation:
+        hooked = HookedOperation(self._reduction, operation, number, self._hook_counts)
+        return operation._replace(push=hooked.push, hooked=hooked)
 
     def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
         labels = [slot.label for slot in active]
@@ -356,6 +380,7 @@ class DenseReducer(SharedReducer):
         own = agreement.digest([str(operation) for operation in proposed])
         label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
         (least,), (most,) = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [own], label))
+        self._hook_counts.clear()  # on all ranks
         knew, self._copies_all = self._copies_all, bool(least != most)
         if self._copies_all and not knew and self._process_set.rank() == 0:
             _log.warning(
@@ -397,6 +422,8 @@ class DenseReducer(SharedReducer):
         except RuntimeError as error:
             sentence = f"The ranks do not take the same step of {self._scope}: {error}"
             # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
+            if self._operations and self._operations[0].hooked is not None:
+                self._operations[0].hooked.begin_again()
             self._break_off(self._operations[:1], self._operations[1:], sentence)
             raise MXNetError(sentence) from error
 
@@ -408,6 +435,7 @@ class DenseReducer(SharedReducer):
             "_proposed": [],
             "_copies_all": False,
             "_pushed": set(),
+            "_hook_counts": {},
             "_to_update": [],
         }
 

@@ -18,6 +18,7 @@ from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
 from ..gradients.bucket_plan import Reduction
 from ..gradients.clipping import Clipping
+from ..gradients.communication_hook import GradientBucket
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
 from ..gradients.reducer import Comparing, Reducer, SharedReducer
@@ -70,8 +71,11 @@ class DistributedTrainer(gluon.Trainer):
     optimizer_params : dict, optional
         As for gluon.Trainer.
     compression : optional
-        Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`.
-        `compression_params` has other compressors; give only one of the two arguments.
+        Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`; or,
+        as for Horovod, an object or a class of your own with methods ``compress(tensor) -> (tensor, ctx)`` and
+        ``decompress(tensor, ctx)``. Then what compress() returns is summed over the workers, also within a host, and
+        decompress() gets the sum, with the `ctx` of this worker. So it must return the same on all workers, and fit
+        sums. `compression_params` has other compressors; give only one of the two arguments.
     gradient_predivide_factor : float, optional
         Finite and above 0. For Horovod compatibility. In Horovod it divides gradients before they are summed, so that
         sums of float16 stay in range, and multiplies the result. Here 16-bit gradients are summed in 32 bits and scaled
@@ -127,6 +131,14 @@ class DistributedTrainer(gluon.Trainer):
         norm of all gradients together, over all parameters and process sets, after they were averaged and divided by
         the batch size: ``gluon.utils.clip_global_norm(gradients, clip_global_norm * batch_size)`` does the same in one
         process. `gradient_norm` has the norm. By default nothing is clipped.
+    communication_hook : callable, optional
+        Called with each `GradientBucket` in place of its reduction over the workers, as a hook of PyTorch's
+        DistributedDataParallel: it must reduce ``bucket.arrays`` itself, in place, to the same bits on all workers, and
+        return None. ``bucket.allreduce_()`` does what is done without a hook. It is called in step() or
+        allreduce_grads(), in the thread that calls them, for the same buckets in the same order on all workers, while
+        backward may still run. If it raises, step() raises this error, and the parameters of no worker change.
+        `PowerSGD` is a hook. It needs dense gradients, and neither `compression`, `compression_params`,
+        `update_on_kvstore` nor `elastic`.
     elastic : bool, optional
         True: when a worker dies, training can go on without it, in `run_elastic` (see there). It needs a job that was
         started with ``mpirun --with-ft ulfm``, and all parameters on all workers.
@@ -175,6 +187,7 @@ class DistributedTrainer(gluon.Trainer):
         elastic: bool = False,
         gradients_after_allreduce: str | None = None,
         clip_global_norm: float | None = None,
+        communication_hook: Callable[[GradientBucket], None] | None = None,
     ) -> None:
         process.require()
         sets = parameter_groups.sets_of(process_set, parameter_process_sets)
@@ -196,6 +209,7 @@ class DistributedTrainer(gluon.Trainer):
                 aux_sync_period=aux_sync_period,
                 elastic=elastic,
                 clip_global_norm=clip_global_norm,
+                communication_hook=communication_hook,
             )
             named = naming.named_parameters(params)
             options.check_parameters(named)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import numbers
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ..collectives import compression as compressions
+from ..collectives.compression import Compression, UserCompression
 from ..compat import arrays, mxnet
 from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
 from ..compat.mxnet import Parameter
 from ..coordination import step_label
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
+from ..gradients.communication_hook import GradientBucket
+from ..gradients.compressor_hook import CompressorHook
+from ..gradients.power_sgd import PowerSGD
 from ..parameters.naming import Named, described_within
 from ..sharded_optimizer import traits
 from ..world import failure_detector, process
 from ..world.process_set import ProcessSet, global_process_set
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+# Why a communication hook does not go together with an argument.
+_WHY_NOT_HOOKED = {
+    "update_on_kvstore": "where each worker gets sums of its own share of the gradients only",
+    "elastic": "since a hook may keep states that differ between the remaining workers",
+}
 _REDUCE_METHODS = ("mean", "sum")
 
 
@@ -40,6 +49,7 @@ class TrainerOptions:
     aux_sync_period: int
     elastic: bool
     clip_global_norm: float | None
+    communication_hook: Callable[[GradientBucket], None] | None
 
     @classmethod
     def checked(cls, *, compression_params: Mapping[str, Any] | None, **given: Any) -> TrainerOptions:
@@ -63,6 +73,7 @@ class TrainerOptions:
         options = cls(**given)
         options._check_choices()
         options._check_gradients_after_allreduce()
+        options._check_hook()
         return options
 
     @property
@@ -91,6 +102,7 @@ class TrainerOptions:
             f"update_on_kvstore={bool(self.update_on_kvstore)}",
             f"elastic={bool(self.elastic)}",
             f"clip_global_norm={self.clip_global_norm}",
+            f"communication_hook={_described(self.communication_hook)}",
             *traits.settings(optimizer),
         ]
         if optimizer.lr_scheduler is None:
@@ -107,7 +119,15 @@ class TrainerOptions:
             self.num_groups,
             store_optimizer,
             self.predivide,
+            self._hook,
         )
+
+    @property
+    def _hook(self) -> Callable[[GradientBucket], None] | None:
+        """What reduces buckets in our place."""
+        if isinstance(self.compression, UserCompression):
+            return CompressorHook(self.compression, self.gradient_predivide_factor)
+        return self.communication_hook
 
     def check_parameters(self, named: Sequence[Named]) -> None:
         """Raise an error if these parameters cannot be trained with these options.
@@ -123,6 +143,8 @@ class TrainerOptions:
             self._check_update_on_kvstore(named)
         if self.clip_global_norm is not None:
             self._check_clipping(named)
+        if self._hook is not None:
+            self._check_hooked(named)
         if self.elastic:
             self._check_elastic(named)
             failure_detector.check_possible()
@@ -161,6 +183,41 @@ class TrainerOptions:
                 "divides all gradients by the same number. Use 'mean'."
             )
 
+    def _check_hook(self) -> None:
+        """Refuse what does not go together with a communication hook, or a compressor of the user."""
+        hook = self.communication_hook
+        if hook is not None and not callable(hook):
+            raise TypeError(
+                f"communication_hook must be a function of a bucket or None, not {type(hook).__name__}. Pass a "
+                "function that takes a GradientBucket, or an object such as PowerSGD()."
+            )
+        if self._hook is None:
+            return
+        if hook is not None and repr(self.compression) != repr(Compression.none):
+            raise ValueError(
+                f"communication_hook cannot be combined with the compression {self.compression!r}, since the hook "
+                "decides what travels. Leave one of the two out."
+            )
+        for name, value in (("update_on_kvstore", self.update_on_kvstore), ("elastic", self.elastic)):
+            if value:
+                raise ValueError(
+                    f"{self._hook_argument} cannot be combined with {name}=True, {_WHY_NOT_HOOKED[name]}. Leave one "
+                    "of the two out."
+                )
+
+    @property
+    def _hook_argument(self) -> str:
+        """The argument that the hook comes from, as errors show it."""
+        return "communication_hook" if self.communication_hook is not None else f"compression={self.compression!r}"
+
+    def _check_hooked(self, named: Sequence[Named]) -> None:
+        for label, parameter, _ in named:
+            if parameter._grad_stype != "default":
+                raise NotImplementedError(
+                    f"{self._hook_argument} needs dense gradients, but those of {described_within(label, parameter)} "
+                    f"are {parameter._grad_stype}. Use sparse_grad=False, or leave it out."
+                )
+
     def _check_clipping(self, named: Sequence[Named]) -> None:
         for label, parameter, _ in named:
             dtype = arrays.dtype_name(parameter.dtype)
@@ -198,6 +255,12 @@ class TrainerOptions:
                     "update_on_kvstore=True only gradients may be sparse. Use nn.Embedding(sparse_grad=True), or "
                     "update_on_kvstore=False."
                 )
+
+
+def _described(hook: Any) -> str:
+    """A communication hook as the workers compare it: its own repr, if its class has made one, or its name."""
+    has_repr = hook is None or type(hook).__repr__ is PowerSGD.__repr__
+    return repr(hook) if has_repr else compressions.described(hook)
 
 
 def _norm(given: Any) -> float | None:

@@ -40,12 +40,20 @@ class Group:
         priority: int = 0,
         label: str = "",
         wire: str = "",
+        turn_of: str = "",
     ) -> None: ...
     def push_alltoall(
         self, name: str, input: int, output: int, rows: Sequence[Sequence[int]], priority: int = 0, label: str = ""
     ) -> None: ...
     def push_broadcast(
-        self, name: str, input: int, outputs: Sequence[int], root: int = 0, priority: int = 0, label: str = ""
+        self,
+        name: str,
+        input: int,
+        outputs: Sequence[int],
+        root: int = 0,
+        priority: int = 0,
+        label: str = "",
+        turn_of: str = "",
     ) -> None: ...
     def push_gather_from_owners(
         self,
@@ -67,6 +75,7 @@ class Group:
         priority: int = 0,
         label: str = "",
         wire: str = "",
+        turn_of: str = "",
     ) -> None: ...
     def push_reduce_to_owners(
         self,
@@ -91,6 +100,7 @@ class Group:
         priority: int = 0,
         label: str = "",
         wire: str = "",
+        turn_of: str = "",
     ) -> None: ...
     def rank(self) -> int: ...
     def refuse(self, name: str, reason: str, turn_of: str = "") -> None: ...

@@ -59,11 +59,29 @@ def collectives(part: mykv.ProcessSet) -> None:
     print(mykv.broadcast_object(objects, root_rank=0), several, received)
 
 
+def hook(bucket: mykv.GradientBucket) -> None:
+    bucket.allreduce_()
+    arrays: list[nd.NDArray] = bucket.arrays
+    mykv.grouped_allreduce_(arrays, process_set=bucket.process_set, priority=bucket.priority)
+    told: tuple[int, list[str], float, list[gluon.Parameter]] = (
+        bucket.index,
+        bucket.names,
+        bucket.scale,
+        bucket.parameters,
+    )
+    print(told)
+
+
 def training(net: gluon.Block, data: Any) -> None:
     trainer = mykv.DistributedTrainer(
         net.collect_params(), "sgd", {"learning_rate": 0.1}, compression=mykv.Compression.fp16, bucket_bytes=1 << 20
     )
     trainer.step(32)
+    power: mykv.PowerSGD = mykv.PowerSGD(rank=4, seed=1)
+    power.save_states("power.npz")
+    power.load_states("power.npz")
+    mykv.DistributedTrainer(net.collect_params(), "sgd", communication_hook=power)
+    mykv.DistributedTrainer(net.collect_params(), "sgd", communication_hook=hook)
     local = mykv.LocalTrainer(net.collect_params(), "adam", period=4, outer_momentum=0.9)
     local.step(32)
     optimizer = mykv.DistributedOptimizer("sgd", gradient_predivide_factor=1.0)

@@ -1,0 +1,266 @@
+"""Communication hooks: a function of the user reduces the buckets of a trainer's gradients, in our place.
+
+A hook is called for each bucket of a step, in the same order on all ranks, in the thread that takes the step. Backward
+may still run then: arrays are computed by MXNet's engine, and so are the sums that the hook starts.
+
+A bucket takes one turn in a step, in three parts. A comparison begins it: the gradients wait until it is known that all
+ranks take the same step, and carry the error otherwise. The operations of the hook follow. Another comparison ends it.
+The ends of all buckets come behind all hooks, so a hook that fails on one rank fails the step for all gradients of all
+ranks. The first time, the ranks also tell each other how many operations the hook has started. So a rank that refuses
+a later step, or whose hook fails, knows which operations the other ranks start and wait for.
+
+(The idea is from PyTorch's communication hooks of DistributedDataParallel.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Callable, Sequence
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, Parameter
+from ..coordination import hook_operations, operation
+from ..coordination.hook_operations import HookOperations
+from ..world.process_set import ProcessSet
+from .bucket_plan import Comparison, Operation, Reduction
+
+_FAILED = 1  # in the meeting of the first time
+
+
+class GradientBucket:
+    """Gradients that a communication hook reduces over the workers: the argument of `communication_hook`.
+
+    The hook replaces the values of `arrays` on all workers by the same bits, mostly by `scale` times the sums over the
+    workers. It may start `allreduce`, `broadcast`, `reducescatter` and their other forms over `process_set`. They are
+    matched by their order in the hook, so each worker must start the same operations in the same order. The arrays need
+    not be computed yet: a hook that only calls operations and MXNet's operators never waits.
+
+    Attributes
+    ----------
+    index : int
+        The number of the bucket, from 0, among the buckets of its process set. It is the same on all workers. It may
+        stand for other parameters after parameters were frozen, cast or moved.
+    arrays : list of NDArray
+        The gradients, dense, of one device, to be changed in place. With several devices they are the sums over this
+        worker's devices; each device gets a copy of the result.
+    parameters : list of Parameter
+        The parameters of `arrays`.
+    names : list of str
+        Names of the parameters that are the same on all workers.
+    process_set : ProcessSet
+        The workers that train these parameters.
+    scale : float
+        The factor of the sums over the workers that makes them what the trainer expects: 1 / workers for a mean.
+    priority : int
+        For the argument `priority` of operations: higher where the next forward pass needs the parameters earlier.
+    """
+
+    def __init__(self, reduction: Reduction, planned: Operation, index: int, gradients: Sequence[NDArray]) -> None:
+        self.index = index
+        self.arrays: list[NDArray] = list(gradients)
+        self.parameters: list[Parameter] = [slot.parameter for slot in planned.slots]
+        self.names: list[str] = [slot.label for slot in planned.slots]
+        self.process_set: ProcessSet = reduction.process_set
+        self.scale: float = reduction.scale
+        self.priority: int = max(slot.priority for slot in planned.slots)
+        self._push_in_place = planned.push_in_place
+
+    def allreduce_(self) -> None:
+        """Reduce all `arrays` in place, as the trainer does without a hook. Returns at once.
+
+        Raises
+        ------
+        RuntimeError
+            This is called outside of the hook.
+        """
+        if hook_operations.running() is None:
+            raise RuntimeError(
+                "GradientBucket.allreduce_() was called outside of a communication hook. Call it in the hook, or use "
+                "grouped_allreduce_()."
+            )
+        with operation.named(self.process_set, None, "GradientBucket.allreduce_") as turn:
+            if self._push_in_place is not None:
+                turn.push(self._push_in_place)
+                return
+            handles = arrays.handles(self.arrays)
+            turn.push(turn.core.push_group, handles, handles, "sum", self.scale, self.priority)
+
+    def __repr__(self) -> str:
+        return f"GradientBucket({self.index}, {', '.join(self.names)})"
+
+
+class HookedOperation:
+    """The operation of a bucket that a hook reduces.
+
+    Parameters
+    ----------
+    reduction : Reduction
+        With the hook.
+    planned : Operation
+        The operation that would reduce the bucket without a hook.
+    number : int
+        The number of the bucket.
+    counts : dict of int
+        How many operations the hook starts, by the bucket's name; on all ranks the same names have a count.
+    """
+
+    def __init__(self, reduction: Reduction, planned: Operation, number: int, counts: dict[str, int]) -> None:
+        self._reduction = reduction
+        self._planned = planned
+        self._number = number
+        self._counts = counts
+        self._process_set = reduction.process_set
+        self._name = planned.name
+        self._comparison = Comparison(reduction.process_set)
+        self._priority = max(slot.priority for slot in planned.slots)
+        self._run = HookOperations(self._process_set, self._name)
+        self._has_met = False  # in this turn, or need not meet
+        self._has_ended = True  # the last turn; nothing is left of it
+
+    def push(self, label: str) -> None:
+        """Begin the turn of this step, and run the hook. Whatever fails, the turn is begun afterwards."""
+        core = self._process_set.core
+        try:
+            self._comparison.push(self._name, self._gradients(), self._priority, label)
+        except MXNetError:  # NaiveEngine has run it
+            self._begin()
+            raise
+        except BaseException as error:
+            core.refuse(self._name, str(error))
+            self._begin()
+            raise
+        self._begin()
+        try:
+            with arrays.not_recorded(), self._run.running():
+                self._call()
+        except BaseException as error:
+            self._meet_after(error)
+            raise
+        self._meet(0, "its communication hook has started fewer operations")
+
+    def end(self) -> None:
+        """End the turn: the gradients wait until the hook has run on all ranks, or carry the error of a rank."""
+        self._has_ended = True
+        name = _end_of(self._name)
+        try:
+            self._comparison.push(
+                name, self._gradients(), self._priority, "the end of a communication hook", turn_of=self._name
+            )
+        except MXNetError:  # NaiveEngine has run it
+            raise
+        except BaseException as error:
+            self._process_set.core.refuse(name, str(error), turn_of=self._name)
+            raise
+
+    def refuse(self, reason: str) -> None:
+        """Refuse the turn of a step."""
+        self._process_set.core.refuse(self._name, reason)
+        self._begin()
+        self.refuse_rest(reason)
+
+    def refuse_rest(self, reason: str) -> None:
+        """Refuse what is left of the last turn, of which the first part is taken; a no-op if nothing is left."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if not self._has_met:
+            self._has_met = True
+            self._process_set.core.refuse(_meeting_of(self._name), reason)
+        self._refuse_operations(self._counts.get(self._name, 0), reason)
+        self._process_set.core.refuse(_end_of(self._name), reason, turn_of=self._name)
+
+    @staticmethod
+    def reason(error: BaseException) -> str:
+        """What the other ranks are told after push() has failed."""
+        return f"its communication hook has failed with {type(error).__name__}: {error}"
+
+    def begin_again(self) -> None:
+        """Note that another call has taken the first part of a turn."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._run = HookOperations(self._process_set, self._name)
+        self._has_met = self._name in self._counts
+        self._has_ended = False
+
+    def _gradients(self) -> list[NDArray]:
+        return [gradient for slot in self._planned.slots for gradient in slot.parameter._grad]
+
+    def _call(self) -> None:
+        """Call the hook, with one array for each parameter."""
+        replicas = [slot.parameter._grad for slot in self._planned.slots]
+        totals = [arrays.total(one) for one in replicas]
+        bucket = GradientBucket(self._reduction, self._planned, self._number, totals)
+        result = self._reduction.hook(bucket)
+        if result is not None:
+            raise TypeError(
+                f"The communication hook has returned {type(result).__name__}, but its result is not used. Let it "
+                "change bucket.arrays in place and return None."
+            )
+        for total, held in zip(totals, replicas):
+            for gradient in held if len(held) > 1 else ():
+                arrays.copy(total, gradient)
+
+    def _meet_after(self, error: BaseException) -> None:
+        """The same as `_meet` after the hook has failed here; then refuse what the other ranks wait for."""
+        reason = self.reason(error)
+        with contextlib.suppress(MXNetError):  # the error of the hook is the one to raise
+            self._meet(_FAILED, reason, lambda: self._refuse_awaited(reason))
+        self.refuse_rest(reason)
+
+    def _meet(self, state: int, reason: str, look: Callable[[], None] | None = None) -> None:
+        """The first time, tell the other ranks how many operations the hook has started; later keep the number.
+
+        Operations that only other ranks have started are refused with the reason.
+
+        Raises
+        ------
+        MXNetError
+            The hook has started different numbers of operations, or another rank has refused the step.
+        """
+        if self._has_met:
+            if not state:
+                self._counts[self._name] = self._run.started
+            return
+        self._has_met = True
+        call = f"the first run of a communication hook, on {self._name}"
+        met = operation.exchange(
+            self._process_set, _meeting_of(self._name), call, call, [self._run.started, state], look=look
+        )
+        counts, failed = met[:, 0], met[:, 1].astype(bool)
+        complete = sorted(set(counts[~failed].tolist()))
+        self._refuse_operations(int(counts.max()), reason)
+        if len(complete) == 1:
+            self._counts[self._name] = complete[0]
+        elif complete:
+            ranks = [int(np.flatnonzero(~failed & (counts == one))[0]) for one in complete[:2]]
+            first, second = (f"{one} on rank {self._process_set.ranks[rank]}" for one, rank in zip(complete, ranks))
+            raise MXNetError(
+                f"The communication hook has started different numbers of operations for one bucket: {first}, but "
+                f"{second}. Start the same operations in the same order on all workers."
+            )
+
+    def _refuse_operations(self, count: int, reason: str) -> None:
+        """Refuse the hook's operations up to this number that this rank has not started."""
+        while self._run.started < count:
+            self._process_set.core.refuse(self._run.next_name(), reason, turn_of=self._name)
+
+    def _refuse_awaited(self, reason: str) -> None:
+        """Refuse the operations that other ranks have started and this rank has not."""
+        while True:
+            name = hook_operations.name_of(self._name, self._run.started)
+            if not self._process_set.core.waiting_for_this([name], turn_of=self._name)[0]:
+                return
+            self._refuse_operations(self._run.started + 1, reason)
+
+
+def _meeting_of(name: str) -> str:
+    """The name of the meeting in which ranks tell how many operations the hook has started."""
+    return f"{name}/hooked"
+
+
+def _end_of(name: str) -> str:
+    """The name of the comparison that ends the turn of a bucket."""
+    return f"{name}/end"

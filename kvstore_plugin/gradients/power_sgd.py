@@ -1,0 +1,326 @@
+"""PowerSGD: a communication hook that sends each gradient matrix as the product of two narrow matrices.
+
+(Vogels, Karimireddy and Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019.)
+
+A gradient of shape (n, ...) is a matrix M of n rows; each worker adds to it what earlier steps have left out. With a
+matrix Q of r columns, the workers average P = M Q, make its columns orthonormal, average Q = transposed(M) P, and use
+P transposed(Q) as the mean of M. The next step begins with this Q.
+
+All workers must get the same bits. P and Q are averages, so their bits are equal. But sums of products may be rounded
+differently by another type of CPU or another number of threads. So such sums go over the network before they are used:
+rank 0 of the process set sends its products of the columns of P. All else that follows from P and Q is computed element
+by element, which rounds alike everywhere.
+"""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from typing import BinaryIO, NamedTuple, Sequence
+
+import numpy as np
+
+from ..collectives.reduce import broadcast_, grouped_allreduce_
+from ..collectives.reduce_ops import Sum
+from ..compat import arrays
+from ..compat.arguments import whole_number
+from ..compat.mxnet import NDArray, Parameter, mx
+from ..sharded_optimizer import atomic_file
+from .communication_hook import GradientBucket
+
+# A column of P of which less than this share of its square is left, when the earlier columns are subtracted, is a sum
+# of them up to rounding: P has about 7 digits.
+_DEPENDENT = 1e-12
+
+
+class _State(NamedTuple):
+    """What PowerSGD keeps for a gradient. The arrays are written in place, so that a failed step changes nothing.
+
+    Attributes
+    ----------
+    name : str
+        The parameter's name.
+    error : NDArray, shape (n, m)
+        What earlier steps have left out of this worker's gradient.
+    q : NDArray, shape (m, r)
+        From the last step; the same on all workers.
+    first_q : NDArray, shape (m, r)
+        Random, the same on all workers.
+    """
+
+    name: str
+    error: NDArray
+    q: NDArray
+    first_q: NDArray
+
+
+class _Matrix(NamedTuple):
+    """A gradient in one step."""
+
+    gradient: NDArray  # of mx.nd, in its own shape and dtype
+    state: _State
+    values: NDArray  # shape (n, m): the gradient plus the error
+
+
+class PowerSGD:
+    """A communication hook that sends gradient matrices as products of two narrow matrices, with error feedback.
+
+    Pass an object to ``DistributedTrainer(..., communication_hook=PowerSGD())``, and another object to each trainer. A
+    gradient of shape (n, ...) with n * m elements needs (n + m) * rank numbers, and as many of float64 as `rank` has
+    squares for each gradient. Gradients of one dimension, and gradients that would need more numbers than they have,
+    are averaged as they are. What a step leaves out is kept and added to the gradient of the next step, which takes as
+    much memory as the gradients. A step whose gradients are not finite, as with AMP, changes no such state.
+
+    Parameters
+    ----------
+    rank : int, optional
+        The number of columns, at least 1.
+    seed : int, optional
+        Of the random matrices in the first step. The same on all workers.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An argument is no int or is too small.
+
+    Notes
+    -----
+    Vogels, Karimireddy and Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019.
+    """
+
+    def __init__(self, rank: int = 2, seed: int = 0) -> None:
+        self.rank = whole_number("rank", rank, 1)
+        self.seed = whole_number("seed", seed, 0)
+        self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
+        self._loaded: dict[str, np.ndarray] = {}  # by what save_states() calls them
+
+    def __call__(self, bucket: GradientBucket) -> None:
+        """Reduce a bucket. Returns at once."""
+        plain, matrices = [], []
+        for name, parameter, given in zip(bucket.names, bucket.parameters, bucket.arrays):
+            gradient = given.as_nd_ndarray()
+            if self._compresses(gradient):
+                matrices.append(_matrix(gradient, self._state_of(name, parameter, gradient)))
+            else:
+                plain.append(gradient)
+        if not matrices:
+            bucket.allreduce_()
+            return
+        size = bucket.process_set.size()
+        how = {
+            "op": Sum,
+            "postscale_factor": 1.0 / size,
+            "process_set": bucket.process_set,
+            "priority": bucket.priority,
+        }
+        factor = bucket.scale * size  # from means to what the trainer expects
+        left = [mx.nd.dot(one.values, one.state.q) for one in matrices]
+        grouped_allreduce_([*left, *plain], **how)
+        for gradient in plain if factor != 1.0 else ():
+            gradient *= factor
+        for width in sorted({one.shape[1] for one in left}):
+            chosen = [number for number, one in enumerate(left) if one.shape[1] == width]
+            self._reduce(bucket, [matrices[one] for one in chosen], [left[one] for one in chosen], factor, how)
+
+    def _reduce(
+        self, bucket: GradientBucket, matrices: Sequence[_Matrix], left: Sequence[NDArray], factor: float, how: dict
+    ) -> None:
+        """The second half, for matrices with the same number of columns; `left` are the averages of P."""
+        basis = _Basis(left, bucket)
+        right = [mx.nd.dot(one.values, p, transpose_a=True) for one, p in zip(matrices, basis.columns)]
+        grouped_allreduce_(right, **how)
+        for number, (one, p, q) in enumerate(zip(matrices, basis.columns, right)):
+            mean = _product(p, q)
+            n, m = mean.shape
+            error, kept = one.state.error, one.state.q
+            is_finite = basis.is_finite.slice_axis(axis=0, begin=number, end=number + 1)  # shape (1,)
+            fresh = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
+            mx.nd.where(is_finite.tile((m,)), q + fresh, kept).copyto(kept)
+            mx.nd.where(is_finite.tile((n,)), one.values - mean, error).copyto(error)
+            result = mean if factor == 1.0 else mean * factor
+            arrays.copy(result.reshape(one.gradient.shape), one.gradient)
+
+    def _compresses(self, gradient: NDArray) -> bool:
+        if len(gradient.shape) < 2 or gradient.size == 0 or arrays.kind(gradient) != "float":
+            return False
+        rows = gradient.shape[0]
+        return (rows + gradient.size // rows) * self.rank < gradient.size
+
+    def _state_of(self, name: str, parameter: Parameter, gradient: NDArray) -> _State:
+        """The state of a gradient; a new state at first, and after its shape, dtype or device has changed."""
+        rows = gradient.shape[0]
+        shape, columns = (rows, gradient.size // rows), min(self.rank, rows, gradient.size // rows)
+        dtype = np.float64 if arrays.dtype_name(gradient.dtype) == "float64" else np.float32
+        state = self._states.get(parameter)
+        if (
+            state is None
+            or (state.name, state.error.shape, state.q.shape[1]) != (name, shape, columns)
+            or (state.error.dtype, state.error.context) != (dtype, gradient.context)
+        ):
+            random = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
+            first = random.standard_normal((shape[1], columns)).astype(dtype)
+            made = [
+                self._loaded_or(f"{name}/error", np.zeros(shape, dtype)),
+                self._loaded_or(f"{name}/q", first),
+                first,
+            ]
+            state = _State(name, *(mx.nd.array(one, ctx=gradient.context, dtype=dtype) for one in made))
+            self._states[parameter] = state
+        return state
+
+    def _loaded_or(self, key: str, default: np.ndarray) -> np.ndarray:
+        loaded = self._loaded.pop(key, None)
+        return default if loaded is None or loaded.shape != default.shape else loaded
+
+    def save_states(self, fname: str) -> None:
+        """Write this worker's state to a file, atomically. Waits for the steps so far.
+
+        Each worker has another state, so each needs a file of its own, beside the trainer's save_states().
+
+        Parameters
+        ----------
+        fname : str
+            For example ``f"power-sgd-{rank()}.npz"``.
+
+        Raises
+        ------
+        OSError
+            The file cannot be written. An existing file is unchanged.
+        """
+        values = self._values()
+
+        def fill(file: BinaryIO) -> None:
+            np.savez(file, **values)
+
+        atomic_file.write(fname, fill)
+
+    def load_states(self, fname: str) -> None:
+        """Load a state that save_states() has written on the worker with this rank; used from the next step on.
+
+        Raises
+        ------
+        OSError, ValueError
+            The file cannot be read, or is of another program.
+        """
+        with np.load(fname, allow_pickle=False) as file:
+            loaded = {key: file[key] for key in file.files}
+        if not all(key.endswith(("/error", "/q")) for key in loaded):
+            raise ValueError(f"{fname} is not a file of PowerSGD.save_states(). Load a file that it has written.")
+        self._states.clear()
+        self._loaded = loaded
+
+    def _values(self) -> dict[str, np.ndarray]:
+        values = dict(self._loaded)
+        for state in self._states.values():
+            values[f"{state.name}/error"] = state.error.asnumpy()
+            values[f"{state.name}/q"] = state.q.asnumpy()
+        return values
+
+    def __getstate__(self) -> dict:
+        # A copy of a trainer has other Parameters, of the same names.
+        return {"rank": self.rank, "seed": self.seed, "_loaded": self._values()}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state, _states=weakref.WeakKeyDictionary())
+
+    def __repr__(self) -> str:
+        return f"PowerSGD(rank={self.rank}, seed={self.seed})"
+
+
+class _Basis:
+    """Orthonormal columns for several matrices P with the same number of columns; the same bits on all workers.
+
+    Gram-Schmidt in terms of the products of columns, in float64: column j of the result is the sum over l of
+    ``factors[j][l]`` times column l of P.
+
+    Attributes
+    ----------
+    columns : list of NDArray
+        Of the shapes of the matrices. A column that depends on the columns before it is replaced by zeros.
+    dropped : NDArray of float64, shape (number of matrices, columns)
+        1 for such a column, otherwise 0.
+    is_finite : NDArray of float64, shape (number of matrices,)
+        1 if all elements of P are finite, otherwise 0.
+    """
+
+    def __init__(self, left: Sequence[NDArray], bucket: GradientBucket) -> None:
+        wide = [one.astype("float64") for one in left]
+        grams = mx.nd.stack(*[mx.nd.dot(one, one, transpose_a=True) for one in wide])
+        process_set = bucket.process_set
+        broadcast_(grams, process_set.ranks[0], process_set=process_set, priority=bucket.priority)
+        width = left[0].shape[1]
+        gram = [[_entry(grams, row, column) for column in range(width)] for row in range(width)]
+        self.is_finite = _is_finite([gram[one][one] for one in range(width)])
+        factors, dropped = _gram_schmidt(gram)
+        self.dropped = mx.nd.concat(*dropped, dim=1)
+        self.columns = [
+            mx.nd.concat(*[_combined(one, some, number) for some in factors], dim=1).astype(given.dtype)
+            for number, (one, given) in enumerate(zip(wide, left))
+        ]
+
+
+def _gram_schmidt(gram: Sequence[Sequence[NDArray]]) -> tuple[list[list[NDArray]], list[NDArray]]:
+    """The factors of the columns, and for each column whether it was dropped; all of shape (matrices, 1)."""
+    factors: list[list[NDArray]] = []
+    dropped = []
+    for j, square in enumerate(gram[one][one] for one in range(len(gram))):
+        rest, column = square, [mx.nd.zeros_like(square) for _ in range(j)]
+        for before in factors:
+            along = _sum([factor * gram[row][j] for row, factor in enumerate(before)])
+            rest = rest - along * along
+            for row, factor in enumerate(before):
+                column[row] = column[row] - along * factor
+        depends = rest <= square * _DEPENDENT
+        length = mx.nd.sqrt(mx.nd.where(depends, mx.nd.ones_like(rest), rest))
+        keeps = 1.0 - depends
+        factors.append([one * keeps / length for one in [*column, mx.nd.ones_like(rest)]])
+        dropped.append(depends)
+    return factors, dropped
+
+
+def _matrix(gradient: NDArray, state: _State) -> _Matrix:
+    values = arrays.with_dtype_of(state.error, gradient.reshape(state.error.shape))
+    return _Matrix(gradient, state, values + state.error)
+
+
+def _entry(grams: NDArray, row: int, column: int) -> NDArray:
+    """An element of each matrix, of shape (matrices, 1)."""
+    return grams.slice_axis(axis=1, begin=row, end=row + 1).slice_axis(axis=2, begin=column, end=column + 1).flatten()
+
+
+def _row(array: NDArray, number: int) -> NDArray:
+    return array.slice_axis(axis=0, begin=number, end=number + 1)
+
+
+def _column(array: NDArray, number: int) -> NDArray:
+    return array.slice_axis(axis=1, begin=number, end=number + 1)
+
+
+def _sum(terms: Sequence[NDArray]) -> NDArray:
+    """The sum, added in the order of the terms."""
+    total = terms[0]
+    for one in terms[1:]:
+        total = total + one
+    return total
+
+
+def _is_finite(squares: Sequence[NDArray]) -> NDArray:
+    """Shape (matrices,): 1 where all squares are finite. NaN compares as false."""
+    return mx.nd.prod(mx.nd.concat(*[one <= 1e300 for one in squares], dim=1), axis=1)
+
+
+def _combined(matrix: NDArray, factors: Sequence[NDArray], number: int) -> NDArray:
+    """A sum of the first columns of a matrix, times the factors of the matrix with this number."""
+    return _sum([mx.nd.broadcast_mul(_column(matrix, one), _row(some, number)) for one, some in enumerate(factors)])
+
+
+def _product(p: NDArray, q: NDArray) -> NDArray:
+    """P times the transposed Q, added column by column in their order.
+
+    A dot product of one column is one multiplication for each element, and faster than broadcast_mul.
+    """
+    rows = q.transpose()
+    total = mx.nd.dot(_column(p, 0), _row(rows, 0))
+    for one in range(1, p.shape[1]):
+        total += mx.nd.dot(_column(p, one), _row(rows, one))
+    return total

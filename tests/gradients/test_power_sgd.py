@@ -1,0 +1,222 @@
+"""PowerSGD gives what a model of the paper in numpy gives, and the same bits on all workers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import zlib
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import MXNetError, array, clear_errors, mx
+from mxnet import gluon
+
+_HOSTS = {"MYKV_VIRTUAL_HOSTS": "2"}
+_SHAPES = [(12, 9), (10, 3, 2, 2), (7,), (3, 2)]  # the last two travel as they are
+
+
+def _parameter(number, shape, dtype="float32"):
+    parameter = gluon.Parameter(f"p{number}", shape=shape, dtype=dtype)
+    parameter.initialize(init=mx.init.Zero())
+    return parameter
+
+
+def _trainer(hook, shapes=_SHAPES, dtype="float32", **options):
+    parameters = [_parameter(number, shape, dtype) for number, shape in enumerate(shapes)]
+    sgd = ("sgd", {"learning_rate": 1.0})
+    return parameters, mykv.DistributedTrainer(parameters, *sgd, communication_hook=hook, **options)
+
+
+def _gradient(rank, step, number, shape, dtype="float32"):
+    random = np.random.RandomState(10000 * step + 100 * number + rank)
+    return random.uniform(-1, 1, shape).astype(dtype)
+
+
+def _set(parameters, rank, step, dtype="float32"):
+    for number, one in enumerate(parameters):
+        one.grad()[:] = array(_gradient(rank, step, number, one.shape, dtype))
+        one.data()._fresh_grad = True
+
+
+def _step(parameters, trainer, rank, step, dtype="float32"):
+    """The mean that the trainer has used, of each gradient."""
+    before = [one.data().asnumpy() for one in parameters]
+    _set(parameters, rank, step, dtype)
+    trainer.step(1)
+    return [old - one.data().asnumpy() for old, one in zip(before, parameters)]
+
+
+class _Model:
+    """Algorithms 1 and 2 of the paper without momentum, in float64, for all workers at once."""
+
+    def __init__(self, size, rank, seed=0):
+        self.size, self.rank, self.seed = size, rank, seed
+        self.errors, self.q = {}, {}
+
+    def means(self, step, shapes=_SHAPES, factor=1.0):
+        return [self._mean(step, number, shape) * factor for number, shape in enumerate(shapes)]
+
+    def _mean(self, step, number, shape):
+        given = [_gradient(rank, step, number, shape).astype("float64") for rank in range(self.size)]
+        n, m = shape[0], int(np.prod(shape[1:]))
+        if len(shape) < 2 or (n + m) * self.rank >= n * m:
+            return sum(given) / self.size
+        if number not in self.q:
+            random = np.random.default_rng([self.seed, zlib.crc32(f"p{number}".encode())])
+            self.q[number] = random.standard_normal((m, self.rank)).astype("float32").astype("float64")
+            self.errors[number] = [0.0] * self.size
+        matrices = [one.reshape(n, m) + error for one, error in zip(given, self.errors[number])]
+        p = _gram_schmidt(sum(one @ self.q[number] for one in matrices) / self.size)
+        self.q[number] = sum(one.T @ p for one in matrices) / self.size
+        mean = p @ self.q[number].T
+        self.errors[number] = [one - mean for one in matrices]
+        return mean.reshape(shape)
+
+
+def _gram_schmidt(p):
+    p = p.copy()
+    for column in range(p.shape[1]):
+        p[:, column] /= np.linalg.norm(p[:, column])
+        for later in range(column + 1, p.shape[1]):
+            p[:, later] -= (p[:, column] @ p[:, later]) * p[:, column]
+    return p
+
+
+def _named(hook, **options):
+    parameters, trainer = _trainer(hook, **options)
+    return {f"p{number}": one for number, one in enumerate(parameters)}, trainer
+
+
+@pytest.fixture(autouse=True)
+def _names(monkeypatch):
+    """The names of parameters in a list are 'parameter 0' and so on; the model knows them as p0."""
+    original = zlib.crc32
+    monkeypatch.setattr(zlib, "crc32", lambda text: original(text.replace(b"parameter ", b"p")))
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 256}, {"reduce_method": "sum"}], ids=str)
+def test_equals_the_model(rank, size, gather, width, options):
+    parameters, trainer = _trainer(mykv.PowerSGD(rank=width), **options)
+    model = _Model(size, width)
+    for step in range(4):
+        used = _step(parameters, trainer, rank, step)
+        for got, expected in zip(used, model.means(step, factor=size if options.get("reduce_method") else 1.0)):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert len(set(gather([one.data().asnumpy().tobytes() for one in parameters].__repr__()))) == 1
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+def test_on_two_hosts(rank, size, gather):
+    parameters, trainer = _trainer(mykv.PowerSGD())
+    model = _Model(size, 2)
+    for step in range(3):
+        for got, expected in zip(_step(parameters, trainer, rank, step), model.means(step)):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_other_dtypes(rank, size, dtype):
+    parameters, trainer = _trainer(mykv.PowerSGD(), dtype=dtype)
+    model = _Model(size, 2)
+    tolerance = 5e-3 if dtype == "float16" else 1e-5
+    for got, expected in zip(_step(parameters, trainer, rank, 0, dtype), model.means(0)):
+        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.ranks(2)
+def test_dependent_columns(rank, size, gather):
+    """Gradients of rank 1, and of zeros, are exact, and later gradients use all columns again."""
+    shapes = [(8, 9)]
+    parameters, trainer = _trainer(mykv.PowerSGD(rank=2), shapes=shapes)
+    outer = np.outer(np.arange(1, 9), np.arange(1, 10)).astype("float32") * (rank + 1)
+    for given in (outer * 0, outer, outer * 0):
+        before = parameters[0].data().asnumpy()
+        parameters[0].grad()[:] = array(given)
+        parameters[0].data()._fresh_grad = True
+        trainer.step(1)
+        np.testing.assert_allclose(before - parameters[0].data().asnumpy(), given / (rank + 1) * 1.5, atol=1e-3)
+    for step in range(2):
+        used = _step(parameters, trainer, rank, step)
+    assert np.linalg.matrix_rank(used[0], tol=1e-3) == 2
+    assert len(set(gather(repr(used[0].tobytes())))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_what_is_left_out_comes_later(rank, size):
+    """Error feedback: the sums of what was used follow the sums of the gradients."""
+    parameters, trainer = _trainer(mykv.PowerSGD(rank=1), shapes=[(12, 9)])
+    same = sum(_gradient(one, 0, 0, (12, 9)) for one in range(size)) / size
+    total = 0
+    for _ in range(60):
+        total = total + _step(parameters, trainer, rank, 0)[0]
+    assert np.linalg.norm(total / 60 - same) < 0.2 * np.linalg.norm(same)
+
+
+@pytest.mark.ranks(2)
+def test_a_step_that_is_not_finite_changes_no_state(rank, size):
+    """As with AMP, which skips such a step; the gradient that is used is not finite on all workers."""
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook)
+    _step(parameters, trainer, rank, 0)
+    before = hook._values()
+    _set(parameters, rank, 1)
+    if rank == 1:
+        parameters[0].grad()[:] = np.inf
+        parameters[1].grad()[:] = np.nan
+    trainer.allreduce_grads()
+    assert not any(np.isfinite(one.grad().asnumpy()).all() for one in parameters[:2])
+    after = hook._values()
+    assert sorted(before) == sorted(after) and all((before[key] == after[key]).all() for key in before)
+
+
+@pytest.mark.ranks(2)
+def test_a_failed_step_changes_no_state(rank, size, gather):
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook)
+    _step(parameters, trainer, rank, 0)
+    before = hook._values()
+    _set(parameters, rank, 1)
+    trainer.step(1 + rank)
+    with pytest.raises(MXNetError, match="batch size"):
+        parameters[0].data().asnumpy()
+    clear_errors()
+    after = hook._values()
+    assert all((before[key] == after[key]).all() for key in before)
+    _step(parameters, trainer, rank, 2)
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_states_are_saved_loaded_and_copied(rank, size, tmp_path):
+    hook = mykv.PowerSGD(rank=3, seed=5)
+    parameters, trainer = _trainer(hook)
+    _step(parameters, trainer, rank, 0)
+    hook.save_states(str(tmp_path / f"power-{rank}.npz"))
+    copies = [copy.deepcopy(hook), pickle.loads(pickle.dumps(hook))]
+    copies.append(mykv.PowerSGD(rank=3, seed=5))
+    copies[-1].load_states(str(tmp_path / f"power-{rank}.npz"))
+    expected = _step(parameters, trainer, rank, 1)
+    for one in copies:
+        assert repr(one) == "PowerSGD(rank=3, seed=5)"
+        others, other = _trainer(one)
+        for got, wanted in zip(_step(others, other, rank, 1), expected):
+            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+    fresh = _step(*_trainer(mykv.PowerSGD(rank=3, seed=5)), rank, 1)
+    assert not np.allclose(fresh[0], expected[0], atol=1e-3)
+    np.savez(tmp_path / "other.npz", a=np.zeros(1))
+    with pytest.raises(ValueError, match="is not a file of PowerSGD.save_states"):
+        copies[0].load_states(str(tmp_path / "other.npz"))
+
+
+@pytest.mark.ranks(2)
+def test_the_workers_need_the_same_arguments(rank, size):
+    with pytest.raises(RuntimeError, match="(?s)PowerSGD.rank=2, seed=0.*PowerSGD.rank=3, seed=0"):
+        _trainer(mykv.PowerSGD(rank=2 + rank))
+    for arguments, message in (({"rank": 0}, "rank must be at least 1"), ({"seed": 1.5}, "seed must be an int")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            mykv.PowerSGD(**arguments)
