@@ -66,11 +66,6 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
         return True
 
 
-def was_loaded(parameter: Parameter) -> bool:
-    """Whether this worker has loaded other values of a Parameter since all were equal."""
-    return parameter in _loaded
-
-
 @contextlib.contextmanager
 def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
     """Note an update of Parameters that fails on this worker, but not on the others, as if values had been loaded.
