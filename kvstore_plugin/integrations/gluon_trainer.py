@@ -170,18 +170,26 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
         original(self, ignore_stale_grad)
         return
     record = _record(self)
+    is_shared = isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1
+    if is_shared and not record.fences:
+        record.fences = fence.in_groups(self._params, _FENCED_TOGETHER)
     with load_tracking.noting_failures(self._params if was_attached(self) else ()):
         failure = None if record.is_stepping else record.sums.failure()
         if failure is not None:
             trainer_state.count_update(self)  # workers that have not seen the error update from the sums, and count
             load_tracking.note_failure(self._params)
             raise MXNetError(failure)
-        original(self, ignore_stale_grad)
-    if isinstance(self._kvstore, MyKV) and self._kvstore.num_workers > 1:
-        if not record.fences:
-            record.fences = fence.in_groups(self._params, _FENCED_TOGETHER)
-        for one in record.fences:
-            one.push(ends_step=True)
+        if is_shared and not self._update_on_kvstore:
+            for one in record.fences:
+                one.begin()
+        try:
+            original(self, ignore_stale_grad)
+        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+            for one in record.fences if is_shared else ():
+                one.push(ends_step=True, broken=True)
+            raise
+    for one in record.fences if is_shared else ():
+        one.push(ends_step=True)
 
 
 @patches.replaces(

@@ -261,7 +261,8 @@ class DistributedTrainer(gluon.Trainer):
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
         # The last one: the comparison of a SparseReducer is made in each step, also if all its parameters are frozen.
-        self._clipping = Clipping(most, self._gradients, company[-1] if company else None, self._params)
+        carrier = company[-1] if company else None
+        self._clipping = Clipping(most, self._gradients, carrier, self._params, self._store_optimizer is None)
 
     @property
     def gradient_norm(self) -> NDArray | None:
@@ -567,7 +568,11 @@ class DistributedTrainer(gluon.Trainer):
         if self._clipping is not None:  # from here on all workers have counted, whatever fails on some of them
             factor = step_label.value_of(self._optimizer.rescale_grad)
             self._clip(factor, label)
-            self._make_updates(ignore_stale_grad)
+            try:
+                self._make_updates(ignore_stale_grad)
+            except MXNetError:
+                self._clipping.end(factor, broken=True)
+                raise
             self._clipping.end(factor)
         else:
             self._make_updates(ignore_stale_grad)
@@ -616,10 +621,24 @@ class DistributedTrainer(gluon.Trainer):
                 for weight in parameter._data if parameter.grad_req != "null" else ():
                     weight._fresh_grad = False
             return
+        if self._clipping is not None:  # it has a fence of its own
+            self._update_on_all_places(ignore_stale_grad)
+            return
+        for gradients in self._gradients:
+            gradients.begin_updates()
+        try:
+            self._update_on_all_places(ignore_stale_grad)
+        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+            for gradients in self._gradients:
+                gradients.fence(broken=True)
+            raise
+        for gradients in self._gradients:
+            gradients.fence()
+
+    def _update_on_all_places(self, ignore_stale_grad: bool) -> None:
         given, places = self._params, self._places
         if not self._contains_sparse_weight and len(places) < 2:
             super()._update(ignore_stale_grad)
-            self._push_fences()
             return
         # A call of an optimizer takes arrays of one device only. MXNet skips a Parameter with grad_req 'null'.
         try:
@@ -631,13 +650,6 @@ class DistributedTrainer(gluon.Trainer):
                 super()._update(ignore_stale_grad)
         finally:
             self._params = given
-        self._push_fences()
-
-    def _push_fences(self) -> None:
-        if self._clipping is not None:
-            return  # it has a fence of its own
-        for gradients in self._gradients:
-            gradients.fence()
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer with its states to a file, which any Trainer of these parameters can load.

@@ -7,7 +7,7 @@ import contextlib
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import MXNetError, array, checksum, clear_errors, dense_network, mx, structure
+from harness.support import MXNetError, array, checksum, clear_errors, dense_network, fail, mx, structure
 from mxnet import autograd, gluon
 
 _BATCH = 4
@@ -219,6 +219,46 @@ def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_
         clear_errors()
     mykv.broadcast_states(training.trainer)
     _goes_on(gather, training)
+
+
+class _Failing(mx.optimizer.SGD):
+    """SGD of which an operation fails in MXNet's engine, or where MXNet refuses it, as for lack of memory."""
+
+    fails = ""
+
+    def update_multi_precision(self, index, weight, gradient, state):
+        if self.fails == "refused" and 2 in np.ravel(index):
+            mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))
+        super().update_multi_precision(index, weight, gradient, state)
+        if self.fails == "in the engine" and 2 in np.ravel(index):
+            fail(weight[0] if isinstance(weight, (list, tuple)) else weight)
+
+
+@pytest.mark.ranks(3, long=(2,))
+@pytest.mark.parametrize("kind", ["own", "own in two", "own clipped", "own copied", "stock"])
+@pytest.mark.parametrize("fails", ["in the engine", "refused"])
+def test_an_operation_of_mxnet_that_fails_in_the_update_of_one_worker(rank, gather, kind, fails):
+    """The others have updated: the workers are told in the next steps, until states are broadcast."""
+    optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.5)
+    optimizer.__class__ = _Failing
+    options = {"own clipped": {"clip_global_norm": 0.1}, "own copied": {"bucket_bytes": 0}}.get(kind, {})
+    training = _Training(kind, rank, optimizer, **options)
+    step = training.step_in_two if kind == "own in two" else training.step
+    step()
+    mx.nd.waitall()
+    optimizer.fails = fails if rank == 1 else ""
+    with pytest.raises(MXNetError) if rank == 1 else contextlib.nullcontext():
+        step()
+        mx.nd.waitall()
+    optimizer.fails = ""
+    clear_errors()
+    for _ in range(2):
+        with pytest.raises(MXNetError, match="an update has failed on rank 1 alone|update.. is refused"):
+            step()
+            mx.nd.waitall()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training, step)
 
 
 @pytest.mark.ranks(3, long=(2,))
