@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from harness.support import MXNetError, array, checksum, clear_errors, dense_network, fail, mx, structure
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 _BATCH = 4
+_SGD = ("sgd", {"learning_rate": 0.1})
 
 
 class _Optimizer(mx.optimizer.SGD):
@@ -259,6 +261,60 @@ def test_an_operation_of_mxnet_that_fails_in_the_update_of_one_worker(rank, gath
         clear_errors()
     mykv.broadcast_states(training.trainer)
     _goes_on(gather, training, step)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("mistake", ["stale", "batch size", "barrier", "in allreduce_grads", "in update"])
+@pytest.mark.parametrize("failing", [(2,), (1, 2)], ids=["once", "twice"])
+def test_periodic_operations_of_all_workers_are_in_the_same_steps_after_a_mistake(rank, gather, mistake, failing):
+    """Without that, rank 1 would take part in them one step later than rank 0."""
+    mx.random.seed(rank)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=6), nn.BatchNorm(in_channels=4))
+    net.initialize()
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, broadcast_period=2, aux_sync_period=2)
+    in_two = mistake.startswith("in ")
+
+    def step(number, wrong):
+        with autograd.record():
+            loss = (net(array(np.random.RandomState(9 * number + rank).rand(_BATCH, 6).astype("float32"))) ** 2).sum()
+        loss.backward()
+        weight = net[0].weight.data()
+        if wrong and mistake == "barrier":
+            mykv.barrier()
+        if in_two:
+            weight._fresh_grad = True
+            original = trainer._gradients[0].allreduce
+            if wrong and mistake == "in allreduce_grads":
+                trainer._gradients[0].allreduce = lambda *_: (trainer._refuse("planted"), 1 / 0)
+            try:
+                trainer.allreduce_grads()
+            finally:
+                trainer._gradients[0].allreduce = original
+            weight._fresh_grad = not wrong
+            trainer.update(_BATCH)
+        else:
+            weight._fresh_grad = not (wrong and mistake == "stale")
+            trainer.step("many" if wrong and mistake == "batch size" else _BATCH)
+        mx.nd.waitall()
+
+    for number in range(5):
+        if number not in failing:
+            step(number, False)
+            continue
+        with pytest.raises((MXNetError, UserWarning, TypeError, ValueError, ArithmeticError)):
+            step(number, rank == 1)
+            mykv.barrier()
+        clear_errors()
+        if mistake == "barrier" and rank == 0:
+            with contextlib.suppress(MXNetError):
+                mykv.barrier()
+        mykv.barrier()
+        clear_errors()
+    statistics = net[1].running_mean.data().asnumpy().tobytes()
+    assert len(set(gather(trainer._steps))) == 1
+    assert trainer._steps % 2 or len(set(gather(statistics))) == 1
+    assert len(set(gather(checksum(net[0])))) == 1
 
 
 @pytest.mark.ranks(3, long=(2,))
