@@ -89,9 +89,10 @@ std::vector<size_t> Api::shape(Handle array) const {
 }
 
 void Api::push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads,
-               int n_reads, const Handle* writes, int n_writes, int property, int priority, const char* name) const {
+               int n_reads, const Handle* writes, int n_writes, int property, int priority, const char* name,
+               bool always) const {
   if (push_(function, parameter, deleter, context, reads, n_reads, writes, n_writes, &property, priority, name,
-            false) != 0) {
+            always) != 0) {
     fail("MXEnginePushAsyncND");
   }
 }

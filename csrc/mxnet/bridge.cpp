@@ -9,6 +9,7 @@
 #include <mutex>
 #include <new>
 #include <unordered_set>
+#include <utility>
 
 #include "base/error.h"
 #include "mxnet/step_clock.h"
@@ -292,9 +293,51 @@ void run_local(void*, void* on_complete, void* parameter) {
   complete(*static_cast<EngineCallback*>(on_complete), failure.empty() ? nullptr : &failure);
 }
 
+// The engine has a pointer to a shared_ptr of a watch, and runs the deleter.
+UpdateWatch& watch_of(void* parameter) { return **static_cast<std::shared_ptr<UpdateWatch>*>(parameter); }
+void forget_watch(void* parameter) { delete static_cast<std::shared_ptr<UpdateWatch>*>(parameter); }
+
+void note_summed(void*, void* on_complete, void* parameter) {
+  watch_of(parameter).summed = true;
+  complete(*static_cast<EngineCallback*>(on_complete), nullptr);
+}
+
+// The keys of updates that have failed on this rank alone. Kept until Python asks, also if its trainer is gone.
+struct FailedUpdates {
+  std::atomic<bool> any{false};
+  std::mutex mutex;
+  std::vector<uint64_t> keys;
+};
+FailedUpdates& failed_updates() {
+  static auto& updates = *new FailedUpdates;
+  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&failed_updates().mutex) std::mutex; });
+  (void)forks;
+  return updates;
+}
+
+void judge(void*, void* on_complete, void* parameter) {
+  const UpdateWatch& watch = watch_of(parameter);
+  if (watch.summed && !watch.updated) {
+    const std::lock_guard<std::mutex> lock(failed_updates().mutex);
+    failed_updates().keys.push_back(watch.key);
+    failed_updates().any = true;
+  }
+  complete(*static_cast<EngineCallback*>(on_complete), nullptr);
+}
+
+void note_all_updated(void* context, void* on_complete, void* parameter) {
+  watch_of(parameter).updated = true;
+  do_nothing(context, on_complete, nullptr);
+}
+
 void end_updates(void*, void* on_complete, void*) {
   note_updated();
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
+}
+
+void note_and_end_updates(void* context, void* on_complete, void* parameter) {
+  watch_of(parameter).updated = true;
+  end_updates(context, on_complete, nullptr);
 }
 
 // The form for MXNet 2.0, whose engine must also be told of the start.
@@ -329,6 +372,14 @@ void discard(void* parameter) {
 }  // namespace
 
 uint64_t failed_operations() { return g_failed_operations; }
+
+std::vector<uint64_t> take_failed_updates() {
+  FailedUpdates& updates = failed_updates();
+  if (!updates.any) return {};
+  const std::lock_guard<std::mutex> lock(updates.mutex);
+  updates.any = false;
+  return std::exchange(updates.keys, {});
+}
 
 std::map<ErrorCode, FailureCount> failures() {
   const std::lock_guard<std::mutex> lock(all_failures().mutex);
@@ -369,12 +420,30 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
   hand_to_engine(pushed, name, priority, storages.arrays());
 }
 
-void Bridge::push_fence(const HeldArrays& arrays, bool ends_step) const {
+void Bridge::push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch) const {
   Context context{kCpu, 0};
+  if (watch) {
+    void* const noting = ends_step ? for_engine_of<note_and_end_updates>(api_) : for_engine_of<note_all_updated>(api_);
+    api_.push(noting, new std::shared_ptr<UpdateWatch>(watch), &forget_watch, &context, nullptr, 0,
+              arrays.arrays().data(), static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
+    return;
+  }
   void* const function = ends_step ? for_engine_of<end_updates>(api_) : for_engine_of<do_nothing>(api_);
   api_.push(
       function, nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),
       static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
+}
+
+void Bridge::push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const {
+  Context context{kCpu, 0};
+  api_.push(for_engine_of<note_summed>(api_), new std::shared_ptr<UpdateWatch>(watch), &forget_watch, &context,
+            arrays.arrays().data(), static_cast<int>(arrays.arrays().size()), nullptr, 0, kAsync, 0, "mykv look");
+}
+
+void Bridge::push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const {
+  Context context{kCpu, 0};
+  api_.push(for_engine_of<judge>(api_), new std::shared_ptr<UpdateWatch>(watch), &forget_watch, &context, nullptr, 0,
+            &array, 1, kAsync, 0, "mykv verdict", true);
 }
 
 void Bridge::push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,

@@ -2,6 +2,7 @@
 // its outputs wait for it as for any operator.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -47,6 +48,18 @@ class HeldArrays {
 struct Pushed;
 class PreparedOperation;  // what does not change between the operations on a bucket
 
+// Whether the updates of a step have failed on this rank alone: the sums have succeeded, and so they have on all ranks,
+// but an update has not. The operations that note it run one after another, since each waits for the one before.
+struct UpdateWatch {
+  explicit UpdateWatch(uint64_t which) : key(which) {}
+  const uint64_t key;  // which updates, as the caller calls them
+  std::atomic<bool> summed{false};
+  std::atomic<bool> updated{false};
+};
+
+// The keys of updates that have failed on this rank alone since the last call.
+std::vector<uint64_t> take_failed_updates();
+
 class Bridge {
  public:
   // `blocking`: the engine runs each operation inside the push (NaiveEngine). Such an engine loses the errors of
@@ -65,7 +78,12 @@ class Bridge {
             const std::string& label, const std::string& turn_of) const;
   // An operation without effect that writes the arrays: a reader of any of them waits for all operations that were
   // pushed on any of them. `ends_step`: it stands behind updates of a step, whose time counts.
-  void push_fence(const HeldArrays& arrays, bool ends_step) const;
+  // With a watch it also notes whether all of them have succeeded.
+  void push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch = nullptr) const;
+  // Notes in a watch that none of the arrays carries an error, when all that writes them by now has run.
+  void push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const;
+  // Judges a watch when all that writes the array by now has run or been skipped.
+  void push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const;
   // Work of this rank alone, on a worker of the engine for the CPU; it gets the memory of the arrays, which it may
   // write.
   void push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,

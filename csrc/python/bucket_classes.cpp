@@ -45,9 +45,14 @@ void bind_prepared(py::module_& m) {
       m, "Fence",
       "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
       "that were pushed on any of its arrays.")
-      .def(py::init<const Handles&>(), py::arg("arrays"))
-      .def("push", &Fence::push, py::arg("ends_step") = false,
-           "Put it behind the operations that are pushed by now. With ends_step these are updates of a step.");
+      .def(py::init<const Handles&, const Handles&, uint64_t>(), py::arg("arrays"), py::arg("gradients") = Handles(),
+           py::arg("key") = 0)
+      .def("begin", &Fence::begin,
+           "Call this before updates from the gradients: if they fail on this rank and the gradients carry no error,\n"
+           "take_failed_updates() has the key.")
+      .def("push", &Fence::push, py::arg("ends_step") = false, py::arg("broken") = false,
+           "Put it behind the operations that are pushed by now. With ends_step these are updates of a step; with\n"
+           "broken some of the updates were not pushed.");
 }
 
 }  // namespace mykv

@@ -2,6 +2,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include <utility>
+
 #include "base/error.h"
 #include "operations/signature.h"
 #include "python/attached_bridge.h"
@@ -110,12 +112,22 @@ void PreparedBucket::push(const std::string& label, const std::string& turn_of) 
   target.push(runtime_, prepared_, label, turn_of);
 }
 
-Fence::Fence(const Handles& arrays) : arrays_(bridge().api(), handles(arrays)) {}
+Fence::Fence(const Handles& arrays, const Handles& gradients, uint64_t key)
+    : arrays_(bridge().api(), handles(arrays)), gradients_(bridge().api(), handles(gradients)), key_(key) {}
 
-void Fence::push(bool ends_step) const {
+void Fence::begin() {
   const mxnet::Bridge& target = bridge();
+  watch_ = std::make_shared<mxnet::UpdateWatch>(key_);
   py::gil_scoped_release release;
-  target.push_fence(arrays_, ends_step);
+  target.push_look(gradients_, watch_);
+}
+
+void Fence::push(bool ends_step, bool broken) {
+  const mxnet::Bridge& target = bridge();
+  const auto watch = std::exchange(watch_, nullptr);
+  py::gil_scoped_release release;
+  target.push_fence(arrays_, ends_step, broken ? nullptr : watch);
+  if (watch) target.push_verdict(arrays_.arrays().front(), watch);
 }
 
 }  // namespace mykv

@@ -33,12 +33,17 @@ class PreparedBucket {
 // later operation would run then.
 class Fence {
  public:
-  explicit Fence(const Handles& arrays);
-  // `ends_step`: it stands behind updates of a step, whose time counts.
-  void push(bool ends_step) const;
+  // `gradients`: what updates read; `key`: what take_failed_updates() calls the updates.
+  Fence(const Handles& arrays, const Handles& gradients, uint64_t key);
+  // Call it before the updates, where a failure of them on this rank alone is to be noted.
+  void begin();
+  // `ends_step`: it stands behind updates of a step, whose time counts. `broken`: some of them were not pushed.
+  void push(bool ends_step, bool broken);
 
  private:
-  mxnet::HeldArrays arrays_;
+  mxnet::HeldArrays arrays_, gradients_;
+  uint64_t key_;
+  std::shared_ptr<mxnet::UpdateWatch> watch_;  // from begin() to push()
 };
 
 }  // namespace mykv

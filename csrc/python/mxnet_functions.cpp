@@ -10,6 +10,8 @@ namespace py = pybind11;
 namespace mykv {
 
 void bind_mxnet(py::module_& m) {
+  m.def("take_failed_updates", &mxnet::take_failed_updates,
+        "Keys of fences whose updates have failed on this rank alone, since the last call.");
   m.def("failed_operations", &mxnet::failed_operations,
         "How many operations on MXNet's arrays have failed in this process.");
   m.def(

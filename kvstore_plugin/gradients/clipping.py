@@ -36,6 +36,8 @@ class Clipping:
         The reducer whose comparison adds up the workers' sums of squares; None if the worker trains alone.
     parameters : sequence of Parameter
         The trainer's parameters.
+    updates_here : bool
+        Each worker updates all parameters by itself, without an optimizer on the store.
 
     Attributes
     ----------
@@ -49,8 +51,10 @@ class Clipping:
         reducers: Sequence[Reducer],
         carrier: SharedReducer | None,
         parameters: Sequence[Parameter],
+        updates_here: bool,
     ) -> None:
         self.most = most
+        self._updates_here = updates_here and carrier is not None
         self._reducers = list(reducers)
         self._carrier = carrier
         self._squares = Squares(None if carrier is None else carrier.process_set)
@@ -117,6 +121,8 @@ class Clipping:
                 )
             return
         squares = self._squares.array
+        if self._updates_here:
+            self._fence.begin(also=[squares])
         if math.isinf(self.most):
             return
         if any(one.has_rows() for one in self._reducers):
@@ -141,8 +147,10 @@ class Clipping:
         # Squares of 32 bits do not overflow in float64, so the sum is finite if all gradients are.
         return math.isfinite(self._squares.array.asnumpy().item())
 
-    def end(self, factor: float) -> None:
+    def end(self, factor: float, broken: bool = False) -> None:
         """Call this after the updates, with the argument of clip(). It takes the place of the reducers' fences.
+
+        `broken`: an exception has broken off the updates.
 
         All gradients of the step, and the norm, share its errors. Reading one of them clears the error for all, so no
         array may be read before all updates have run: see fence.py. The norm is computed behind the fence.
@@ -150,7 +158,7 @@ class Clipping:
         if not self._is_added_up:
             return
         squares = self._squares.array
-        self._fence.push(ends_step=True, also=[squares])
+        self._fence.push(ends_step=True, also=[squares], broken=broken)
         with arrays.not_recorded():
             norm = (squares.sqrt() * abs(factor)).astype("float32")
         self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm

@@ -256,13 +256,18 @@ class DenseReducer(SharedReducer):
         active = [slot.parameter for operation in self._operations for slot in operation.slots]
         return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
 
-    def fence(self) -> None:
+    def begin_updates(self) -> None:
+        if self._process_set.size() > 1:
+            for fence in [self._fence] if self._compares is Comparing.UPDATE else self._fences:
+                fence.begin()
+
+    def fence(self, broken: bool = False) -> None:
         if self._compares is Comparing.UPDATE:
             if self._process_set.size() > 1:
-                self._fence.push(bool(self._pushed))  # compare() is one operation on all arrays
+                self._fence.push(bool(self._pushed), broken=broken)  # compare() is one operation on all arrays
         elif self._process_set.size() > 1:
             for fence, operation in zip(self._fences, self._operations):
-                fence.push(id(operation) in self._pushed)
+                fence.push(id(operation) in self._pushed, broken=broken)
 
     def refuse_update(self, reason: str) -> None:
         begun, self._to_update = self._to_update, []

@@ -4,6 +4,9 @@ In MXNet's engine all arrays of a failed operation share one error, and so do al
 array raises the error, the engine clears it for all (ThreadedEngine::ThrowException). An update that has not run by
 then would run with a gradient that was not summed. A fence is an operation without effect on the gradients and weights
 of some parameters. It comes after their updates, and reading one of these arrays waits for the fence.
+
+A fence also tells whether updates have failed on this rank alone, for example for lack of memory: the sums carry no
+error, and the weights do. The other ranks have updated theirs then, so the next step must fail on all ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import Any, Iterable, Sequence
 
 from ..compat import arrays, mxnet
 from ..compat.mxnet import NDArray, Parameter
+from ..parameters import load_tracking
 from ..world import process
 
 _data_of = operator.attrgetter("_data")
@@ -26,19 +30,39 @@ class Fence:
     ----------
     parameters : iterable of Parameter
         Should be few: the next forward pass waits for all of them.
+    compares_weights : bool
+        The weights carry the error where the workers' updates differ, and not the gradients.
     """
 
-    def __init__(self, parameters: Iterable[Parameter]) -> None:
+    def __init__(self, parameters: Iterable[Parameter], compares_weights: bool = False) -> None:
         self._parameters = list(parameters)
+        self._compares_weights = compares_weights
         self._seen: list[Any] = []
         self._fence: Any = None
 
-    def push(self, ends_step: bool = False, also: Sequence[NDArray] = ()) -> None:
+    def begin(self, also: Sequence[NDArray] = ()) -> None:
+        """Call this before updates that each rank makes by itself, to note a failure of them on this rank alone.
+
+        `also` as for push(). Returns at once.
+        """
+        self._look_again(also)
+        if self._fence is not None:
+            self._fence.begin()
+
+    def push(self, ends_step: bool = False, also: Sequence[NDArray] = (), broken: bool = False) -> None:
         """Reading an array of these parameters now waits for all operations on all of them. Returns at once.
 
         With `ends_step`, these are updates after a step's sums, and the statistics count their time. `also` holds more
-        arrays, for which the same is true.
+        arrays, for which the same is true. `broken`: the updates since begin() were broken off by an exception.
         """
+        if broken and mxnet.engine_blocks():  # which raises the errors of sums before any update
+            load_tracking.note_failure(self._parameters)
+        self._look_again(also)
+        if self._fence is not None:
+            self._fence.push(ends_step, broken)
+
+    def _look_again(self, also: Sequence[NDArray]) -> None:
+        """Make the operation anew if the parameters have other arrays."""
         if mxnet.engine_blocks():
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]
@@ -46,13 +70,14 @@ class Fence:
             self._seen = seen
             trained = [one for one in self._parameters if one._grad is not None]
             held = [array for one in trained for array in (*one._data, *one._grad)]
-            held += also if held else ()
-            self._fence = process.core.Fence(arrays.handles(held)) if held else None
-        if self._fence is not None:
-            self._fence.push(ends_step)
+            self._fence = None
+            if held:
+                before = held if self._compares_weights else [array for one in trained for array in one._grad]
+                key = load_tracking.watched(trained[0])
+                self._fence = process.core.Fence(arrays.handles([*held, *also]), arrays.handles([*before, *also]), key)
 
     def __reduce__(self) -> tuple:
-        return Fence, (self._parameters,)
+        return Fence, (self._parameters, self._compares_weights)
 
 
 class SumsCheck:

@@ -73,8 +73,14 @@ class Reducer:
     def update(self) -> None:
         """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
 
-    def fence(self) -> None:
-        """Call this after the updates: no array of a failed step can be read before all updates have run."""
+    def begin_updates(self) -> None:
+        """Call this before updates that each worker makes by itself: fence() notes if they fail on this one alone."""
+
+    def fence(self, broken: bool = False) -> None:
+        """Call this after the updates: no array of a failed step can be read before all updates have run.
+
+        `broken`: an exception has broken off the updates.
+        """
 
     def compare(self, label: str) -> None:
         """Let an update fail on all ranks, before it changes a weight, if the ranks' updates differ. Returns at once.
@@ -231,9 +237,13 @@ class SharedReducer(Reducer):
         if self._is_due:
             self.refuse_comparison(reason)
 
-    def fence(self) -> None:
+    def begin_updates(self) -> None:
         if self._process_set.size() > 1:
-            self._fence.push()
+            self._fence.begin()
+
+    def fence(self, broken: bool = False) -> None:
+        if self._process_set.size() > 1:
+            self._fence.push(broken=broken)
 
     def awaited_by(self) -> list[int]:
         core, names = self._process_set.core, self._names()

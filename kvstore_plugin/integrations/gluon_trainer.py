@@ -208,8 +208,16 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
             trainer_state.count_update(self)  # workers that have not seen the error update from the sums, and count
             load_tracking.note_failure(self._params)
             raise MXNetError(failure)
-        original(self, ignore_stale_grad)
-    if record.reducer is not None and not self._update_on_kvstore:
+        updates_here = record.reducer is not None and not self._update_on_kvstore
+        if updates_here:
+            record.reducer.begin_updates()
+        try:
+            original(self, ignore_stale_grad)
+        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+            if updates_here:
+                record.reducer.fence(broken=True)
+            raise
+    if updates_here:
         record.reducer.fence()
 
 

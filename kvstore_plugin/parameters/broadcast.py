@@ -145,6 +145,12 @@ def broadcast_again(process_set: ProcessSet, named: Sequence[Named], scope: str,
             broadcast.refuse(f"{described(name, parameter)} has no values yet on rank {process.rank()}.")
 
 
+def refuse_again(process_set: ProcessSet, named: Sequence[Named], scope: str, root: int, reason: str) -> None:
+    """Refuse this rank's turns in a `broadcast_again` of the other ranks, with the reason."""
+    for name, _, position in named:
+        Broadcast(process_set, f"{scope}/again/{name}", root, -position).refuse(reason)
+
+
 def _named_values(params: Any, prefix: str) -> Iterator[Named]:
     """Names and values for broadcast_parameters, checked to be Parameters or arrays that can be broadcast."""
     pair = isinstance(params, (list, tuple)) and any(isinstance(half, (Mapping, *NAME_KEYED_DICTS)) for half in params)

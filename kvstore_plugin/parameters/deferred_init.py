@@ -22,11 +22,10 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import numpy as np
 
 from ..collectives.sparse_values import push_broadcast
-from ..compat import patches
+from ..compat import arrays, patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, NDArray, Parameter, autograd
 from ..world import process
 from ..world.process_set import ProcessSet
-from . import load_tracking
 from .naming import described
 
 
@@ -69,11 +68,16 @@ _times: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
 _withdrawn: weakref.WeakKeyDictionary[Parameter, _Held] = weakref.WeakKeyDictionary()
 # Parameters whose initialization was deferred: the _deferred_init that MXNet keeps until the initialization.
 _deferred_as: weakref.WeakKeyDictionary[Parameter, tuple] = weakref.WeakKeyDictionary()
+# Parameters whose broadcast may still fail, since not all ranks are known to have values, each with a copy of what
+# set_data() or load_parameters() has written since (None before): the engine skips such a write if the broadcast fails.
+_set_early: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
 
 def wait_for(parameter: Parameter, broadcast: Broadcast) -> None:
     """Run `broadcast` when the Parameter is initialized next."""
     _waiting.setdefault(parameter, []).append(broadcast)
+    if broadcast.lasting:
+        _set_early[parameter] = None
 
 
 def forget(names: str) -> None:
@@ -137,6 +141,7 @@ def check_values(
     if not wrong.any():
         for _, parameter in named:
             _deferred_as.pop(parameter, None)  # it may hold values
+            _set_early.pop(parameter, None)
         return
     mine = np.flatnonzero(wrong & lacks)
     number = int(mine[0] if mine.size else np.flatnonzero(wrong)[0])
@@ -201,16 +206,20 @@ class _Held(NamedTuple):
 def _withdraw(parameter: Parameter, is_new: bool) -> None:
     """Let a Parameter that has values wait for its next use, as it does on the ranks without values.
 
-    A new Parameter is then initialized again in the same way, since its broadcast may have failed unnoticed. Older and
-    loaded values are kept. The arrays are kept too: a network that is hybridized with static_alloc goes on writing to
-    them.
+    A new Parameter is then initialized again in the same way, since its broadcast may have failed unnoticed. Older
+    values are kept, and values that were set or loaded meanwhile. The arrays are kept too: a network that is hybridized
+    with static_alloc goes on writing to them.
     """
     data = parameter._data
     _withdrawn[parameter] = _Held(data, parameter._grad, parameter.grad_req, parameter.dtype)
     parameter._data = parameter._grad = None
-    kept = (None, [array.context for array in data], None, data[0])
-    is_made = is_new and not load_tracking.was_loaded(parameter)
-    parameter._deferred_init = _deferred_as.get(parameter, kept) if is_made else kept
+    devices = [array.context for array in data]
+    written = _set_early.get(parameter)
+    if written is not None:
+        parameter._deferred_init = (None, devices, None, arrays.with_dtype_of(data[0], written))
+        return
+    kept = (None, devices, None, data[0])
+    parameter._deferred_init = _deferred_as.get(parameter, kept) if is_new else kept
 
 
 def _has_taken_back(parameter: Parameter, values: NDArray, devices: Any) -> bool:
@@ -233,6 +242,7 @@ def _initialized(parameter: Parameter) -> None:
     left = []
     if has_lasting(parameter):
         _times[parameter] = times(parameter) + 1
+        _set_early[parameter] = None
     for broadcast in waiting:
         is_there = broadcast.process_set.included()  # None if the set was removed
         if is_there and not broadcast.covered:
@@ -259,6 +269,21 @@ def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any)
         original(self, data, devices)
     if without_values and process.is_initialized():
         _initialized(self)
+
+
+@patches.replaces(
+    "gluon.Parameter.set_data",
+    when=patches.AT_INIT,
+    why="The engine skips this write if a broadcast before it fails, since another worker has no values yet.",
+    does="Keeps a copy of the values until all workers are known to have values.",
+    undone_by="a Parameter of which all workers had values in a step",
+)
+def _set_data(original: Callable, self: Parameter, data: Any) -> None:
+    # MXNet waits for the broadcast before it takes values from numpy, so that these are not written early.
+    if self._data is not None and self in _set_early and isinstance(data, NDArray):
+        with arrays.not_recorded():
+            _set_early[self] = data.copy()
+    original(self, data)
 
 
 @patches.replaces(

@@ -10,6 +10,7 @@ worker's label.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
@@ -18,6 +19,7 @@ import numpy as np
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import MXNetError, NDArray, Parameter, trainer_of
+from ..world import process
 
 _LABEL = (
     "a step after load_parameters(), load_states(), set_data() or a failed update; if this is so on some workers only, "
@@ -29,8 +31,13 @@ _OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 # For each loaded parameter a copy of its values when all workers were last equal; None where states were loaded.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
 
-# How many updates of single arrays the trainer of a Parameter had counted at the first failed update.
-_failed: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
+# How many updates of single arrays the trainer of a Parameter had counted at the first failed update; as text, which is
+# no other worker's, where MXNet's engine has skipped updates on this worker alone.
+_failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictionary()
+
+# Numbers of Parameters by which the core notes that updates have failed: see gradients/fence.py.
+_numbers: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
+_count = itertools.count(1)
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
@@ -38,6 +45,7 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
 
     Waits for the values of loaded Parameters.
     """
+    _note_failed_updates()
     if not _loaded:
         return False
     for parameter in [one for one in parameters if one in _loaded]:
@@ -53,7 +61,10 @@ def label(parameters: Iterable[Parameter]) -> str:
     Workers whose updates have failed at the same place have equal weights; after failures at different places they do
     not.
     """
-    places = sorted({_failed[one] for one in parameters if one in _failed})
+    places = sorted({_failed[one] for one in parameters if one in _failed}, key=str)
+    alone = [place for place in places if isinstance(place, str)]
+    if alone:
+        return f"{_LABEL} ({alone[0]})"
     return f"{_LABEL} (it failed after {places} updates of arrays)" if places else _LABEL
 
 
@@ -64,11 +75,6 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
         return not np.array_equal(arrays.memory_of_weight(parameter._data[0]), arrays.memory(before))
     except MXNetError:
         return True
-
-
-def was_loaded(parameter: Parameter) -> bool:
-    """Whether this worker has loaded other values of a Parameter since all were equal."""
-    return parameter in _loaded
 
 
 @contextlib.contextmanager
@@ -91,6 +97,22 @@ def note(parameters: Iterable[Parameter]) -> None:
     _loaded.update(dict.fromkeys(parameters))
 
 
+def watched(parameter: Parameter) -> int:
+    """The number by which the core notes that an update of a Parameter, or of others with it, has failed."""
+    return _numbers.setdefault(parameter, next(_count))
+
+
+def _note_failed_updates() -> None:
+    """Note updates that MXNet's engine has skipped or broken off on this worker, though their sums were there."""
+    keys = set(process.core.take_failed_updates())
+    for parameter in [one for one, number in _numbers.items() if number in keys] if keys else ():
+        trainer = trainer_of(parameter)
+        of_trainer = trainer._params if trainer is not None else [parameter]
+        note(of_trainer)
+        text = f"an operation of MXNet in an update has failed on rank {process.rank()} alone"
+        _failed.update((one, _failed.get(one, text)) for one in of_trainer)
+
+
 def note_failure(parameters: Sequence[Parameter]) -> None:
     """Note that an update of Parameters has failed on this worker, and perhaps not on the others."""
     note(parameters)
@@ -103,6 +125,7 @@ def note_failure(parameters: Sequence[Parameter]) -> None:
 
 def forget(parameters: Iterable[Parameter]) -> None:
     """Note that all workers have the same values of these Parameters."""
+    _note_failed_updates()
     if _loaded or _failed:
         for parameter in list(parameters):
             _loaded.pop(parameter, None)

@@ -235,8 +235,8 @@ class DistributedTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
-        self._steps = 0
-        self._until_aux_sync = options.aux_sync_period
+        self._steps = 0  # equal on all workers between two steps, also after a step that failed
+        self._is_left_out = False  # this worker counted the step when its allreduce_grads() failed
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
 
     def _meet_members(
@@ -284,7 +284,8 @@ class DistributedTrainer(gluon.Trainer):
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
         # The last one: the comparison of a SparseReducer is made in each step, also if all its parameters are frozen.
-        self._clipping = Clipping(most, self._gradients, company[-1] if company else None, self._params)
+        carrier = company[-1] if company else None
+        self._clipping = Clipping(most, self._gradients, carrier, self._params, self._store_optimizer is None)
 
     @property
     def gradient_norm(self) -> NDArray | None:
@@ -435,7 +436,7 @@ class DistributedTrainer(gluon.Trainer):
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
         """Count an update even if it fails here, since the other workers count it."""
-        counted = self._updates_counted()
+        counted, steps = self._updates_counted(), self._steps
         try:
             yield
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
@@ -443,8 +444,11 @@ class DistributedTrainer(gluon.Trainer):
                 gradients.refuse_update(f"the step was interrupted on that rank: {error}")
             if self._clipping is not None:
                 self._clipping.refuse(f"the step was interrupted on that rank: {error}")
-            if self._updates_counted() == counted and any(one.has_begun() for one in self._gradients):
-                trainer_state.count_update(self)
+            if any(one.has_begun() for one in self._gradients):
+                if self._updates_counted() == counted:
+                    trainer_state.count_update(self)
+                if self._steps == steps:
+                    self._leave_out(f"the step has failed on that rank: {error}")
             raise
 
     def _label(self, factor: float, what: str = "a step") -> str:
@@ -584,6 +588,7 @@ class DistributedTrainer(gluon.Trainer):
         sync_batch_norm.end_step()
         if any(gradients.has_begun() for gradients in self._gradients):
             trainer_state.count_update(self)
+            self._leave_out(reason)
 
     def _refuse_comparison(self, reason: str) -> None:
         """Refuse an update() of the other workers."""
@@ -594,14 +599,16 @@ class DistributedTrainer(gluon.Trainer):
         sync_batch_norm.end_step()
         deadlock_check.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         what = label or "allreduce_grads()"
+        self._is_left_out = False
         try:
             self._for_each(
                 lambda one: one.allreduce(ignore_stale, what, self._comparison_after(one, label)),
                 lambda one, reason: one.refuse(reason),
             )
         except Exception as error:
-            for averaging in self._due_averagings():
-                averaging.refuse(str(error))
+            if not label and any(gradients.has_begun() for gradients in self._gradients):
+                self._leave_out(str(error))  # the other workers call update(); in step(), _counted() does this
+                self._is_left_out = True
             raise
         self._freshness_is_shared = ignore_stale
 
@@ -614,17 +621,19 @@ class DistributedTrainer(gluon.Trainer):
 
     def _update(self, ignore_stale_grad: bool = False, label: str = "") -> None:
         """Update from the reduced gradients; `label` is that of a step, and empty in update()."""
-        if self._options.broadcast_period > 0:
-            self._steps += 1
-            if self._steps % self._options.broadcast_period == 0:
-                for share in self._shares:
-                    broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
-        for averaging in self._due_averagings():
+        shares, averagings = self._count_step()
+        for share in shares:
+            broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
+        for averaging in averagings:
             averaging.push()
         if self._clipping is not None:  # from here on all workers have counted, whatever fails on some of them
             factor = step_label.value_of(self._optimizer.rescale_grad)
             self._clip(factor, label)
-            self._make_updates(ignore_stale_grad)
+            try:
+                self._make_updates(ignore_stale_grad)
+            except MXNetError:
+                self._clipping.end(factor, broken=True)
+                raise
             self._clipping.end(factor)
         else:
             self._make_updates(ignore_stale_grad)
@@ -654,13 +663,25 @@ class DistributedTrainer(gluon.Trainer):
             with amp.without_scaler(self):
                 self._run_updaters(ignore_stale_grad)
 
-    def _due_averagings(self) -> list[Averaging]:
-        """Count a step, and return the averagings that are due in it."""
-        self._until_aux_sync -= 1
-        if self._until_aux_sync != 0:
-            return []
-        self._until_aux_sync = self._options.aux_sync_period
-        return self._averagings
+    def _count_step(self) -> tuple[Sequence[parameter_groups.Share], Sequence[Averaging]]:
+        """Count a step, once on each worker; returns the shares to be broadcast in it, and the averagings."""
+        if self._is_left_out:
+            self._is_left_out = False
+            return (), ()
+        self._steps += 1
+        broadcasts, averages = self._options.broadcast_period, self._options.aux_sync_period
+        return (
+            self._shares if broadcasts > 0 and self._steps % broadcasts == 0 else (),
+            self._averagings if averages > 0 and self._steps % averages == 0 else (),
+        )
+
+    def _leave_out(self, reason: str) -> None:
+        """Count a step that the other workers make, and refuse its periodic operations, which they push."""
+        shares, averagings = self._count_step()
+        for share in shares:
+            broadcast.refuse_again(share.process_set, share.named, share.scope, share.root, reason)
+        for averaging in averagings:
+            averaging.refuse(reason)
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
         with load_tracking.noting_failures(self._params):
@@ -673,10 +694,24 @@ class DistributedTrainer(gluon.Trainer):
                 for weight in parameter._data if parameter.grad_req != "null" else ():
                     weight._fresh_grad = False
             return
+        if self._clipping is not None:  # it has a fence of its own
+            self._update_on_all_places(ignore_stale_grad)
+            return
+        for gradients in self._gradients:
+            gradients.begin_updates()
+        try:
+            self._update_on_all_places(ignore_stale_grad)
+        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+            for gradients in self._gradients:
+                gradients.fence(broken=True)
+            raise
+        for gradients in self._gradients:
+            gradients.fence()
+
+    def _update_on_all_places(self, ignore_stale_grad: bool) -> None:
         given, places = self._params, self._places
         if not self._contains_sparse_weight and len(places) < 2:
             super()._update(ignore_stale_grad)
-            self._push_fences()
             return
         # A call of an optimizer takes arrays of one device only. MXNet skips a Parameter with grad_req 'null'.
         try:
@@ -688,13 +723,6 @@ class DistributedTrainer(gluon.Trainer):
                 super()._update(ignore_stale_grad)
         finally:
             self._params = given
-        self._push_fences()
-
-    def _push_fences(self) -> None:
-        if self._clipping is not None:
-            return  # it has a fence of its own
-        for gradients in self._gradients:
-            gradients.fence()
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer with its states to a file, which any Trainer of these parameters can load.

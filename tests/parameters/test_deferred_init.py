@@ -579,3 +579,49 @@ def test_a_worker_that_leaves_the_first_step_out_before_its_forward_pass(rank, g
         trainer.step(3)
         trained = {name: values.tobytes() for name, values in parameters(net).items() if "running" not in name}
         assert len(set(gather(str(sorted(trained.items()))))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("before", [False, True], ids=["made in the forward pass", "made before the trainer"])
+@pytest.mark.parametrize("how", ["load_parameters", "set_data"])
+def test_values_that_the_root_loads_before_the_other_has_used_the_network(rank, gather, tmp_path, how, before):
+    """The step fails, since the other rank has no values, and MXNet's engine has skipped the writes."""
+    source = _network(seed=50, norm=True)
+    source(_images(0))
+    for parameter in structure(source).values():
+        parameter.set_data(parameter.data() + 0.5)
+    path = str(tmp_path / "net.params")
+    source.save_parameters(path)
+    net = _network(seed=rank, norm=True)
+    mykv.init()
+    if before and rank == 0:
+        net(_images(rank))
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    known = [name for name, one in structure(net).items() if "weight" not in name]
+
+    def step(loads):
+        if rank == 0:
+            loss = _loss(net, rank)
+            if loads and how == "load_parameters":
+                net.load_parameters(path)
+            elif loads:
+                for name, parameter in structure(net).items():
+                    if name not in known:
+                        parameter.set_data(structure(source)[name].data())
+            loss.backward()
+        trainer.step(3)
+
+    for loads in (True, False):
+        with pytest.raises(MXNetError, match="has no values yet on rank 1"):
+            step(loads)
+        clear_errors()
+    if how == "load_parameters":  # also those whose shapes were known, of which only rank 0 has the loaded values
+        mykv.broadcast_states(trainer)
+    net(_images(rank))
+    expected = {name: one for name, one in parameters(source).items() if how == "load_parameters" or name not in known}
+    np.testing.assert_equal({name: parameters(net)[name] for name in expected}, expected)
+    for number in range(2):
+        _loss(net, rank, number).backward()
+        trainer.step(3)
+        trained = {name: values.tobytes() for name, values in parameters(net).items() if "running" not in name}
+        assert len(set(gather(str(sorted(trained.items()))))) == 1

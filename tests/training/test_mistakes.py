@@ -7,10 +7,12 @@ import contextlib
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import MXNetError, array, checksum, clear_errors, dense_network, mx, structure
+from harness.support import MXNetError, array, checksum, clear_errors, dense_network, fail, mx, structure
 from mxnet import autograd, gluon
+from mxnet.gluon import nn
 
 _BATCH = 4
+_SGD = ("sgd", {"learning_rate": 0.1})
 
 
 class _Optimizer(mx.optimizer.SGD):
@@ -219,6 +221,100 @@ def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_
         clear_errors()
     mykv.broadcast_states(training.trainer)
     _goes_on(gather, training)
+
+
+class _Failing(mx.optimizer.SGD):
+    """SGD of which an operation fails in MXNet's engine, or where MXNet refuses it, as for lack of memory."""
+
+    fails = ""
+
+    def update_multi_precision(self, index, weight, gradient, state):
+        if self.fails == "refused" and 2 in np.ravel(index):
+            mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3)))
+        super().update_multi_precision(index, weight, gradient, state)
+        if self.fails == "in the engine" and 2 in np.ravel(index):
+            fail(weight[0] if isinstance(weight, (list, tuple)) else weight)
+
+
+@pytest.mark.ranks(3, long=(2,))
+@pytest.mark.parametrize("kind", ["own", "own in two", "own clipped", "own copied", "stock"])
+@pytest.mark.parametrize("fails", ["in the engine", "refused"])
+def test_an_operation_of_mxnet_that_fails_in_the_update_of_one_worker(rank, gather, kind, fails):
+    """The others have updated: the workers are told in the next steps, until states are broadcast."""
+    optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.5)
+    optimizer.__class__ = _Failing
+    options = {"own clipped": {"clip_global_norm": 0.1}, "own copied": {"bucket_bytes": 0}}.get(kind, {})
+    training = _Training(kind, rank, optimizer, **options)
+    step = training.step_in_two if kind == "own in two" else training.step
+    step()
+    mx.nd.waitall()
+    optimizer.fails = fails if rank == 1 else ""
+    with pytest.raises(MXNetError) if rank == 1 else contextlib.nullcontext():
+        step()
+        mx.nd.waitall()
+    optimizer.fails = ""
+    clear_errors()
+    for _ in range(2):
+        with pytest.raises(MXNetError, match="an update has failed on rank 1 alone|update.. is refused"):
+            step()
+            mx.nd.waitall()
+        clear_errors()
+    mykv.broadcast_states(training.trainer)
+    _goes_on(gather, training, step)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("mistake", ["stale", "batch size", "barrier", "in allreduce_grads", "in update"])
+@pytest.mark.parametrize("failing", [(2,), (1, 2)], ids=["once", "twice"])
+def test_periodic_operations_of_all_workers_are_in_the_same_steps_after_a_mistake(rank, gather, mistake, failing):
+    """Without that, rank 1 would take part in them one step later than rank 0."""
+    mx.random.seed(rank)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=6), nn.BatchNorm(in_channels=4))
+    net.initialize()
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, broadcast_period=2, aux_sync_period=2)
+    in_two = mistake.startswith("in ")
+
+    def step(number, wrong):
+        with autograd.record():
+            loss = (net(array(np.random.RandomState(9 * number + rank).rand(_BATCH, 6).astype("float32"))) ** 2).sum()
+        loss.backward()
+        weight = net[0].weight.data()
+        if wrong and mistake == "barrier":
+            mykv.barrier()
+        if in_two:
+            weight._fresh_grad = True
+            original = trainer._gradients[0].allreduce
+            if wrong and mistake == "in allreduce_grads":
+                trainer._gradients[0].allreduce = lambda *_: (trainer._refuse("planted"), 1 / 0)
+            try:
+                trainer.allreduce_grads()
+            finally:
+                trainer._gradients[0].allreduce = original
+            weight._fresh_grad = not wrong
+            trainer.update(_BATCH)
+        else:
+            weight._fresh_grad = not (wrong and mistake == "stale")
+            trainer.step("many" if wrong and mistake == "batch size" else _BATCH)
+        mx.nd.waitall()
+
+    for number in range(5):
+        if number not in failing:
+            step(number, False)
+            continue
+        with pytest.raises((MXNetError, UserWarning, TypeError, ValueError, ArithmeticError)):
+            step(number, rank == 1)
+            mykv.barrier()
+        clear_errors()
+        if mistake == "barrier" and rank == 0:
+            with contextlib.suppress(MXNetError):
+                mykv.barrier()
+        mykv.barrier()
+        clear_errors()
+    statistics = net[1].running_mean.data().asnumpy().tobytes()
+    assert len(set(gather(trainer._steps))) == 1
+    assert trainer._steps % 2 or len(set(gather(statistics))) == 1
+    assert len(set(gather(checksum(net[0])))) == 1
 
 
 @pytest.mark.ranks(3, long=(2,))
