@@ -7,8 +7,8 @@
 namespace mykv {
 namespace {
 
-// Element i goes into sum i % kSquareSums on every path, so the bits are the same. One sum would wait for itself in each
-// addition; 16 sums keep the adders of AVX-512, AVX2 and SSE2 busy.
+// Element i goes into sum i % kSquareSums on every path, so the bits are the same. One sum would wait for itself in
+// each addition; 16 sums keep the adders of AVX-512, AVX2 and SSE2 busy.
 constexpr size_t kSquareSums = 16;
 
 // The CPU's own prefetching stops at the end of a page, and this loop is faster than memory: so it asks for cache lines
