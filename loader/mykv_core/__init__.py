@@ -7,6 +7,7 @@ MPI library with it. MPI is not initialized by that.
 """
 
 import ctypes
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -21,27 +22,28 @@ class WrongMPI(ImportError):
     """No core of this wheel can be loaded; the text is for users."""
 
 
-def abi_of(version, has_symbol):
+def abi_of(version, has_ompi_symbols, standard_abi):
     """The ABI of an MPI library.
 
     Parameters
     ----------
     version : str
         The text of its MPI_Get_library_version.
-    has_symbol : callable
-        Whether the library has a symbol of a name.
+    has_ompi_symbols : bool
+        Whether it has ompi_mpi_comm_world, as Open MPI and the MPIs made from it.
+    standard_abi : int
+        The major version of the ABI of the MPI standard that it says it has, 0 if none. No wheel has a core for that.
 
     Returns
     -------
     str
         ``"openmpi"``, ``"mpich"``, or ``""`` for an ABI that no wheel has a core for.
     """
-    if has_symbol("ompi_mpi_comm_world"):  # also in Spectrum MPI, HPC-X and others that are made from Open MPI
-        return "openmpi" if "Open MPI v4" in version or "Open MPI v5" in version else ""
-    if has_symbol("MPI_ABI_COMM_WORLD") or "MPI ABI" in version:
+    if standard_abi > 0:
         return ""
-    derived = ("MPICH", "Intel(R) MPI", "MVAPICH")
-    return "mpich" if any(name in version for name in derived) else ""
+    if has_ompi_symbols:
+        return "openmpi" if "Open MPI v4" in version or "Open MPI v5" in version else ""
+    return "mpich" if any(name in version for name in ("MPICH", "Intel(R) MPI", "MVAPICH")) else ""
 
 
 def _mpi_of_mpi4py():
@@ -92,8 +94,12 @@ def _version(library):
     return text.value.decode(errors="replace").strip().partition("\n")[0].partition(",")[0]
 
 
-def _has(library, symbol):
-    return hasattr(library, symbol)
+def _standard_abi(library):
+    if not hasattr(library, "MPI_Abi_get_version"):
+        return 0
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    failed = library.MPI_Abi_get_version(ctypes.byref(major), ctypes.byref(minor))
+    return 0 if failed else major.value
 
 
 def _built(folder):
@@ -118,7 +124,7 @@ def choose(folder):
     """
     library = _mpi_of_mpi4py()
     version, file = _version(library), _file_of(library.MPI_Get_library_version)
-    abi = abi_of(version, lambda symbol: _has(library, symbol))
+    abi = abi_of(version, hasattr(library, "ompi_mpi_comm_world"), _standard_abi(library))
     built = _built(folder)
     if abi not in built:
         having = " and ".join(f"{_LIBRARIES[one]} ({_NAMES[one]})" for one in built) or "no MPI for this Python"
