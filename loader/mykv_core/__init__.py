@@ -15,7 +15,8 @@ import sys
 # The SONAME of the library of each ABI, and the MPIs that have the ABI.
 _LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
 _NAMES = {"openmpi": "Open MPI 4 and 5", "mpich": "MPICH, Intel MPI and MVAPICH"}
-_LONGEST_TEXT = 8192  # of MPI_Get_library_version, in any MPI
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_LONGEST_VERSION = 8192  # of MPI_Get_library_version, in any MPI
 
 
 class WrongMPI(ImportError):
@@ -58,11 +59,21 @@ def _mpi_of_mpi4py():
     except RuntimeError as error:  # mpi4py's finder: one line for each file that it tried
         raise WrongMPI(_no_library(str(error).splitlines()[0])) from None
     if spec is None or not spec.origin:
-        raise WrongMPI(_no_library("it has no module for the MPI of this machine"))
+        found = ", ".join(_mapped()) or "the MPI of this machine"
+        raise WrongMPI(
+            f"mpi4py has no module for {found}, and this wheel of mykv has cores for {_having(_built(_FOLDER))}. "
+            "Compile both for your MPI: MPICC=mpicc pip install --no-binary mpi4py,mykv mpi4py mykv."
+        )
     try:
         return ctypes.CDLL(spec.origin)
     except OSError as error:
         raise WrongMPI(_no_library(str(error))) from None
+
+
+def _mapped():
+    """Files of MPI libraries in this process."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        return sorted({line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line})
 
 
 def _no_library(reason):
@@ -89,9 +100,10 @@ def _file_of(function):
 
 
 def _version(library):
-    text, length = ctypes.create_string_buffer(_LONGEST_TEXT), ctypes.c_int()
+    text, length = ctypes.create_string_buffer(_LONGEST_VERSION), ctypes.c_int()
     library.MPI_Get_library_version(text, ctypes.byref(length))
-    return text.value.decode(errors="replace").strip().partition("\n")[0].partition(",")[0]
+    first = text.value.decode(errors="replace").strip().partition("\n")[0].partition(",")[0]
+    return " ".join(first.split())
 
 
 def _standard_abi(library):
@@ -107,6 +119,10 @@ def _built(folder):
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     files = {abi: os.path.join(folder, f"mykv_core.{abi}{suffix}") for abi in _LIBRARIES}
     return {abi: file for abi, file in files.items() if os.path.isfile(file)}
+
+
+def _having(built):
+    return " and ".join(f"{_LIBRARIES[abi]} ({_NAMES[abi]})" for abi in built) or "no MPI for this Python"
 
 
 def choose(folder):
@@ -127,16 +143,15 @@ def choose(folder):
     abi = abi_of(version, hasattr(library, "ompi_mpi_comm_world"), _standard_abi(library))
     built = _built(folder)
     if abi not in built:
-        having = " and ".join(f"{_LIBRARIES[one]} ({_NAMES[one]})" for one in built) or "no MPI for this Python"
         raise WrongMPI(
-            f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {having}. Compile mykv for "
+            f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {_having(built)}. Compile mykv for "
             "your MPI: MPICC=mpicc pip install --no-binary mykv mykv."
         )
     return built[abi], f"{abi}, since mpi4py has loaded {version} ({file})"
 
 
 def _load():
-    file, why = choose(os.path.dirname(os.path.abspath(__file__)))
+    file, why = choose(_FOLDER)
     spec = importlib.util.spec_from_file_location(__name__, file)
     core = importlib.util.module_from_spec(spec)
     sys.modules[__name__] = core  # what `import mykv_core` returns
@@ -144,4 +159,5 @@ def _load():
     core.__chosen__ = why
 
 
-_load()
+if __name__ == "mykv_core":  # tests give it another name
+    _load()
