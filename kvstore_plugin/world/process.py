@@ -388,7 +388,8 @@ def _forget_finished() -> None:
 def _join(comm: Any, read_settings: bool = False) -> None:
     global core, generation, _comm, _last_comm, _group, _machines, _ended_before
     loaded = core_loader.load()
-    launch_checks.check_library(loaded.build_info()["mpi"], loaded.mpi_library_version())
+    info = loaded.build_info()
+    launch_checks.check_library(info["mpi"], loaded.mpi_library_version(), info["mpi_abi"])
     MPI = mpi.start(loaded)
     launch_checks.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     if failure_detector.is_possible():

