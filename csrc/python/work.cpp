@@ -11,7 +11,7 @@ namespace py = pybind11;
 namespace mykv {
 
 Work::~Work() {
-  if (getpid() != process_) return;  // in a fork no thread finishes it
+  if (fork_number() != forks_) return;  // in a fork no thread finishes it
   py::gil_scoped_release release;
   std::unique_lock<std::mutex> lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done; });

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <pybind11/numpy.h>
-#include <unistd.h>
 
 #include <condition_variable>
 #include <memory>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/forks.h"
 
 namespace mykv {
 
@@ -39,7 +39,7 @@ class Work {
   bool done() const;
 
  private:
-  const pid_t process_ = getpid();
+  const uint32_t forks_ = fork_number();
   std::vector<pybind11::array> kept_;
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <mpi.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <memory>
@@ -20,6 +19,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/forks.h"
 #include "runtime/context.h"
 #include "runtime/device_parts.h"
 #include "runtime/ending.h"
@@ -71,7 +71,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Whether leave() was called.
   bool left() const { return wishes_.leaving(); }
   // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part.
-  bool forked() const { return getpid() != process_; }
+  bool forked() const { return fork_number() != forks_; }
 
   const World& world() const { return context_.world; }
   const RuntimeOptions& options() const { return context_.options; }
@@ -113,7 +113,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // What messages say when this rank leaves.
   std::string left_text(const std::string& reason) const;
 
-  const pid_t process_ = getpid();
+  const uint32_t forks_ = fork_number();
   RuntimeContext context_;
   Turns turns_;
   Requests requests_;
