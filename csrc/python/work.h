@@ -3,6 +3,7 @@
 
 #include <pybind11/numpy.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -15,10 +16,13 @@
 
 namespace mykv {
 
+class Runtime;
+
 class Work {
  public:
   // `kept`: the arrays that the core reads and writes.
-  explicit Work(std::vector<pybind11::array> kept) : kept_(std::move(kept)) {}
+  Work(std::vector<pybind11::array> kept, std::weak_ptr<Runtime> runtime)
+      : kept_(std::move(kept)), runtime_(std::move(runtime)) {}
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   // Waits until the request has ended, since the core uses the buffers until then.
@@ -27,7 +31,7 @@ class Work {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    bool done = false;
+    std::atomic<bool> done = false;  // written under the mutex
     std::optional<Cause> error;
 
     void finish(const Cause* failure);
@@ -41,6 +45,7 @@ class Work {
  private:
   const uint32_t forks_ = fork_number();
   std::vector<pybind11::array> kept_;
+  const std::weak_ptr<Runtime> runtime_;
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

@@ -12,6 +12,7 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -66,6 +67,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void post(Request request);
   // This rank's part of the host's segment, for requests in place.
   Region& region() { return context_.region; }
+  // For a thread that waits for a request of this runtime, see RuntimeThread.
+  bool may_stand_in() const { return work_.may_stand_in(); }
+  void stand_in(const std::function<bool()>& over, int64_t until_ns) {
+    if (!forked()) work_.stand_in(over, until_ns);
+  }
   // Tells the other ranks that this rank leaves, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
   // Whether leave() was called.
