@@ -71,6 +71,8 @@ struct Request {
   std::shared_ptr<const void> owner;  // keeps the memory alive until done was called
   // Called once, from any thread: with null when outputs hold the result, otherwise with the cause.
   std::function<void(const Cause* error)> done;
+  // A thread is about to wait for it by Runtime::stand_in(), so the runtime's thread need not be awake for it.
+  bool awaited = false;
 };
 
 }  // namespace mykv

@@ -22,7 +22,7 @@ std::shared_ptr<const Ticket> Tickets::take() {
 }
 
 void Tickets::end(uint64_t number) {
-  if (getpid() != process_) return;  // in a fork the lock may never be free
+  if (fork_number() != forks_) return;  // in a fork the lock may never be free
   std::lock_guard<std::mutex> lock(mutex_);
   uint64_t oldest = oldest_.load(std::memory_order_relaxed);
   ended_[number - oldest] = true;

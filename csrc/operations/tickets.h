@@ -2,13 +2,13 @@
 // in another order: MXNet's engine runs what is ready first, and priorities count.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
+
+#include "base/forks.h"
 
 namespace mykv {
 
@@ -42,7 +42,7 @@ class Tickets : public std::enable_shared_from_this<Tickets> {
   friend class Ticket;
   void end(uint64_t number);
 
-  const pid_t process_ = getpid();
+  const uint32_t forks_ = fork_number();
   std::mutex mutex_;
   std::deque<bool> ended_;  // from oldest_ on
   std::atomic<uint64_t> oldest_{0};

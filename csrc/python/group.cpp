@@ -92,7 +92,8 @@ std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept) 
   request.turn = runtime_->take_turn(request.name);
   request.ticket = runtime_->take_ticket();
   request.step = take_step_part();
-  auto work = std::make_unique<Work>(std::move(kept));
+  request.awaited = runtime_->may_stand_in();
+  auto work = std::make_unique<Work>(std::move(kept), runtime_);
   request.done = [state = work->state()](const Cause* error) { state->finish(error); };
   const std::shared_ptr<Runtime> target = runtime_;
   py::gil_scoped_release release;

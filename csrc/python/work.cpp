@@ -3,18 +3,25 @@
 #include <pybind11/pybind11.h>
 
 #include <chrono>
+#include <cstdint>
 
+#include "base/clock.h"
 #include "base/error.h"
+#include "runtime/runtime.h"
 
 namespace py = pybind11;
 
 namespace mykv {
 
+namespace {
+constexpr double kLongestS = 1e9;  // a longer limit is none
+}  // namespace
+
 Work::~Work() {
-  if (getpid() != process_) return;  // in a fork no thread finishes it
+  if (fork_number() != forks_) return;  // in a fork no thread finishes it
   py::gil_scoped_release release;
   std::unique_lock<std::mutex> lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->done; });
+  state_->changed.wait(lock, [this] { return state_->done.load(); });
 }
 
 void Work::State::finish(const Cause* failure) {
@@ -26,11 +33,15 @@ void Work::State::finish(const Cause* failure) {
 
 bool Work::wait(double timeout) {
   py::gil_scoped_release release;
+  const auto over = [this] { return state_->done.load(); };
+  const int64_t begun = now_ns();
+  const bool endless = timeout < 0 || timeout > kLongestS;
+  const int64_t until = endless ? INT64_MAX : begun + static_cast<int64_t>(timeout * 1e9);
+  if (const std::shared_ptr<Runtime> runtime = over() ? nullptr : runtime_.lock()) runtime->stand_in(over, until);
   std::unique_lock<std::mutex> lock(state_->mutex);
-  const auto over = [this] { return state_->done; };
-  if (timeout < 0) {
+  if (endless) {
     state_->changed.wait(lock, over);
-  } else if (!state_->changed.wait_for(lock, std::chrono::duration<double>(timeout), over)) {
+  } else if (!state_->changed.wait_for(lock, std::chrono::nanoseconds(until - now_ns()), over)) {
     return false;
   }
   if (state_->error) throw Error(*state_->error);

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <pybind11/numpy.h>
-#include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -12,13 +12,17 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/forks.h"
 
 namespace mykv {
+
+class Runtime;
 
 class Work {
  public:
   // `kept`: the arrays that the core reads and writes.
-  explicit Work(std::vector<pybind11::array> kept) : kept_(std::move(kept)) {}
+  Work(std::vector<pybind11::array> kept, std::weak_ptr<Runtime> runtime)
+      : kept_(std::move(kept)), runtime_(std::move(runtime)) {}
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
   // Waits until the request has ended, since the core uses the buffers until then.
@@ -27,7 +31,7 @@ class Work {
   struct State {
     std::mutex mutex;
     std::condition_variable changed;
-    bool done = false;
+    std::atomic<bool> done = false;  // written under the mutex
     std::optional<Cause> error;
 
     void finish(const Cause* failure);
@@ -39,8 +43,9 @@ class Work {
   bool done() const;
 
  private:
-  const pid_t process_ = getpid();
+  const uint32_t forks_ = fork_number();
   std::vector<pybind11::array> kept_;
+  const std::weak_ptr<Runtime> runtime_;
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 

@@ -167,8 +167,8 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   // No lock: only the runtime's thread sends requests of several parts.
   if (posted.parts > 1 && ++posted.met == posted.parts) queue_.forget(posted);
   const bool ended = arrival.last || arrival.failed;
-  if (posting && !ended && operation.bytes() <= transport.inline_limit() && waits_.expect_bell())
-    context_.bell().ring();
+  const bool soon = posting && !ended && operation.bytes() <= transport.inline_limit() && waits_.expect_bell();
+  if (soon && !request.awaited) context_.bell().ring();
   if (!ended) return Arrived::under_way;
   // Unless the runtime's thread has read the event and taken the part already.
   std::optional<Part> mine = requests_.take(arrival.entry, arrival.generation);

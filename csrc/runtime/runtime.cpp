@@ -1,5 +1,7 @@
 #include "runtime/runtime.h"
 
+#include <unistd.h>
+
 #include <chrono>
 
 #include "base/error.h"

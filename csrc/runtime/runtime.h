@@ -10,9 +10,9 @@
 #pragma once
 
 #include <mpi.h>
-#include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/forks.h"
 #include "runtime/context.h"
 #include "runtime/device_parts.h"
 #include "runtime/ending.h"
@@ -66,12 +67,17 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void post(Request request);
   // This rank's part of the host's segment, for requests in place.
   Region& region() { return context_.region; }
+  // For a thread that waits for a request of this runtime, see RuntimeThread.
+  bool may_stand_in() const { return work_.may_stand_in(); }
+  void stand_in(const std::function<bool()>& over, int64_t until_ns) {
+    if (!forked()) work_.stand_in(over, until_ns);
+  }
   // Tells the other ranks that this rank leaves, ends its own pending requests with the reason, and stops the thread.
   void leave(const std::string& reason);
   // Whether leave() was called.
   bool left() const { return wishes_.leaving(); }
   // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part.
-  bool forked() const { return getpid() != process_; }
+  bool forked() const { return fork_number() != forks_; }
 
   const World& world() const { return context_.world; }
   const RuntimeOptions& options() const { return context_.options; }
@@ -113,7 +119,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // What messages say when this rank leaves.
   std::string left_text(const std::string& reason) const;
 
-  const pid_t process_ = getpid();
+  const uint32_t forks_ = fork_number();
   RuntimeContext context_;
   Turns turns_;
   Requests requests_;

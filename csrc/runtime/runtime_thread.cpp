@@ -66,6 +66,12 @@ void RuntimeThread::work_until_leaving() {
   Standstill standstill;
   for (;;) {
     const uint32_t seen = bell.count();
+    if (!take_turn()) {  // the stand-in rings when it has given the turn back, if this thread must go on
+      bell.wait(seen, kSleepUs);
+      continue;
+    }
+    if (failure_) std::rethrow_exception(failure_);
+    if (awake_since_ == 0 && Timeline::marks_cycles()) awake_since_ = now_ns();
     // Read before work(), so that the last round still tells the other hosts that this rank leaves.
     const bool leaving = wishes_.leaving() || !device_parts_.retired().empty();
     context_.table.beat();
@@ -80,13 +86,64 @@ void RuntimeThread::work_until_leaving() {
     }
     if (worked) {
       worked_ = true;
+      give_turn();
       continue;
     }
     if (leaving && nothing_left()) return;
     if (Timeline::marks_cycles() && worked_ && awake_since_ != 0) notes_.awake(awake_since_);
-    sleep(seen);
-    awake_since_ = Timeline::marks_cycles() ? now_ns() : 0;
+    const int64_t limit = rest(seen);
+    awake_since_ = 0;
+    give_turn();
+    if (limit > 0) bell.wait(seen, limit);
   }
+}
+
+void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns) {
+  if (!may_stand_in() || !take_turn()) return;
+  Bell& bell = context_.bell();
+  bell.stand_in(true);
+  uint32_t seen = bell.count();
+  bool left = true;
+  try {
+    left = failure_ != nullptr || stand_in_rounds(over, until_ns, &seen);
+  } catch (...) {
+    failure_ = std::current_exception();  // what it was about is gone, so the thread would not meet it again
+  }
+  // In this order: the next stand-in tells the bell after it has taken the turn, and a ring that comes before the turn
+  // is free wakes the runtime's thread in vain.
+  bell.stand_in(false);
+  give_turn();
+  if (left || bell.count() != seen) bell.ring();
+}
+
+// Whether something is left to do. `seen`: the bell's count before the last round.
+bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t until_ns, uint32_t* seen) {
+  Bell& bell = context_.bell();
+  bool last = false;
+  for (;;) {
+    *seen = bell.count();
+    if (needs_thread()) return true;
+    context_.table.beat();
+    context_.table.look_after_lock();
+    const bool worked = work();
+    worked_ |= worked;
+    advanced_ = false;
+    const int64_t now = now_ns();
+    if (over() || now >= until_ns) {
+      // One more round usually finds nothing left, and need not wake the thread.
+      if (!worked || last) return worked || needs_thread();
+      last = true;
+      continue;
+    }
+    if (worked) continue;
+    const int64_t limit = rest(*seen);
+    if (limit > 0) bell.wait(*seen, std::min(limit, (until_ns - now) / 1000 + 1), Bell::Sleeper::stand_in);
+  }
+}
+
+// Whether the rank ends or fails, asks other hosts, or waits for a moment that no bell announces.
+bool RuntimeThread::needs_thread() const {
+  return wishes_.leaving() || wishes_.pending() || context_.table.departed_rank() >= 0 || lacks_only_time();
 }
 
 bool RuntimeThread::nothing_left() {
@@ -132,16 +189,16 @@ bool RuntimeThread::work() {
   return worked || advanced;
 }
 
-void RuntimeThread::sleep(uint32_t seen) {
+// Waits without sleeping where that is worth it. Returns how long to sleep then (us); 0: not at all.
+int64_t RuntimeThread::rest(uint32_t seen) {
   const Requests::Under under = requests_.under_way();
   const bool flowing = context_.transport->polling() || gpus_polling() || device_parts_.copying();
   if (worked_ || flowing) flowed_ = coarse_now_ns();
   if (flowing || context_.agreement.polling() || sender_.gated()) {
-    poll(seen, flowing, !under.large);
-    return;
+    return poll(flowing, !under.large);
   }
   if (std::exchange(worked_, false) && under.parts) waits_.expect_bell();
-  if (under.parts && waits_.spin(context_.bell(), seen)) return;
+  if (under.parts && waits_.spin(context_.bell(), seen)) return 0;
   int64_t limit = kSleepUs;
   if (context_.several_hosts()) {
     const bool polls = context_.agreement.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
@@ -149,19 +206,18 @@ void RuntimeThread::sleep(uint32_t seen) {
   }
   if (lacks_only_time() || wishes_.pending()) limit = kRetryUs;
   if (wishes_.leaving() || !device_parts_.retired().empty()) limit = std::min(limit, kRetryUs);
-  context_.bell().wait(seen, limit);
+  return limit;
 }
 
-// Waits for a network or a GPU, which cannot wake the thread.
-void RuntimeThread::poll(uint32_t seen, bool flowing, bool soon) {
+// The same for a network or a GPU, which cannot wake the thread.
+int64_t RuntimeThread::poll(bool flowing, bool soon) {
   if (std::exchange(worked_, false)) waits_.moved();
   int64_t pause = waits_.pause(flowing, soon);
   if (device_parts_.copying() || sender_.gated() || gpus_polling()) pause = std::min(pause, kGpuPollUs);
   if (pause == 0) {
     sched_yield();
-  } else {
-    context_.bell().wait(seen, lacks_only_time() ? std::min(pause, kRetryUs) : pause);
   }
+  return lacks_only_time() ? std::min(pause, kRetryUs) : pause;
 }
 
 }  // namespace mykv

@@ -15,11 +15,11 @@ PartRecord::Interval between(const Stamps& stamps, Stamp from, Stamp to) {
 }
 
 // On one host several ranks may have reduced chunks of the part.
-PartRecord::Interval reduced_on_host(RankRecord* records, int ranks) {
+PartRecord::Interval reduced_on_host(const Entry& entry, size_t ranks) {
   PartRecord::Interval all;
-  for (int r = 0; r < ranks; ++r) {
-    if (records[r].stamps.get(Stamp::arrived) == 0) continue;
-    const PartRecord::Interval one = between(records[r].stamps, Stamp::begun, Stamp::finished);
+  for (size_t r = 0; r < ranks; ++r) {
+    if (entry.arrival_stamp(r) == 0) continue;
+    const PartRecord::Interval one = between(entry.records()[r].stamps, Stamp::begun, Stamp::finished);
     if (one.begin == 0) continue;
     all = all.begin == 0 ? one : PartRecord::Interval{std::min(all.begin, one.begin), std::max(all.end, one.end)};
   }
@@ -35,16 +35,16 @@ void TimelineNotes::begin(RequestState& posted) {
 }
 
 void TimelineNotes::end(const Part& part, const PartRecord::Interval& copied_out) {
-  RankRecord* const records = table_.entry(part.entry).records();
-  const Stamps& mine = records[world_.local_rank()].stamps;
+  const Entry& entry = table_.entry(part.entry);
+  const Stamps& mine = entry.records()[world_.local_rank()].stamps;
   PartRecord times;
   times.number = static_cast<uint32_t>(part.number);
   if (part.copied_in != 0) times.copy_in = {part.copied_in, mine.get(Stamp::arrived)};
   times.copy_out = copied_out;
   bool all = true;
   int64_t last = 0;
-  for (int r = 0; r < world_.local_size(); ++r) {
-    const int64_t time = records[r].stamps.get(Stamp::arrived);
+  for (size_t r = 0; r < table_.ranks().size(); ++r) {
+    const int64_t time = entry.arrival_stamp(r);
     all = all && time != 0;
     last = std::max(last, time);
   }
@@ -62,13 +62,13 @@ void TimelineNotes::end(const Part& part, const PartRecord::Interval& copied_out
       times.spread = between(mine, Stamp::gathered, Stamp::finished);
     } else {
       times.wait = {mine.get(Stamp::arrived), all ? last : now_ns()};
-      times.reduce = reduced_on_host(records, world_.local_size());
+      times.reduce = reduced_on_host(entry, table_.ranks().size());
     }
   }
-  add(part, times, records);
+  add(part, times, entry);
 }
 
-void TimelineNotes::add(const Part& part, PartRecord times, const RankRecord* records) {
+void TimelineNotes::add(const Part& part, PartRecord times, const Entry& entry) {
   std::lock_guard<std::mutex> lock(mutex_);
   RequestRecord* const record = part.posted->record.get();
   if (record == nullptr) return;
@@ -77,10 +77,10 @@ void TimelineNotes::add(const Part& part, PartRecord times, const RankRecord* re
     record->arrivals.reserve(part.posted->parts * (static_cast<size_t>(world_.local_size()) + part.hosts.size()));
   }
   times.arrivals = record->arrivals.size();
-  for (int r = 0; r < world_.local_size(); ++r) {
-    const int64_t time = records[r].stamps.get(Stamp::arrived);
+  for (size_t r = 0; r < table_.ranks().size(); ++r) {
+    const int64_t time = entry.arrival_stamp(r);
     if (time == 0) continue;
-    record->arrivals.push_back({table_.ranks()[static_cast<size_t>(r)], time});
+    record->arrivals.push_back({table_.ranks()[r], time});
     ++times.ranks;
   }
   record->arrivals.insert(record->arrivals.end(), part.hosts.begin(), part.hosts.end());

@@ -27,7 +27,7 @@ class TimelineNotes {
   void awake(int64_t since) const;
 
  private:
-  void add(const Part& part, PartRecord times, const RankRecord* records);
+  void add(const Part& part, PartRecord times, const Entry& entry);
 
   const World& world_;
   HostTable& table_;

@@ -7,17 +7,24 @@
 
 namespace mykv {
 
-// Wakes the runtime thread of one rank. ring() is cheap when that thread is awake.
+// Wakes the thread of one rank that moves its requests on: the runtime's thread, or a thread that waits for a request
+// and stands in for it. ring() is cheap when that thread is awake.
 class Bell {
  public:
+  enum class Sleeper : uint32_t { thread = 1, stand_in = 2 };
+
   uint32_t count() const { return count_.load(std::memory_order_seq_cst); }
   void ring();
   // Sleeps until ring() is called after count() returned `seen`, or until the time is over.
-  void wait(uint32_t seen, int64_t timeout_us);
+  void wait(uint32_t seen, int64_t timeout_us, Sleeper sleeper = Sleeper::thread);
+  // From now on ring() wakes the stand-in, not the runtime's thread; or no longer.
+  void stand_in(bool on);
 
  private:
+  static constexpr uint32_t kHasStandIn = 4;
+
   std::atomic<uint32_t> count_{0};
-  std::atomic<uint32_t> sleeping_{0};
+  std::atomic<uint32_t> state_{0};  // a bit for each Sleeper that sleeps, and kHasStandIn
 };
 
 }  // namespace mykv

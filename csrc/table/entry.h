@@ -37,8 +37,9 @@ struct alignas(64) RankRecord {
   uint64_t slot;       // offset into the segment
   uint64_t placement;  // by NCCL: digest of the devices that this rank brings
   uint64_t launch;     // the number in this rank's launches, see LaunchOrder; 0: none yet
-  Stamps stamps;       // for timelines
-  uint8_t arrived;
+  Stamps stamps;       // for timelines; valid only if this rank has arrived
+  // The use of the entry at which this rank has arrived, so that a new use clears no records. See Entry::generation.
+  std::atomic<uint32_t> arrived_in;
   uint8_t refused;  // `text` says why
   char text[kTextBytes];
 };
@@ -67,7 +68,9 @@ struct alignas(64) Entry {
   uint32_t next;        // in its hash chain, or in the list of free entries
   State state;
   uint32_t arrived;
-  uint32_t left;
+  std::atomic<uint32_t> left;
+  uint64_t first_hash;  // of the signature of the rank that came first
+  bool disagreed;       // a rank has refused, or has another signature than the rank that came first
   uint64_t sequence;   // position in the order that all hosts agreed on
   uint64_t placement;  // digest of the placements of all ranks
   int32_t owner;       // the local rank that does all the work, or kAnybody
@@ -82,6 +85,14 @@ struct alignas(64) Entry {
   SharedCause error;
   // Followed by one RankRecord for each rank of the host.
   RankRecord* records() { return reinterpret_cast<RankRecord*>(this + 1); }
+  const RankRecord* records() const { return reinterpret_cast<const RankRecord*>(this + 1); }
+  bool has_arrived(size_t local_rank) const {
+    return records()[local_rank].arrived_in.load(std::memory_order_acquire) == generation;
+  }
+  // When a rank arrived, for timelines; 0: it has not, or no timeline wanted to know.
+  int64_t arrival_stamp(size_t local_rank) const {
+    return has_arrived(local_rank) ? records()[local_rank].stamps.get(Stamp::arrived) : 0;
+  }
 };
 
 constexpr uint32_t kEntries = 1 << 16;  // the most that a table has

@@ -1,5 +1,7 @@
 #include "table/host_table.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <mutex>
@@ -8,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/hash.h"
+#include "base/planted_faults.h"
 #include "operations/signature.h"
 
 namespace mykv {
@@ -24,6 +26,7 @@ constexpr int64_t kLookUs = 1000000;        // most that a look waits for the ta
 constexpr int64_t kLookNs = 1000000000;     // between checks whether the lock's holder has died
 constexpr int64_t kBeatNs = 100000000;      // between heartbeats, at least
 constexpr int64_t kSilenceNs = 5000000000;  // several times the longest sleep of a rank's thread
+constexpr useconds_t kRingsLateUs = 3000000;  // as a fault for tests
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -70,10 +73,16 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
       ranks_(std::move(ranks)),
       local_rank_(local_rank),
       several_hosts_(several_hosts),
+      cores_(static_cast<uint32_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L))),
       stride_(sizeof(Entry) + sizeof(RankRecord) * ranks_.size()),
       header_(reinterpret_cast<Header*>(segment.base())),
       lock_(header_->lock, header_->verdict, local_rank,
-            {ranks_, [this] { beat(); }, [this] { return unresponsive(); }, [this] { ring_all(); }}) {
+            {ranks_, [this] { beat(); }, [this] { return unresponsive(); },
+             [this] {
+               Rings rings;
+               rings.all();
+               ring(rings);
+             }}) {
   char* base = segment.base();
   bells_ = reinterpret_cast<PaddedBell*>(base + round_up(sizeof(Header)));
   lateness_ = reinterpret_cast<Lateness*>(bells_ + ranks_.size());
@@ -138,12 +147,12 @@ bool HostTable::commit_entries() {
   return true;
 }
 
-ArriveResult HostTable::arrive_locked(const Arriving& offer) {
+ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Rings& rings) {
   ArriveResult arrival;
   const uint32_t link = find(offer.key);
   if (link != kNone) {
     arrival.entry = link - 1;
-    if (entry(arrival.entry).records()[local_rank_].arrived) {
+    if (entry(arrival.entry).has_arrived(static_cast<size_t>(local_rank_))) {
       arrival.table_full = true;
       return arrival;
     }
@@ -163,7 +172,9 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
     *bucket(offer.key) = arrival.entry + 1;
     e.state = State::gathering;
     e.arrived = 0;
-    e.left = 0;
+    e.left.store(0, std::memory_order_relaxed);
+    e.first_hash = hash;
+    e.disagreed = false;
     e.sequence = 0;
     e.placement = 0;
     e.operation = offer.operation;
@@ -180,23 +191,23 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
     bells_[local_rank_].ahead += offer.due != Due::now;
     set_text(e.name, kNameBytes, *offer.name);
     e.error.clear();
-    for (int r = 0; r < local_size(); ++r) {
-      e.records()[r].arrived = 0;
-      e.records()[r].stamps.forget_arrival();
+    if (header_->listeners > 0) {
+      append(TableEvent::Type::made, arrival.entry);
+      rings.listeners = true;
     }
-    if (header_->listeners > 0) tell_made(arrival.entry);
   }
   Entry& e = entry(arrival.entry);
   RankRecord& mine = e.records()[local_rank_];
-  mine.arrived = 1;
   mine.refused = offer.refusal != nullptr;
   mine.slot = offer.slot;
   mine.placement = offer.placement;
   mine.launch = 0;
   mine.stamps.clear();
   if (stamping()) mine.stamps.set(Stamp::arrived);
-  mine.signature_hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
+  mine.signature_hash = hash;
+  e.disagreed = e.disagreed || mine.refused || hash != e.first_hash;
   set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
+  mine.arrived_in.store(e.generation, std::memory_order_release);
   ++e.arrived;
   e.arrivals.later += offer.came - e.arrivals.first;
   e.arrivals.complete = offer.came;
@@ -209,27 +220,21 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer) {
 
 void HostTable::listen(bool on) {
   lock_.run([&] {
-    if (std::exchange(bells_[local_rank_].listens, on) != on) header_->listeners += on ? 1 : -1;
+    if (bells_[local_rank_].listens.exchange(on) != on) header_->listeners += on ? 1 : -1;
   });
-}
-
-void HostTable::tell_made(uint32_t index) {
-  append(TableEvent::Type::made, index);
-  for (int r = 0; r < local_size(); ++r) {
-    if (r != local_rank_ && bells_[r].listens) bells_[r].ring();
-  }
 }
 
 std::optional<Key> HostTable::made(const TableEvent& event) {
   return lock_.run([&]() -> std::optional<Key> {
     Entry& e = entry(event.entry);
-    if (e.generation != event.generation || e.records()[local_rank_].arrived) return std::nullopt;
+    if (e.generation != event.generation || e.has_arrived(static_cast<size_t>(local_rank_))) return std::nullopt;
     return e.first;
   });
 }
 
 // Why the ranks of this host cannot run the operation together; empty: they can.
 Cause HostTable::disagreement(Entry& e) {
+  if (!e.disagreed) return {};
   RankRecord* records = e.records();
   for (int r = 0; r < local_size(); ++r) {
     if (records[r].refused) {
@@ -267,7 +272,7 @@ std::vector<LateRank> HostTable::late_ranks() const {
   return late;
 }
 
-void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
+void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit, Rings& rings) {
   Entry& e = entry(arrival.entry);
   const Cause error = disagreement(e);
   if (error.empty()) note_complete(e);
@@ -277,11 +282,11 @@ void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
     e.error.set(error);
     arrival.last = false;
     append(TableEvent::Type::announced, arrival.entry);
-    bells_[0].ring();
+    rings.one = 0;
     return;
   }
   if (!error.empty()) {
-    end_locked(arrival.entry, error);
+    end_locked(arrival.entry, error, rings);
     arrival.failed = true;
     arrival.last = false;
     return;
@@ -294,19 +299,30 @@ void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit) {
   arrival.last = false;
   if (e.operation.road == Road::nccl) {
     e.placement = placement(e);
-    if (!give_launches(arrival.entry)) {
+    if (!give_launches(arrival.entry, rings)) {
       arrival.failed = true;
       return;
     }
   }
   e.state = State::ready;
   append(TableEvent::Type::ready, arrival.entry);
+  wake_helpers(e, rings);
+}
+
+// An operation has become ready on one host. Ranks that are not woken see that when it is done. Only ranks of a
+// broadcast, which copy the result themselves, and of an operation in parts, which may bring the next part now, are
+// all needed; the chunks of an operation in place keep no more ranks busy than there are cores.
+void HostTable::wake_helpers(const Entry& e, Rings& rings) const {
   if (e.owner != kAnybody) {
-    bells_[e.owner].ring();
+    rings.one = e.owner;
     return;
   }
-  ring_others();
-  bells_[local_rank_].ring();
+  rings.here = true;
+  if (e.operation.in_place && e.operation.kind == Kind::allreduce) {
+    rings.next = std::min({e.chunks, cores_, static_cast<uint32_t>(local_size())}) - 1;
+  } else {
+    rings.others = true;
+  }
 }
 
 void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
@@ -315,7 +331,7 @@ void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
 }
 
 // False if the launch order cannot be locked: then the operation has ended with that error.
-bool HostTable::give_launches(uint32_t index) {
+bool HostTable::give_launches(uint32_t index, Rings& rings) {
   if (used_launches_ == nullptr) return true;
   try {
     const std::lock_guard<LaunchOrder> guard(*used_launches_);
@@ -325,7 +341,7 @@ bool HostTable::give_launches(uint32_t index) {
     }
     return true;
   } catch (const Error& error) {
-    end_locked(index, shown_name(entry(index).name) + ": " + error.cause());
+    end_locked(index, shown_name(entry(index).name) + ": " + error.cause(), rings);
     return false;
   }
 }
@@ -349,21 +365,21 @@ uint64_t HostTable::placement(Entry& e) const {
 }
 
 bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement) {
-  return lock_.run([&] {
+  return change([&](Rings& rings) {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
     Entry& e = entry(link - 1);
     if (!error.empty()) {
-      end_locked(link - 1, error);
+      end_locked(link - 1, error, rings);
       return true;
     }
     e.sequence = sequence;
     e.placement = placement;
     e.arrivals.complete = now_ns();
-    if (e.operation.road == Road::nccl && !give_launches(link - 1)) return true;
+    if (e.operation.road == Road::nccl && !give_launches(link - 1, rings)) return true;
     e.state = State::ready;
     append(TableEvent::Type::ready, link - 1);
-    ring_others();
+    rings.others = true;
     return true;
   });
 }
@@ -371,8 +387,8 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
 void HostTable::finish_chunks(uint32_t index, uint32_t chunks) {
   Entry& e = entry(index);
   if (e.done_chunks.fetch_add(chunks, std::memory_order_acq_rel) + chunks < e.chunks) return;
-  lock_.run([&] {
-    if (e.state == State::ready || e.state == State::taken) end_locked(index, {});
+  change([&](Rings& rings) {
+    if (e.state == State::ready || e.state == State::taken) end_locked(index, {}, rings);
   });
 }
 
@@ -396,40 +412,44 @@ bool HostTable::claim_chunk(uint32_t index) {
 void HostTable::drop_chunk(uint32_t index) { entry(index).done_chunks.fetch_add(1, std::memory_order_acq_rel); }
 
 void HostTable::finish_refused(uint32_t index, const Cause& error) {
-  lock_.run([&] {
+  change([&](Rings& rings) {
     Entry& e = entry(index);
     const bool last = e.done_chunks.fetch_add(1, std::memory_order_acq_rel) + 1 == e.chunks;
-    if (last && e.state == State::ready) end_locked(index, error);
+    if (last && e.state == State::ready) end_locked(index, error, rings);
   });
 }
 
-void HostTable::end_locked(uint32_t index, const Cause& error) {
+void HostTable::end_locked(uint32_t index, const Cause& error, Rings& rings) {
   Entry& e = entry(index);
   e.state = State::done;
   if (!error.empty()) stop_chunks(index);
   e.error.set(error);
   append(TableEvent::Type::done, index);
-  for (int r = 0; r < local_size(); ++r) {
-    if (r != local_rank_ && e.records()[r].arrived) bells_[r].ring();
-  }
+  rings.others = true;
 }
 
 void HostTable::leave(uint32_t index) {
-  lock_.run([&] {
-    Entry& e = entry(index);
-    if (++e.left < ranks_.size()) return;
-    if (e.ahead_of != kNobody) --bells_[e.ahead_of].ahead;
-    uint32_t* link = bucket(e.key);
-    while (*link != index + 1) link = &entry(*link - 1).next;
-    *link = e.next;
-    e.next = header_->free_head;
-    header_->free_head = index + 1;
-  });
+  const bool last = entry(index).left.fetch_add(1, std::memory_order_acq_rel) + 1 == ranks_.size();
+  if (last) {
+    lock_.run([&] { free_locked(index); });
+  } else {
+    lock_.require_good();
+  }
+}
+
+void HostTable::free_locked(uint32_t index) {
+  Entry& e = entry(index);
+  if (e.ahead_of != kNobody) --bells_[e.ahead_of].ahead;
+  uint32_t* link = bucket(e.key);
+  while (*link != index + 1) link = &entry(*link - 1).next;
+  *link = e.next;
+  e.next = header_->free_head;
+  header_->free_head = index + 1;
 }
 
 void HostTable::fail(uint32_t index, const Cause& error) {
-  lock_.run([&] {
-    if (entry(index).state != State::done) end_locked(index, error);
+  change([&](Rings& rings) {
+    if (entry(index).state != State::done) end_locked(index, error, rings);
   });
 }
 
@@ -440,7 +460,7 @@ void HostTable::depart(int rank, const Cause& reason, bool fails) {
 void HostTable::close(int rank, const Cause& reason) { end_waiting(Departed(rank, reason), true, false); }
 
 void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails) {
-  lock_.run([&] {
+  change([&](Rings& rings) {
     if (departed_rank() < 0 || fails) {
       header_->departure.set(gone.reason);
       header_->departed_rank.store(gone.rank + 1, std::memory_order_release);
@@ -450,11 +470,11 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-          end_locked(link - 1, shown_name(e.name) + ": " + gone.cause());
+          end_locked(link - 1, shown_name(e.name) + ": " + gone.cause(), rings);
         }
       }
     }
-    ring_all();
+    rings.all();
   });
 }
 
@@ -474,12 +494,11 @@ OperationState HostTable::operation_state(const Key& key) {
     Entry& e = entry(link - 1);
     operation_state.found = true;
     operation_state.state = e.state;
-    operation_state.waiting = e.state != State::done && e.records()[local_rank_].arrived;
+    operation_state.waiting = e.state != State::done && e.has_arrived(static_cast<size_t>(local_rank_));
     for (int r = 0; r < local_size(); ++r) {
-      const RankRecord& record = e.records()[r];
-      if (!record.arrived) {
+      if (!e.has_arrived(static_cast<size_t>(r))) {
         operation_state.missing.push_back(r);
-      } else if (record.refused || e.state == State::done) {
+      } else if (e.records()[r].refused || e.state == State::done) {
         operation_state.through.push_back(r);
       }
     }
@@ -490,7 +509,7 @@ OperationState HostTable::operation_state(const Key& key) {
 bool HostTable::has_place(const Key& key, Due due) {
   return lock_.run([&] {
     const uint32_t link = find(key);
-    if (link != kNone) return !entry(link - 1).records()[local_rank_].arrived;
+    if (link != kNone) return !entry(link - 1).has_arrived(static_cast<size_t>(local_rank_));
     if (departed_rank() >= 0) return true;
     return may_make(due) && (header_->free_head != kNone || header_->used < header_->places);
   });
@@ -501,8 +520,8 @@ std::vector<int> HostTable::behind() {
     std::vector<bool> is_behind(ranks_.size());
     for (uint32_t index = 0; index < header_->used; ++index) {
       Entry& e = entry(index);
-      if (e.left == ranks_.size()) continue;  // a free entry
-      for (size_t r = 0; r < ranks_.size(); ++r) is_behind[r] = is_behind[r] || !e.records()[r].arrived;
+      if (e.left.load(std::memory_order_relaxed) == ranks_.size()) continue;  // a free entry
+      for (size_t r = 0; r < ranks_.size(); ++r) is_behind[r] = is_behind[r] || !e.has_arrived(r);
     }
     std::vector<int> behind;
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -514,11 +533,11 @@ std::vector<int> HostTable::behind() {
 }
 
 bool HostTable::give_up(const Key& key, const Cause& reason, bool announced) {
-  return lock_.run([&] {
+  return change([&](Rings& rings) {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
-    end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason);
-    bells_[local_rank_].ring();
+    end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason, rings);
+    rings.here = true;
     return true;
   });
 }
@@ -548,14 +567,19 @@ std::vector<int> HostTable::unresponsive() const {
 
 void HostTable::append(TableEvent::Type type, uint32_t index) { log_->append({type, index, entry(index).generation}); }
 
-void HostTable::ring_all() {
-  for (int r = 0; r < local_size(); ++r) bells_[r].ring();
-}
-
-void HostTable::ring_others() {
-  for (int r = 0; r < local_size(); ++r) {
-    if (r != local_rank_) bells_[r].ring();
+void HostTable::ring(const Rings& rings) {
+  const int size = local_size();
+  const bool any = rings.others || rings.listeners || rings.here || rings.one != kNobody || rings.next > 0;
+  if (any && testing::is_planted(testing::Fault::ring)) usleep(kRingsLateUs);
+  if (rings.here) bells_[local_rank_].ring();
+  if (rings.one != kNobody) bells_[rings.one].ring();
+  if (rings.others || rings.listeners) {
+    for (int r = 0; r < size; ++r) {
+      if (r != local_rank_ && (rings.others || bells_[r].listens.load(std::memory_order_relaxed))) bells_[r].ring();
+    }
+    return;
   }
+  for (int k = 1; k <= static_cast<int>(rings.next); ++k) bells_[(local_rank_ + k) % size].ring();
 }
 
 }  // namespace mykv

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/hash.h"
 #include "memory/segment.h"
 #include "table/bell.h"
 #include "table/departed.h"
@@ -80,12 +81,13 @@ class HostTable {
   // `claim` is called with the result under the table's lock, before other ranks can see the arrival.
   template <class Claim>
   ArriveResult arrive(const Arriving& offer, size_t inline_limit, Claim&& claim) {
+    const uint64_t hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
     for (;;) {
-      const ArriveResult arrival = lock_.run([&] {
-        ArriveResult made = arrive_locked(offer);
+      const ArriveResult arrival = change([&](Rings& rings) {
+        ArriveResult made = arrive_locked(offer, hash, rings);
         if (made.table_full || made.departed) return made;
         claim(made);
-        if (made.last) complete_set(made, inline_limit);
+        if (made.last) complete_set(made, inline_limit, rings);
         return made;
       });
       if (!arrival.needs_memory || !commit_entries()) return arrival;
@@ -109,7 +111,7 @@ class HostTable {
   bool settled(uint32_t index);
   // This rank's only chunk is finished, and the operation fails: every rank finds the error by itself.
   void finish_refused(uint32_t index, const Cause& error);
-  // This rank does not use the entry any more.
+  // This rank does not use the entry any more. Only the rank that leaves last takes the lock, to free the entry.
   void leave(uint32_t index);
   // Ends an operation with an error on all ranks of the host.
   void fail(uint32_t index, const Cause& error);
@@ -170,8 +172,6 @@ class HostTable {
   uint64_t placement(Entry& entry) const;
 
   Bell& bell(int local_rank) { return bells_[local_rank]; }
-  void ring_others();
-  void ring_all();
   // The number of timelines of this host's ranks that want stamps.
   std::atomic<uint32_t>& stamp_flag() { return header_->timelines; }
   bool stamping() const { return header_->timelines.load(std::memory_order_relaxed) != 0; }
@@ -185,7 +185,7 @@ class HostTable {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
     // Under the table's lock:
     uint32_t ahead = 0;  // entries that the rank has made before they were due
-    bool listens = false;
+    std::atomic<bool> listens{false};  // changed under the table's lock only
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
@@ -200,25 +200,50 @@ class HostTable {
     TableLock::Verdict verdict;
     alignas(64) std::atomic<uint32_t> timelines;  // on a cache line of its own, since every rank reads it often
   };
-  ArriveResult arrive_locked(const Arriving& offer);
+  // The bells that a change of the table asks for. They ring when the lock is free again: a thread that wakes wants the
+  // lock. If this process dies or stops before that, the ranks that sleep see the change when their sleep ends, within
+  // a second.
+  struct Rings {
+    void all() { others = here = true; }
+
+    bool others = false;     // the other ranks of this host ...
+    bool listeners = false;  // ... or only other ranks that listen
+    bool here = false;       // this rank
+    int one = kNobody;       // this local rank
+    uint32_t next = 0;       // so many local ranks after this one
+  };
+  // Calls run(rings) under the lock and returns its result. Rings the bells also where it throws.
+  template <class Run>
+  auto change(Run&& run) {
+    struct Ringer {
+      ~Ringer() { table.ring(rings); }
+      HostTable& table;
+      Rings rings;
+    } ringer{*this, {}};
+    return lock_.run([&] { return run(ringer.rings); });
+  }
+  void ring(const Rings& rings);
+  ArriveResult arrive_locked(const Arriving& offer, uint64_t hash, Rings& rings);
   void note_complete(Entry& entry);
-  void complete_set(ArriveResult& arrival, size_t inline_limit);
+  void complete_set(ArriveResult& arrival, size_t inline_limit, Rings& rings);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
   bool may_make(Due due) const;
   bool take_entry(ArriveResult* arrival);
   bool commit_entries();
-  void end_locked(uint32_t index, const Cause& error);
+  void end_locked(uint32_t index, const Cause& error, Rings& rings);
+  void free_locked(uint32_t index);
   Cause disagreement(Entry& entry);
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
-  bool give_launches(uint32_t index);
-  void tell_made(uint32_t index);
+  bool give_launches(uint32_t index, Rings& rings);
+  void wake_helpers(const Entry& entry, Rings& rings) const;
   void append(TableEvent::Type type, uint32_t index);
 
   const Segment& segment_;
   std::vector<int> ranks_;
   int local_rank_;
   bool several_hosts_;
+  const uint32_t cores_;
   size_t stride_;
   uint32_t window_;
   uint32_t most_ahead_;

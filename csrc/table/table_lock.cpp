@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -60,14 +61,12 @@ void TableLock::give_back() {
 }
 
 bool TableLock::wait(int64_t limit_us) {
-  std::multiset<int64_t>::iterator entered;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    entered = waits_.insert(now_ns());
-  }
+  const int64_t since = now_ns();
+  std::optional<std::multiset<int64_t>::iterator> entered;  // from the second slice on, since most waits are short
   const auto leave = [&](void*) {
+    if (!entered) return;
     std::lock_guard<std::mutex> lock(mutex_);
-    waits_.erase(entered);
+    waits_.erase(*entered);
   };
   const std::unique_ptr<void, decltype(leave)> leaving(this, leave);
   uint64_t seen = shared_.holding.load(std::memory_order_relaxed);
@@ -83,6 +82,7 @@ bool TableLock::wait(int64_t limit_us) {
     std::string why;
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      if (!entered) entered = waits_.insert(since);
       if (patience_us_ > 0 && kept_us >= patience_us_) why = impatient_;
     }
     if (!why.empty()) {

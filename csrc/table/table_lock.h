@@ -93,7 +93,8 @@ class TableLock {
   // From now on this process gives the table up if one rank keeps the lock for `limit_us` while a thread of this
   // process waits for it.
   void lose_patience(int64_t limit_us, const std::string& why);
-  // The longest time that a thread of this process has waited for the lock so far, in nanoseconds; 0: no thread waits.
+  // The longest time that a thread of this process has waited for the lock so far, in nanoseconds; 0: no thread waits,
+  // or none for longer than a few hundredths of a second.
   int64_t longest_wait() const;
   // For tests: from now on a thread that holds `inner` and takes the lock ends the process, since arrive() takes them
   // in the other order.

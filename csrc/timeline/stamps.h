@@ -25,8 +25,6 @@ constexpr size_t kStamps = 7;
 // done can be read after it; before that a reader gets the old or the new value.
 class Stamps {
  public:
-  // Other stamps are valid only if `arrived` is set.
-  void forget_arrival() { at(Stamp::arrived).store(0, std::memory_order_relaxed); }
   void clear() {
     for (auto& time : times_) time.store(0, std::memory_order_relaxed);
   }

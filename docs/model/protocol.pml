@@ -184,8 +184,8 @@ inline ring_all(mask) {
 
 /* ---------------------------------------------------------------- the table (csrc/table/host_table.cpp) */
 
-/* An event, and the bells of those that must know, under the lock, which is given back. It is two steps or, where a
- * reader can be overtaken by writers, three: a place of the log is filled before the tail moves. Otherwise a place behind
+/* An event under the lock, which is given back, and then the bells of the ranks that must know. It is three steps or,
+ * where a reader can be overtaken by writers, four: a place of the log is filled before the tail moves. Otherwise a place behind
  * the tail never changes again, and nobody looks at those before it. */
 inline fill_place(e, is_done) {
   truth[tail] = EVENT(entry[e].generation, e, is_done);
@@ -210,15 +210,15 @@ inline publish_rest(e, is_done) {
 #if LOG < EVENTS
      tail++;
 #endif
-     LOOK
      d_step {
        if
-       :: RINGS_FIRST -> fill_place(e, is_done); tail++
-       :: else -> ring_all(to_ring)
+       :: RINGS_FIRST -> fill_place(e, is_done); tail++; to_ring = 0
+       :: else
        fi;
-       to_ring = 0;
        lock = 0
-     }
+     };
+     LOOK
+     d_step { ring_all(to_ring); to_ring = 0 }
   :: else
   fi
 }
@@ -304,8 +304,9 @@ inline arrive(op, may_run_inline) {
             entry[at].state = READY;
             last = 0;
             lock = 1;
-            /* This rank's thread too: it may be another one than this. */
-            to_ring = (OWNER(op) == ANYBODY -> ALL_RANKS : 1 << OWNER(op))
+            /* This rank's thread too: it may be another one than this. Of the others so many that two ranks are awake,
+             * as on two cores: wake_helpers(). */
+            to_ring = (OWNER(op) == ANYBODY -> (1 << me) | (1 << ((me + 1) % RANKS)) : 1 << OWNER(op))
          :: else
          fi
       :: else
@@ -354,17 +355,20 @@ inline end_if_all_done(e) {
   fi
 }
 
+/* HostTable::leave(): counts without the lock ... */
 inline leave(place_left) {
   entry[place_left].left++;
-  if
-  :: entry[place_left].left == LAST_TO_LEAVE ->
-     entry[place_left].operation = 0;
-     entry[place_left].state = GATHERING;
-     entry[place_left].arrived = 0;
-     entry[place_left].left = 0;
-     entry[place_left].failed = 0
-  :: else
-  fi
+  is_last = (entry[place_left].left == LAST_TO_LEAVE)
+}
+
+/* ... under which the last rank frees the entry. */
+inline free_entry(place_left) {
+  entry[place_left].operation = 0;
+  entry[place_left].state = GATHERING;
+  entry[place_left].arrived = 0;
+  entry[place_left].left = 0;
+  entry[place_left].failed = 0;
+  is_last = 0
 }
 
 /* ---------------------------------------------------------------- slots */
@@ -445,13 +449,20 @@ inline copy_out(its_entry, what, its_slot) {
 /* Parts::finish() of a part that this thread has taken out of parts_; `after` is this thread's own business. */
 #ifdef LEFT_BEFORE_COPIED
 #define FINISH_PART(its_entry, what, its_slot, after) \
-  d_step { lock == 0; give_back(its_slot); leave(its_entry) }; \
+  d_step { give_back(its_slot); leave(its_entry) }; \
+  FREE_IF_LAST(its_entry, skip); \
   d_step { end_part(its_entry, what, its_slot); after }
 #else
-/* Waits for the lock because of leave(). */
 #define FINISH_PART(its_entry, what, its_slot, after) \
-  d_step { lock == 0; end_part(its_entry, what, its_slot); give_back(its_slot); leave(its_entry); after }
+  d_step { end_part(its_entry, what, its_slot); give_back(its_slot); leave(its_entry) }; \
+  FREE_IF_LAST(its_entry, after)
 #endif
+
+#define FREE_IF_LAST(its_entry, after) \
+  if \
+  :: d_step { is_last && lock == 0 -> free_entry(its_entry); after } \
+  :: d_step { !is_last -> after } \
+  fi
 
 inline end_part(its_entry, what, its_slot) {
   copy_out(its_entry, what, its_slot);
@@ -497,7 +508,7 @@ inline send_part(op, may_run_inline) {
 
 proctype Poster(byte me) {
   byte n, at, born, to_ring, looked;
-  bit slot, no_room, last, over, mine, all_done, idle;
+  bit slot, no_room, last, over, mine, all_done, idle, is_last;
   if
   :: me >= POSTERS ->
      n = OPERATIONS
@@ -634,7 +645,7 @@ proctype Thread(byte me) {
   byte head, seen_tail, event, at, born, e, chunk, to_ring, looked;
   byte finished[ENTRIES];
   bit finished_slot[ENTRIES], running[ENTRIES];
-  bit slot, worked, blocked, no_room, last, over, mine, all_done, idle;
+  bit slot, worked, blocked, no_room, last, over, mine, all_done, idle, is_last;
 
 look: /* seen = count() is one step with what led here */
   seen_tail = 0;

@@ -42,3 +42,14 @@ def test_a_rank_that_goes_leaves_no_rank_of_another_host_waiting(check):
 def test_an_error_in_departures_would_be_found(check, error):
     found, _ = check(f"HOSTS=2 LOCAL=1 GOING=1 {error}", model="departures")
     assert found is not None
+
+
+def test_no_ring_is_lost_between_the_thread_and_a_stand_in(check):
+    found, states = check("CHANGES=1", model="turns")
+    assert found is None and states > 50_000
+
+
+@pytest.mark.parametrize("error", ["RINGS_THE_THREAD", "NO_RING_AT_THE_END", "SEEN_AFTER_ROUND"])
+def test_an_error_in_turns_would_be_found(check, error):
+    found, _ = check(f"CALLERS=1 {error}", model="turns")
+    assert found is not None

@@ -66,6 +66,17 @@ PLANTED_DEPARTURES = {
     "NO_LOOK_AT_START": "HOSTS=2 LOCAL=1 GOING=1",
     "RESULT_IS_DROPPED": "HOSTS=2 LOCAL=2 SLICES=1 GOING=1",
 }
+# The same of docs/model/turns.pml.
+TURNS = ["CHANGES=1", "CHANGES=2 CALLERS=1 TIMED", "CHANGES=1 CALLERS=1 EARLY"]
+LARGE_TURNS = ["CHANGES=2"]
+PLANTED_TURNS = {
+    "TURN_BEFORE_BELL": "CHANGES=2",
+    "RINGS_THE_THREAD": "CALLERS=1",
+    "NO_RING_AT_THE_END": "CALLERS=1",
+    "RINGS_FORGOTTEN": "CALLERS=1",
+    "LEAVING_FORGOTTEN": "CALLERS=1 EARLY",
+    "SEEN_AFTER_ROUND": "CALLERS=1",
+}
 
 
 class Effort(NamedTuple):
@@ -113,9 +124,12 @@ def main() -> int:
     failures = 0
     jobs = [("", configuration, SMALL, "protocol") for configuration in QUICK]
     jobs += [("", configuration, SMALL, "departures") for configuration in DEPARTURES]
+    jobs += [("", configuration, SMALL, "turns") for configuration in TURNS]
     jobs += [(error, configuration, SMALL, "protocol") for error, configuration in PLANTED.items()]
     jobs += [(error, configuration, SMALL, "departures") for error, configuration in PLANTED_DEPARTURES.items()]
+    jobs += [(error, configuration, SMALL, "turns") for error, configuration in PLANTED_TURNS.items()]
     if arguments.all:
+        jobs += [("", configuration, LONG, "turns") for configuration in LARGE_TURNS]
         jobs += [("", configuration, LONG, "protocol") for configuration in LARGE]
         jobs += [("", configuration, LONG, "departures") for configuration in LARGE_DEPARTURES]
         jobs += [("", configuration, SEARCH, "protocol") for configuration in SEARCHED]
