@@ -64,6 +64,8 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         states = auxiliary_states(params)
         devices = _devices(states)
         how = "mean" if root is None else f"values of rank {root_rank}"
+        # Behind the meeting no deadlock check runs: a value whose step another rank never takes would never arrive.
+        _wait_for(states)
         met = turn.meet(f"sync_aux_params to the {how}", [agreement.digest(_signatures(states)), len(states), devices])
     if (met != met[0])[:, :2].any():
         raise MXNetError(_difference(met, process_set, states))
@@ -74,6 +76,10 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
             _average(functools.partial(turn.push, turn.core.push_group), states, int(met[:, 2].sum()))
         else:
             _broadcast(turn, states, root)
+    _wait_for(states)
+
+
+def _wait_for(states: list[_State]) -> None:
     for state in states:
         for array in state.replicas:
             array.wait_to_read()

@@ -53,7 +53,7 @@ def broadcast_parameters(
     Examples
     --------
     >>> net = gluon.nn.Dense(10, in_units=64)
-    >>> net.initialize(mx.init.Xavier())  # random values, others on each worker
+    >>> net.initialize(mx.init.Xavier())  # random values that differ between workers
     >>> mykv.broadcast_parameters(net.collect_params(), root_rank=0)  # a trainer does this by itself
     """
     process.require()

@@ -228,6 +228,22 @@ def test_a_step_that_one_worker_cannot_take_does_not_leave_the_others_values_wai
     clear_errors()
 
 
+@pytest.mark.ranks(2, timeout=30)
+def test_workers_after_different_numbers_of_steps_get_an_error(rank):
+    """Steps return at once, so a worker may come here before a step of its own that the other worker never takes."""
+    net = _network(0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    x = array(np.ones(_SHAPE, "float32"))
+    for _ in range(1 + 2 * rank):
+        with autograd.record():
+            loss = (net(x) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+    with pytest.raises(MXNetError, match="rank 0 is in sync_aux_params, but rank 1 .*different numbers of steps"):
+        mykv.sync_aux_params(net)
+    clear_errors()
+
+
 @pytest.mark.ranks(2)
 def test_wrong_periods(rank):
     net = _network(0)

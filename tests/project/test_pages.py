@@ -88,6 +88,25 @@ def test_the_figures_of_the_first_pages_are_those_of_the_benchmarks():
             assert line in measured, f"{page}: docs/benchmarks.md has no line {line}"
 
 
+def _cells(table: str) -> list[list[str]]:
+    """The cells of a table of Markdown, without its head, links replaced by their texts in the first column."""
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
+    return [[re.sub(r"\[(.+?)\]\([^)]+\)", r"\1", row[0]), *row[1:]] for row in rows]
+
+
+def test_each_line_of_the_comparison_names_its_page_and_a_test():
+    comparison, proofs = (_DOCS / "comparison.md").read_text().split("\n## Where each line is explained and tested\n")
+    rows = _cells(proofs)
+    assert [row[0] for row in rows] == [row[0] for row in _cells(comparison)] and len(rows) > 10
+    for line, explained, tests in rows:
+        page = re.fullmatch(r"\[.+\]\(([\w-]+\.md)(?:#.+)?\)", explained)
+        assert page and (_DOCS / page.group(1)).exists(), line
+        named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", tests)
+        assert len(named) == tests.count("::") > 0, line
+        for file, test in named:
+            assert re.search(rf"^def {test}\(", (_ROOT / file).read_text(), re.MULTILINE), f"{line}: {file}::{test}"
+
+
 def test_guides_begin_with_code_that_runs():
     assert len(_GUIDES) > 8
     for name in _GUIDES:
