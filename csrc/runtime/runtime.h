@@ -1,6 +1,7 @@
 // Runs requests from post() to done: the share is copied into a slot, the part arrives in the host's table, the
 // transport works, the result is copied out. A small request of the rank that arrives last runs on the thread that
-// posts it. Everything else runs on the runtime's own thread, the only thread that waits for other ranks.
+// posts it. Everything else runs on the runtime's own thread, or on a thread that waits for a
+// request and stands in for it. Only these wait for other ranks.
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //

@@ -66,7 +66,7 @@ void RuntimeThread::work_until_leaving() {
   Standstill standstill;
   for (;;) {
     const uint32_t seen = bell.count();
-    if (!take_turn()) {  // the stand-in rings when it has given the turn back, if this thread must go on
+    if (!take_loop()) {  // the stand-in rings when it has given the loop back, if this thread must go on
       bell.wait(seen, kSleepUs);
       continue;
     }
@@ -86,20 +86,20 @@ void RuntimeThread::work_until_leaving() {
     }
     if (worked) {
       worked_ = true;
-      give_turn();
+      give_loop();
       continue;
     }
     if (leaving && nothing_left()) return;
     if (Timeline::marks_cycles() && worked_ && awake_since_ != 0) notes_.awake(awake_since_);
     const int64_t limit = rest(seen);
     awake_since_ = 0;
-    give_turn();
+    give_loop();
     if (limit > 0) bell.wait(seen, limit);
   }
 }
 
 void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns) {
-  if (!may_stand_in() || !take_turn()) return;
+  if (!may_stand_in() || !take_loop()) return;
   Bell& bell = context_.bell();
   bell.stand_in(true);
   uint32_t seen = bell.count();
@@ -109,10 +109,10 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   } catch (...) {
     failure_ = std::current_exception();  // what it was about is gone, so the thread would not meet it again
   }
-  // In this order: the next stand-in tells the bell after it has taken the turn, and a ring that comes before the turn
+  // In this order: the next stand-in tells the bell after it has taken the loop, and a ring that comes before the loop
   // is free wakes the runtime's thread in vain.
   bell.stand_in(false);
-  give_turn();
+  give_loop();
   if (left || bell.count() != seen) bell.ring();
 }
 

@@ -1,10 +1,10 @@
 // The runtime's own thread: it moves all requests on, sleeps when there is nothing to do, and ends the runtime. A
 // thread that waits for a request may stand in for it, which saves waking one thread after the other.
 //
-// One of these threads at a time has the turn: it alone uses the members here and all that is "for the runtime's
-// thread". A thread without the turn sleeps. The bell wakes the stand-in while there is one. When the stand-in has
-// given the turn back, it rings the bell for the runtime's thread if the bell has rung since its last look, or if
-// something is left to do. docs/model/turns.pml checks that no ring is lost.
+// One of these threads at a time has the loop: it alone uses the members here, and does all that comments elsewhere
+// leave to the runtime's thread. A thread without the loop sleeps. The bell wakes the stand-in while there is one. When
+// the stand-in has given the loop back, it rings the bell for the runtime's thread if the bell has rung since its last
+// look, or if something is left to do. docs/model/loop.pml checks that no ring is lost.
 #pragma once
 
 #include <atomic>
@@ -44,15 +44,15 @@ class RuntimeThread {
   // Whether stand_in() is possible at all: on one host without GPUs, since MPI and CUDA know threads apart.
   bool may_stand_in() const { return !context_.several_hosts() && !context_.gpus.any; }
   // For a thread that waits for a request: does the thread's work until over() or until `until_ns` (now_ns()),
-  // whichever is first. Returns early when another thread has the turn, or when the runtime's thread must go on itself:
+  // whichever is first. Returns early when another thread has the loop, or when the runtime's thread must go on itself:
   // in a failure, or to leave.
   void stand_in(const std::function<bool()>& over, int64_t until_ns);
 
  private:
   void work_until_leaving();
   bool work();
-  bool take_turn() { return !taken_.exchange(true, std::memory_order_seq_cst); }
-  void give_turn() { taken_.store(false, std::memory_order_seq_cst); }
+  bool take_loop() { return !loop_taken_.exchange(true, std::memory_order_seq_cst); }
+  void give_loop() { loop_taken_.store(false, std::memory_order_seq_cst); }
   bool stand_in_rounds(const std::function<bool()>& over, int64_t until_ns, uint32_t* seen);
   bool needs_thread() const;
   bool nothing_left();
@@ -71,13 +71,13 @@ class RuntimeThread {
   Waits& waits_;
   Wishes& wishes_;
   TimelineNotes& notes_;
-  std::atomic<bool> taken_{false};  // some thread has the turn
-  std::exception_ptr failure_;      // of a stand-in, for the runtime's thread
-  bool worked_ = false;             // the thread has worked since it last waited
-  bool advanced_ = false;           // some operation under way has advanced
-  int64_t awake_since_ = 0;         // 0: not since it last slept, or the timeline marks no cycles
-  int64_t flowed_ = 0;              // when the thread last had work; coarse_now_ns()
-  int64_t looked_ = 0;              // when the thread last looked for questions of other hosts; coarse_now_ns()
+  std::atomic<bool> loop_taken_{false};  // some thread has the loop
+  std::exception_ptr failure_;           // of a stand-in, for the runtime's thread
+  bool worked_ = false;                  // the thread has worked since it last waited
+  bool advanced_ = false;                // some operation under way has advanced
+  int64_t awake_since_ = 0;              // 0: not since it last slept, or the timeline marks no cycles
+  int64_t flowed_ = 0;                   // when the thread last had work; coarse_now_ns()
+  int64_t looked_ = 0;                   // when the thread last looked for questions of other hosts; coarse_now_ns()
 };
 
 }  // namespace mykv

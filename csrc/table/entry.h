@@ -71,10 +71,10 @@ struct alignas(64) Entry {
   std::atomic<uint32_t> left;
   uint64_t first_hash;  // of the signature of the rank that came first
   bool disagreed;       // a rank has refused, or has another signature than the rank that came first
-  uint64_t sequence;   // position in the order that all hosts agreed on
-  uint64_t placement;  // digest of the placements of all ranks
-  int32_t owner;       // the local rank that does all the work, or kAnybody
-  int32_t ahead_of;    // the local rank that made the entry before it was due, or kNobody
+  uint64_t sequence;    // position in the order that all hosts agreed on
+  uint64_t placement;   // digest of the placements of all ranks
+  int32_t owner;        // the local rank that does all the work, or kAnybody
+  int32_t ahead_of;     // the local rank that made the entry before it was due, or kNobody
   Arrivals arrivals;
   Operation operation;
   std::atomic<uint32_t> next_chunk;

@@ -22,10 +22,10 @@ constexpr uint32_t kEntriesStep = 64;   // memory is committed for so many entri
 constexpr uint32_t kBuckets = 1 << 16;  // hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kLookUs = 1000000;        // most that a look waits for the table's lock
-constexpr int64_t kLookNs = 1000000000;     // between checks whether the lock's holder has died
-constexpr int64_t kBeatNs = 100000000;      // between heartbeats, at least
-constexpr int64_t kSilenceNs = 5000000000;  // several times the longest sleep of a rank's thread
+constexpr int64_t kLookUs = 1000000;          // most that a look waits for the table's lock
+constexpr int64_t kLookNs = 1000000000;       // between checks whether the lock's holder has died
+constexpr int64_t kBeatNs = 100000000;        // between heartbeats, at least
+constexpr int64_t kSilenceNs = 5000000000;    // several times the longest sleep of a rank's thread
 constexpr useconds_t kRingsLateUs = 3000000;  // as a fault for tests
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }

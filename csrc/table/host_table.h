@@ -184,7 +184,7 @@ class HostTable {
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
     // Under the table's lock:
-    uint32_t ahead = 0;  // entries that the rank has made before they were due
+    uint32_t ahead = 0;                // entries that the rank has made before they were due
     std::atomic<bool> listens{false};  // changed under the table's lock only
   };
   struct alignas(64) Header {

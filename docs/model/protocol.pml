@@ -450,19 +450,27 @@ inline copy_out(its_entry, what, its_slot) {
 #ifdef LEFT_BEFORE_COPIED
 #define FINISH_PART(its_entry, what, its_slot, after) \
   d_step { give_back(its_slot); leave(its_entry) }; \
-  FREE_IF_LAST(its_entry, skip); \
+  if \
+  :: d_step { is_last && lock == 0 -> free_entry(its_entry) } \
+  :: !is_last \
+  fi; \
   d_step { end_part(its_entry, what, its_slot); after }
 #else
 #define FINISH_PART(its_entry, what, its_slot, after) \
-  d_step { end_part(its_entry, what, its_slot); give_back(its_slot); leave(its_entry) }; \
-  FREE_IF_LAST(its_entry, after)
-#endif
-
-#define FREE_IF_LAST(its_entry, after) \
+  d_step { \
+    end_part(its_entry, what, its_slot); \
+    give_back(its_slot); \
+    leave(its_entry); \
+    if \
+    :: !is_last -> after \
+    :: else \
+    fi \
+  }; \
   if \
   :: d_step { is_last && lock == 0 -> free_entry(its_entry); after } \
-  :: d_step { !is_last -> after } \
+  :: !is_last \
   fi
+#endif
 
 inline end_part(its_entry, what, its_slot) {
   copy_out(its_entry, what, its_slot);

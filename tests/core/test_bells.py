@@ -1,4 +1,4 @@
-"""Waking the ranks of a host: bells ring without the table's lock, reach the thread that waits, and are not needed for long.
+"""Waking the ranks of a host: bells ring without the lock of the table, and wake the thread that waits.
 
 No MXNet: the core alone, on numpy arrays.
 """
@@ -65,7 +65,7 @@ def test_a_rank_delayed_before_it_rings_keeps_no_lock_and_no_result(core, rank, 
 def test_a_late_rank_wakes_the_others_at_once(core, rank, size, gather, waits):
     """Without a ring, or with a ring for another thread, each operation would take up to a second."""
     took = []
-    for k in range(12):
+    for _ in range(12):
         gather("together")
         if rank == 1:
             time.sleep(0.03)

@@ -45,11 +45,11 @@ def test_an_error_in_departures_would_be_found(check, error):
 
 
 def test_no_ring_is_lost_between_the_thread_and_a_stand_in(check):
-    found, states = check("CHANGES=1", model="turns")
+    found, states = check("CHANGES=1", model="loop")
     assert found is None and states > 50_000
 
 
 @pytest.mark.parametrize("error", ["RINGS_THE_THREAD", "NO_RING_AT_THE_END", "SEEN_AFTER_ROUND"])
-def test_an_error_in_turns_would_be_found(check, error):
-    found, _ = check(f"CALLERS=1 {error}", model="turns")
+def test_an_error_in_who_has_the_loop_would_be_found(check, error):
+    found, _ = check(f"CALLERS=1 {error}", model="loop")
     assert found is not None

@@ -1,4 +1,4 @@
-/* The turn of a rank's runtime thread, and the threads that stand in for it, for spin: docs/protocol.md says what is
+/* A rank's runtime thread, and the threads that stand in for it and take its loop, for spin: docs/protocol.md says what is
  * checked, and how.
  *
  * Thread is the runtime's thread, a Caller a thread in Work::wait, a Changer another rank that changes the table and
@@ -8,8 +8,7 @@
  * Sleeping has no time limit here, though it has one in the code, so that a lost wake-up is a deadlock.
  *
  * CHANGES: how many ranks change something, once each. CALLERS: how many callers; caller n waits for n changes, or for
- * all. TIMED: a
- * caller may stop waiting at any moment. EARLY: the rank leaves at any moment, not after all changes.
+ * all. TIMED: a caller may stop waiting at any moment. EARLY: the rank leaves at any moment, not after all changes.
  */
 
 #ifndef CHANGES
@@ -35,7 +34,7 @@ bit thread_rang, stand_in_rang;
 bit has_stand_in, thread_sleeps, stand_in_sleeps; /* state_ */
 bit thread_asleep, stand_in_asleep;               /* in the kernel's queue */
 
-bit taken;    /* RuntimeThread::taken_ */
+bit taken;    /* RuntimeThread::loop_taken_ */
 byte todo;    /* changes in the table that this rank has not looked at */
 byte handled; /* changes that it has */
 bit leaving, ended;
@@ -113,7 +112,7 @@ look:
   :: worked ->
      taken = 0;
      goto look
-  :: !worked && was_leaving -> goto end_of_rank /* the turn stays taken */
+  :: !worked && was_leaving -> goto end_of_rank /* the loop stays taken */
   :: else
   fi;
   SEE_LATE(thread_rang);
@@ -162,7 +161,7 @@ rounds:
   sleep(stand_in_sleeps, stand_in_asleep, stand_in_rang);
   goto rounds;
 give_back:
-#ifdef TURN_BEFORE_BELL
+#ifdef LOOP_BEFORE_BELL
   taken = 0;
   has_stand_in = 0;
 #else
