@@ -22,11 +22,6 @@ from ..world import failure_detector, process
 from ..world.process_set import ProcessSet, global_process_set
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-# Why a communication hook does not go together with an argument.
-_WHY_NOT_HOOKED = {
-    "update_on_kvstore": "where each worker gets sums of its own share of the gradients only",
-    "elastic": "since a hook may keep states that differ between the remaining workers",
-}
 _REDUCE_METHODS = ("mean", "sum")
 
 
@@ -198,12 +193,16 @@ class TrainerOptions:
                 f"communication_hook cannot be combined with the compression {self.compression!r}, since the hook "
                 "decides what travels. Leave one of the two out."
             )
-        for name, value in (("update_on_kvstore", self.update_on_kvstore), ("elastic", self.elastic)):
-            if value:
-                raise ValueError(
-                    f"{self._hook_argument} cannot be combined with {name}=True, {_WHY_NOT_HOOKED[name]}. Leave one "
-                    "of the two out."
-                )
+        if self.update_on_kvstore:
+            raise ValueError(
+                f"{self._hook_argument} cannot be combined with update_on_kvstore=True, where each worker gets sums of "
+                "its own share of the gradients only. Leave one of the two out."
+            )
+        if self.elastic:
+            raise ValueError(
+                f"{self._hook_argument} cannot be combined with elastic=True, since it may keep states that differ "
+                "between the remaining workers. Leave one of the two out."
+            )
 
     @property
     def _hook_argument(self) -> str:

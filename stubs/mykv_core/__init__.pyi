@@ -261,12 +261,19 @@ def push_allreduce(
     priority: int = 0,
     label: str = "",
     wire: str = "",
+    turn_of: str = "",
 ) -> None: ...
 def push_alltoall(
     name: str, input: int, output: int, rows: Sequence[Sequence[int]], priority: int = 0, label: str = ""
 ) -> None: ...
 def push_broadcast(
-    name: str, input: int, outputs: Sequence[int], root: int = 0, priority: int = 0, label: str = ""
+    name: str,
+    input: int,
+    outputs: Sequence[int],
+    root: int = 0,
+    priority: int = 0,
+    label: str = "",
+    turn_of: str = "",
 ) -> None: ...
 def push_failing(array: int) -> None: ...
 def push_gather_from_owners(
@@ -288,6 +295,7 @@ def push_group(
     priority: int = 0,
     label: str = "",
     wire: str = "",
+    turn_of: str = "",
 ) -> None: ...
 def push_reduce_to_owners(
     name: str,
@@ -310,6 +318,7 @@ def push_reducescatter(
     priority: int = 0,
     label: str = "",
     wire: str = "",
+    turn_of: str = "",
 ) -> None: ...
 def rank() -> int: ...
 def refuse(name: str, reason: str, turn_of: str = "") -> None: ...

@@ -332,3 +332,47 @@ def test_a_bucket_reduces_in_a_hook_only(rank, size):
     _train(dense_network(0), rank, communication_hook=hook)
     with pytest.raises(RuntimeError, match="outside of a communication hook"):
         kept[0].allreduce_()
+
+
+@pytest.mark.ranks(2)
+def test_accumulated_gradients(rank, size, gather):
+    nets = [dense_network(0), dense_network(0)]
+    for net, hook in zip(nets, (None, _own)):
+        for one in net.collect_params().values():
+            one.grad_req = "add"
+        trainer = mykv.DistributedTrainer(list(net.collect_params().values()), *_SGD, communication_hook=hook)
+        for step in range(4):
+            _backward(net, rank, step)
+            if step % 2:
+                trainer.step(2 * _BATCH)
+                for one in net.collect_params().values():
+                    one.grad()[:] = 0
+    _assert_close(nets[1], nets[0])
+    assert len(set(gather(checksum(nets[1])))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("first", [False, True])
+def test_a_worker_that_leaves_the_loop_gets_an_error_and_so_do_the_others(rank, size, gather, first):
+    """The look for deadlocks finds a bucket with a hook, also before the hook has run on any worker."""
+    net = dense_network(0)
+    trainer = mykv.DistributedTrainer(list(net.collect_params().values()), *_SGD, communication_hook=_each)
+    for step in range(1 - first):
+        _backward(net, rank, step)
+        trainer.step(_BATCH)
+    before = checksum(net)
+    with pytest.raises(MXNetError, match="different numbers of steps|has not taken"):
+        if rank == 0:
+            _backward(net, rank, 1)
+            trainer.step(_BATCH)
+            checksum(net)
+        else:
+            mykv.barrier()
+    clear_errors()
+    if rank == 0:
+        with pytest.raises(MXNetError, match="rank 1 is in barrier"):
+            mykv.barrier()  # the call that rank 1 has given up
+    assert checksum(net) == before
+    _backward(net, rank, 2)
+    trainer.step(_BATCH)
+    assert len(set(gather(checksum(net)))) == 1 and checksum(net) != before
