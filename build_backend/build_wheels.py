@@ -1,4 +1,4 @@
-"""Builds wheels that need no compiler: `make wheels`, or ``python build_backend/build_wheels.py python3.10 python3.11``.
+"""Builds wheels that need no compiler: `make wheels`, or ``python build_backend/build_wheels.py python3.11``.
 
 A wheel for each Python, with a core for each MPI ABI (mykv_abis.py), goes to dist/. The environments and what is
 compiled stay in build/wheels, so a second run compiles only what has changed.
@@ -55,8 +55,7 @@ def build(python: str, tools: Path, wrappers: str) -> Path:
         env={**os.environ, "MYKV_ABIS": wrappers},
     )
     (made,) = raw.glob("*.whl")
-    # The MPI is the machine's. libstdc++ stays external too, as in every manylinux wheel: C++ exceptions and MXNet's own
-    # C++ meet in one process.
+    # The MPI is the machine's. auditwheel leaves libstdc++ external too, as it must: C++ exceptions cross into MXNet.
     repaired = WORK / "repaired"
     shutil.rmtree(str(repaired), ignore_errors=True)
     run(

@@ -144,8 +144,8 @@ def choose(folder):
     built = _built(folder)
     if abi not in built:
         raise WrongMPI(
-            f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {_having(built)}. Compile mykv for "
-            "your MPI: MPICC=mpicc pip install --no-binary mykv mykv."
+            f"mpi4py has loaded {version} ({file}), but this wheel of mykv has cores for {_having(built)}. Compile "
+            "mykv for your MPI: MPICC=mpicc pip install --no-binary mykv mykv."
         )
     return built[abi], f"{abi}, since mpi4py has loaded {version} ({file})"
 

@@ -15,7 +15,7 @@ _PAGE = _ROOT / "docs" / "troubleshooting.md"
 _HOLE = "\0"
 _PYTHON = [
     (path, ast.parse(path.read_text()))
-    for folder in ("kvstore_plugin", "mykvrun", "build_backend")
+    for folder in ("kvstore_plugin", "loader", "mykvrun", "build_backend")
     for path in sorted((_ROOT / folder).rglob("*.py"))
 ]
 _CPP = [
