@@ -4,15 +4,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "agreement/inbox.h"
 #include "kernels/kernels.h"
 #include "memory/headroom.h"
+#include "runtime/standstill.h"
 #include "testing/compressor.h"
 #include "testing/live.h"
 #include "testing/parsers.h"
@@ -66,6 +69,16 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         return std::make_pair(now.bytes, now.what);
       },
       py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
+  m.def(
+      "standstill_after",
+      [](double moving, double standing) {
+        Standstill standstill;
+        std::this_thread::sleep_for(std::chrono::duration<double>(moving));
+        standstill.end();
+        std::this_thread::sleep_for(std::chrono::duration<double>(standing));
+        return std::chrono::duration<double>(standstill.look()).count();
+      },
+      py::arg("moving"), py::arg("standing"), "Seconds of standstill that count after these seconds.");
   m.def("kernel_path", &kernel_path, "The instructions of this module's own kernels, which its compressors use.");
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }
