@@ -11,8 +11,11 @@ class Standstill {
  public:
   using Duration = std::chrono::steady_clock::duration;
 
-  void end() { lasted_ = {}; }
-  // Call it often: at most one second of the time since the last call counts.
+  void end() {
+    lasted_ = {};
+    looked_ = std::chrono::steady_clock::now();  // the time before does not count in the next look()
+  }
+  // Call it often: at most one second of the time since the last call, or the last end(), counts.
   Duration look() {
     const auto now = std::chrono::steady_clock::now();
     lasted_ += std::min<Duration>(now - looked_, std::chrono::seconds(1));

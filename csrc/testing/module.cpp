@@ -5,9 +5,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "kernels/sum_of_squares.h"
 #include "memory/headroom.h"
 #include "python/arguments.h"
+#include "runtime/standstill.h"
 #include "testing/compressor.h"
 #include "testing/live.h"
 #include "testing/parsers.h"
@@ -75,6 +78,16 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         return sum_of_squares(dtype_named(dtype), values.data(), static_cast<size_t>(values.size()));
       },
       py::arg("dtype"), py::arg("values"));
+  m.def(
+      "standstill_after",
+      [](double moving, double standing) {
+        Standstill standstill;
+        std::this_thread::sleep_for(std::chrono::duration<double>(moving));
+        standstill.end();
+        std::this_thread::sleep_for(std::chrono::duration<double>(standing));
+        return std::chrono::duration<double>(standstill.look()).count();
+      },
+      py::arg("moving"), py::arg("standing"), "Seconds of standstill that count after these seconds.");
   m.def("kernel_path", &kernel_path,
         "The instructions of this module's own kernels, which its compressors and sum_of_squares use.");
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));

@@ -21,6 +21,7 @@ PYTHON = {
         "process_sets_of_trainers",
         "sparse_reducer",
         "mistakes",
+        "clip_global_norm",
     ],
     "kvstore_plugin/gradients/dense_reducer.py": [
         "dense_reducer",
@@ -31,6 +32,8 @@ PYTHON = {
         "bucket_memory",
         "process_sets_of_trainers",
         "mistakes",
+        "clip_global_norm",
+        "statistics",
     ],
     "kvstore_plugin/store/kvstore.py": [
         "kvstore",
@@ -41,6 +44,7 @@ PYTHON = {
         "sharded_optimizer",
         "sparse_store",
         "memory",
+        "mistakes",
     ],
     "kvstore_plugin/store/requests.py": [
         "kvstore",

@@ -618,7 +618,9 @@ def test_values_that_the_root_loads_before_the_other_has_used_the_network(rank, 
     if how == "load_parameters":  # also those whose shapes were known, of which only rank 0 has the loaded values
         mykv.broadcast_states(trainer)
     net(_images(rank))
-    expected = {name: one for name, one in parameters(source).items() if how == "load_parameters" or name not in known}
+    # With MXNet 2.0 the writes to parameters whose shapes were known are lost as well, and they keep their old values.
+    with_known = how == "load_parameters" and not IS_2
+    expected = {name: one for name, one in parameters(source).items() if with_known or name not in known}
     np.testing.assert_equal({name: parameters(net)[name] for name in expected}, expected)
     for number in range(2):
         _loss(net, rank, number).backward()

@@ -200,11 +200,11 @@ def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind
 
 
 @pytest.mark.ranks(3, long=(2,))
-@_every_kind
+@pytest.mark.parametrize("kind", [*_KINDS, "own copied on the store"])
 def test_an_update_that_fails_on_one_worker_is_an_error_on_all_until_states_are_broadcast(rank, gather, kind):
     optimizer = mx.optimizer.SGD(learning_rate=0.1, momentum=0.5)
     optimizer.__class__ = _Optimizer
-    training = _Training(kind, rank, optimizer)
+    training = _Training(kind, rank, optimizer, **({"bucket_bytes": 0} if "copied" in kind else {}))
     training.step()
     optimizer.fails = rank == 1
     if rank == 1:
