@@ -61,6 +61,12 @@ struct Arrivals {
   bool ends_step;    // the operation is StepPart::last
 };
 
+// The signatures of the ranks that have arrived, so that their agreement is known without a loop over ranks.
+struct Signatures {
+  uint64_t first;  // the hash of the rank that came first
+  bool disagree;   // a rank has refused, or has another signature than the rank that came first
+};
+
 struct alignas(64) Entry {
   Key key;
   Key first;            // of the operation's first part
@@ -69,12 +75,11 @@ struct alignas(64) Entry {
   State state;
   uint32_t arrived;
   std::atomic<uint32_t> left;
-  uint64_t first_hash;  // of the signature of the rank that came first
-  bool disagreed;       // a rank has refused, or has another signature than the rank that came first
-  uint64_t sequence;    // position in the order that all hosts agreed on
-  uint64_t placement;   // digest of the placements of all ranks
-  int32_t owner;        // the local rank that does all the work, or kAnybody
-  int32_t ahead_of;     // the local rank that made the entry before it was due, or kNobody
+  Signatures signatures;
+  uint64_t sequence;   // position in the order that all hosts agreed on
+  uint64_t placement;  // digest of the placements of all ranks
+  int32_t owner;       // the local rank that does all the work, or kAnybody
+  int32_t ahead_of;    // the local rank that made the entry before it was due, or kNobody
   Arrivals arrivals;
   Operation operation;
   std::atomic<uint32_t> next_chunk;

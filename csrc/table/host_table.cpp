@@ -173,8 +173,7 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Ring
     e.state = State::gathering;
     e.arrived = 0;
     e.left.store(0, std::memory_order_relaxed);
-    e.first_hash = hash;
-    e.disagreed = false;
+    e.signatures = {hash, false};
     e.sequence = 0;
     e.placement = 0;
     e.operation = offer.operation;
@@ -205,7 +204,7 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Ring
   mine.stamps.clear();
   if (stamping()) mine.stamps.set(Stamp::arrived);
   mine.signature_hash = hash;
-  e.disagreed = e.disagreed || mine.refused || hash != e.first_hash;
+  e.signatures.disagree = e.signatures.disagree || mine.refused || hash != e.signatures.first;
   set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
   mine.arrived_in.store(e.generation, std::memory_order_release);
   ++e.arrived;
@@ -234,7 +233,7 @@ std::optional<Key> HostTable::made(const TableEvent& event) {
 
 // Why the ranks of this host cannot run the operation together; empty: they can.
 Cause HostTable::disagreement(Entry& e) {
-  if (!e.disagreed) return {};
+  if (!e.signatures.disagree) return {};
   RankRecord* records = e.records();
   for (int r = 0; r < local_size(); ++r) {
     if (records[r].refused) {

@@ -55,6 +55,18 @@ class GradientBucket:
         The factor of the sums over the workers that makes them what the trainer expects: 1 / workers for a mean.
     priority : int
         For the argument `priority` of operations: higher where the next forward pass needs the parameters earlier.
+
+    Examples
+    --------
+    >>> def halve(bucket):
+    ...     for gradient in bucket.arrays:
+    ...         gradient *= 0.5
+    ...     bucket.allreduce_()
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", communication_hook=halve)
+    >>> with autograd.record():
+    ...     loss = loss_of(net(images), labels).mean()
+    >>> loss.backward()
+    >>> trainer.step(1)
     """
 
     def __init__(self, reduction: Reduction, planned: Operation, index: int, gradients: Sequence[NDArray]) -> None:

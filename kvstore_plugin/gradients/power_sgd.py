@@ -86,6 +86,17 @@ class PowerSGD:
     Notes
     -----
     Vogels, Karimireddy and Jaggi: PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization, 2019.
+
+    Examples
+    --------
+    >>> hook = mykv.PowerSGD(rank=2)
+    >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", communication_hook=hook)
+    >>> with autograd.record():
+    ...     loss = loss_of(net(images), labels).mean()
+    >>> loss.backward()
+    >>> trainer.step(1)
+    >>> hook.save_states(f"powersgd{mykv.rank()}.states")  # a file for each worker
+    >>> hook.load_states(f"powersgd{mykv.rank()}.states")
     """
 
     def __init__(self, rank: int = 2, seed: int = 0) -> None:

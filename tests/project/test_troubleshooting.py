@@ -62,6 +62,7 @@ _INTERNAL = {
     "describes a patch of MXNet": [
         "Returns memory to numpy without the names",
         "MXNet's function is freed with its module when Python exits",
+        "a Parameter of which all workers had values in a step",
     ],
     "part of a message on the page": [
         "or the build for your GPUs, such as mxnet-cu112",
