@@ -3,9 +3,8 @@
 // take code compiled for one instruction set into another path.
 //
 // It is written with the compiler's vector types: every lane is plain IEEE arithmetic, hence the same bits on every
-// path. Nothing here is both multiplied and then added without a conversion between, so no fused multiply-add can form;
-// -ffp-contract=off keeps it so. A NaN's sign and payload do depend on the order of operands that the compiler chose,
-// so results are given one canonical NaN.
+// path. -ffp-contract=off keeps a product and a sum from becoming a fused multiply-add, which rounds once. A NaN's sign
+// and payload do depend on the order of operands that the compiler chose, so results are given one canonical NaN.
 //
 // An element type E has
 //   E::Acc                                one vector of memory, widened for accumulation

@@ -35,7 +35,7 @@ bool Work::wait(double timeout) {
   py::gil_scoped_release release;
   const auto over = [this] { return state_->done.load(); };
   const int64_t begun = now_ns();
-  const bool endless = timeout < 0 || timeout > kLongestS;
+  const bool endless = !(timeout >= 0 && timeout <= kLongestS);
   const int64_t until = endless ? INT64_MAX : begun + static_cast<int64_t>(timeout * 1e9);
   if (const std::shared_ptr<Runtime> runtime = over() ? nullptr : runtime_.lock()) runtime->stand_in(over, until);
   std::unique_lock<std::mutex> lock(state_->mutex);

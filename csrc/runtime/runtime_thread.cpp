@@ -120,9 +120,11 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
 bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t until_ns, uint32_t* seen) {
   Bell& bell = context_.bell();
   bool last = false;
+  bool rested = true;
   for (;;) {
     *seen = bell.count();
     if (needs_thread()) return true;
+    if (std::exchange(rested, false) && !context_.table.lock_comes_free()) return true;
     context_.table.beat();
     context_.table.look_after_lock();
     const bool worked = work();
@@ -138,6 +140,7 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
     if (worked) continue;
     const int64_t limit = rest(*seen);
     if (limit > 0) bell.wait(*seen, std::min(limit, (until_ns - now) / 1000 + 1), Bell::Sleeper::stand_in);
+    rested = true;
   }
 }
 

@@ -22,10 +22,11 @@ constexpr uint32_t kEntriesStep = 64;   // memory is committed for so many entri
 constexpr uint32_t kBuckets = 1 << 16;  // hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kLookUs = 1000000;          // most that a look waits for the table's lock
-constexpr int64_t kLookNs = 1000000000;       // between checks whether the lock's holder has died
-constexpr int64_t kBeatNs = 100000000;        // between heartbeats, at least
-constexpr int64_t kSilenceNs = 5000000000;    // several times the longest sleep of a rank's thread
+constexpr int64_t kProbeUs = 50000;         // most that a thread that stands in waits before it takes the table's lock
+constexpr int64_t kLookUs = 1000000;        // most that a look waits for the table's lock
+constexpr int64_t kLookNs = 1000000000;     // between checks whether the lock's holder has died
+constexpr int64_t kBeatNs = 100000000;      // between heartbeats, at least
+constexpr int64_t kSilenceNs = 5000000000;  // several times the longest sleep of a rank's thread
 constexpr useconds_t kRingsLateUs = 3000000;  // as a fault for tests
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -217,6 +218,8 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Ring
   return arrival;
 }
 
+bool HostTable::lock_comes_free() { return lock_.comes_free(kProbeUs); }
+
 void HostTable::listen(bool on) {
   lock_.run([&] {
     if (bells_[local_rank_].listens.exchange(on) != on) header_->listeners += on ? 1 : -1;
@@ -318,7 +321,9 @@ void HostTable::wake_helpers(const Entry& e, Rings& rings) const {
   }
   rings.here = true;
   if (e.operation.in_place && e.operation.kind == Kind::allreduce) {
-    rings.next = std::min({e.chunks, cores_, static_cast<uint32_t>(local_size())}) - 1;
+    // At least one other rank: this rank may have something large to do first.
+    const uint32_t ranks = std::min({std::max(e.chunks, 2U), cores_, static_cast<uint32_t>(local_size())});
+    rings.next = ranks - 1;
   } else {
     rings.others = true;
   }

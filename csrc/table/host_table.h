@@ -147,6 +147,8 @@ class HostTable {
   const TableLock& lock() const { return lock_; }
   // Throws if the table was given up, and checks once a second whether the lock's holder has died.
   void look_after_lock();
+  // False if a rank keeps the lock, which a thread of the user must not wait for without limit.
+  bool lock_comes_free();
   // Heartbeat of this rank's thread.
   void beat();
   // Sum over the ranks of this host of how long they waited for its last rank, for an entry at which all have arrived.

@@ -54,6 +54,13 @@ bool TableLock::take(int64_t limit_us) {
   return true;
 }
 
+bool TableLock::comes_free(int64_t limit_us) {
+  if (holder() < 0) return true;
+  if (!take(limit_us)) return false;
+  give_back();
+  return true;
+}
+
 void TableLock::give_back() {
   const uint64_t mine = shared_.holding.load(std::memory_order_relaxed);
   shared_.holding.store(mine / kTurn * kTurn, std::memory_order_relaxed);

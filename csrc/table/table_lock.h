@@ -82,6 +82,9 @@ class TableLock {
     return run();
   }
 
+  // False if one rank keeps the lock for `limit_us`. Costs one load where no rank has it.
+  bool comes_free(int64_t limit_us);
+
   // Throws Error if the table was given up. Costs one load.
   void require_good() const {
     if (verdict_.state.load(std::memory_order_acquire) != 0) throw TableGivenUp(verdict_text());

@@ -233,7 +233,9 @@ class HookedOperation:
             The hook has started different numbers of operations, or another rank has refused the step.
         """
         if self._has_met:
-            if not state:
+            if self._run.started < self._counts.get(self._name, 0):  # other ranks may wait for the rest
+                self._refuse_operations(self._counts[self._name], reason)
+            elif not state:
                 self._counts[self._name] = self._run.started
             return
         self._has_met = True

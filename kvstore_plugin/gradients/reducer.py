@@ -127,6 +127,10 @@ class Reducer:
     def refuse(self, reason: str) -> None:
         """Refuse a step: it fails on the other ranks with the reason."""
 
+    def is_due(self) -> bool:
+        """Whether compare() was not called after the last allreduce() that announced it."""
+        return False
+
     def has_begun(self) -> bool:
         """Whether the other ranks may count an update that this rank does not make."""
         return False
@@ -231,6 +235,10 @@ class SharedReducer(Reducer):
         else:
             self._process_set.core.refuse(name, reason)
         self._is_due = False
+
+    def is_due(self) -> bool:
+        """Whether compare() was not called after the last allreduce() that announced it."""
+        return self._is_due
 
     def leave_out_comparison(self, reason: str) -> None:
         """Refuse the comparison of the last allreduce(), if it is still due."""

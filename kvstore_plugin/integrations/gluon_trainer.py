@@ -15,7 +15,6 @@ from ..coordination import deadlock_check, step_label
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
-from ..gradients.fence import SumsCheck
 from ..gradients.reducer import Comparing
 from ..nn import sync_batch_norm
 from ..parameters import load_tracking, trainer_state
@@ -28,6 +27,7 @@ from . import amp
 from .distributed_optimizer import DistributedOptimizer
 
 _ANOTHER_STORE = "another store than 'mykv'"
+_EARLIER = "A Trainer may be older than the import of this package. "
 
 
 class _Record:
@@ -37,9 +37,12 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
-        self.sums = SumsCheck()  # for allreduce_grads() outside of step()
         self.is_stepping = False
         self.ignores_stale = False  # the present step
+
+    def __getstate__(self) -> dict:
+        """What a copy of the Trainer has of it: the copy has other Parameters and reduces their gradients by itself."""
+        return {**vars(_Record()), "of_store": self.of_store}
 
 
 def _record(trainer: gluon.Trainer) -> _Record:
@@ -62,8 +65,7 @@ def attach_again(trainer: gluon.Trainer) -> None:
 
 @patches.replaces(
     "gluon.trainer._create_kvstore",
-    when=patches.AT_INIT,
-    why="MXNet drops the name of a store where a process has one device: each worker would train alone.",
+    why=_EARLIER + "MXNet drops the name of a store where a process has one device: each worker would train alone.",
     does="Creates the store 'mykv' where its name is given.",
     undone_by=_ANOTHER_STORE,
 )
@@ -95,22 +97,26 @@ def _init(
             "them again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
         )
     original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
-    if is_ours(kvstore) and not self._contains_sparse_weight and not self._contains_sparse_grad:
-        process.require()
+    if not is_ours(kvstore):
+        return
+    process.require()
+    if not self._contains_sparse_weight and not self._contains_sparse_grad:
         _own_gradients(self, kvstore._process_set if isinstance(kvstore, MyKV) else global_process_set)
 
 
 @patches.replaces(
     "gluon.Trainer._init_kvstore",
-    when=patches.AT_INIT,
-    why="After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
+    why=_EARLIER
+    + "After `set_data()` and `load_parameters()` MXNet calls it again and would make another store. The other "
     "workers keep theirs, so operations of the new store would never finish.",
     does="Keeps the store. Raises an error for sparse parameters. Updates on the workers where AMP is on.",
     undone_by=_ANOTHER_STORE,
 )
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
-        _reducer_of(self).meet_loaded()
+        reducer = _reducer_of(self)
+        with _counted(self, reducer):
+            reducer.meet_loaded()
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
         if self._contains_sparse_weight or self._contains_sparse_grad:
@@ -124,7 +130,8 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         self._kvstore_params["kvstore"] = self._kvstore
         names = ("_kvstore", "_update_on_kvstore", "_distributed")
         _record(self).of_store = {name: vars(self)[name] for name in names}
-        deadlock_check.made(self, _awaited_by, _refuse)
+        _reducer_of(self)  # all workers come here in the same order, as its operations' names need it
+        deadlock_check.made(self, _awaited_by, _refuse_awaited)
 
 
 @patches.replaces(
@@ -139,26 +146,26 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     if not isinstance(self._kvstore, MyKV):
         original(self)
         return
-    deadlock_check.stepped(self, _awaited_by, _refuse)
+    deadlock_check.stepped(self, _awaited_by, _refuse_awaited)
+    record, reducer = _record(self), _reducer_of(self)
+    if reducer.is_due():
+        trainer_state.count_update(self)  # update() was left out on this worker, and the others have counted it
     with _refusing(self):
         sync_batch_norm.end_step()
         label = _label(self)
         for parameter in self._params:
             if parameter.grad_req != "null":
                 parameter.list_grad()  # raises an error for a Parameter without values
-    record, reducer = _record(self), _reducer_of(self)
     reducer.compress(self._kvstore._wire)
-    if not record.is_stepping:
-        record.sums.begin()
+    compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
     with _counted(self, reducer), load_tracking.noting_failures(self._params):
-        reducer.allreduce(record.ignores_stale, label, Comparing.NOTHING)
+        reducer.allreduce(record.ignores_stale, label, compares)
         reducer.update()
 
 
 @patches.replaces(
     "gluon.Trainer.step",
-    when=patches.AT_INIT,
-    why="A worker that cannot take a step would leave the others waiting.",
+    why=_EARLIER + "A worker that cannot take a step would leave the others waiting.",
     does="Fails on all workers, before any updates, where a batch size is no number or a gradient is stale.",
     undone_by=_ANOTHER_STORE,
 )
@@ -202,23 +209,42 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
         original(self, ignore_stale_grad)
         return
     record = _record(self)
+    reducer = record.reducer
+    updates_here = reducer is not None and not self._update_on_kvstore
+    if updates_here and not record.is_stepping:
+        _compare(self, reducer, ignore_stale_grad)
     with load_tracking.noting_failures(self._params if was_attached(self) else ()):
-        failure = None if record.is_stepping else record.sums.failure()
-        if failure is not None:
-            trainer_state.count_update(self)  # workers that have not seen the error update from the sums, and count
-            load_tracking.note_failure(self._params)
-            raise MXNetError(failure)
-        updates_here = record.reducer is not None and not self._update_on_kvstore
         if updates_here:
-            record.reducer.begin_updates()
+            reducer.begin_updates()
         try:
             original(self, ignore_stale_grad)
         except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
             if updates_here:
-                record.reducer.fence(broken=True)
+                reducer.fence(broken=True)
             raise
     if updates_here:
-        record.reducer.fence()
+        reducer.fence()
+    elif self._update_on_kvstore:  # MXNet leaves the flags as they are, and stale gradients would count as fresh
+        for parameter in self._params:
+            for weight in parameter._data or () if parameter.grad_req != "null" else ():
+                weight._fresh_grad = False
+
+
+def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) -> None:
+    """Let update() outside of step() fail on all workers if their updates differ, or a gradient is stale on one."""
+    with _counted(trainer, reducer):
+        try:
+            label = _label(trainer, "an update")
+            stale = None if ignore_stale else trainer_state.stale_gradient(trainer._params)
+            if stale is not None:
+                raise UserWarning(stale)
+        except BaseException as error:
+            reducer.leave_out_comparison(str(error) or type(error).__name__)
+            raise
+        if reducer.is_due():
+            reducer.compare(label)
+            if ignore_stale:
+                reducer.share_freshness()
 
 
 @patches.replaces(
@@ -242,8 +268,8 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
         load_tracking.note(self._params)
 
 
-def _label(trainer: gluon.Trainer) -> str:
-    """The label of a step: what must be equal in all workers' Trainers, so that their weights stay equal.
+def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
+    """The label of a step or an update: what must be equal in all workers' Trainers, so that their weights stay equal.
 
     See coordination/step_label.py. The label does not depend on the
     outcome of earlier steps, since workers may know different outcomes.
@@ -253,7 +279,7 @@ def _label(trainer: gluon.Trainer) -> str:
         return step_label.BETWEEN.join([_store_of(trainer)._optimizer.label(), devices])
     optimizer = trainer._optimizer
     rate = step_label.learning_rate_of(optimizer)
-    label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate)
+    label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate, what)
     return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
 
 
@@ -311,6 +337,15 @@ def _refuse(trainer: gluon.Trainer, reason: str) -> None:
     """Refuse a step of the other workers, and count an update, as the other workers do."""
     reducer = _reducer_of(trainer)
     reducer.refuse(reason)
+    if reducer.has_begun():
+        trainer_state.count_update(trainer)
+    sync_batch_norm.end_step()
+
+
+def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:
+    """Refuse what the other workers wait for, a step or an update, which they count."""
+    reducer = _reducer_of(trainer)
+    reducer.refuse_awaited(reason)
     if reducer.has_begun():
         trainer_state.count_update(trainer)
     sync_batch_norm.end_step()

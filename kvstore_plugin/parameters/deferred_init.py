@@ -280,10 +280,11 @@ def _init_impl(original: Callable, self: Parameter, data: NDArray, devices: Any)
 )
 def _set_data(original: Callable, self: Parameter, data: Any) -> None:
     # MXNet waits for the broadcast before it takes values from numpy, so that these are not written early.
-    if self._data is not None and self in _set_early and isinstance(data, NDArray):
+    is_early = self._data is not None and self in _set_early and isinstance(data, NDArray)
+    original(self, data)
+    if is_early:
         with arrays.not_recorded():
             _set_early[self] = data.copy()
-    original(self, data)
 
 
 @patches.replaces(

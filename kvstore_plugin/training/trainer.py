@@ -425,6 +425,7 @@ class DistributedTrainer(gluon.Trainer):
                 raise
 
     def _step(self, factor: float, ignore_stale_grad: bool) -> None:
+        self._is_left_out = False  # of an allreduce_grads() that no update() has followed
         with self._counted():
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
@@ -557,7 +558,7 @@ class DistributedTrainer(gluon.Trainer):
         for number, gradients in enumerate(self._gradients):
             try:
                 call(gradients)
-            except Exception as error:
+            except BaseException as error:
                 for later in self._gradients[number + 1 :]:
                     refuse(later, str(error))
                 raise
@@ -588,6 +589,7 @@ class DistributedTrainer(gluon.Trainer):
         sync_batch_norm.end_step()
         if any(gradients.has_begun() for gradients in self._gradients):
             trainer_state.count_update(self)
+            self._is_left_out = False
             self._leave_out(reason)
 
     def _refuse_comparison(self, reason: str) -> None:
@@ -599,13 +601,22 @@ class DistributedTrainer(gluon.Trainer):
         sync_batch_norm.end_step()
         deadlock_check.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
         what = label or "allreduce_grads()"
+        if any(gradients.is_due() for gradients in self._gradients):  # the other workers have counted an update
+            trainer_state.count_update(self)
+            self._leave_out("update() was not called on that rank after allreduce_grads()")
         self._is_left_out = False
+        begun = 0
+
+        def reduce(reducer: Reducer) -> None:
+            nonlocal begun
+            reducer.allreduce(ignore_stale, what, self._comparison_after(reducer, label))
+            begun += 1
+
         try:
-            self._for_each(
-                lambda one: one.allreduce(ignore_stale, what, self._comparison_after(one, label)),
-                lambda one, reason: one.refuse(reason),
-            )
-        except Exception as error:
+            self._for_each(reduce, lambda one, reason: one.refuse(reason))
+        except BaseException as error:
+            if begun:  # workers of another process set may go on without an error
+                load_tracking.note_failure(self._params)
             if not label and any(gradients.has_begun() for gradients in self._gradients):
                 self._leave_out(str(error))  # the other workers call update(); in step(), _counted() does this
                 self._is_left_out = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import logging
@@ -279,3 +280,130 @@ def test_an_error_between_operations_of_a_step_refuses_the_rest(rank, gather, mo
         _backward(net, rank)
         trainer.step(4)
     _equal(gather, net)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_gradient_that_is_stale_on_all_workers_moves_nothing(rank, gather, on_store):
+    used, unused = gluon.nn.Dense(2, in_units=6), gluon.nn.Dense(2, in_units=6)
+    net = gluon.nn.HybridSequential()
+    net.add(used, unused)
+    net.initialize(mx.init.Constant(0.1))
+    trainer = gluon.Trainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="mykv", update_on_kvstore=on_store
+    )
+    kept = None
+    for number in range(3):
+        with autograd.record():
+            x = array(numbers(rank + number, (4, 6)))
+            loss = (used(x) + unused(x)).sum() if number == 0 else used(x).sum()
+        loss.backward()
+        trainer.step(4, ignore_stale_grad=True)
+        kept = kept if number else value(unused.weight.data())
+    np.testing.assert_array_equal(value(unused.weight.data()), kept)
+    with pytest.raises((UserWarning, MXNetError), match="stale"):
+        trainer.step(4)
+        mx.nd.waitall()
+    clear_errors()
+    _equal(gather, net)
+
+
+@pytest.mark.ranks(2)
+def test_update_with_a_layer_that_only_one_worker_uses(rank, gather):
+    layers = [gluon.nn.Dense(2, in_units=6) for _ in range(2)]
+    net = gluon.nn.HybridSequential()
+    net.add(*layers)
+    net.initialize(mx.init.Constant(0.1))
+    trainer = _trainer(net, "store", update_on_kvstore=False)
+    for number in range(3):
+        with autograd.record():
+            loss = layers[rank](array(numbers(rank + number, (4, 6)))).sum()
+        loss.backward()
+        if number:
+            trainer.allreduce_grads()
+            trainer.update(4, ignore_stale_grad=True)
+        else:
+            trainer.step(4, ignore_stale_grad=True)
+        _equal(gather, net)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["left out", "another batch size"])
+def test_update_that_differs_on_one_worker_changes_no_weights(rank, gather, how):
+    net = dense_network(0)
+    trainer = gluon.Trainer(net.collect_params(), "adam", kvstore="mykv", update_on_kvstore=False)
+    _backward(net, rank)
+    trainer.step(4)
+    before = checksum(net)
+    _backward(net, rank)
+    trainer.allreduce_grads()
+    with contextlib.suppress(MXNetError):
+        if how == "left out" and rank == 1:
+            _backward(net, rank)
+            trainer.allreduce_grads()
+        else:
+            trainer.update(4 if rank == 0 else 5)
+        mx.nd.waitall()
+    clear_errors()
+    if how == "left out" and rank == 0:  # it meets rank 1's second call
+        _backward(net, rank)
+        with contextlib.suppress(MXNetError):
+            trainer.allreduce_grads()
+            mx.nd.waitall()
+        clear_errors()
+    if how == "left out":
+        with contextlib.suppress(MXNetError):
+            trainer.update(4)
+            mx.nd.waitall()
+        clear_errors()
+    else:
+        assert checksum(net) == before
+    for _ in range(2):
+        _backward(net, rank)
+        trainer.step(4)
+    _equal(gather, net)
+    assert len(set(gather(str(sorted(trainer._optimizer._index_update_count.items()))))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_trainer_can_be_pickled_and_copied_after_a_step(rank, on_store):
+    if IS_2:
+        pytest.skip("MXNet 2.0 pickles no trainer")
+    net = dense_network(0)
+    trainer = _trainer(net, "store", update_on_kvstore=on_store)
+    _backward(net, rank)
+    trainer.step(4)
+    mx.nd.waitall()
+    assert len(pickle.loads(pickle.dumps(trainer))._params) == len(copy.deepcopy(trainer)._params) == 6
+
+
+def test_trainers_made_before_the_import_and_sparse_ones_are_noticed(mpirun):
+    result = mpirun(
+        2,
+        """
+        import mxnet as mx
+        from mxnet import autograd, gluon
+        net = gluon.nn.Dense(1, in_units=1)
+        net.initialize(mx.init.Zero())
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, kvstore="mykv")
+        import kvstore_plugin as mykv
+        from mpi4py import MPI
+        with autograd.record():
+            loss = net(mx.nd.ones((1, 1)) * (MPI.COMM_WORLD.Get_rank() + 1)).sum()
+        loss.backward()
+        trainer.step(1)
+        print("weight", net.weight.data().asscalar(), mykv.size())
+        if hasattr(mx.nd, "sparse") and mx.__version__.startswith("1"):
+            table = gluon.nn.Embedding(4, 2, sparse_grad=True)
+            table.initialize()
+            try:
+                gluon.Trainer(table.collect_params(), "sgd", kvstore="mykv").step(1)
+            except ValueError as error:
+                print("sparse", error)
+        """,
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    assert result.code == 0 and result.stdout.count("weight [[-3.]] 2") == 2, result.text
+    if not IS_2:
+        assert result.stdout.count("sparse gluon.Trainer cannot train sparse parameters") == 2, result.text
