@@ -63,6 +63,7 @@ _INTERNAL = {
         "Returns memory to numpy without the names",
         "MXNet's function is freed with its module when Python exits",
         "a Parameter of which all workers had values in a step",
+        "A Trainer may be older than the import of this package",
     ],
     "part of a message on the page": [
         "or the build for your GPUs, such as mxnet-cu112",
