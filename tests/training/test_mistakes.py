@@ -187,15 +187,7 @@ def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind
     refused = "update() is refused" in str(caught.value)
     assert refused or rank not in who
     clear_errors()
-    if kind == "stock" and not all(gather(refused)):  # a worker has updated from what was summed
-        for _ in range(2):
-            with pytest.raises(MXNetError, match="a failed update.*broadcast_states|update.. is refused"):
-                step()
-                mx.nd.waitall()
-            clear_errors()
-        mykv.broadcast_states(training.trainer)
-    else:
-        assert checksum(training.net) == before
+    assert checksum(training.net) == before
     _goes_on(gather, training, step)
 
 
