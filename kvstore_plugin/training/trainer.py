@@ -605,17 +605,17 @@ class DistributedTrainer(gluon.Trainer):
             trainer_state.count_update(self)
             self._leave_out("update() was not called on that rank after allreduce_grads()")
         self._is_left_out = False
-        begun = 0
+        sets: list[ProcessSet] = []  # those of the reducers so far
 
         def reduce(reducer: Reducer) -> None:
-            nonlocal begun
+            if isinstance(reducer, SharedReducer):
+                sets.append(reducer.process_set)
             reducer.allreduce(ignore_stale, what, self._comparison_after(reducer, label))
-            begun += 1
 
         try:
             self._for_each(reduce, lambda one, reason: one.refuse(reason))
         except BaseException as error:
-            if begun:  # workers of another process set may go on without an error
+            if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
                 load_tracking.note_failure(self._params)
             if not label and any(gradients.has_begun() for gradients in self._gradients):
                 self._leave_out(str(error))  # the other workers call update(); in step(), _counted() does this
