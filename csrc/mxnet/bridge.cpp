@@ -120,6 +120,7 @@ Failures& all_failures() {
   return failures;
 }
 std::atomic<uint64_t> g_failed_operations{0};
+std::atomic<uint64_t> g_failures_before{0};  // at the last take_failed_updates()
 
 void count_failure(const Cause& error) {
   ++g_failed_operations;
@@ -317,7 +318,7 @@ FailedUpdates& failed_updates() {
 
 void judge(void*, void* on_complete, void* parameter) {
   const UpdateWatch& watch = watch_of(parameter);
-  if (watch.summed && !watch.updated) {
+  if (watch.summed && !watch.updated && g_failed_operations == watch.failures_before) {
     const std::lock_guard<std::mutex> lock(failed_updates().mutex);
     failed_updates().keys.push_back(watch.key);
     failed_updates().any = true;
@@ -373,7 +374,10 @@ void discard(void* parameter) {
 
 uint64_t failed_operations() { return g_failed_operations; }
 
+UpdateWatch::UpdateWatch(uint64_t which) : key(which), failures_before(g_failures_before) {}
+
 std::vector<uint64_t> take_failed_updates() {
+  g_failures_before = g_failed_operations.load();
   FailedUpdates& updates = failed_updates();
   if (!updates.any) return {};
   const std::lock_guard<std::mutex> lock(updates.mutex);

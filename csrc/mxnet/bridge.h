@@ -51,13 +51,15 @@ class PreparedOperation;  // what does not change between the operations on a bu
 // Whether the updates of a step have failed on this rank alone: the sums have succeeded, and so they have on all ranks,
 // but an update has not. The operations that note it run one after another, since each waits for the one before.
 struct UpdateWatch {
-  explicit UpdateWatch(uint64_t which) : key(which) {}
-  const uint64_t key;  // which updates, as the caller calls them
+  explicit UpdateWatch(uint64_t which);
+  const uint64_t key;              // which updates, as the caller calls them
+  const uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
   std::atomic<bool> updated{false};
 };
 
-// The keys of updates that have failed on this rank alone since the last call.
+// The keys of updates that have failed on this rank alone since the last call. Call it when a step begins: an update of
+// several arrays fails on all ranks if any of their sums has failed, so updates of such a step are not noted.
 std::vector<uint64_t> take_failed_updates();
 
 class Bridge {
