@@ -1,4 +1,4 @@
-"""Classify pictures of a RecordIO file, of which each worker reads a part:
+"""Classify pictures of a RecordIO file. Each worker reads a part of the file:
 
     mykvrun -n 2 python examples/image_records.py
 

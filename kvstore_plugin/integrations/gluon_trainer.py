@@ -271,8 +271,8 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
     """The label of a step or an update: what must be equal in all workers' Trainers, so that their weights stay equal.
 
-    See coordination/step_label.py. The label does not depend on the
-    outcome of earlier steps, since workers may know different outcomes.
+    See coordination/step_label.py. The label does not depend on the outcome of earlier steps, since workers may know
+    different outcomes.
     """
     devices = f"devices: {len(trainer_contexts(trainer))}"
     if trainer._update_on_kvstore:
@@ -335,18 +335,17 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
 
 def _refuse(trainer: gluon.Trainer, reason: str) -> None:
     """Refuse a step of the other workers, and count an update, as the other workers do."""
-    reducer = _reducer_of(trainer)
-    reducer.refuse(reason)
-    if reducer.has_begun():
-        trainer_state.count_update(trainer)
-    sync_batch_norm.end_step()
+    _refuse_and_count(trainer, _reducer_of(trainer).refuse, reason)
 
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:
     """Refuse what the other workers wait for, a step or an update, which they count."""
-    reducer = _reducer_of(trainer)
-    reducer.refuse_awaited(reason)
-    if reducer.has_begun():
+    _refuse_and_count(trainer, _reducer_of(trainer).refuse_awaited, reason)
+
+
+def _refuse_and_count(trainer: gluon.Trainer, refuse: Callable[[str], None], reason: str) -> None:
+    refuse(reason)
+    if _reducer_of(trainer).has_begun():
         trainer_state.count_update(trainer)
     sync_batch_norm.end_step()
 
