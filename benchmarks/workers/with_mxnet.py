@@ -96,8 +96,11 @@ class Measurements:
         params = parameters(case)
         trainer = self._peer.trainer(params, case["flavour"])
         gradients = [parameter.list_grad()[0] for parameter in params]
+        waits_for_update = False  # allreduce_grads() was called, which programs follow with update()
 
         def prepare() -> None:
+            if waits_for_update:
+                trainer.update(1, ignore_stale_grad=True)
             for gradient in gradients:
                 write(gradient, self._peer.rank + 1)
             if case.get("step"):
@@ -106,10 +109,12 @@ class Measurements:
             mx.nd.waitall()
 
         def work() -> None:
+            nonlocal waits_for_update
             if case.get("step"):
                 trainer.step(1)
             else:
                 trainer.allreduce_grads()
+                waits_for_update = True
             mx.nd.waitall()
 
         times = timed(case, meeting, prepare, work)

@@ -31,8 +31,7 @@ def is_fresh(parameter: Parameter) -> bool:
 
 def count_update(trainer: gluon.Trainer) -> None:
     """Count a failed update, as the workers do that have begun it: schedules and Adam must stay in step."""
+    trained = [number for number, parameter in enumerate(trainer._params) if parameter.grad_req != "null"]
     for device_id in placement.device_ids(trainer._params):
         set_current_device(trainer._optimizer, device_id)
-        for number, parameter in enumerate(trainer._params):
-            if parameter.grad_req != "null":
-                trainer._optimizer._update_count(number)
+        trainer._optimizer._update_count(trained)
