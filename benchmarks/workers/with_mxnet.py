@@ -100,12 +100,10 @@ class Measurements:
 
         def prepare() -> None:
             if waits_for_update:
-                trainer.update(1, ignore_stale_grad=True)
-            for gradient in gradients:
+                trainer.update(1)
+            for parameter, gradient in zip(params, gradients):  # as backward does
                 write(gradient, self._peer.rank + 1)
-            if case.get("step"):
-                for parameter in params:
-                    parameter.list_data()[0]._fresh_grad = True
+                parameter.list_data()[0]._fresh_grad = True
             mx.nd.waitall()
 
         def work() -> None:
