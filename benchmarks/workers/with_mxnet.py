@@ -101,9 +101,8 @@ class Measurements:
         def prepare() -> None:
             if waits_for_update:
                 trainer.update(1)
-            for parameter, gradient in zip(params, gradients):  # as backward does
-                write(gradient, self._peer.rank + 1)
-                parameter.list_data()[0]._fresh_grad = True
+            for parameter in params:
+                write_gradient(parameter, self._peer.rank + 1)
             mx.nd.waitall()
 
         def work() -> None:
@@ -127,8 +126,7 @@ class Measurements:
 
         def prepare() -> None:
             for parameter in params:
-                write(parameter.list_grad()[0], 1)
-                parameter.list_data()[0]._fresh_grad = True
+                write_gradient(parameter, 1)
             mx.nd.waitall()
 
         def work() -> None:
@@ -246,7 +244,7 @@ class Measurements:
         both = {"time": [], "cpu": []}
         for iteration in range(case["warmup"] + case["iterations"]):
             for parameter in params:
-                write(parameter.list_grad()[0], 1)
+                write_gradient(parameter, 1)
             mx.nd.waitall()
             begin, cpu = meeting.start(), time.thread_time()
             trainer.step(1)
@@ -263,7 +261,7 @@ class Measurements:
         most = 0
         for _ in range(case["iterations"]):
             for parameter in params:
-                write(parameter.list_grad()[0], 1)
+                write_gradient(parameter, 1)
             mx.nd.waitall()
             trainer.allreduce_grads()
             mx.nd.waitall()
@@ -330,6 +328,12 @@ def parameters(case: dict[str, Any]) -> list[gluon.Parameter]:
 def write(array: Any, value: float) -> None:
     """Set all elements, as `array[:] = value` does with seven times the Python, which counts for 10,000 arrays."""
     mx.nd._internal._set_value(src=float(value), out=array)
+
+
+def write_gradient(parameter: gluon.Parameter, value: float) -> None:
+    """Set all elements of a gradient and mark it as fresh, as backward does."""
+    write(parameter.list_grad()[0], value)
+    parameter.list_data()[0]._fresh_grad = True
 
 
 def state_bytes(trainer: gluon.Trainer) -> int:
