@@ -5,19 +5,36 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
-#include "base/keep_forever.h"
-#include "base/mpi_check.h"
+#include "kernels/kernels.h"
 #include "operations/signature.h"
 #include "timeline/timeline.h"
 
 namespace mykv {
 
-Agreement::~Agreement() {
-  // MPI may still read messages that are being sent; their memory is never freed.
-  if (!sending_.empty()) keep_for_good(std::move(sending_));
+namespace {
+
+constexpr int kMostTaken = 256;  // messages between two looks at other work
+
+Message departure(Message::Type type, int rank, const Cause& reason) {
+  Message m;
+  m.type = type;
+  m.number = static_cast<uint64_t>(rank);
+  m.error = reason.empty() ? Cause("no reason was given") : reason;
+  return m;
 }
 
-void Agreement::announce(uint32_t index, uint32_t places) {
+}  // namespace
+
+Agreement::Agreement(const World& world, HostTable& table, size_t most_bytes, size_t fan_out)
+    : world_(world),
+      table_(table),
+      most_bytes_(most_bytes),
+      tree_(world, fan_out),
+      inbox_(world.control(), kTag),
+      outbox_(world, tree_, kTag),
+      observed_{{}, LateHosts(world, tree_)} {}
+
+void Agreement::announce(uint32_t index, uint32_t places, std::optional<std::vector<char>> carried) {
   if (closed_) return;
   Entry& entry = table_.entry(index);
   RankRecord& record = entry.records()[0];
@@ -33,21 +50,28 @@ void Agreement::announce(uint32_t index, uint32_t places) {
   }
   const bool by_nccl = entry.operation.road == Road::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
-  if (told_.size() >= KnownTexts::kRemembered) told_.clear();
-  if (told_.insert(m.number).second) {
+  if (told_.here.size() >= KnownTexts::kRemembered) told_.here.clear();
+  if (told_.here.insert(m.number).second) {
     m.has_texts = true;
     m.name = entry.name;
     m.signature = record.text;
   }
-  outstanding_.insert({m.key.high, m.key.low});
-  if (world_.rank() == 0) {
-    // Valid for all hosts: they bring the same operation, or it does not run.
-    Pending& pending = pending_[{m.key.high, m.key.low}];
-    pending.places = places;
-    pending.bytes = by_nccl ? 0 : entry.operation.bytes();
-    pending.meeting.ends_step = entry.arrivals.ends_step;
+  outstanding_.add({m.key.high, m.key.low}, carried.has_value());
+  // Valid for all hosts: they bring the same operation, or it does not run.
+  Pending& pending = pending_[{m.key.high, m.key.low}];
+  pending.places = places;
+  pending.bytes = by_nccl || carried ? 0 : entry.operation.bytes();
+  pending.meeting.ends_step = entry.arrivals.ends_step;
+  if (carried) {
+    pending.carried = entry.operation;
+    m.values = std::move(*carried);
   }
-  tell_root(m);
+  collect(std::move(m), world_.rank());
+}
+
+std::vector<char> Agreement::take_result(const Key& key) {
+  auto result = results_.extract({key.high, key.low});
+  return result.empty() ? std::vector<char>() : std::move(result.mapped());
 }
 
 void Agreement::done(uint64_t sequence) {
@@ -58,121 +82,100 @@ void Agreement::done(uint64_t sequence) {
   give_verdicts();
 }
 
-namespace {
-Message departure(int rank, const Cause& reason) {
-  Message m;
-  m.type = Message::Type::depart;
-  m.number = static_cast<uint64_t>(rank);
-  m.error = reason.empty() ? Cause("no reason was given") : reason;
-  return m;
-}
-}  // namespace
-
 void Agreement::depart(int rank, const Cause& reason) {
-  tell_root(departure(rank, reason));
-  flush();
+  const Message m = departure(Message::Type::depart, rank, reason);
+  if (tree_.is_root()) {
+    depart(m);
+  } else {
+    outbox_.up(m, false);
+  }
+  outbox_.send_ready(false);
 }
 
 void Agreement::depart_alone(int rank, const Cause& reason) {
-  encode(departure(rank, reason), world_.rank() == 0 ? &news_for_all_ : &news_);
-  flush();
-}
-
-void Agreement::tell_root(const Message& message) {
+  const Message m = departure(Message::Type::lost, rank, reason);
   if (world_.rank() == 0) {
-    handle(message, 0);
+    outbox_.down(m);
+    outbox_.past_children(m);
   } else {
-    encode(message, &news_);
+    outbox_.to_rank_0(m);
   }
+  outbox_.send_ready(false);
 }
 
-// Rank 0 tells every host, its own host last: handling the message may create more messages.
-void Agreement::tell_all(const Message& message) {
-  encode(message, &news_for_all_);
-  handle(message, 0);
-}
-
-void Agreement::flush() {
-  if (!news_.empty()) send(std::make_shared<std::vector<char>>(std::exchange(news_, {})), 0);
-  if (news_for_all_.empty()) return;
-  const auto bytes = std::make_shared<std::vector<char>>(std::exchange(news_for_all_, {}));
-  for (const std::vector<int>& ranks : world_.hosts()) {
-    if (ranks[0] != 0) send(bytes, ranks[0]);
-  }
-}
-
-void Agreement::send(std::shared_ptr<const std::vector<char>> bytes, int to) {
-  traffic_.sent.add(bytes->size());
-  sending_.push_back({std::move(bytes), MPI_REQUEST_NULL});
-  Sending& s = sending_.back();
-  check_mpi(
-      MPI_Isend(s.bytes->data(), static_cast<int>(s.bytes->size()), MPI_BYTE, to, kTag, world_.control(), &s.request),
-      "MPI_Isend between hosts");
-}
-
-void Agreement::progress_sending() {
-  for (auto it = sending_.begin(); it != sending_.end();) {
-    int ended = 0;
-    check_mpi(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test between hosts");
-    it = ended ? sending_.erase(it) : std::next(it);
-  }
-  flush();
-}
+void Agreement::progress_sending() { send_ready(); }
 
 bool Agreement::progress() {
-  const bool told = !news_.empty() || !news_for_all_.empty();
-  progress_sending();
+  bool taken = false;
   int from = 0;
   std::vector<char> buffer;
-  if (!inbox_.take(&buffer, &from)) return told;
-  traffic_.received.add(buffer.size());
-  for (const Message& message : decode(buffer.data(), buffer.size())) {
-    handle(message, from);
+  for (int i = 0; i < kMostTaken && inbox_.take(&buffer, &from); ++i) {
+    taken = true;
+    received_.add(buffer.size());
+    for (Message& message : decode(buffer.data(), buffer.size())) handle(std::move(message), from);
   }
-  flush();
-  return true;
+  return send_ready() || taken;
 }
 
-void Agreement::handle(const Message& m, int from) {
+// What this host has announced is held back while earlier announcements have no answer, so that a step's operations
+// share messages.
+bool Agreement::send_ready() { return outbox_.send_ready(outstanding_.count() > outbox_.held()); }
+
+void Agreement::handle(Message m, int from) {
   switch (m.type) {
     case Message::Type::announce:
-      collect(m, from);
+      collect(std::move(m), from);
       return;
     case Message::Type::verdict:
-      outstanding_.erase({m.key.high, m.key.low});
-      // The other hosts begin the operation, so they must hear that this host does not.
-      if (!table_.agree(m.key, m.number, m.error, m.placement) && table_.departed_rank() >= 0) {
-        throw table_.departed();
-      }
+      outbox_.down(m);
+      take_verdict(std::move(m));
       return;
     case Message::Type::depart:
-      // Rank 0 tells every host, also the sender, in the order of its verdicts: all hosts see the same operations
-      // agreed on before this message and none after it.
-      if (world_.rank() == 0 && departed_.empty()) {
-        departed_ = Departed(static_cast<int>(m.number), m.error).cause();
-        give_verdicts();
-        tell_all(m);
-        return;
+    case Message::Type::lost:
+      if (tree_.is_root() || from == tree_.parent() || from == 0) {
+        depart(m);
+      } else {
+        outbox_.up(m, false);  // rank 0 decides when a departure counts
       }
-      if (closed_) return;
-      outstanding_.clear();
-      closed_ = true;
-      table_.close(static_cast<int>(m.number), m.error);
       return;
     case Message::Type::give_up:
-      decide_end(m);
+      if (tree_.is_root()) decide_end(m);
       return;
     case Message::Type::end:
+      outbox_.down(m);
       end(m);
       return;
-    case Message::Type::ended: {
-      const auto it = given_up_.find({m.key.high, m.key.low});
-      if (it == given_up_.end()) return;
-      it->second.left.erase(from);
-      if (it->second.left.empty()) given_up_.erase(it);
+    case Message::Type::ended:
+      take_ended(m, from);
       return;
-    }
   }
+}
+
+void Agreement::take_verdict(Message m) {
+  const std::pair key{m.key.high, m.key.low};
+  outstanding_.remove(key);
+  const bool has_result = !m.values.empty();
+  if (has_result) results_[key] = std::move(m.values);
+  if (table_.agree(m.key, m.number, m.error, m.placement, has_result)) return;
+  results_.erase(key);
+  // The other hosts begin the operation, so they must hear that this host does not.
+  if (table_.departed_rank() >= 0) throw table_.departed();
+}
+
+// Rank 0 tells every host, also the sender, in the order of its verdicts: all hosts see the same operations agreed on
+// before this message and none after it.
+void Agreement::depart(const Message& m) {
+  if (tree_.is_root() && departed_.empty()) {
+    departed_ = Departed(static_cast<int>(m.number), m.error).cause();
+    give_verdicts();
+  }
+  if (!closed_) {
+    outbox_.down(m);
+    outstanding_.clear();
+    closed_ = true;
+    table_.close(static_cast<int>(m.number), m.error);
+  }
+  if (tree_.is_root() && tree_.is_deep() && m.type == Message::Type::lost) outbox_.past_children(m);
 }
 
 void Agreement::give_up(const Key& key, const Cause& reason) {
@@ -180,60 +183,81 @@ void Agreement::give_up(const Key& key, const Cause& reason) {
   m.type = Message::Type::give_up;
   m.key = key;
   m.error = reason;
-  tell_root(m);
+  if (world_.rank() == 0) {
+    decide_end(m);
+  } else {
+    outbox_.to_rank_0(m);
+  }
 }
 
 void Agreement::decide_end(const Message& m) {
-  const KeyNumbers key{m.key.high, m.key.low};
   for (const auto& [place, ready] : ready_) {
     if (ready.key == m.key) return;  // all hosts have announced it
   }
-  if (given_up_.find(key) == given_up_.end()) {
-    GivenUp given_up;
-    given_up.reason = m.error;
-    for (const std::vector<int>& ranks : world_.hosts()) given_up.left.insert(ranks[0]);
-    given_up_.emplace(key, std::move(given_up));
-    pending_.erase(key);
-  }
-  tell_end(m.key);
+  const bool again = given_up_.count({m.key.high, m.key.low}) > 0;
+  tell_end(m.key, m.error, again);
 }
 
-void Agreement::tell_end(const Key& key) {
+// Tells this host and the hosts below.
+void Agreement::tell_end(const Key& key, const Cause& reason, bool again) {
   Message m;
   m.type = Message::Type::end;
   m.key = key;
-  m.error = given_up_.at({key.high, key.low}).reason;
-  tell_all(m);
+  m.number = again ? 1 : 0;
+  m.error = reason;
+  outbox_.down(m);
+  end(m);
 }
 
-// Runs on every host. If this host announced the operation after rank 0 sent `end`, rank 0 sends `end` again when it
-// gets the announcement.
+// Runs on every host. If this host announced the operation after rank 0 sent `end`, the host above sends `end` again
+// when it gets the announcement.
 void Agreement::end(const Message& m) {
-  const bool announced = outstanding_.erase({m.key.high, m.key.low}) > 0;
+  const std::pair key{m.key.high, m.key.low};
+  if (m.number == 0 && (tree_.is_root() || !tree_.children().empty())) {
+    GivenUp& given_up = given_up_[key];
+    given_up.reason = m.error;
+    given_up.left = {tree_.children().begin(), tree_.children().end()};
+    given_up.left.insert(world_.rank());
+    pending_.erase(key);
+  }
+  const bool announced = outstanding_.remove(key);
   if (!table_.give_up(m.key, m.error, announced)) return;
   Message ended;
   ended.type = Message::Type::ended;
   ended.key = m.key;
-  tell_root(ended);
+  take_ended(ended, world_.rank());
+}
+
+// A part of the tree has ended the operation.
+void Agreement::take_ended(const Message& m, int from) {
+  const auto it = given_up_.find({m.key.high, m.key.low});
+  if (it != given_up_.end()) {
+    it->second.left.erase(from);
+    if (!it->second.left.empty()) return;
+    given_up_.erase(it);
+  } else if (tree_.is_root() || !tree_.children().empty()) {
+    return;
+  }
+  if (!tree_.is_root()) outbox_.up(m, false);
 }
 
 std::vector<ArrivalRecord> Agreement::take_arrivals(const Key& key) {
-  const auto it = observed_.arrivals.find({key.high, key.low});
-  if (it == observed_.arrivals.end()) return {};
-  std::vector<ArrivalRecord> taken = std::move(it->second);
-  observed_.arrivals.erase(it);
-  return taken;
+  auto taken = observed_.arrivals.extract({key.high, key.low});
+  return taken.empty() ? std::vector<ArrivalRecord>() : std::move(taken.mapped());
 }
 
-void Agreement::collect(const Message& m, int from) {
+void Agreement::collect(Message m, int from) {
+  const std::pair key{m.key.high, m.key.low};
+  const size_t part = tree_.part_of(from);
   if (m.has_texts) texts_.add(m.number, {m.name, m.signature});
-  if (given_up_.count({m.key.high, m.key.low}) > 0) {
-    pending_.erase({m.key.high, m.key.low});
-    tell_end(m.key);
+  if (const auto it = given_up_.find(key); it != given_up_.end()) {
+    pending_.erase(key);
+    const Cause reason = it->second.reason;
+    tell_end(m.key, reason, true);
     return;
   }
-  Pending& p = pending_[{m.key.high, m.key.low}];
-  if (p.hosts == 0) {
+  Pending& p = pending_[key];
+  if (p.parts == 0) {
     p.text = m.number;
     p.rank = world_.label(from);
     p.priority = m.priority;
@@ -248,33 +272,94 @@ void Agreement::collect(const Message& m, int from) {
     const int rank = world_.label(from);
     p.error = {difference(one.name, p.rank, one.signature, rank, other.signature), ErrorCode::mismatch, {p.rank, rank}};
   }
+  if (!m.values.empty()) {
+    p.values.resize(tree_.parts());
+    p.values[part] = std::move(m.values);
+  }
   const int64_t now = now_ns();
-  observed_.late.announced(&p.meeting, m, from, now);
+  observed_.late.announced(&p.meeting, m, part, now);
   if (Timeline::on()) p.arrivals.push_back({world_.label(from), now});
-  if (++p.hosts < world_.hosts().size()) return;
-  const Pending complete = std::move(p);
-  pending_.erase({m.key.high, m.key.low});
-  if (!Timeline::on()) observed_.arrivals.clear();
-  if (!complete.error.empty()) {
-    give_verdict(m.key, 0, complete.error);
-  } else if (!departed_.empty()) {
-    give_verdict(m.key, 0, shown_name(texts_.get(complete.text).name) + ": " + departed_);
+  if (++p.parts < tree_.parts()) return;
+  Pending complete = std::move(p);
+  pending_.erase(key);
+  if (tree_.is_root()) {
+    decide(m.key, std::move(complete), now);
   } else {
-    observed_.late.complete(complete.meeting, now);
-    ready_.emplace(std::make_pair(-int64_t{complete.priority}, ready_count_++), Ready{m.key, complete});
+    announce_part(m.key, complete, now);
+  }
+}
+
+// This host and all hosts below it have announced the operation.
+void Agreement::announce_part(const Key& key, const Pending& pending, int64_t now) {
+  Message m;
+  m.type = Message::Type::announce;
+  m.key = key;
+  m.number = pending.text;
+  m.priority = pending.priority;
+  m.placement = pending.placement;
+  m.error = pending.error;
+  if (m.error.empty()) m.values = combined(pending, false);
+  m.late_rank = pending.meeting.last;
+  if (m.late_rank >= 0) m.waited_ns = std::min(observed_.late.waited(pending.meeting, now), Message::kMostWaited);
+  if (told_.above.size() >= KnownTexts::kRemembered) told_.above.clear();
+  if (told_.above.insert(m.number).second) {
+    const KnownTexts::Texts texts = texts_.get(m.number);
+    m.has_texts = true;
+    m.name = texts.name;
+    m.signature = texts.signature;
+  }
+  // A rank may be waiting for a small operation, but many in a row share messages too.
+  outbox_.up(m, m.error.empty() && !(pending.carried && outstanding_.carried() <= 1));
+}
+
+// On rank 0: all hosts have announced the operation.
+void Agreement::decide(const Key& key, Pending pending, int64_t now) {
+  if (!Timeline::on()) observed_.arrivals.clear();
+  if (!pending.error.empty()) {
+    give_verdict(key, 0, pending, pending.error);
+  } else if (!departed_.empty()) {
+    give_verdict(key, 0, pending, shown_name(texts_.get(pending.text).name) + ": " + departed_);
+  } else {
+    observed_.late.complete(pending.meeting, now);
+    ready_.emplace(std::make_pair(-int64_t{pending.priority}, ready_count_++), Ready{key, std::move(pending)});
     give_verdicts();
   }
 }
 
+// Of a carried operation: the values of all parts that have announced it, in the order of the tree; else nothing.
+std::vector<char> Agreement::combined(const Pending& pending, bool scaled) const {
+  if (!pending.carried) return {};
+  const Operation& op = *pending.carried;
+  std::vector<const void*> inputs;
+  for (const std::vector<char>& values : pending.values) {
+    if (values.empty()) continue;
+    if (values.size() != op.bytes()) throw Error("mykv received values of another size than announced");
+    inputs.push_back(values.data());
+  }
+  const bool all = op.kind == Kind::broadcast ? inputs.size() == 1 : inputs.size() == tree_.parts();
+  if (!all && (op.kind != Kind::broadcast || tree_.is_root())) {
+    throw Error("mykv received an announcement without its values");
+  }
+  if (inputs.empty()) return {};
+  std::vector<char> result(op.bytes());
+  void* output = result.data();
+  const double scale = scaled && op.kind != Kind::broadcast ? op.scale : 1.0;
+  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, op.count, scale);
+  return result;
+}
+
 // Gives verdicts to ready operations within most_bytes_, but for at least two operations, however large: otherwise the
-// network would idle while the next verdict travels. When a rank has left, all ready operations get their verdict,
-// since all hosts had announced them before.
+// network would idle while the next verdict travels. Once the limit is reached, verdicts wait until half of the bytes
+// are done, so that they share messages. When a rank has left, all ready operations get their verdict, since all hosts
+// had announced them before.
 void Agreement::give_verdicts() {
+  if (under_way_.bytes.size() < 2 || under_way_.all_bytes <= most_bytes_ / 2) under_way_.is_full = false;
   while (!ready_.empty()) {
     const auto first = ready_.begin();
     const size_t bytes = first->second.pending.bytes;
     const bool crowded = under_way_.bytes.size() > 1 && under_way_.all_bytes + bytes > most_bytes_;
-    if (bytes > 0 && crowded && departed_.empty()) return;
+    under_way_.is_full |= bytes > 0 && crowded;
+    if (bytes > 0 && under_way_.is_full && departed_.empty()) return;
     const Ready next = std::move(first->second);
     ready_.erase(first);
     const uint64_t sequence = next_sequence_;
@@ -282,18 +367,21 @@ void Agreement::give_verdicts() {
     if (bytes > 0) under_way_.bytes[sequence] = bytes;
     under_way_.all_bytes += bytes;
     if (!next.pending.arrivals.empty()) observed_.arrivals[{next.key.high, next.key.low}] = next.pending.arrivals;
-    give_verdict(next.key, sequence, {}, next.pending.placement);
+    give_verdict(next.key, sequence, next.pending, {});
   }
 }
 
-void Agreement::give_verdict(const Key& key, uint64_t sequence, const Cause& error, uint64_t placement) {
+void Agreement::give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Cause& error) {
   Message verdict;
   verdict.type = Message::Type::verdict;
   verdict.key = key;
   verdict.number = sequence;
   verdict.error = error;
-  verdict.placement = placement;
-  tell_all(verdict);
+  if (error.empty()) {
+    verdict.placement = of.placement;
+    verdict.values = combined(of, true);
+  }
+  handle(std::move(verdict), world_.rank());
 }
 
 }  // namespace mykv

@@ -10,25 +10,34 @@
 // an operation runs on all hosts or on none. A host on which no rank has arrived yet ignores this, and is told again
 // when it announces the operation.
 //
-// Messages that are ready at the same time are sent as one. Texts are sent once for each operation, later their number.
+// A small operation (Transport::is_carried) needs no further messages: the announcements carry the sums of the hosts,
+// the verdict the result. Each operation has its host sums combined in the order of the hosts.
+//
+// The messages go through a tree of hosts (host_tree.h). A host in the middle announces an operation when all hosts
+// below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. Of a
+// rank that breaks down, which passes no more messages on, rank 0 tells every host directly. Such a host may miss
+// verdicts that others have got. That is safe: an operation needs all hosts, so it fails on the others too, and a
+// notice (transport/mpi) tells them.
+//
+// Texts are sent once for each operation, later their number.
 #pragma once
 
 #include <mpi.h>
 
-#include <atomic>
-#include <list>
 #include <map>
-#include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "agreement/host_tree.h"
 #include "agreement/inbox.h"
 #include "agreement/known_texts.h"
 #include "agreement/late_hosts.h"
 #include "agreement/messages.h"
+#include "agreement/outbox.h"
 #include "table/host_table.h"
 #include "timeline/records.h"
 #include "world/world.h"
@@ -37,19 +46,16 @@ namespace mykv {
 
 class Agreement {
  public:
-  // `most_bytes`: limit for all operations that have their verdict and are not done.
-  Agreement(const World& world, HostTable& table, size_t most_bytes)
-      : world_(world),
-        table_(table),
-        most_bytes_(most_bytes),
-        inbox_(world.control(), kTag),
-        observed_{{}, LateHosts(world)} {}
-  ~Agreement();
+  // `most_bytes`: limit for all operations that have their verdict and are not done. `fan_out`: of the tree of hosts.
+  Agreement(const World& world, HostTable& table, size_t most_bytes, size_t fan_out);
 
   // Whether this rank speaks for its host.
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
-  // All ranks of this host have arrived at the entry, which takes `places` sequence numbers.
-  void announce(uint32_t entry, uint32_t places);
+  // All ranks of this host have arrived at the entry, which takes `places` sequence numbers. `carried`: what this host
+  // brings to a carried operation: its sum; to a broadcast the root's host brings the values, other hosts nothing.
+  void announce(uint32_t entry, uint32_t places, std::optional<std::vector<char>> carried);
+  // The result of a carried operation that has its verdict. Forgets it.
+  std::vector<char> take_result(const Key& key);
   // An operation that was agreed on under this sequence number is done on this host.
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
@@ -62,42 +68,57 @@ class Agreement {
   // for the end of an operation on all hosts, unless all have announced it. progress_sending() moves messages on.
   void give_up(const Key& key, const Cause& reason);
   void progress_sending();
-  // For the timeline of rank 0: when each host, named by its first rank, announced the operation. Forgets the times.
+  // For the timeline of rank 0: when each host, named by its first rank, announced the operation for itself and the
+  // hosts below it. Forgets the times.
   std::vector<ArrivalRecord> take_arrivals(const Key& key);
   // On rank 0: how late ranks were, of all hosts. Thread-safe.
   std::vector<LateRank> late_ranks() { return observed_.late.ranks(); }
   // Whether verdicts are outstanding or messages are being sent: poll often.
-  bool polling() const { return !outstanding_.empty() || sending(); }
+  bool polling() const { return outstanding_.count() > 0 || sending(); }
   // Whether rank 0 has told this host that a rank has left; rank 0 then needs no word about it from this host.
   bool closed() const { return closed_; }
   // Whether messages are still on their way out.
-  bool sending() const { return !sending_.empty() || !news_.empty() || !news_for_all_.empty(); }
+  bool sending() const { return outbox_.sending(); }
   // No message is under way, in either direction.
   bool quiet() const { return !sending() && inbox_.quiet(); }
-
-  // What was sent to and received from other hosts.
-  struct Traffic {
-    void add(size_t some) {
-      messages.fetch_add(1, std::memory_order_relaxed);
-      bytes.fetch_add(some, std::memory_order_relaxed);
-    }
-    std::atomic<uint64_t> messages{0};
-    std::atomic<uint64_t> bytes{0};
-  };
-  const Traffic& sent() const { return traffic_.sent; }
-  const Traffic& received() const { return traffic_.received; }
+  const Traffic& sent() const { return outbox_.sent(); }
+  const Traffic& received() const { return received_; }
 
  private:
   using KeyNumbers = std::pair<uint64_t, uint64_t>;
+  // What this host has announced, and has no verdict for.
+  class Outstanding {
+   public:
+    void add(const KeyNumbers& key, bool carried) {
+      if (is_carried_.emplace(key, carried).second) carried_ += carried;
+    }
+    bool remove(const KeyNumbers& key) {
+      const auto it = is_carried_.find(key);
+      if (it == is_carried_.end()) return false;
+      carried_ -= it->second;
+      is_carried_.erase(it);
+      return true;
+    }
+    void clear() { *this = {}; }
+    size_t count() const { return is_carried_.size(); }
+    size_t carried() const { return carried_; }
+
+   private:
+    std::map<KeyNumbers, bool> is_carried_;
+    size_t carried_ = 0;
+  };
+  // An operation that some parts of the tree have announced, see HostTree::parts().
   struct Pending {
-    size_t hosts = 0;
-    uint64_t text = 0;  // number of the texts of the first host that announced, see KnownTexts
-    int rank = 0;       // label of that host's first rank
+    size_t parts = 0;
+    uint64_t text = 0;  // number of the texts of the first part that announced, see KnownTexts
+    int rank = 0;       // label of that part's first rank
     Cause error;
     int32_t priority = 0;
     uint32_t places = 1;
     size_t bytes = 0;        // of network memory
-    uint64_t placement = 0;  // sum over the hosts
+    uint64_t placement = 0;  // sum over the parts
+    std::optional<Operation> carried;
+    std::vector<std::vector<char>> values;  // of a carried operation, by part
     std::vector<ArrivalRecord> arrivals;
     HostsMeeting meeting;
   };
@@ -110,52 +131,53 @@ class Agreement {
 
   struct GivenUp {
     Cause reason;
-    std::set<int> left;  // first ranks of the hosts that have not ended it
+    std::set<int> left;  // first ranks of the parts that have not ended it
   };
 
-  void tell_root(const Message& message);
-  void tell_all(const Message& message);
-  void flush();
-  void send(std::shared_ptr<const std::vector<char>> bytes, int to);
-  void handle(const Message& message, int from);
-  void collect(const Message& message, int from);
+  bool send_ready();
+  void handle(Message message, int from);
+  void collect(Message message, int from);
+  void announce_part(const Key& key, const Pending& pending, int64_t now);
+  void decide(const Key& key, Pending pending, int64_t now);
+  std::vector<char> combined(const Pending& pending, bool scaled) const;
+  void take_verdict(Message message);
   void give_verdicts();
+  void give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Cause& error);
+  void depart(const Message& message);
   void decide_end(const Message& message);
-  void tell_end(const Key& key);
+  void tell_end(const Key& key, const Cause& reason, bool again);
   void end(const Message& message);
-  void give_verdict(const Key& key, uint64_t sequence, const Cause& error, uint64_t placement = 0);
+  void take_ended(const Message& message, int from);
 
   static constexpr int kTag = 1;
 
   const World& world_;
   HostTable& table_;
   const size_t most_bytes_;
+  const HostTree tree_;
   Inbox inbox_;
-  std::set<KeyNumbers> outstanding_;   // announced, without a verdict
-  std::vector<char> news_;             // for rank 0
-  std::vector<char> news_for_all_;     // from rank 0
-  std::unordered_set<uint64_t> told_;  // numbers of the texts that this host has sent to rank 0
-  bool closed_ = false;                // no more operation is agreed on
-  struct Sending {
-    std::shared_ptr<const std::vector<char>> bytes;
-    MPI_Request request;
-  };
-  std::list<Sending> sending_;
+  Outbox outbox_;
+  Traffic received_;
+  Outstanding outstanding_;
+  std::map<KeyNumbers, Pending> pending_;
+  std::map<KeyNumbers, GivenUp> given_up_;
+  std::map<KeyNumbers, std::vector<char>> results_;  // of carried operations
+  KnownTexts texts_;
   struct {
-    Traffic sent, received;
-  } traffic_;
+    std::unordered_set<uint64_t> here;   // numbers of the texts of this host that texts_ has got ...
+    std::unordered_set<uint64_t> above;  // ... and of those that were sent to the host above
+  } told_;
+  bool closed_ = false;  // no more operation is agreed on
 
   // Used by rank 0 only.
   uint64_t next_sequence_ = 1;
-  std::map<KeyNumbers, Pending> pending_;
   std::map<std::pair<int64_t, uint64_t>, Ready> ready_;
   uint64_t ready_count_ = 0;
-  std::map<KeyNumbers, GivenUp> given_up_;
   struct {
     std::map<uint64_t, size_t> bytes;  // by sequence number
     size_t all_bytes = 0;
+    bool is_full = false;
   } under_way_;
-  KnownTexts texts_;
   struct {
     std::map<KeyNumbers, std::vector<ArrivalRecord>> arrivals;  // of operations that were agreed on
     LateHosts late;

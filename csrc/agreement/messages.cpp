@@ -11,7 +11,7 @@ namespace mykv {
 
 namespace {
 
-enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8, kHasLate = 16 };
+enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8, kHasLate = 16, kHasValues = 32 };
 
 void put(std::vector<char>* out, const void* data, size_t bytes) {
   const auto* p = static_cast<const char*>(data);
@@ -23,6 +23,9 @@ void put(std::vector<char>* out, const std::string& text) {
   put(out, &size, sizeof size);
   put(out, text.data(), size);
 }
+
+// Instead of an operation.
+bool names_rank(Message::Type type) { return type == Message::Type::depart || type == Message::Type::lost; }
 
 void require(bool right) {
   if (!right) throw Error("mykv received a malformed message from another host (different versions?)");
@@ -41,6 +44,11 @@ class Reader {
   std::string text() {
     const auto size = number<uint16_t>();
     return std::string(take(size), size);
+  }
+  std::vector<char> values() {
+    const auto size = number<uint32_t>();
+    const char* const begin = take(size);
+    return std::vector<char>(begin, begin + size);
   }
 
  private:
@@ -77,11 +85,11 @@ Message read(Reader& reader) {
   Message message;
   const auto type = reader.number<uint8_t>();
   const auto flags = reader.number<uint8_t>();
-  require(type >= static_cast<uint8_t>(Message::Type::announce) && type <= static_cast<uint8_t>(Message::Type::ended));
-  require((flags & ~(kHasTexts | kHasError | kHasPlacement | kHasCode | kHasLate)) == 0);
+  require(type >= static_cast<uint8_t>(Message::Type::announce) && type <= static_cast<uint8_t>(Message::Type::lost));
+  require((flags & ~(kHasTexts | kHasError | kHasPlacement | kHasCode | kHasLate | kHasValues)) == 0);
   message.type = static_cast<Message::Type>(type);
   message.number = reader.number<uint64_t>();
-  if (message.type == Message::Type::depart) {
+  if (names_rank(message.type)) {
     require(message.number < static_cast<uint64_t>(std::numeric_limits<int>::max()));
   } else {
     message.key.high = reader.number<uint64_t>();
@@ -101,6 +109,10 @@ Message read(Reader& reader) {
     message.waited_ns = reader.number<int64_t>();
     require(message.late_rank >= 0 && message.waited_ns >= 0 && message.waited_ns <= Message::kMostWaited);
   }
+  if ((flags & kHasValues) != 0) {
+    message.values = reader.values();
+    require(!message.values.empty());
+  }
   return message;
 }
 
@@ -111,11 +123,11 @@ void encode(const Message& message, std::vector<char>* out) {
   const auto flags =
       static_cast<uint8_t>((message.has_texts ? kHasTexts : 0) | (message.error.empty() ? 0 : kHasError) |
                            (message.placement == 0 ? 0 : kHasPlacement) | (has_code ? kHasCode : 0) |
-                           (message.late_rank < 0 ? 0 : kHasLate));
+                           (message.late_rank < 0 ? 0 : kHasLate) | (message.values.empty() ? 0 : kHasValues));
   put(out, &message.type, sizeof message.type);
   put(out, &flags, sizeof flags);
   put(out, &message.number, sizeof message.number);
-  if (message.type != Message::Type::depart) {
+  if (!names_rank(message.type)) {
     put(out, &message.key.high, sizeof message.key.high);
     put(out, &message.key.low, sizeof message.key.low);
   }
@@ -127,9 +139,14 @@ void encode(const Message& message, std::vector<char>* out) {
   if (!message.error.empty()) put(out, message.error.text);
   if (has_code) put_code(out, message.error);
   if (message.placement != 0) put(out, &message.placement, sizeof message.placement);
-  if (message.late_rank < 0) return;
-  put(out, &message.late_rank, sizeof message.late_rank);
-  put(out, &message.waited_ns, sizeof message.waited_ns);
+  if (message.late_rank >= 0) {
+    put(out, &message.late_rank, sizeof message.late_rank);
+    put(out, &message.waited_ns, sizeof message.waited_ns);
+  }
+  if (message.values.empty()) return;
+  const auto size = static_cast<uint32_t>(message.values.size());
+  put(out, &size, sizeof size);
+  put(out, message.values.data(), size);
 }
 
 std::vector<Message> decode(const char* data, size_t bytes) {

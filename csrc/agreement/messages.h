@@ -21,11 +21,13 @@ struct Message {
     give_up = 4,  // any rank to rank 0
     end = 5,      // rank 0 to all
     ended = 6,    // the answer to `end`, if there was something to end
+    lost = 7,     // as depart, of a rank that has broken down: it passes no more messages on
   };
 
   Type type = Type::announce;
   Key key;
-  uint64_t number = 0;     // announce: number of the texts; verdict: the sequence number; depart: the rank
+  // announce: number of the texts; verdict: the sequence number; depart and lost: the rank; end: 1 if told again.
+  uint64_t number = 0;
   int32_t priority = 0;    // announce
   uint64_t placement = 0;  // by NCCL: announce: of this host's ranks; verdict: of all
   // announce, for the statistics: the rank of this host that came last, and the time that all ranks of the host have
@@ -36,6 +38,7 @@ struct Message {
   std::string name;
   std::string signature;
   Cause error;
+  std::vector<char> values;  // of a small operation: announce: the sum of the hosts; verdict: the result
 };
 
 // Appends the message to `out`; texts of more than 65535 bytes are cut.

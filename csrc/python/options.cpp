@@ -24,6 +24,8 @@ RuntimeOptions options_from(const py::dict& given) {
         options.world.versions.emplace_back(py::cast<std::string>(name), py::cast<std::string>(version));
     } else if (key == "network_bytes") {
       options.network_bytes = py::cast<size_t>(item.second);
+    } else if (key == "fan_out") {
+      options.fan_out = std::max<size_t>(py::cast<size_t>(item.second), 1);
     } else if (key == "compress_bytes") {
       options.compress_bytes = py::cast<size_t>(item.second);
     } else if (key == "stall_abort_ms") {

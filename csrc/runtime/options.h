@@ -18,6 +18,8 @@ struct RuntimeOptions {
   // Several hosts: memory for what this rank receives from other hosts. Operations of at most twice as many bytes, or
   // two operations, are under way. The same on all ranks.
   size_t network_bytes = 4 << 20;
+  // Several hosts: how many hosts each host hears from while they agree on what is ready. The same on all ranks.
+  size_t fan_out = 16;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
   size_t compress_bytes = 64 << 10;
   // The second limit of the stall watch, 0: none. Only compared here: one rank reports for all ranks that wait, so the

@@ -48,8 +48,16 @@ void PartEvents::handle(const TableEvent& event) {
 void PartEvents::announce(const TableEvent& event) {
   if (!context_.agreement.speaks() || !requests_.announce(event.entry, event.generation)) return;
   if (context_.table.state(event.entry) != State::announced) return;
-  const Operation& operation = context_.table.entry(event.entry).operation;
-  context_.agreement.announce(event.entry, context_.transport_of(operation).places(operation));
+  const Entry& entry = context_.table.entry(event.entry);
+  const Transport& transport = context_.transport_of(entry.operation);
+  std::optional<std::vector<char>> carried;
+  if (transport.is_carried(entry.operation)) {
+    carried.emplace();
+    // A failed operation has no values: not all shares may lie in slots. A rank of this host that has ended the
+    // operation breaks down, which all hosts hear.
+    if (entry.error.empty() && !transport.own_share(event.entry, &*carried)) return;
+  }
+  context_.agreement.announce(event.entry, transport.places(entry.operation), std::move(carried));
 }
 
 void PartEvents::start(const TableEvent& event) {
@@ -63,7 +71,11 @@ void PartEvents::start(const TableEvent& event) {
   if (part->posted->recorded && context_.several_hosts()) {
     requests_.note_hosts(event.entry, event.generation, now_ns(), context_.agreement.take_arrivals(entry.key));
   }
-  context_.transport_of(entry.operation).start(event.entry, part->share);
+  Transport& transport = context_.transport_of(entry.operation);
+  transport.start(event.entry, part->share);
+  if (context_.agreement.speaks() && transport.is_carried(entry.operation)) {
+    transport.put_result(event.entry, context_.agreement.take_result(entry.key));
+  }
 }
 
 void PartEvents::finish(const TableEvent& event) {

@@ -368,7 +368,7 @@ uint64_t HostTable::placement(Entry& e) const {
   return digest;
 }
 
-bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement) {
+bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone) {
   return change([&](Rings& rings) {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
@@ -383,7 +383,7 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
     if (e.operation.road == Road::nccl && !give_launches(link - 1, rings)) return true;
     e.state = State::ready;
     append(TableEvent::Type::ready, link - 1);
-    rings.others = true;
+    rings.others = !alone;
     return true;
   });
 }

@@ -96,9 +96,9 @@ class HostTable {
 
   Entry& entry(uint32_t index) { return *reinterpret_cast<Entry*>(entries_ + size_t{index} * stride_); }
 
-  // The other hosts agreed (or found an error): the operation may run.
+  // The other hosts agreed (or found an error): the operation may run; with `alone` this rank runs it for its host.
   // False if this host has given the operation up meanwhile, since a rank has left.
-  bool agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement);
+  bool agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone);
   // `chunks` more chunks of the operation are finished; the last chunk makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
   // Claims this rank's own chunk before work on it begins. False: the operation was stopped.

@@ -62,8 +62,8 @@ void parse_news(const uint8_t* data, size_t bytes) {
     require(all[i].type == again[i].type && all[i].key == again[i].key && all[i].number == again[i].number &&
                 all[i].priority == again[i].priority && all[i].has_texts == again[i].has_texts &&
                 all[i].name == again[i].name && all[i].signature == again[i].signature &&
-                all[i].error == again[i].error && all[i].late_rank == again[i].late_rank &&
-                all[i].waited_ns == again[i].waited_ns,
+                all[i].error == again[i].error && all[i].values == again[i].values &&
+                all[i].late_rank == again[i].late_rank && all[i].waited_ns == again[i].waited_ns,
             "messages change on their way");
   }
 }

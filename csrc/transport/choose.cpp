@@ -5,9 +5,10 @@
 
 namespace mykv {
 
-std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes) {
+std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes,
+                                            size_t fan_out) {
   if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, table);
-  return std::make_unique<MpiTransport>(world, table, network_bytes);
+  return std::make_unique<MpiTransport>(world, table, network_bytes, fan_out);
 }
 
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus) {

@@ -51,6 +51,13 @@ class Transport {
   virtual size_t inline_limit() const = 0;
   // Does all the work of such an operation, on any thread of that rank.
   virtual void run_whole(uint32_t entry) const = 0;
+  // Whether an operation is small enough for the messages of the agreement between hosts to carry its values. The first
+  // rank of each host then does all the work for its host: own_share() and then, with the result, put_result().
+  virtual bool is_carried(const Operation&) const { return false; }
+  // What this host brings: its sum; to a broadcast the values, if the root is on this host. False: the operation has
+  // ended meanwhile.
+  virtual bool own_share(uint32_t, std::vector<char>*) const { return false; }
+  virtual void put_result(uint32_t, const std::vector<char>&) {}
   // Every rank is ready for the operation of this entry. `share`: what this rank has instead of a slot.
   virtual void start(uint32_t entry, const LocalShare& share) = 0;
   // The operation ended, or this rank leaves it: the entry must not be touched any more.
@@ -71,8 +78,8 @@ class Transport {
 };
 
 // The choice for this world: shared memory on one host, otherwise MPI between hosts.
-// `network_bytes`: memory for what this rank receives from other hosts.
-std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes);
+// `network_bytes`: memory for what this rank receives from other hosts; `fan_out`: of the tree of hosts.
+std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes, size_t fan_out);
 
 // Each transport of this build, with the reason why it does not serve this world ('': it does).
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus);

@@ -171,6 +171,11 @@ void World::let_go() {
   data_.let_go();
 }
 
+int World::local_rank_of(int rank) const {
+  const std::vector<int>& ranks = hosts_[static_cast<size_t>(host_of(rank))];
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
 int World::cross_rank() const {
   int rank = 0;
   for (int h = 0; h < host_; ++h) rank += static_cast<int>(hosts_[static_cast<size_t>(h)].size()) > local_rank_;

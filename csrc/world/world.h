@@ -49,6 +49,8 @@ class World {
   // Global ranks on each host, ascending; hosts in the order of their first rank.
   const std::vector<std::vector<int>>& hosts() const { return hosts_; }
   int host_of(int rank) const { return host_of_[rank]; }
+  // A rank's position among the ranks of its host.
+  int local_rank_of(int rank) const;
   // Whether these ranks are a part of a larger world.
   bool is_part() const { return !options_.labels.empty(); }
   // What messages call a rank.

@@ -6,6 +6,7 @@ variable               default    meaning
 MYKV_PART_BYTES        524288     arrays larger than this (bytes) travel in parts of this size
 MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
 MYKV_NETWORK_BYTES     4194304    memory (bytes) for what other hosts send, per rank
+MYKV_FAN_OUT           16         hosts that each host hears from while they agree on what is ready
 MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed between hosts
 MYKV_TABLE_PLACES      65536      operations under way on a host; more wait in their own rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
@@ -25,9 +26,9 @@ MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value ends
 init() on all ranks, and not a training after hours.
 
-MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU must be
-the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the like) are not
-settings; launch_checks.py reads them.
+MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and
+MYKV_GPU must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the
+like) are not settings; launch_checks.py reads them.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ _TABLE = {
     "MYKV_PART_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="part_bytes"),
     "MYKV_STAGING_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="staging_bytes"),
     "MYKV_NETWORK_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="network_bytes"),
+    "MYKV_FAN_OUT": _Setting(_whole(1, _MOST_COUNT), option="fan_out"),
     "MYKV_COMPRESS_BYTES": _Setting(_whole(0, _MOST_BYTES), option="compress_bytes"),
     "MYKV_TABLE_PLACES": _Setting(_whole(1, _MOST_COUNT), option="table_places"),
     "MYKV_VIRTUAL_HOSTS": _Setting(_whole(1, _MOST_COUNT), option="virtual_hosts"),

@@ -35,8 +35,9 @@ _OWN = ["this rank has left: ", "this rank has shut mykv down", "the buffer is o
 class _World:
     """One program's ranks; looks like `program_core.Groups` to operations."""
 
-    def __init__(self, virtual: int) -> None:
-        core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": virtual, "compress_bytes": 0, "part_bytes": 1 << 18})
+    def __init__(self, virtual: int, fan_out: int) -> None:
+        options = {"virtual_hosts": virtual, "compress_bytes": 0, "part_bytes": 1 << 18, "fan_out": fan_out}
+        core.init(MPI.COMM_WORLD.py2f(), options)
         self.groups = [core.world()]
         self.buffers = [core.allocate(_BUFFER_BYTES)]
 
@@ -72,7 +73,7 @@ class _Rank:
         Where no rank goes, no time is asked for: how fast sums are is up to the machine.
         """
         operations, happenings = program(seed, self.size, self.hosts)
-        world = _World(self._virtual)
+        world = _World(self._virtual, seed // 3 % 2 * 15 + 1)  # a chain of hosts, or all below rank 0
         order = list(range(len(operations)))
         random.Random(seed * 5 + self.rank).shuffle(order)
         order = _keep_turns(operations, order)

@@ -47,6 +47,18 @@ void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const 
   reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, end - begin, 1.0);
 }
 
+void Slots::sum_into(Entry& entry, char* to) const {
+  static thread_local std::vector<void*> pointers;
+  gather_pointers(entry, 0, pointers);
+  const Operation& op = entry.operation;
+  void* output = to;
+  reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, op.count, 1.0);
+}
+
+void Slots::fill(Entry& entry, const char* from) const {
+  for (int r = 0; r < table_.local_size(); ++r) copy(slot(entry, r), from, entry.operation.bytes());
+}
+
 void Slots::spread(Entry& entry, size_t begin, size_t end, int source) const {
   const size_t width = item_size(entry.operation.dtype);
   const char* from = slot(entry, source) + begin * width;

@@ -17,15 +17,19 @@ constexpr size_t kMostChunks = 256;       // under way at once, since each is po
 constexpr int64_t kHearNs = 10000000;     // between looks for notices while messages come, at most
 constexpr int64_t kAwayNs = 500000000;    // a longer gap between two looks means that this process was stopped
 constexpr int64_t kListenNs = 100000000;  // then it only looks for notices for so long
-constexpr int kLooks = 16;                // in one call: each look moves a few messages
+// Rank 0 receives the values of a carried operation from each host, or from as many as the fan-out, and sends as many
+// results. From about these bytes on that takes longer than two more messages in a row.
+constexpr size_t kCarriedBytes = 16 << 10;
+constexpr size_t kAllCarriedBytes = 32 << 10;
+constexpr int kLooks = 16;  // in one call: each look moves a few messages
 
 }  // namespace
 
-MpiTransport::MpiTransport(const World& world, HostTable& table, size_t network_bytes)
+MpiTransport::MpiTransport(const World& world, HostTable& table, size_t network_bytes, size_t fan_out)
     : world_(world),
       table_(table),
       slots_(world.segment().base(), table),
-      network_bytes_(network_bytes),
+      most_{network_bytes, std::min(kCarriedBytes, kAllCarriedBytes / std::min(world.hosts().size() - 1, fan_out))},
       requests_(world.data()),
       notices_(world.control(), kNoticeTag) {
   size_t smallest = world.hosts()[0].size();
@@ -39,10 +43,43 @@ MpiTransport::~MpiTransport() {
   if (!notice_.requests.empty()) keep_for_good(std::move(notice_));
 }
 
-void MpiTransport::start(uint32_t index, const LocalShare& share) {
-  if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;
+bool MpiTransport::is_carried(const Operation& op) const {
+  if (op.kind != Kind::allreduce && op.kind != Kind::broadcast) return false;
+  return op.road != Road::nccl && !op.wire && op.compressor == nullptr && op.count > 0 && op.bytes() <= most_.carried;
+}
+
+bool MpiTransport::own_share(uint32_t index, std::vector<char>* values) const {
+  Entry& entry = table_.entry(index);
+  const Operation& op = entry.operation;
+  const bool reduces = op.kind == Kind::allreduce;
+  if (reduces || world_.host_of(op.root) == world_.host()) {
+    values->resize(op.bytes());
+    if (reduces) {
+      slots_.sum_into(entry, values->data());
+    } else {
+      copy(values->data(), slots_.slot(entry, world_.local_rank_of(op.root)), op.bytes());
+    }
+  }
+  // No other host may get values that were read after a stop, when ranks may use their slots again.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return (entry.next_chunk.load(std::memory_order_acquire) & kStopped) == 0;
+}
+
+void MpiTransport::put_result(uint32_t index, const std::vector<char>& values) {
   if (!table_.claim_chunk(index)) throw table_.departed();
   Entry& entry = table_.entry(index);
+  if (values.size() != entry.operation.bytes()) throw Error("mykv received a verdict without the result");
+  Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
+  if (stamps != nullptr) stamps->set(Stamp::begun);
+  slots_.fill(entry, values.data());
+  if (stamps != nullptr) stamps->set(Stamp::finished);
+  table_.finish_chunks(index, 1);
+}
+
+void MpiTransport::start(uint32_t index, const LocalShare& share) {
+  Entry& entry = table_.entry(index);
+  if (static_cast<uint32_t>(world_.local_rank()) >= slices_ || is_carried(entry.operation)) return;
+  if (!table_.claim_chunk(index)) throw table_.departed();
   Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, stamps, share.compression);
   // Entries come in the agreed order, unless this rank lagged behind so far that it read all entries, not the log.
@@ -90,7 +127,7 @@ bool MpiTransport::step_chunks(bool spreading_too) {
 // Starts the next chunk, if the limits allow.
 bool MpiTransport::admit() {
   if (entering_ == exchanges_.size()) return false;
-  if (chunk_bytes_ >= network_bytes_ || chunks_.size() >= kMostChunks) return false;
+  if (chunk_bytes_ >= most_.under_way || chunks_.size() >= kMostChunks) return false;
   SliceExchange& exchange = *exchanges_[entering_];
   if (exchange.is_stopped()) throw table_.departed();
   chunks_.push_back(std::make_unique<Chunk>(exchange, next_chunk_, requests_, staging_));

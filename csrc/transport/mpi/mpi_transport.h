@@ -12,6 +12,8 @@
 // overlap. Chunks start in the order that the hosts agreed on, limited in number and by the memory for what they
 // receive. The first unfinished chunk is under way on all hosts, so hosts that wait for memory cannot deadlock.
 //
+// An operation of few bytes has no slices: the agreement's messages carry it (agreement/agreement.h).
+//
 // A rank that breaks down sends a notice to the owners of its slice on the other hosts. A rank that hears a notice
 // while it has operations under way breaks down too: its own notices, and what it does in the table of its host, spread
 // this to all ranks that wait.
@@ -32,17 +34,21 @@ namespace mykv {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(const World& world, HostTable& table, size_t network_bytes);
+  MpiTransport(const World& world, HostTable& table, size_t network_bytes, size_t fan_out);
   ~MpiTransport() override;
   const char* name() const override { return "mpi"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   bool taken_from_root(const Operation&) const override { return false; }
-  uint32_t pieces(const Operation&) const override { return slices_; }
+  uint32_t pieces(const Operation& operation) const override { return is_carried(operation) ? 1 : slices_; }
   uint32_t places(const Operation& operation) const override {
+    if (is_carried(operation)) return 1;
     return SliceExchange::chunks(operation, slices_, world_.hosts().size());
   }
   size_t inline_limit() const override { return 0; }
   void run_whole(uint32_t) const override {}
+  bool is_carried(const Operation& operation) const override;
+  bool own_share(uint32_t entry, std::vector<char>* values) const override;
+  void put_result(uint32_t entry, const std::vector<char>& values) override;
   void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t) override {}
   bool progress() override;
@@ -66,7 +72,10 @@ class MpiTransport : public Transport {
   const World& world_;
   HostTable& table_;
   Slots slots_;
-  const size_t network_bytes_;
+  const struct {
+    size_t under_way;  // bytes of chunks
+    size_t carried;    // bytes of an operation
+  } most_;
   uint32_t slices_;
   MpiRequests requests_;
   Staging staging_;

@@ -27,10 +27,7 @@ SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uin
       end_(entry.operation.count * static_cast<size_t>(world.local_rank() + 1) / slices),
       wire_(entry.operation, std::move(compression), end_ - begin_, world.hosts().size()),
       result_rank_(world.local_rank()) {
-  if (root_host() == world.host()) {
-    const std::vector<int>& ranks = world.hosts()[static_cast<size_t>(world.host())];
-    result_rank_ = static_cast<int>(std::find(ranks.begin(), ranks.end(), entry.operation.root) - ranks.begin());
-  }
+  if (root_host() == world.host()) result_rank_ = world.local_rank_of(entry.operation.root);
 }
 
 uint32_t SliceExchange::chunks(const Operation& operation, uint32_t slices, size_t hosts) {

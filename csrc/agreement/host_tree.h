@@ -1,0 +1,45 @@
+// The tree in which the hosts' first ranks pass on what they agree on, so that no rank sends to or hears from more
+// hosts than the fan-out. The host of rank 0 is the root; with at most fan_out + 1 hosts all others are its children.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "world/world.h"
+
+namespace mykv {
+
+class HostTree {
+ public:
+  HostTree(const World& world, size_t fan_out);
+
+  bool is_root() const { return host_ == 0; }
+  // First ranks of the host above (this rank itself at the root) and of the hosts below.
+  int parent() const { return parent_; }
+  const std::vector<int>& children() const { return children_; }
+  // Whether some hosts are not children of the root.
+  bool is_deep() const { return world_.hosts().size() > fan_out_ + 1; }
+  // What announces an operation here: this host, and each child for all hosts below it.
+  size_t parts() const { return 1 + children_.size(); }
+  // The place of a part in the order in which values are combined: this host first. Throws Error if `from` is neither
+  // this rank nor a child.
+  size_t part_of(int from) const;
+  // The number of ranks that a part speaks for, and whether `rank` is one of them.
+  size_t ranks_of(size_t part) const { return ranks_[part]; }
+  bool includes(size_t part, int rank) const;
+  // The number of ranks that this host speaks for.
+  size_t all_ranks() const { return all_ranks_; }
+
+ private:
+  size_t parent_of(size_t host) const { return (host - 1) / fan_out_; }
+
+  const World& world_;
+  const size_t fan_out_;
+  const size_t host_;
+  int parent_;
+  std::vector<int> children_;
+  std::vector<size_t> ranks_;  // by part
+  size_t all_ranks_ = 0;
+};
+
+}  // namespace mykv

@@ -1,0 +1,72 @@
+// What the first rank of a host sends to other hosts about operations. Messages that are ready at the same time are
+// sent as one.
+#pragma once
+
+#include <mpi.h>
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "agreement/host_tree.h"
+#include "agreement/messages.h"
+#include "world/world.h"
+
+namespace mykv {
+
+// What was sent to or received from other hosts.
+struct Traffic {
+  void add(size_t some) {
+    messages.fetch_add(1, std::memory_order_relaxed);
+    bytes.fetch_add(some, std::memory_order_relaxed);
+  }
+  std::atomic<uint64_t> messages{0};
+  std::atomic<uint64_t> bytes{0};
+};
+
+class Outbox {
+ public:
+  Outbox(const World& world, const HostTree& tree, int tag) : world_(world), tree_(tree), tag_(tag) {}
+  Outbox(const Outbox&) = delete;
+  Outbox& operator=(const Outbox&) = delete;
+  ~Outbox();
+
+  // To the host above. A message that may wait is sent with the next one that may not, or as send_ready() says.
+  void up(const Message& message, bool may_wait);
+  // To the hosts below.
+  void down(const Message& message);
+  // To rank 0, also by ranks that do not speak for their host.
+  void to_rank_0(const Message& message);
+  // To the hosts that are not below this one, without passing through others; behind what goes down.
+  void past_children(const Message& message);
+  // Moves messages on. Keeps those that may wait for at most 200 us, if `may_hold`. Whether messages were sent.
+  bool send_ready(bool may_hold);
+  // The number of messages that wait.
+  size_t held() const { return held_; }
+  // Whether messages are still on their way out.
+  bool sending() const { return !(sending_.empty() && up_.empty() && down_.empty() && direct_.empty()); }
+  const Traffic& sent() const { return traffic_; }
+
+ private:
+  void send(std::shared_ptr<const std::vector<char>> bytes, int to);
+  bool holds() const;
+
+  const World& world_;
+  const HostTree& tree_;
+  const int tag_;
+  std::vector<char> up_;
+  std::vector<char> down_;
+  std::vector<char> direct_;  // for rank 0
+  size_t held_ = 0;           // messages in up_, all of which may wait; 0 also if one may not
+  int64_t held_since_ = 0;    // now_ns()
+  struct Sending {
+    std::shared_ptr<const std::vector<char>> bytes;
+    MPI_Request request;
+  };
+  std::list<Sending> sending_;
+  Traffic traffic_;
+};
+
+}  // namespace mykv
