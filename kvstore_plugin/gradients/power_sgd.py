@@ -28,8 +28,8 @@ from ..compat.mxnet import NDArray, Parameter, mx
 from ..sharded_optimizer import atomic_file
 from .communication_hook import GradientBucket
 
-# A column of P of which less than this share of its square is left, when the earlier columns are subtracted, is a sum
-# of them up to rounding: P has about 7 digits.
+# Gram-Schmidt subtracts the earlier columns from a column of P. If less than this share of its squared length is left,
+# the rest is a rounding error, since P has about 7 digits; such a column is replaced by zeros.
 _DEPENDENT = 1e-12
 
 
