@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Sequence
 
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
-from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
+from ..compat.arguments import check_is_added, positive_number, whole_number
 from ..compat.mxnet import MXNetError, NDArray, mx
 from ..coordination import operation_names
 from ..world import process
@@ -80,7 +80,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             )
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"The optimizer must be an mx.optimizer.Optimizer, not {type(optimizer).__name__}.")
-        check_predivide_factor(gradient_predivide_factor)
+        positive_number("gradient_predivide_factor", gradient_predivide_factor)
         num_groups = whole_number("num_groups", num_groups, 0)
         check_is_added(process_set)
         self._optimizer = optimizer
