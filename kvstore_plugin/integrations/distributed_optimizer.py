@@ -141,6 +141,15 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return _rebuilt(copy.deepcopy(self._optimizer, memo), mean)
 
 
+def check_not_averaging(optimizer: Any, whose: str) -> None:
+    """Raise a ValueError for a DistributedOptimizer beside the store 'mykv', in `whose` arguments."""
+    if isinstance(optimizer, DistributedOptimizer):
+        raise ValueError(
+            f"{whose} has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "
+            "again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
+        )
+
+
 class _Mean:
     """Replaces gradients by their mean over a process set.
 

@@ -24,7 +24,7 @@ from ..store.kvstore import MyKV, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import amp
-from .distributed_optimizer import DistributedOptimizer
+from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
 _EARLIER = "A Trainer may be older than the import of this package. "
@@ -91,11 +91,8 @@ def _init(
     *more: Any,
     **named: Any,
 ) -> None:
-    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
-        raise ValueError(
-            "gluon.Trainer has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum "
-            "them again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
-        )
+    if is_ours(kvstore):
+        check_not_averaging(optimizer, "gluon.Trainer")
     original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
     if not is_ours(kvstore):
         return

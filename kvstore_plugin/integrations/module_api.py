@@ -17,7 +17,7 @@ from ..coordination import agreement, operation
 from ..coordination.step_label import value_of
 from ..store.kvstore import MyKV, created, is_ours
 from ..world import process
-from .distributed_optimizer import DistributedOptimizer
+from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
 
@@ -161,11 +161,8 @@ def _init_optimizer(
     optimizer_params: Any = (("learning_rate", 0.01),),
     force_init: bool = False,
 ) -> None:
-    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
-        raise ValueError(
-            "Module has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "
-            "again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
-        )
+    if is_ours(kvstore):
+        check_not_averaging(optimizer, "Module")
     had_one = self.optimizer_initialized
     original(self, kvstore, optimizer, optimizer_params, force_init)
     if is_ours(kvstore) and (force_init or not had_one):
