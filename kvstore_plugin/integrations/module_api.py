@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import numpy as np
-
 from ..compat import arrays, patches
 from ..compat.mxnet import MXNetError
 from ..coordination import agreement, operation
@@ -95,10 +93,9 @@ class ModuleStore(MyKV):
         numbers = [int(is_modules_own), module._exec_group.batch_size, *agreement.as_integers([factor])]
         met = operation.exchange(self._process_set, operation.waiting_name(self._process_set), call, call, numbers)
         factors = agreement.as_floats(met[:, 2])
-        differ = np.flatnonzero(met[:, 2] != met[0, 2])
-        if not differ.size:
+        other = agreement.first_that_differs(met[:, 2:])
+        if other is None:
             return
-        other = differ[0]
         if not met[:, 0].all():
             raise MXNetError(
                 f"rescale_grad must be the same on all workers, but it is {factors[0]!r} on rank "
