@@ -91,7 +91,7 @@ void DeviceParts::note_problem() {
   const std::string& problem = context_.pinned.problem();
   if (problem.empty() || std::exchange(told_, true)) return;
   std::lock_guard<std::mutex> lock(note_mutex_);
-  note_ = "copies to and from GPUs hold up its thread, since " + problem;
+  note_ = "copies to and from GPUs block its thread, since " + problem;
 }
 
 void DeviceParts::copy_in(Copying& copying) {
