@@ -144,7 +144,7 @@ class PowerSGD:
             mean = _product(p, q)
             n, m = mean.shape
             error, kept = one.state.error, one.state.q
-            is_finite = basis.is_finite.slice_axis(axis=0, begin=number, end=number + 1)  # shape (1,)
+            is_finite = _row(basis.is_finite, number)  # shape (1,)
             fresh = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
             mx.nd.where(is_finite.tile((m,)), q + fresh, kept).copyto(kept)
             mx.nd.where(is_finite.tile((n,)), one.values - mean, error).copyto(error)
