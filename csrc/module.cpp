@@ -24,7 +24,7 @@ namespace py = pybind11;
 namespace mykv {
 namespace {
 
-// In wheels: the ABI, any MPI of which this core runs with. Else the core is for the MPI that it was built against.
+// The ABI that a wheel's core needs: it runs with any MPI that has it. Empty: the core needs the MPI of its build.
 #ifdef MYKV_MPI_ABI
 constexpr const char* kMpiAbi = MYKV_MPI_ABI;
 #else

@@ -74,7 +74,7 @@ class Encoder(gluon.nn.HybridBlock):
     def hybrid_forward(self, F, words, places):
         """Words of shape (sequences, LENGTH), places of shape (1, LENGTH)."""
         scores = self.scores(self.layers(F.broadcast_add(self.words(words), self.places(places))))
-        return F.cast(scores, "float32")  # of which the loss is computed
+        return F.cast(scores, "float32")  # the loss is computed in float32
 
 
 def batch(rng):

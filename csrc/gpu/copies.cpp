@@ -69,7 +69,7 @@ void require_on_device(const void* address, int device) {
     api.check(api.pointer_get_attributes(&attributes, address), "cudaPointerGetAttributes");
     if (attributes.type == Cuda::kMemoryTypeManaged) return;  // valid on all devices
     if (attributes.type != Cuda::kMemoryTypeDevice || attributes.device != device) {
-      throw Error("an array's memory is not there");
+      throw Error("an array's address is not in the memory of its device");
     }
   });
 }

@@ -88,11 +88,11 @@ std::vector<size_t> Api::shape(Handle array) const {
   return shape;
 }
 
-void Api::push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads,
-               int n_reads, const Handle* writes, int n_writes, int property, int priority, const char* name,
-               bool always) const {
-  if (push_(function, parameter, deleter, context, reads, n_reads, writes, n_writes, &property, priority, name,
-            always) != 0) {
+void Api::push(void* function, void* parameter, void (*deleter)(void*), const std::vector<Handle>& reads,
+               const std::vector<Handle>& writes, int property, int priority, const char* name, bool always) const {
+  Context context{kCpu, 0};
+  if (push_(function, parameter, deleter, &context, reads.data(), static_cast<int>(reads.size()), writes.data(),
+            static_cast<int>(writes.size()), &property, priority, name, always) != 0) {
     fail("MXEnginePushAsyncND");
   }
 }

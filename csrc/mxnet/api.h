@@ -56,10 +56,9 @@ class Api {
   std::vector<size_t> shape(Handle array) const;
 
   int major() const { return major_; }
-  // `always`: the engine calls the function also if an array carries an error.
-  void push(void* function, void* parameter, void (*deleter)(void*), Context* context, const Handle* reads, int n_reads,
-            const Handle* writes, int n_writes, int property, int priority, const char* name,
-            bool always = false) const;
+  // Pushes an operation for the CPU. `always`: the engine calls the function also if an array carries an error.
+  void push(void* function, void* parameter, void (*deleter)(void*), const std::vector<Handle>& reads,
+            const std::vector<Handle>& writes, int property, int priority, const char* name, bool always = false) const;
 
  private:
   [[noreturn]] void fail(const char* what) const;

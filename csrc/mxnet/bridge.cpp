@@ -1,17 +1,15 @@
 #include "mxnet/bridge.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
-#include <new>
 #include <unordered_set>
 #include <utility>
 
 #include "base/error.h"
+#include "base/forks.h"
 #include "mxnet/step_clock.h"
 #include "operations/signature.h"
 
@@ -99,26 +97,18 @@ namespace {
 
 // The engine stores errors in a vector without a lock (ThreadedEngine::global_exception_refs_), so two operations that
 // fail at the same time on two threads would corrupt the heap. Recursive, since ending an operation destroys objects
-// that it kept alive. Made anew in a fork, since another thread may have held it.
-std::recursive_mutex& failing() {
-  static auto& mutex = *new std::recursive_mutex;
-  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&failing()) std::recursive_mutex; });
-  (void)forks;
-  return mutex;
-}
+// that it kept alive.
+struct Failing {
+  std::recursive_mutex mutex;
+};
 
 // The operations that have failed in this process. MXNet keeps only the texts of their errors. A mutex of their own,
-// since a thread that reads them has Python's lock, and what the engine does within failing() may need that one.
+// since a thread that reads them has Python's lock, and what the engine does under Failing::mutex may need that lock.
 struct Failures {
   std::mutex mutex;
   std::map<ErrorCode, FailureCount> by_code;
 };
-Failures& all_failures() {
-  static auto& failures = *new Failures;
-  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&all_failures().mutex) std::mutex; });
-  (void)forks;
-  return failures;
-}
+Failures& all_failures() { return usable_in_forks<Failures>(); }
 std::atomic<uint64_t> g_failed_operations{0};
 std::atomic<uint64_t> g_failures_before{0};  // at the last take_failed_updates()
 
@@ -133,7 +123,7 @@ void count_failure(const Cause& error) {
 void fail(const EngineCallback& callback, const Cause& error) {
   count_failure(error);
   const EngineError engine_error((error.code == ErrorCode::dead ? kLostClass : "") + error.text);
-  const std::lock_guard<std::recursive_mutex> lock(failing());
+  const std::lock_guard<std::recursive_mutex> lock(usable_in_forks<Failing>().mutex);
   callback.call(callback.engine, callback.parameter, &engine_error);
 }
 
@@ -263,8 +253,6 @@ void make_room(void*, void* on_complete, void*) {
   fail(*static_cast<EngineCallback*>(on_complete), std::string("mykv: an error that makes room for others"));
 }
 
-void do_nothing(void*, void* on_complete, void*) { complete(*static_cast<EngineCallback*>(on_complete), nullptr); }
-
 // Work of this rank alone. The engine has a pointer to it, and runs the deleter after its last use.
 struct LocalWork {
   LocalWork(const Api& a, const std::vector<Handle>& given) : api(a) {
@@ -294,9 +282,14 @@ void run_local(void*, void* on_complete, void* parameter) {
   complete(*static_cast<EngineCallback*>(on_complete), failure.empty() ? nullptr : &failure);
 }
 
-// The engine has a pointer to a shared_ptr of a watch, and runs the deleter.
-UpdateWatch& watch_of(void* parameter) { return **static_cast<std::shared_ptr<UpdateWatch>*>(parameter); }
-void forget_watch(void* parameter) { delete static_cast<std::shared_ptr<UpdateWatch>*>(parameter); }
+// The deleter of an operation whose parameter is a T.
+template <class T>
+void drop(void* parameter) {
+  delete static_cast<T*>(parameter);
+}
+
+using SharedWatch = std::shared_ptr<UpdateWatch>;
+UpdateWatch& watch_of(void* parameter) { return **static_cast<SharedWatch*>(parameter); }
 
 void note_summed(void*, void* on_complete, void* parameter) {
   watch_of(parameter).summed = true;
@@ -309,12 +302,7 @@ struct FailedUpdates {
   std::mutex mutex;
   std::vector<uint64_t> keys;
 };
-FailedUpdates& failed_updates() {
-  static auto& updates = *new FailedUpdates;
-  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&failed_updates().mutex) std::mutex; });
-  (void)forks;
-  return updates;
-}
+FailedUpdates& failed_updates() { return usable_in_forks<FailedUpdates>(); }
 
 void judge(void*, void* on_complete, void* parameter) {
   const UpdateWatch& watch = watch_of(parameter);
@@ -326,19 +314,16 @@ void judge(void*, void* on_complete, void* parameter) {
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
 }
 
-void note_all_updated(void* context, void* on_complete, void* parameter) {
-  watch_of(parameter).updated = true;
-  do_nothing(context, on_complete, nullptr);
-}
+struct FenceWork {
+  bool ends_step;
+  SharedWatch watch;
+};
 
-void end_updates(void*, void* on_complete, void*) {
-  note_updated();
+void run_fence(void*, void* on_complete, void* parameter) {
+  const auto* fence = static_cast<const FenceWork*>(parameter);
+  if (fence->watch) fence->watch->updated = true;
+  if (fence->ends_step) note_updated();
   complete(*static_cast<EngineCallback*>(on_complete), nullptr);
-}
-
-void note_and_end_updates(void* context, void* on_complete, void* parameter) {
-  watch_of(parameter).updated = true;
-  end_updates(context, on_complete, nullptr);
 }
 
 // The form for MXNet 2.0, whose engine must also be told of the start.
@@ -425,29 +410,18 @@ void Bridge::push(const std::shared_ptr<Runtime>& runtime, const std::string& na
 }
 
 void Bridge::push_fence(const HeldArrays& arrays, bool ends_step, const std::shared_ptr<UpdateWatch>& watch) const {
-  Context context{kCpu, 0};
-  if (watch) {
-    void* const noting = ends_step ? for_engine_of<note_and_end_updates>(api_) : for_engine_of<note_all_updated>(api_);
-    api_.push(noting, new std::shared_ptr<UpdateWatch>(watch), &forget_watch, &context, nullptr, 0,
-              arrays.arrays().data(), static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
-    return;
-  }
-  void* const function = ends_step ? for_engine_of<end_updates>(api_) : for_engine_of<do_nothing>(api_);
-  api_.push(
-      function, nullptr, [](void*) {}, &context, nullptr, 0, arrays.arrays().data(),
-      static_cast<int>(arrays.arrays().size()), kAsync, 0, "mykv fence");
+  api_.push(for_engine_of<run_fence>(api_), new FenceWork{ends_step, watch}, &drop<FenceWork>, {}, arrays.arrays(),
+            kAsync, 0, "mykv fence");
 }
 
 void Bridge::push_look(const HeldArrays& arrays, const std::shared_ptr<UpdateWatch>& watch) const {
-  Context context{kCpu, 0};
-  api_.push(for_engine_of<note_summed>(api_), new std::shared_ptr<UpdateWatch>(watch), &forget_watch, &context,
-            arrays.arrays().data(), static_cast<int>(arrays.arrays().size()), nullptr, 0, kAsync, 0, "mykv look");
+  api_.push(for_engine_of<note_summed>(api_), new SharedWatch(watch), &drop<SharedWatch>, arrays.arrays(), {}, kAsync,
+            0, "mykv look");
 }
 
 void Bridge::push_verdict(Handle array, const std::shared_ptr<UpdateWatch>& watch) const {
-  Context context{kCpu, 0};
-  api_.push(for_engine_of<judge>(api_), new std::shared_ptr<UpdateWatch>(watch), &forget_watch, &context, nullptr, 0,
-            &array, 1, kAsync, 0, "mykv verdict", true);
+  api_.push(for_engine_of<judge>(api_), new SharedWatch(watch), &drop<SharedWatch>, {}, {array}, kAsync, 0,
+            "mykv verdict", true);
 }
 
 void Bridge::push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,
@@ -456,19 +430,14 @@ void Bridge::push_local(const std::string& name, int priority, const std::vector
   for (Handle array : arrays) storages.add(array);
   auto local = std::make_unique<LocalWork>(api_, arrays);
   local->work = std::move(work);
-  Context context{kCpu, 0};
   const std::string shown = "mykv " + name;
   // Released before the push: whether the engine runs the deleter after a failed push is unknown.
-  api_.push(
-      for_engine_of<run_local>(api_), local.release(),
-      [](void* parameter) { delete static_cast<LocalWork*>(parameter); }, &context, nullptr, 0,
-      storages.arrays().data(), static_cast<int>(storages.arrays().size()), kCpuPrioritized, priority, shown.c_str());
+  api_.push(for_engine_of<run_local>(api_), local.release(), &drop<LocalWork>, {}, storages.arrays(), kCpuPrioritized,
+            priority, shown.c_str());
 }
 
 void Bridge::push_failing(Handle array) const {
-  Context context{kCpu, 0};
-  api_.push(
-      for_engine_of<make_room>(api_), nullptr, [](void*) {}, &context, nullptr, 0, &array, 1, kAsync, 0, "mykv error");
+  api_.push(for_engine_of<make_room>(api_), nullptr, [](void*) {}, {}, {array}, kAsync, 0, "mykv error");
 }
 
 void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,
@@ -486,14 +455,13 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   // Also with arrays on GPUs the engine gets a CPU operation. Only for CPU operations does MXNet 2.0, whose engine goes
   // on before kernels have run ("Async"), wait for the kernels; in the thread that pushes it would not. And a GPU
   // operation ends with a wait for a whole stream, in our thread.
-  Context context{kCpu, 0};
   const std::vector<Request>& requests = pushed->call.requests;
   const bool on_gpu =
       std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });
   const int property = on_gpu ? kCpuPrioritized : kAsync;
   try {
-    api_.push(for_engine_of<run_pushed>(api_), new std::shared_ptr<Pushed>(pushed), &discard, &context, nullptr, 0,
-              written.data(), static_cast<int>(written.size()), property, priority, shown.c_str());
+    api_.push(for_engine_of<run_pushed>(api_), new std::shared_ptr<Pushed>(pushed), &discard, {}, written, property,
+              priority, shown.c_str());
   } catch (const Error& error) {
     // The turn is taken, so the other ranks wait for this rank. Whether the engine has run the deleter, or will, is
     // unknown: so the pointer that it was given stays valid, and only the object behind it is emptied.

@@ -1,6 +1,7 @@
 #include "mxnet/calls.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "base/error.h"
@@ -85,6 +86,23 @@ Request request_for(const Common& common, const std::string& name, const Operati
 void push(const Common& common, Call call) {
   call.turn_of = common.turn_of;
   common.bridge.push(common.runtime, common.name, common.operation.priority, std::move(call));
+}
+
+// Pushes an operation of one request.
+void push(const Common& common, Request request, std::vector<Handle> inputs, std::vector<Handle> outputs,
+          std::function<void(Request&, const std::vector<void*>& in, const std::vector<void*>& out)> place) {
+  Call call;
+  call.requests.push_back(std::move(request));
+  call.inputs = std::move(inputs);
+  call.outputs = std::move(outputs);
+  call.place = [place = std::move(place)](std::vector<Request>& requests, const std::vector<void*>& in,
+                                          const std::vector<void*>& out) { place(requests[0], in, out); };
+  push(common, std::move(call));
+}
+
+void place_whole(Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
+  request.inputs.assign(in.begin(), in.end());
+  request.outputs = out;
 }
 
 size_t sum(const std::vector<size_t>& numbers) { return std::accumulate(numbers.begin(), numbers.end(), size_t{0}); }
@@ -209,26 +227,27 @@ void push_exchange(const Common& common, Handle input, Handle output, const Devi
   Operation operation = common.operation;
   operation.kind = Kind::alltoall;
   operation.set_arrays(operation.dtype, end);
-  Call call;
-  call.inputs = {input};
-  call.outputs = {output};
-  if (end > 0) {
-    call.requests.push_back(request_for(common, common.name, operation, "rows", devices, shards));
-    call.place = [shards, me, width = item_size(operation.dtype), size = rows.size()](
-                     std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
-      const char* sent = static_cast<const char*>(in[0]);
-      char* received = static_cast<char*>(out[0]);
-      for (size_t r = 0; r < size; ++r) {
-        const Shard& to = (*shards)[me * size + r];
-        const Shard& from = (*shards)[r * size + me];
-        requests[0].sources.push_back({to.begin, to.count, sent});
-        requests[0].targets.push_back({from.begin, from.count, received});
-        sent += to.count * width;
-        received += from.count * width;
-      }
-    };
+  if (end == 0) {  // takes the turn without a request
+    Call call;
+    call.inputs = {input};
+    call.outputs = {output};
+    push(common, std::move(call));
+    return;
   }
-  push(common, std::move(call));
+  push(common, request_for(common, common.name, operation, "rows", devices, shards), {input}, {output},
+       [shards, me, width = item_size(operation.dtype), size = rows.size()](
+           Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
+         const char* sent = static_cast<const char*>(in[0]);
+         char* received = static_cast<char*>(out[0]);
+         for (size_t r = 0; r < size; ++r) {
+           const Shard& to = (*shards)[me * size + r];
+           const Shard& from = (*shards)[r * size + me];
+           request.sources.push_back({to.begin, to.count, sent});
+           request.targets.push_back({from.begin, from.count, received});
+           sent += to.count * width;
+           received += from.count * width;
+         }
+       });
 }
 
 }  // namespace
@@ -242,15 +261,8 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
   for (Handle array : outputs) devices.written(require_same(first, describe(api, array)));
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
-  Call call;
-  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape), devices));
-  call.inputs = inputs;
-  call.outputs = outputs;
-  call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
-    requests[0].inputs.assign(in.begin(), in.end());
-    requests[0].outputs = out;
-  };
-  push(common, std::move(call));
+  push(common, request_for(common, common.name, operation, shape_text(first.shape), devices), inputs, outputs,
+       place_whole);
 }
 
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs) {
@@ -263,16 +275,9 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
   for (Handle array : outputs) devices.written(require_same(first, describe(api, array)));
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
-  Call call;
-  call.requests.push_back(request_for(common, common.name, operation, shape_text(first.shape), devices));
   // Only the root's value travels; other ranks only check the shape and dtype of their input.
-  if (sends) call.inputs = {input};
-  call.outputs = outputs;
-  call.place = [](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
-    requests[0].inputs.assign(in.begin(), in.end());
-    requests[0].outputs = out;
-  };
-  push(common, std::move(call));
+  push(common, request_for(common, common.name, operation, shape_text(first.shape), devices),
+       sends ? std::vector<Handle>{input} : std::vector<Handle>(), outputs, place_whole);
 }
 
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
@@ -345,15 +350,11 @@ void push_allgather(const Common& common, Handle input, Handle output, const std
   operation.set_arrays(d.dtype, sum(rows) * d.row_elements());
   const auto shards = shards_of_rows(rows, d.row_elements());
   const Shard own = (*shards)[me];
-  Call call;
-  call.requests.push_back(request_for(common, common.name, operation, "rows", devices, shards));
-  call.inputs = {input};
-  call.outputs = {output};
-  call.place = [own](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
-    requests[0].sources.push_back({own.begin, own.count, in[0]});
-    requests[0].targets.push_back({0, requests[0].operation.count, out[0]});
-  };
-  push(common, std::move(call));
+  push(common, request_for(common, common.name, operation, "rows", devices, shards), {input}, {output},
+       [own](Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
+         request.sources.push_back({own.begin, own.count, in[0]});
+         request.targets.push_back({0, request.operation.count, out[0]});
+       });
 }
 
 void push_alltoall(const Common& common, Handle input, Handle output, const std::vector<std::vector<size_t>>& rows) {
@@ -392,15 +393,11 @@ void push_reducescatter(const Common& common, Handle input, Handle output) {
   operation.set_arrays(d.dtype, d.count());
   const auto shards = shards_of_rows(rows, d.row_elements());
   const Shard own = (*shards)[me];
-  Call call;
-  call.requests.push_back(request_for(common, common.name, operation, "rows, " + shape_text(d.shape), devices, shards));
-  call.inputs = {input};
-  call.outputs = {output};
-  call.place = [own](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
-    requests[0].sources.push_back({0, requests[0].operation.count, in[0]});
-    requests[0].targets.push_back({own.begin, own.count, out[0]});
-  };
-  push(common, std::move(call));
+  push(common, request_for(common, common.name, operation, "rows, " + shape_text(d.shape), devices, shards), {input},
+       {output}, [own](Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
+         request.sources.push_back({0, request.operation.count, in[0]});
+         request.targets.push_back({own.begin, own.count, out[0]});
+       });
 }
 
 void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arrays,
@@ -420,17 +417,14 @@ void push_reduce_to_owners(const Common& common, const std::vector<Handle>& arra
   Operation operation = common.operation;
   operation.kind = Kind::reduce;
   operation.set_arrays(all.dtype, all.count);
-  Call call;
-  call.requests.push_back(request_for(common, common.name, operation, all.text, all.devices, all.shards));
-  call.inputs = arrays;
-  call.outputs = own;
-  call.outputs.insert(call.outputs.end(), next.begin(), next.end());
-  call.place = [all](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
-    for (size_t i = 0; i < in.size(); ++i) requests[0].sources.push_back({all.begins[i], all.counts[i], in[i]});
-    for (size_t i = 0; i < all.own.size(); ++i)
-      requests[0].targets.push_back({all.own[i].begin, all.own[i].count, out[i]});
-  };
-  push(common, std::move(call));
+  std::vector<Handle> outputs = own;
+  outputs.insert(outputs.end(), next.begin(), next.end());
+  push(common, request_for(common, common.name, operation, all.text, all.devices, all.shards), arrays, outputs,
+       [all](Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
+         for (size_t i = 0; i < in.size(); ++i) request.sources.push_back({all.begins[i], all.counts[i], in[i]});
+         for (size_t i = 0; i < all.own.size(); ++i)
+           request.targets.push_back({all.own[i].begin, all.own[i].count, out[i]});
+       });
 }
 
 void push_gather_from_owners(const Common& common, const std::vector<Handle>& arrays,
@@ -439,25 +433,20 @@ void push_gather_from_owners(const Common& common, const std::vector<Handle>& ar
   Operation operation = common.operation;
   operation.kind = Kind::broadcast;
   operation.set_arrays(all.dtype, all.count);
-  Call call;
-  call.requests.push_back(request_for(common, common.name, operation, all.text, all.devices, all.shards));
-  call.inputs = fenced;
-  call.outputs = arrays;
-  const int me = common.runtime->world().rank();
-  call.place = [all, division, me](std::vector<Request>& requests, const std::vector<void*>&,
-                                   const std::vector<void*>& arrays) {
-    const size_t width = item_size(all.dtype);
-    for (size_t i = 0; i < division.size(); ++i) {
-      const Shard& shard = (*all.shards)[i];
-      char* data = static_cast<char*>(arrays[division[i].array]) + division[i].begin * width;
-      if (shard.root == me) {
-        requests[0].sources.push_back({shard.begin, shard.count, data});
-      } else {
-        requests[0].targets.push_back({shard.begin, shard.count, data});
-      }
-    }
-  };
-  push(common, std::move(call));
+  push(common, request_for(common, common.name, operation, all.text, all.devices, all.shards), fenced, arrays,
+       [all, division, me = common.runtime->world().rank()](Request& request, const std::vector<void*>&,
+                                                            const std::vector<void*>& data_of) {
+         const size_t width = item_size(all.dtype);
+         for (size_t i = 0; i < division.size(); ++i) {
+           const Shard& shard = (*all.shards)[i];
+           char* data = static_cast<char*>(data_of[division[i].array]) + division[i].begin * width;
+           if (shard.root == me) {
+             request.sources.push_back({shard.begin, shard.count, data});
+           } else {
+             request.targets.push_back({shard.begin, shard.count, data});
+           }
+         }
+       });
 }
 
 }  // namespace mykv::mxnet

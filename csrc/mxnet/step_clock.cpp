@@ -1,12 +1,10 @@
 #include "mxnet/step_clock.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <mutex>
-#include <new>
 
 #include "base/clock.h"
+#include "base/forks.h"
 
 namespace mykv::mxnet {
 
@@ -22,13 +20,7 @@ struct Clock {
   int64_t updated = 0;    // when a fence behind updates ran
 };
 
-// Made anew in a fork, since another thread may have held the mutex.
-Clock& step_clock() {
-  static auto& clock = *new Clock;
-  static const int forks = pthread_atfork(nullptr, nullptr, [] { new (&step_clock().mutex) std::mutex; });
-  (void)forks;
-  return clock;
-}
+Clock& step_clock() { return usable_in_forks<Clock>(); }
 
 void add_time(Clock& clock, int64_t now) {
   const int64_t passed = clock.under_way > 0 ? now - clock.since : 0;

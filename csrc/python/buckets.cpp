@@ -18,6 +18,13 @@ void require_running(const Buffer& buffer) {
   if (buffer.runtime()->left()) throw Error("the buffer is of a runtime that was shut down");
 }
 
+Operation bucket_operation(const Runtime& runtime, const std::string& op, double scale, int priority,
+                           const std::string& wire, const std::string& dtype, size_t count) {
+  Operation operation = allreduce_operation(runtime, op, scale, priority, wire);
+  operation.set_arrays(dtype_named(dtype), count);
+  return operation;
+}
+
 // A request that reduces the elements [begin, begin + count) of a GPU's memory in place.
 Request request_on_gpu(const std::string& name, const Runtime& runtime, const std::shared_ptr<gpu::Memory>& memory,
                        size_t begin, const std::string& layout, Operation operation, const BucketShards& division) {
@@ -78,8 +85,7 @@ std::unique_ptr<Work> Group::submit_bucket(const std::string& name, const std::s
                                            const std::string& op, double scale, int priority, const std::string& wire,
                                            const BucketShards& shards) {
   if (!runs(*buffer)) throw Error("the buffer is of another runtime");
-  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
-  operation.set_arrays(dtype_named(dtype), count);
+  const Operation operation = bucket_operation(*runtime_, op, scale, priority, wire, dtype, count);
   return post(request_in_place(name, buffer, begin, layout, operation, shards), {});
 }
 
@@ -88,8 +94,7 @@ PreparedBucket::PreparedBucket(const std::string& name, std::shared_ptr<Buffer> 
                                const std::string& op, double scale, int priority, const std::string& wire,
                                const BucketShards& shards)
     : runtime_(buffer->runtime()) {
-  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
-  operation.set_arrays(dtype_named(dtype), count);
+  const Operation operation = bucket_operation(*runtime_, op, scale, priority, wire, dtype, count);
   prepared_ = bridge().prepare(request_in_place(name, buffer, begin, layout, operation, shards), handles(arrays));
 }
 
@@ -99,8 +104,7 @@ PreparedBucket::PreparedBucket(const std::string& name, const std::shared_ptr<Gr
                                const std::string& op, double scale, int priority, const std::string& wire,
                                const BucketShards& shards)
     : runtime_(group->runtime()) {
-  Operation operation = allreduce_operation(*runtime_, op, scale, priority, wire);
-  operation.set_arrays(dtype_named(dtype), count);
+  const Operation operation = bucket_operation(*runtime_, op, scale, priority, wire, dtype, count);
   prepared_ =
       bridge().prepare(request_on_gpu(name, *runtime_, memory, begin, layout, operation, shards), handles(arrays));
 }

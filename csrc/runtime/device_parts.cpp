@@ -24,6 +24,17 @@ size_t index_of(const std::vector<Place>& places, const Place& place) {
   return static_cast<size_t>(&place - places.data());
 }
 
+// Notes the copies that were begun; false if they cannot be tracked, so that it is unknown when they end.
+bool track(gpu::CopyStreams& streams, gpu::Copies* copies) {
+  try {
+    *copies = streams.begun();
+    return true;
+  } catch (const Error&) {
+    streams.forget();
+    return false;
+  }
+}
+
 // Throws Error unless all addresses of a request lie on the GPUs that it names. If a wrong address were found only when
 // the result is copied out, the error could not reach all ranks any more.
 void require_on_devices(const Request& request) {
@@ -68,12 +79,7 @@ void DeviceParts::begin(Part part) {
     copying.copies = streams_in_.begun();
   } catch (const Error& error) {
     copying.error = error.cause();
-    try {
-      copying.copies = streams_in_.begun();  // the copies that did begin
-    } catch (const Error&) {
-      streams_in_.forget();
-      copying.lost = true;
-    }
+    copying.lost = !track(streams_in_, &copying.copies);  // the copies that did begin
   }
   requests_.take_slots(copying.part, (copying.part.slot_bytes > 0) + copying.inputs.size());
   in_.push_back(std::move(copying));
@@ -85,7 +91,7 @@ void DeviceParts::note_problem() {
   const std::string& problem = context_.pinned.problem();
   if (problem.empty() || std::exchange(told_, true)) return;
   std::lock_guard<std::mutex> lock(note_mutex_);
-  note_ = "copies to and from GPUs hold up its thread, since " + problem;
+  note_ = "copies to and from GPUs block its thread, since " + problem;
 }
 
 void DeviceParts::copy_in(Copying& copying) {
@@ -103,7 +109,7 @@ void DeviceParts::copy_in(Copying& copying) {
   if (request.scattered) {
     for_overlaps(request.sources, range_of(part), [&](const Source& from, const Range& both) {
       streams.copy(devices.at(index_of(request.sources, from)), base + part.slot + (both.begin - part.begin) * width,
-                   static_cast<const char*>(from.data) + (both.begin - from.begin) * width, both.count() * width);
+                   address_in(from, both.begin, width), both.count() * width);
     });
     return;
   }
@@ -200,13 +206,7 @@ void DeviceParts::begin_copy_out(const Part& part) {
     copy_out(part);
     copying.copies = streams.begun();
   } catch (const Error& error) {
-    copying.lost = true;
-    try {
-      copying.copies = streams.begun();  // the copies that did begin
-      copying.lost = false;
-    } catch (const Error&) {
-      streams.forget();
-    }
+    copying.lost = !track(streams, &copying.copies);  // the copies that did begin
     retire(error.what());
     copying.error = retired_text(part);
   }
@@ -219,8 +219,7 @@ void DeviceParts::copy_out(const Part& part) {
   const char* const slot = context_.world.segment().base() + part.slot;
   gpu::CopyStreams& streams = streams_out_;
   for_overlaps(request.targets, range_of(part), [&](const Target& to, const Range& both) {
-    streams.copy(devices.at(index_of(request.targets, to)),
-                 static_cast<char*>(to.data) + (both.begin - to.begin) * width,
+    streams.copy(devices.at(index_of(request.targets, to)), address_in(to, both.begin, width),
                  slot + (both.begin - part.begin) * width, both.count() * width);
   });
   for (size_t i = 0; i < request.outputs.size(); ++i) {

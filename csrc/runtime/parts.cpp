@@ -184,8 +184,7 @@ void Parts::copy_in(const Request& request, const Operation& op, const Part& par
   char* slot = context_.world.segment().base() + part.slot;
   if (request.scattered) {
     for_overlaps(request.sources, range_of(part), [&](const Source& from, const Range& both) {
-      copy(slot + (both.begin - part.begin) * width,
-           static_cast<const char*>(from.data) + (both.begin - from.begin) * width, both.count() * width);
+      copy(slot + (both.begin - part.begin) * width, address_in(from, both.begin, width), both.count() * width);
     });
     return;
   }
@@ -203,8 +202,7 @@ void Parts::copy_in(const Request& request, const Operation& op, const Part& par
 void Parts::copy_out(const Request& request, size_t begin, size_t count, const char* slot) const {
   const size_t width = item_size(request.operation.dtype);
   for_overlaps(request.targets, Range{begin, begin + count}, [&](const Target& to, const Range& both) {
-    copy(static_cast<char*>(to.data) + (both.begin - to.begin) * width, slot + (both.begin - begin) * width,
-         both.count() * width);
+    copy(address_in(to, both.begin, width), slot + (both.begin - begin) * width, both.count() * width);
   });
   for (void* output : request.outputs) {
     copy(static_cast<char*>(output) + begin * width, slot, count * width);

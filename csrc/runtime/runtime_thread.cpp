@@ -107,7 +107,7 @@ void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns
   try {
     left = failure_ != nullptr || stand_in_rounds(over, until_ns, &seen);
   } catch (...) {
-    failure_ = std::current_exception();  // what it was about is gone, so the thread would not meet it again
+    failure_ = std::current_exception();  // the event was taken, so the thread would not get the error again
   }
   // In this order: the next stand-in tells the bell after it has taken the loop, and a ring that comes before the loop
   // is free wakes the runtime's thread in vain.

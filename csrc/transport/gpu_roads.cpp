@@ -66,7 +66,7 @@ void require_same_road(const World& world, const std::vector<Equipment>& all) {
     if (all[r].road == all[0].road) continue;
     throw Error("mykv needs the same settings on all ranks, but the road of GPU arrays (MYKV_GPU) is '" + all[0].road +
                 "' on rank " + std::to_string(world.label(0)) + " and '" + all[r].road + "' on rank " +
-                std::to_string(world.label(static_cast<int>(r))));
+                std::to_string(world.label(static_cast<int>(r))) + ". Give the setting one value on all ranks");
   }
 }
 

@@ -1,6 +1,15 @@
 #include "world/communicator.h"
 
+#include "base/mpi_check.h"
+
 namespace mykv {
+
+Communicator Communicator::duplicate(MPI_Comm comm, const char* what) {
+  MPI_Comm copy;
+  check_mpi(MPI_Comm_dup(comm, &copy), what);
+  MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
+  return Communicator(copy);
+}
 
 Communicator::~Communicator() {
   if (comm_ == MPI_COMM_NULL) return;

@@ -25,6 +25,9 @@ class Communicator {
   // same number, so a communicator that may have such a message must keep its number.
   void let_go() { comm_ = MPI_COMM_NULL; }
   MPI_Comm get() const { return comm_; }
+  // A copy of `comm` that returns errors. Collective over `comm`; throws Error, which names `what` it is for.
+  static Communicator duplicate(MPI_Comm comm, const char* what = "MPI_Comm_dup");
+
   int rank() const;
   int size() const;
 

@@ -31,13 +31,6 @@ MPI_Comm wait_for_all(MPI_Comm comm) {
   }
 }
 
-Communicator duplicate(MPI_Comm comm) {
-  MPI_Comm copy;
-  check_mpi(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup");
-  MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
-  return Communicator(copy);
-}
-
 Communicator split(MPI_Comm comm, int color, int key) {
   MPI_Comm part;
   check_mpi(MPI_Comm_split(comm, color, key, &part), "MPI_Comm_split");
@@ -62,7 +55,9 @@ Communicator split_by_host(MPI_Comm comm, int rank, int virtual_hosts) {
 }  // namespace
 
 World::World(MPI_Comm parent, const WorldOptions& options)
-    : options_(options), control_(duplicate(wait_for_all(parent))), data_(duplicate(parent)) {
+    : options_(options),
+      control_(Communicator::duplicate(wait_for_all(parent))),
+      data_(Communicator::duplicate(parent)) {
   rank_ = control_.rank();
   size_ = control_.size();
   require_same_versions();
@@ -111,7 +106,8 @@ void World::require_same(const char* what, uint64_t value) const {
     if (values[static_cast<size_t>(r)] == values[0]) continue;
     throw Error(std::string("mykv needs the same settings on all ranks, but ") + what + " is " +
                 std::to_string(values[0]) + " on rank " + std::to_string(label(0)) + " and " +
-                std::to_string(values[static_cast<size_t>(r)]) + " on rank " + std::to_string(label(r)));
+                std::to_string(values[static_cast<size_t>(r)]) + " on rank " + std::to_string(label(r)) +
+                ". Give the setting one value on all ranks");
   }
 }
 
@@ -137,7 +133,8 @@ void World::require_same_versions() const {
     texts[root != 0] = text;
   }
   throw Error("mykv needs the same versions on all ranks, but rank " + std::to_string(label(0)) + " has " + texts[0] +
-              " and rank " + std::to_string(label(static_cast<int>(who))) + " has " + texts[1]);
+              " and rank " + std::to_string(label(static_cast<int>(who))) + " has " + texts[1] +
+              ". Install the same versions on all hosts");
 }
 
 std::vector<int> World::labels(const std::vector<int>& ranks) const {

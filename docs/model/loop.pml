@@ -5,7 +5,7 @@
  * rings this rank's bell after that, without a lock. One step here is one access to memory that others look at, or
  * something that the kernel makes indivisible. Memory is sequentially consistent, as all these accesses are in the code.
  *
- * Sleeping has no time limit here, though it has one in the code, so that a lost wake-up is a deadlock.
+ * A sleep has no time limit here, unlike in the code. So a lost wake-up is a deadlock.
  *
  * CHANGES: how many ranks change something, once each. CALLERS: how many callers; caller n waits for n changes, or for
  * all. TIMED: a caller may stop waiting at any moment. EARLY: the rank leaves at any moment, not after all changes.

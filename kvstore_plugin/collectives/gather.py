@@ -98,9 +98,7 @@ def grouped_allgather(
     (64,)
     """
     with operation.waiting(process_set, operation.described("grouped_allgather", name)) as turn:
-        if not isinstance(tensors, (list, tuple)):
-            raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
-        inputs = [arrays.one(tensor, "group of tensors") for tensor in tensors]
+        inputs = arrays.as_group(tensors)
         rows = _meet(turn, inputs, f"of {len(inputs)} arrays:", priority)
     return _gathered(inputs, rows, name, priority, process_set)
 

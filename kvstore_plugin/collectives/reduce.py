@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 from ..compat import arrays
-from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
+from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import NDArray
 from ..coordination import operation
 from ..coordination.operation import Turn
@@ -156,7 +156,7 @@ def grouped_allreduce(
     0.5
     """
     with operation.named(process_set, name, "grouped_allreduce") as turn:
-        inputs = _group(tensors)
+        inputs = arrays.as_group(tensors)
         if not inputs:
             return turn.leave_out("its group is empty", tensors)
         outputs = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
@@ -195,7 +195,7 @@ def grouped_allreduce_(
     >>> gradients = mykv.grouped_allreduce_(gradients)  # what a trainer's step() does by itself
     """
     with operation.named(process_set, name, "grouped_allreduce_") as turn:
-        inputs = _group(tensors)
+        inputs = arrays.as_group(tensors)
         if not inputs:
             return turn.leave_out("its group is empty", tensors)
         if len({id(tensor) for tensor in inputs}) < len(inputs):
@@ -319,7 +319,7 @@ def reducescatter(
         arrays.one(tensor, "tensor of reducescatter")
         first, last = _own_rows(turn, tensor)
         output = arrays.empty((last - first, *tensor.shape[1:]), tensor)
-        plan = _scatter_plan(turn, [tensor], op, prescale_factor, postscale_factor)
+        plan = _plan(turn, [tensor], None, op, prescale_factor, postscale_factor)
         source = reduce_ops.scaled(tensor, plan.first)
         turn.push(
             turn.core.push_reducescatter,
@@ -369,13 +369,13 @@ def grouped_reducescatter(
     [(5, 64), (5,)]
     """
     with operation.named(process_set, name, "grouped_reducescatter") as turn:
-        inputs = _group(tensors)
+        inputs = arrays.as_group(tensors)
         if not inputs:
             return turn.leave_out("its group is empty", tensors)
         rows = [_own_rows(turn, tensor) for tensor in inputs]
         # One operation with all rows: several operations under one name could not detect different numbers of arrays.
         reduced = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
-        plan = _scatter_plan(turn, inputs, op, prescale_factor, postscale_factor)
+        plan = _plan(turn, inputs, None, op, prescale_factor, postscale_factor)
         _push(turn, inputs, reduced, plan, f"grouped_reducescatter {plan.label}", priority, grouped=True)
     return [arrays.rows(whole, first, last) for whole, (first, last) in zip(reduced, rows)]
 
@@ -391,8 +391,7 @@ def _reduce(
     postscale_factor: Any,
     grouped: bool,
 ) -> None:
-    chosen = reduce_ops.chosen(op, average)
-    plan = reduce_ops.plan(chosen, inputs, prescale_factor, postscale_factor, turn.core.size())
+    plan = _plan(turn, inputs, average, op, prescale_factor, postscale_factor)
     _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
 
 
@@ -423,12 +422,6 @@ def _broadcast(turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: A
     turn.push(turn.core.push_broadcast, tensor.handle.value, [output.handle.value], root, priority)
 
 
-def _group(tensors: Any) -> list[NDArray]:
-    if not isinstance(tensors, (list, tuple)):
-        raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
-    return list(arrays.as_list(tensors, "group of tensors")) if tensors else []
-
-
 def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
     """First row of this rank, and the row after its last row."""
     arrays.check_rows(tensor, turn.call)
@@ -438,5 +431,7 @@ def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
     return first, first + each + (rank < more)
 
 
-def _scatter_plan(turn: Turn, tensors: Sequence[NDArray], op: Any, prescale: Any, postscale: Any) -> reduce_ops.Plan:
-    return reduce_ops.plan(reduce_ops.chosen(op, None), tensors, prescale, postscale, turn.core.size())
+def _plan(
+    turn: Turn, tensors: Sequence[NDArray], average: Any, op: Any, prescale: Any, postscale: Any
+) -> reduce_ops.Plan:
+    return reduce_ops.plan(reduce_ops.chosen(op, average), tensors, prescale, postscale, turn.core.size())

@@ -14,7 +14,6 @@ workers.
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
@@ -24,9 +23,6 @@ from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import NDArray, SparseNDArray, mx
 from ..coordination import operation
 from ..world.process_set import ProcessSet
-
-# The types that both numpy and the core can sum.
-_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 
 class Rows(NamedTuple):
@@ -111,7 +107,7 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
         _check(array, what)
     arrays.check_alike(replicas, f"devices of the {what}")
     dtype = np.dtype(replicas[0].dtype)
-    if dtype.name not in _DTYPES:
+    if dtype.name not in arrays.DTYPES:
         raise ArgumentValueError(
             f"The {what} is a row_sparse array of {arrays.dtype_name(dtype)}, which cannot be summed."
         )
@@ -277,15 +273,8 @@ def _rows_of(array: NDArray, what: str, left_out: bool) -> Rows:
         )
     if not _ascends(indices) and np.unique(indices).size < indices.size:
         raise ArgumentValueError(f"The {what} is a row_sparse array that holds the same row twice.")
-    return Rows(indices, _memory(array, indices.size, width, dtype))
-
-
-def _memory(array: NDArray, count: int, width: int, dtype: np.dtype) -> np.ndarray:
-    """The rows that an array holds, as a view of its memory; its `data` would be a copy."""
-    address = ctypes.c_void_p()
-    mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
-    memory = (ctypes.c_uint8 * (count * width * dtype.itemsize)).from_address(address.value)
-    return np.frombuffer(memory, dtype=dtype).reshape(count, width)
+    held = arrays.memory_of(array, indices.size * width * dtype.itemsize)  # the array's `data` would be a copy
+    return Rows(indices, held.view(dtype).reshape(indices.size, width))
 
 
 def _ascends(indices: np.ndarray) -> bool:

@@ -23,8 +23,14 @@ def check_is_added(process_set: Any) -> None:
         process_sets.check(process_set)
 
 
-def check_predivide_factor(value: Any) -> None:
-    """Raise an error if the argument `gradient_predivide_factor` is wrong.
+def positive_number(name: str, value: Any) -> float:
+    """The value of an argument as a float, finite and above 0.
+
+    Parameters
+    ----------
+    name : str
+        The argument.
+    value : number
 
     Raises
     ------
@@ -32,9 +38,10 @@ def check_predivide_factor(value: Any) -> None:
         The value is no number, or not finite and above 0.
     """
     if not isinstance(value, numbers.Real):
-        raise TypeError(f"gradient_predivide_factor must be a number, not {type(value).__name__}.")
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
     if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"gradient_predivide_factor must be finite and above 0, not {value}.")
+        raise ValueError(f"{name} must be finite and above 0, not {value}.")
+    return float(value)
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

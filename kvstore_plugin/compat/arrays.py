@@ -15,8 +15,24 @@ from ..world import gpu_libraries
 from .argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from .mxnet import HAS_GPUS, NDArray, SparseNDArray, autograd, mx
 
+# The types of elements that both numpy and the core know.
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
 # Exact types that need no further check; a user's subclasses take the slower path.
 _DENSE = {NDArray, mx.np.ndarray}
+
+
+def as_group(tensors: Any) -> list[NDArray]:
+    """The arrays of the argument of a grouped operation; there may be none.
+
+    Raises
+    ------
+    TypeError, ValueError
+        It is no list, or an item is no dense NDArray, or lies on a GPU without a CUDA runtime that the core can use.
+    """
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
+    return list(as_list(tensors, "group of tensors")) if tensors else []
 
 
 def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
@@ -265,6 +281,11 @@ def memory(array: NDArray) -> np.ndarray:
         copied = array.asnumpy().reshape(-1).view(np.uint8)
         copied.flags.writeable = False
         return copied
+    return memory_of(array, nbytes)
+
+
+def memory_of(array: NDArray, nbytes: int) -> np.ndarray:
+    """A view of the first bytes that an array on the CPU holds, as uint8. The array must be written."""
     address = ctypes.c_void_p()
     # Here MXNet converts values that an operator keeps in a layout of its own back into the usual layout.
     mx.base.check_call(mx.base._LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))

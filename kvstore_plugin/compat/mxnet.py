@@ -62,9 +62,11 @@ mx = _import_mxnet()
 MAJOR = int(mx.__version__.split(".")[0])
 
 from mxnet import autograd, gluon, ndarray  # noqa: E402
-from mxnet.base import _LIB, MXNetError  # noqa: E402
-from mxnet.gluon.parameter import DeferredInitializationError, Parameter  # noqa: E402
-from mxnet.kvstore.base import KVStoreBase  # noqa: E402
+from mxnet.base import _LIB  # noqa: E402
+from mxnet.base import MXNetError as MXNetError  # noqa: E402
+from mxnet.gluon.parameter import DeferredInitializationError as DeferredInitializationError  # noqa: E402
+from mxnet.gluon.parameter import Parameter  # noqa: E402
+from mxnet.kvstore.base import KVStoreBase as KVStoreBase  # noqa: E402
 
 NDArray = ndarray.NDArray
 SparseNDArray = ndarray.sparse.BaseSparseNDArray
@@ -94,37 +96,6 @@ HAS_SPARSE_PARAMETERS: bool = MAJOR == 1
 
 # Whether this build has devices besides the CPU.
 HAS_GPUS: bool = mx.runtime.Features().is_enabled("CUDA")
-
-__all__ = [
-    "HAS_GPUS",
-    "HAS_SPARSE_PARAMETERS",
-    "MAJOR",
-    "NAME_KEYED_DICTS",
-    "BatchNorm",
-    "DeferredInitializationError",
-    "KVStoreBase",
-    "MXNetError",
-    "NDArray",
-    "Parameter",
-    "SparseNDArray",
-    "all_finite",
-    "autograd",
-    "contexts",
-    "engine_blocks",
-    "fill_with_zeros",
-    "gluon",
-    "library_handle",
-    "metric",
-    "mx",
-    "set_current_device",
-    "set_trainer_contexts",
-    "trainer_contexts",
-    "trainer_of",
-    "updater_with",
-    "view_of_device_memory",
-    "view_of_memory",
-    "wait_for_all",
-]
 
 
 def library_handle() -> int:

@@ -104,10 +104,10 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     _, (most,) = extremes(process_set, carrier, [len(options)])
     digests = [digest([option]) for option in options] + [0] * (int(most) - len(options))
     met = operation.exchange(process_set, carrier, carrier, numbers=digests)
-    differ = np.flatnonzero((met != met[0]).any(axis=1))
-    if not differ.size:
+    other = first_that_differs(met)
+    if other is None:
         return
-    first, other = 0, int(differ[0])
+    first = 0
     common = set(met[first]) & set(met[other])
     mine = ", ".join(option for option in options if digest([option]) not in common) or "none of them"
     texts = [_of_rank(process_set, carrier, mine, rank) for rank in (first, other)]
@@ -118,14 +118,49 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     )
 
 
+def first_that_differs(met: np.ndarray) -> int | None:
+    """The first rank of a set whose numbers in an exchange differ from rank 0's; None if all ranks' are equal."""
+    differ = np.flatnonzero((met != met[0]).any(axis=1))
+    return int(differ[0]) if differ.size else None
+
+
+def bytes_of_rank(process_set: ProcessSet, carrier: str, mine: np.ndarray | None, root: int) -> np.ndarray:
+    """The bytes that the set's rank `root` passes, on all ranks of the set. Waits for all.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        The ranks that take part.
+    carrier : str
+        The name that the exchange itself goes under.
+    mine : ndarray of uint8, or None
+        Only the root's is used.
+    root : int
+
+    Returns
+    -------
+    ndarray of uint8
+        `mine` itself on the root.
+
+    Raises
+    ------
+    MXNetError
+        As for `extremes`.
+    """
+    is_root = process_set.rank() == root
+    _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
+    received = mine if is_root else np.empty(length, dtype=np.uint8)
+    if process_set.size() > 1:
+        with operation.Turn(process_set, carrier, carrier) as turn:
+            work = turn.broadcast(root, received, received)
+        operation.wait(work)
+    return received
+
+
 def _of_rank(process_set: ProcessSet, carrier: str, text: str, root: int) -> str:
     """The text that a rank passes, on all ranks of the set."""
     mine = np.frombuffer(text.encode(), dtype=np.uint8)
-    is_root = process_set.rank() == root
-    _, (length,) = extremes(process_set, carrier, [mine.size if is_root else 0])
-    result = np.empty(length, dtype=np.uint8)
-    operation.wait(process_set.core.submit_broadcast(carrier, mine if is_root else None, [result], root))
-    return result.tobytes().decode()
+    return bytes_of_rank(process_set, carrier, mine, root).tobytes().decode()
 
 
 def as_integers(numbers: Sequence[float]) -> list[int]:

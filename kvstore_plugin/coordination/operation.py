@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -231,6 +231,29 @@ def exchange(
             except MXNetError as error:
                 if errors.code_of(error) != "given_up" or process.rank() not in error.ranks:
                     raise  # otherwise the call was given up before this rank came: take the next turn
+
+
+@contextlib.contextmanager
+def refusing(refuse: Callable[[str], None], what: str = "") -> Iterator[None]:
+    """A context in which a rank starts an operation by the core: a turn that the core does not take is refused.
+
+    Parameters
+    ----------
+    refuse : callable
+        Given the reason, refuses the turn.
+    what : str, optional
+        What the error is about. Then an ArgumentValueError is raised in place of the core's error.
+    """
+    try:
+        yield
+    except MXNetError:
+        raise  # NaiveEngine has run the operation, and the other ranks get the same error
+    except (RuntimeError, ValueError, MemoryError) as error:
+        reason = f"{what}: {error}." if what else str(error)
+        refuse(reason)
+        if not what:
+            raise
+        raise ArgumentValueError(reason) from error
 
 
 def named(process_set: Any, name: Any, call: str) -> Turn:

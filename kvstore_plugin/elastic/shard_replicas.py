@@ -16,7 +16,7 @@ from ..collectives.gather import alltoall
 from ..compat import arrays
 from ..compat.mxnet import NDArray, mx
 from ..compat.state_tree import Leaf, described_array, leaves, made_array, mapped
-from ..coordination import operation
+from ..coordination import agreement
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..sharded_optimizer.partition import Shard
 from ..world.process_set import global_process_set
@@ -95,7 +95,8 @@ def divide_anew(
     """
     states: dict[Hashable, Any] = {}
     for old, provider in enumerate(providers):
-        for key, (state, pieces) in _unpack(_broadcast(provider, held.get(old))).items():
+        share = agreement.bytes_of_rank(global_process_set, "world/recovery of states", held.get(old), provider)
+        for key, (state, pieces) in _unpack(share).items():
             mine = store_optimizer.own_shard(key)
             part = next((shard for shard in shards[key] if shard.owner == old), None)
             if mine is None or part is None:
@@ -143,17 +144,3 @@ def _unpack(share: np.ndarray) -> dict[Hashable, tuple[Any, list[np.ndarray]]]:
             begin += nbytes
         unpacked[key] = (state, pieces)
     return unpacked
-
-
-def _broadcast(root: int, share: np.ndarray | None) -> np.ndarray:
-    core = global_process_set.core
-    is_root = core.rank() == root
-    with operation.waiting(global_process_set, "recovery") as turn:
-        nbytes = int(turn.meet("recovery of states", [len(share) if is_root else 0])[root, 0])
-    if core.size() == 1:
-        return share
-    received = share if is_root else np.empty(nbytes, dtype=np.uint8)
-    with operation.Turn(global_process_set, "world/recovery/share", "recovery of states") as turn:
-        work = turn.broadcast(root, received, received)
-    operation.wait(work)
-    return received

@@ -18,6 +18,7 @@ from typing import Any, Callable, Iterable, Sequence
 import numpy as np
 
 from ..compat import patches
+from ..compat.arrays import DTYPES
 from ..compat.mxnet import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
 from ..world import process
 from ..world.process_set import ProcessSet
@@ -27,9 +28,6 @@ _DLPACK_GPU = 2
 
 # A gradient starts on a cache line, so that no two gradients share a line, and is aligned for the widest vectors.
 _ALIGNMENT = 64
-
-# Types of elements that both numpy and the core know; the views are made with numpy.
-_DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 _log = logging.getLogger("kvstore_plugin")
 
@@ -268,7 +266,7 @@ class GradientMemory:
         dense = gradient.stype == "default" and gradient.size > 0 and len(gradient.shape) > 0
         # Every cpu(n) is the same memory, and MXNet mixes arrays of several cpu(n). A view is always on cpu(0).
         on_device = gradient.context.device_type in ("cpu", "gpu")  # and not cpu_pinned or cpu_shared
-        return dense and on_device and np.dtype(gradient.dtype).name in _DTYPES
+        return dense and on_device and np.dtype(gradient.dtype).name in DTYPES
 
     def __reduce__(self) -> tuple:
         # A copy of the trainer has other Parameters, which have no views yet.

@@ -14,6 +14,7 @@ from typing import Sequence
 
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter, mx
+from ..sharded_optimizer.partition import grouped
 from ..world import process
 from .fence import Fence
 from .reducer import Reducer, SharedReducer
@@ -130,7 +131,8 @@ class Clipping:
             for one in self._reducers if scale != 1.0 else ():
                 one.scale_rows(scale)
         gradients = [gradient for one in self._reducers for gradient in one.to_scale(self._only_fresh)]
-        for some in _divided([one for one in gradients if not arrays.on_gpu(one)]):
+        in_host_memory = [one for one in gradients if not arrays.on_gpu(one)]
+        for some in grouped(in_host_memory, lambda one: one.size * arrays.item_size(one), _BYTES_AT_ONCE):
             process.core.push_clip(arrays.handles(some), squares.handle.value, factor, self.most)
         on_gpu = [one for one in gradients if arrays.on_gpu(one)]
         if on_gpu:
@@ -162,20 +164,6 @@ class Clipping:
         with arrays.not_recorded():
             norm = (squares.sqrt() * abs(factor)).astype("float32")
         self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm
-
-
-def _divided(gradients: Sequence[NDArray]) -> list[list[NDArray]]:
-    """Divide gradients into lists, each of about _BYTES_AT_ONCE."""
-    lists: list[list[NDArray]] = []
-    room = 0
-    for gradient in gradients:
-        nbytes = gradient.size * arrays.item_size(gradient)
-        if not lists or nbytes > room:
-            lists.append([])
-            room = _BYTES_AT_ONCE
-        lists[-1].append(gradient)
-        room -= nbytes
-    return lists
 
 
 def _scale_on_gpus(gradients: Sequence[NDArray], squares: NDArray, factor: float, most: float) -> None:

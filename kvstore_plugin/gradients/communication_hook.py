@@ -173,7 +173,7 @@ class HookedOperation:
         self.refuse_rest(reason)
 
     def refuse_rest(self, reason: str) -> None:
-        """Refuse what is left of the last turn, of which the first part is taken; a no-op if nothing is left."""
+        """Refuse the later parts of the last turn, which this rank has not taken. A no-op if the turn has ended."""
         if self._has_ended:
             return
         self._has_ended = True

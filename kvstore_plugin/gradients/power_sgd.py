@@ -28,8 +28,8 @@ from ..compat.mxnet import NDArray, Parameter, mx
 from ..sharded_optimizer import atomic_file
 from .communication_hook import GradientBucket
 
-# A column of P of which less than this share of its square is left, when the earlier columns are subtracted, is a sum
-# of them up to rounding: P has about 7 digits.
+# Gram-Schmidt subtracts the earlier columns from a column of P. If less than this share of its squared length is left,
+# the rest is a rounding error, since P has about 7 digits; such a column is replaced by zeros.
 _DEPENDENT = 1e-12
 
 
@@ -144,7 +144,7 @@ class PowerSGD:
             mean = _product(p, q)
             n, m = mean.shape
             error, kept = one.state.error, one.state.q
-            is_finite = basis.is_finite.slice_axis(axis=0, begin=number, end=number + 1)  # shape (1,)
+            is_finite = _row(basis.is_finite, number)  # shape (1,)
             fresh = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
             mx.nd.where(is_finite.tile((m,)), q + fresh, kept).copyto(kept)
             mx.nd.where(is_finite.tile((n,)), one.values - mean, error).copyto(error)

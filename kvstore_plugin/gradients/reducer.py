@@ -6,14 +6,15 @@ parameters.
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
-from ..compat.mxnet import MXNetError, NDArray, Parameter
+from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
 from ..coordination import operation
-from ..parameters import deferred_init
+from ..parameters import deferred_init, trainer_state
 from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet
@@ -302,3 +303,32 @@ class SharedReducer(Reducer):
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_is_due": False}
+
+
+@contextlib.contextmanager
+def counted(trainer: gluon.Trainer, reducers: Sequence[Reducer]) -> Iterator[None]:
+    """A context of a trainer's step: if it fails here, an update is counted, since the other workers count it."""
+    before = trainer_state.updates_counted(trainer)
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C, after which this worker may go on
+        for one in reducers:
+            one.refuse_update(f"the step was interrupted on that rank: {error}")
+        if trainer_state.updates_counted(trainer) == before and any(one.has_begun() for one in reducers):
+            trainer_state.count_update(trainer)
+        raise
+
+
+@contextlib.contextmanager
+def fenced(reducers: Sequence[Reducer]) -> Iterator[None]:
+    """A context of updates that each worker makes by itself, between begin_updates() and fence()."""
+    for one in reducers:
+        one.begin_updates()
+    try:
+        yield
+    except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+        for one in reducers:
+            one.fence(broken=True)
+        raise
+    for one in reducers:
+        one.fence()

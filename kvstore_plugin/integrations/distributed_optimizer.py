@@ -7,14 +7,15 @@ two methods that MXNet calls for an update.
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from typing import Any, NamedTuple, Sequence
 
 from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
-from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
-from ..compat.mxnet import MXNetError, NDArray, mx
-from ..coordination import operation_names
+from ..compat.arguments import check_is_added, positive_number, whole_number
+from ..compat.mxnet import NDArray, mx
+from ..coordination import operation, operation_names
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 
@@ -80,7 +81,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
             )
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             raise TypeError(f"The optimizer must be an mx.optimizer.Optimizer, not {type(optimizer).__name__}.")
-        check_predivide_factor(gradient_predivide_factor)
+        positive_number("gradient_predivide_factor", gradient_predivide_factor)
         num_groups = whole_number("num_groups", num_groups, 0)
         check_is_added(process_set)
         self._optimizer = optimizer
@@ -138,6 +139,15 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     def __deepcopy__(self, memo: dict) -> DistributedOptimizer:
         mean = _Mean(self._mean.process_set, self._mean.num_groups, None)
         return _rebuilt(copy.deepcopy(self._optimizer, memo), mean)
+
+
+def check_not_averaging(optimizer: Any, whose: str) -> None:
+    """Raise a ValueError for a DistributedOptimizer beside the store 'mykv', in `whose` arguments."""
+    if isinstance(optimizer, DistributedOptimizer):
+        raise ValueError(
+            f"{whose} has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "
+            "again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
+        )
 
 
 class _Mean:
@@ -199,18 +209,13 @@ class _Mean:
         for number, group in enumerate(groups):
             name, priority = self._name(group), _priority(group.indices[0])
             handles = arrays.handles([gradients[place] for place in group.places])
-            try:
+            refuse = functools.partial(self._refuse, groups[number:])
+            with operation.refusing(refuse, f"The gradient of index {group.indices[0]!r} cannot be reduced"):
                 if self.num_groups:
                     label = f"of indices {', '.join(str(one) for one in group.indices)}"
                     core.push_group(name, handles, handles, "sum", scale, priority, label=label)
                 else:
                     core.push_allreduce(name, handles, handles, "sum", scale, priority)
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                sentence = f"The gradient of index {group.indices[0]!r} cannot be reduced: {error}."
-                self._refuse(groups[number:], sentence)
-                raise ArgumentValueError(sentence) from error
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:

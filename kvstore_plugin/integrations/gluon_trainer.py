@@ -10,12 +10,12 @@ import contextlib
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
-from ..compat.mxnet import MXNetError, gluon, trainer_contexts
+from ..compat.mxnet import gluon, trainer_contexts
 from ..coordination import deadlock_check, step_label
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
-from ..gradients.reducer import Comparing
+from ..gradients.reducer import Comparing, counted, fenced
 from ..nn import sync_batch_norm
 from ..parameters import load_tracking, trainer_state
 from ..parameters.naming import named_parameters
@@ -24,7 +24,7 @@ from ..store.kvstore import MyKV, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import amp
-from .distributed_optimizer import DistributedOptimizer
+from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
 _EARLIER = "A Trainer may be older than the import of this package. "
@@ -91,11 +91,8 @@ def _init(
     *more: Any,
     **named: Any,
 ) -> None:
-    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
-        raise ValueError(
-            "gluon.Trainer has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum "
-            "them again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
-        )
+    if is_ours(kvstore):
+        check_not_averaging(optimizer, "gluon.Trainer")
     original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
     if not is_ours(kvstore):
         return
@@ -115,7 +112,7 @@ def _init(
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
         reducer = _reducer_of(self)
-        with _counted(self, reducer):
+        with counted(self, [reducer]):
             reducer.meet_loaded()
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
@@ -158,7 +155,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
                 parameter.list_grad()  # raises an error for a Parameter without values
     reducer.compress(self._kvstore._wire)
     compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-    with _counted(self, reducer), load_tracking.noting_failures(self._params):
+    with counted(self, [reducer]), load_tracking.noting_failures(self._params):
         reducer.allreduce(record.ignores_stale, label, compares)
         reducer.update()
 
@@ -185,9 +182,8 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     with _refusing(self):
         if wrong is not None:
             raise wrong
-        stale = None if ignore_stale_grad else trainer_state.stale_gradient(self._params)
-        if stale is not None:
-            raise UserWarning(stale)
+        if not ignore_stale_grad:
+            trainer_state.check_fresh(self._params)
     record = _record(self)
     record.is_stepping, record.ignores_stale = True, ignore_stale_grad
     try:
@@ -213,31 +209,20 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     updates_here = reducer is not None and not self._update_on_kvstore
     if updates_here and not record.is_stepping:
         _compare(self, reducer, ignore_stale_grad)
-    with load_tracking.noting_failures(self._params if was_attached(self) else ()):
-        if updates_here:
-            reducer.begin_updates()
-        try:
-            original(self, ignore_stale_grad)
-        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
-            if updates_here:
-                reducer.fence(broken=True)
-            raise
-    if updates_here:
-        reducer.fence()
-    elif self._update_on_kvstore:  # MXNet leaves the flags as they are, and stale gradients would count as fresh
-        for parameter in self._params:
-            for weight in parameter._data or () if parameter.grad_req != "null" else ():
-                weight._fresh_grad = False
+    noting = load_tracking.noting_failures(self._params if was_attached(self) else ())
+    with noting, fenced([reducer] if updates_here else ()):
+        original(self, ignore_stale_grad)
+    if not updates_here and self._update_on_kvstore:  # MXNet leaves the flags, and stale gradients would count as fresh
+        trainer_state.mark_stale(self._params)
 
 
 def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) -> None:
     """Let update() outside of step() fail on all workers if their updates differ, or a gradient is stale on one."""
-    with _counted(trainer, reducer):
+    with counted(trainer, [reducer]):
         try:
             label = _label(trainer, "an update")
-            stale = None if ignore_stale else trainer_state.stale_gradient(trainer._params)
-            if stale is not None:
-                raise UserWarning(stale)
+            if not ignore_stale:
+                trainer_state.check_fresh(trainer._params)
         except BaseException as error:
             reducer.leave_out_comparison(str(error) or type(error).__name__)
             raise
@@ -311,21 +296,6 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         scope = store._next_scope("trainer")  # all workers reach this in the first steps of their Trainers
         record.reducer = DenseReducer(scope, named, reduction, lambda: None, keys, memory)
     return record.reducer
-
-
-@contextlib.contextmanager
-def _counted(trainer: gluon.Trainer, reducer: DenseReducer) -> Iterator[None]:
-    """Count an update even if it fails here, since the other workers count it."""
-    counts = trainer._optimizer._index_update_count
-    counted = sum(counts.values())
-    try:
-        yield
-    except BaseException as error:  # also Ctrl-C, after which this worker may go on
-        if trainer._update_on_kvstore:
-            reducer.refuse_update(f"the step was interrupted on that rank: {error}")
-        if sum(counts.values()) == counted and reducer.has_begun():
-            trainer_state.count_update(trainer)
-        raise
 
 
 def _awaited_by(trainer: gluon.Trainer) -> list[int]:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import numpy as np
-
 from ..compat import arrays, patches
 from ..compat.mxnet import MXNetError
 from ..coordination import agreement, operation
 from ..coordination.step_label import value_of
 from ..store.kvstore import MyKV, created, is_ours
 from ..world import process
-from .distributed_optimizer import DistributedOptimizer
+from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
 
@@ -95,10 +93,9 @@ class ModuleStore(MyKV):
         numbers = [int(is_modules_own), module._exec_group.batch_size, *agreement.as_integers([factor])]
         met = operation.exchange(self._process_set, operation.waiting_name(self._process_set), call, call, numbers)
         factors = agreement.as_floats(met[:, 2])
-        differ = np.flatnonzero(met[:, 2] != met[0, 2])
-        if not differ.size:
+        other = agreement.first_that_differs(met[:, 2:])
+        if other is None:
             return
-        other = differ[0]
         if not met[:, 0].all():
             raise MXNetError(
                 f"rescale_grad must be the same on all workers, but it is {factors[0]!r} on rank "
@@ -161,11 +158,8 @@ def _init_optimizer(
     optimizer_params: Any = (("learning_rate", 0.01),),
     force_init: bool = False,
 ) -> None:
-    if is_ours(kvstore) and isinstance(optimizer, DistributedOptimizer):
-        raise ValueError(
-            "Module has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "
-            "again. Use kvstore=None, or pass the optimizer that the DistributedOptimizer wraps."
-        )
+    if is_ours(kvstore):
+        check_not_averaging(optimizer, "Module")
     had_one = self.optimizer_initialized
     original(self, kvstore, optimizer, optimizer_params, force_init)
     if is_ours(kvstore) and (force_init or not had_one):

@@ -15,7 +15,7 @@ from ..coordination import agreement, operation
 from ..coordination.operation import Turn
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .naming import Named, described, named_parameters
+from .naming import Named, arrays_of, described, named_values
 
 
 class _State(NamedTuple):
@@ -67,8 +67,9 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
         # Behind the meeting no deadlock check runs: a value whose step another rank never takes would never arrive.
         _wait_for(states)
         met = turn.meet(f"sync_aux_params to the {how}", [agreement.digest(_signatures(states)), len(states), devices])
-    if (met != met[0])[:, :2].any():
-        raise MXNetError(_difference(met, process_set, states))
+    other = agreement.first_that_differs(met[:, :2])
+    if other is not None:
+        raise MXNetError(_difference(met, other, process_set, states))
     if not states:
         return
     with operation.gathering(process_set, None, "sync_aux_params") as turn:
@@ -136,17 +137,12 @@ def auxiliary_states(params: Any) -> list[_State]:
     if isinstance(params, gluon.Block):
         params = params.collect_params()
     states = []
-    for name, value, _ in named_parameters(params):
-        if isinstance(value, NDArray):
-            replicas = [value]
-        elif not isinstance(value, Parameter):
-            raise TypeError(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
-        elif not is_auxiliary(value):
+    for name, value, _ in named_values(params):
+        if isinstance(value, Parameter) and not is_auxiliary(value):
             continue
-        elif value._data is None:
+        replicas = arrays_of(value)
+        if replicas is None:
             raise ValueError(f"{described(name, value)} has no values yet: run a forward pass first.")
-        else:
-            replicas = value._data
         states.append(_State(name, list(arrays.as_list(replicas, f"value of {name}"))))
     return states
 
@@ -165,8 +161,7 @@ def _signatures(states: list[_State]) -> list[str]:
     return [f"{one.name} {one.replicas[0].shape} {arrays.dtype_name(one.replicas[0].dtype)}" for one in states]
 
 
-def _difference(met: Any, process_set: ProcessSet, states: list[_State]) -> str:
-    other = next(position for position in range(len(met)) if (met[position] != met[0])[:2].any())
+def _difference(met: Any, other: int, process_set: ProcessSet, states: list[_State]) -> str:
     here = ", ".join(_signatures(states)[:3]) + (", ..." if len(states) > 3 else "")
     return (
         f"sync_aux_params needs the same auxiliary values on all ranks, but there are {met[0, 1]} on rank "

@@ -13,7 +13,7 @@ from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from . import deferred_init, load_tracking
 from .deferred_init import Broadcast
-from .naming import Named, WrongParameters, described, named_parameters
+from .naming import Named, WrongParameters, arrays_of, described, named_values
 
 # The state of a parameter on a rank before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
@@ -76,10 +76,11 @@ def broadcast_parameters(
     least, most = agreement.extremes(process_set, carrier, [_state(one.value) for one in named])
     for (name, value, position), lowest, highest in zip(named, least, most):
         broadcast = Broadcast(process_set, f"{scope}/{name}", root, -position)
-        if isinstance(value, NDArray) or value._data is not None:
-            broadcast.push(_arrays(value))
+        held = arrays_of(value)
+        if held is not None:
+            broadcast.push(held)
             if highest < _WITHOUT_VALUES:
-                arriving += _arrays(value)
+                arriving += held
         elif lowest < _WAITS:  # else an earlier broadcast waits on every rank, and makes all values equal
             deferred_init.wait_for(value, broadcast)
     load_tracking.forget([one.value for one in named if isinstance(one.value, Parameter)])
@@ -159,19 +160,11 @@ def _named_values(params: Any, prefix: str) -> Iterator[Named]:
             f"params must be a pair of dicts, as of Module.get_params(), but it has {len(params)} items."
         )
     for half, part in zip(("arg:", "aux:"), params) if pair else (("", params),):
-        for name, value, position in named_parameters(part):
-            if not isinstance(value, (Parameter, NDArray)):
-                raise WrongParameters(
-                    f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}."
-                )
-            if isinstance(value, NDArray) or value._data is not None:
-                held = _arrays(value)
+        for name, value, position in named_values(part):
+            held = arrays_of(value)
+            if held is not None:
                 arrays.as_list(held, f"value of {name}", dense=not is_row_sparse(held))
             yield Named(f"{prefix}{half}{name}", value, position)
-
-
-def _arrays(value: Any) -> list[NDArray]:
-    return [value] if isinstance(value, NDArray) else value._data
 
 
 def _state(value: Any) -> int:

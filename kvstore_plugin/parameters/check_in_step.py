@@ -22,7 +22,7 @@ from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from .aux_params import is_auxiliary
-from .naming import Named, described, named_parameters
+from .naming import Named, arrays_of, described, named_values
 
 # In place of a digest, which is above 0.
 _WITHOUT_VALUES, _DEVICES_DIFFER = 0, -1
@@ -81,7 +81,7 @@ def check_in_step(
     process.require()
     with operation.waiting(process_set, "check_in_step") as turn:
         every = whole_number("every", every, 1)
-        named = _checked(params, auxiliary)
+        named = [one for one in named_values(params) if auxiliary or not is_auxiliary(one.value)]
         if not _is_due(named, every, process_set):
             return
         numbers = [agreement.digest([one.name for one in named])]
@@ -102,16 +102,6 @@ def check_in_step(
             f"{_difference(named[first], digests[:, first], process_set)} In all, {wrong.sum()} of {len(named)} "
             "parameters are out of step; broadcast_parameters() would make them equal."
         )
-
-
-def _checked(params: Any, auxiliary: bool) -> list[Named]:
-    named = []
-    for one in named_parameters(params):
-        if not isinstance(one.value, (Parameter, NDArray)):
-            raise TypeError(f"params must hold Parameters or NDArrays, but {one.name} is a {type(one.value).__name__}.")
-        if auxiliary or not is_auxiliary(one.value):
-            named.append(one)
-    return named
 
 
 def _is_due(named: Sequence[Named], every: int, process_set: ProcessSet) -> bool:
@@ -153,9 +143,9 @@ def _ranks(process_set: ProcessSet, chosen: np.ndarray) -> str:
 
 
 def _digest_of(value: Any) -> int:
-    if isinstance(value, Parameter) and value._data is None:
+    held = arrays_of(value)
+    if held is None:
         return _WITHOUT_VALUES
-    held = [value] if isinstance(value, NDArray) else value._data
     replicas = arrays.as_list(held, "value of a parameter", dense=not is_row_sparse(held))
     digests = {digest(array if array.stype == "default" else array.tostype("default")) for array in replicas}
     return digests.pop() if len(digests) == 1 else _DEVICES_DIFFER

@@ -20,6 +20,7 @@ from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import MXNetError, NDArray, Parameter, trainer_of
 from ..world import process
+from .trainer_state import updates_counted
 
 _LABEL = (
     "a step after load_parameters(), load_states(), set_data() or a failed update; if this is so on some workers only, "
@@ -118,7 +119,7 @@ def note_failure(parameters: Sequence[Parameter]) -> None:
     note(parameters)
     trainer = trainer_of(parameters[0]) if parameters else None
     if trainer is not None:
-        place = sum(trainer._optimizer._index_update_count.values())
+        place = updates_counted(trainer)
         for parameter in parameters:
             _failed.setdefault(parameter, place)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, NamedTuple
 
-from ..compat.mxnet import NAME_KEYED_DICTS, gluon
+from ..compat.mxnet import NAME_KEYED_DICTS, NDArray, Parameter, gluon
 
 
 class Named(NamedTuple):
@@ -65,3 +65,23 @@ def named_parameters(params: Any) -> list[Named]:
     for one in named:
         unique.setdefault(id(one.value), one)
     return list(unique.values())
+
+
+def named_values(params: Any) -> list[Named]:
+    """As `named_parameters`, checked to be Parameters and arrays.
+
+    Raises
+    ------
+    TypeError
+        As for `named_parameters`; also, `params` holds something else.
+    """
+    named = named_parameters(params)
+    for name, value, _ in named:
+        if not isinstance(value, (Parameter, NDArray)):
+            raise WrongParameters(f"params must hold Parameters or NDArrays, but {name} is a {type(value).__name__}.")
+    return named
+
+
+def arrays_of(value: Parameter | NDArray) -> list[NDArray] | None:
+    """The arrays of a Parameter, one for each device, or an array as a list; None for a Parameter without values."""
+    return [value] if isinstance(value, NDArray) else value._data

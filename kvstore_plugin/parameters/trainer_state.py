@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Callable, Iterable
 
 from ..compat.mxnet import Parameter, gluon, set_current_device
 from ..world import process
 from . import placement
 
 
-def stale_gradient(params: Iterable[Parameter]) -> str | None:
-    """MXNet's warning about a gradient that no backward pass has written since the last step, or None."""
+def check_fresh(params: Iterable[Parameter], refuse: Callable[[str], None] = lambda reason: None) -> None:
+    """Raise MXNet's warning about a gradient that no backward pass has written since the last step.
+
+    Parameters
+    ----------
+    params : iterable of Parameter
+    refuse : callable, optional
+        Called with the warning before it is raised.
+
+    Raises
+    ------
+    UserWarning
+        A gradient is stale.
+    """
     trained = [parameter for parameter in params if parameter.grad_req != "null"]
     if any(parameter._data is None for parameter in trained):
-        return None  # missing values are an error of their own
+        return  # missing values are an error of their own
     for parameter in trained:
         if not all(weight._fresh_grad for weight in parameter._data):
-            return (
+            sentence = (
                 f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale: no backward has "
                 "written it since the last step. If the network is meant to use only some of its parameters, call "
                 "step(..., ignore_stale_grad=True)."
             )
-    return None
+            refuse(sentence)
+            raise UserWarning(sentence)
 
 
 def is_fresh(parameter: Parameter) -> bool:
     """Whether a backward pass has written a gradient of the parameter, on any device, since the last step."""
     return any(weight._fresh_grad for weight in parameter._data)
+
+
+def mark_stale(params: Iterable[Parameter]) -> None:
+    """Mark all gradients as stale after an update on the store, as MXNet does after its own updates."""
+    for parameter in params:
+        for weight in parameter._data or () if parameter.grad_req != "null" else ():
+            weight._fresh_grad = False
+
+
+def updates_counted(trainer: gluon.Trainer) -> int:
+    """How many updates of single arrays the trainer's optimizer has counted."""
+    return sum(trainer._optimizer._index_update_count.values())
 
 
 def count_update(trainer: gluon.Trainer) -> None:

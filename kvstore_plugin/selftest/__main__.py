@@ -307,7 +307,8 @@ def _by_rank(lists: list[list[str]]) -> list[str]:
 
 
 def _launcher_rank(variables: tuple[str, ...]) -> int:
-    return next((int(os.environ[name]) for name in variables if os.environ.get(name, "").isdigit()), 0)
+    ranks = (launch_checks.count_of(os.environ.get(name, "")) for name in variables)
+    return next((rank for rank in ranks if rank is not None), 0)
 
 
 def _report_alone(found: Findings) -> int:

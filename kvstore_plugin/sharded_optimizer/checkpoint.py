@@ -115,12 +115,12 @@ class _Exchange:
         met = operation.exchange(
             self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
         )
-        differ = np.flatnonzero((met != met[0]).any(axis=1))
-        if differ.size:
+        other = agreement.first_that_differs(met)
+        if other is not None:
             ranks = self._process_set.ranks
             raise MXNetError(
                 f"{self.call}: the parameters in the store are not the same on all workers: rank {ranks[0]} has "
-                f"{met[0, 1]}, and rank {ranks[differ[0]]} has {met[differ[0], 1]}, with other names or shapes."
+                f"{met[0, 1]}, and rank {ranks[other]} has {met[other, 1]}, with other names or shapes."
             )
 
     def from_root(self, make: Callable[[], Any]) -> Any:

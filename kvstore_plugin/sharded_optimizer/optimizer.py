@@ -14,8 +14,8 @@ import operator
 from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
 
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, mx, set_current_device
-from ..coordination import step_label
+from ..compat.mxnet import NDArray, mx, set_current_device
+from ..coordination import operation, step_label
 from ..world.process_set import ProcessSet
 from . import partition, traits
 from .partition import Shard, Size
@@ -152,6 +152,15 @@ class StoreOptimizer:
         """Whether a key has owners, for a weight of this shape."""
         return self._shapes.get(key) == weight.shape
 
+    def count_updates(self, keys: Iterable[Hashable], weight: NDArray) -> None:
+        """Count updates of keys that other workers make, on the device of a weight.
+
+        Schedules and bias corrections depend on these counters, and a saved optimizer contains them.
+        """
+        set_current_device(self.optimizer, weight.context.device_id)
+        for key in keys:
+            self.optimizer._update_count(key)
+
     def replace(self, states: dict[Hashable, Any], optimizer: Any) -> None:
         """Continue with other states of this worker's shards, and with another optimizer unless `optimizer` is None."""
         self.updater.states = states
@@ -206,14 +215,13 @@ class ShardedUpdate:
         self._weights = [member.weights for member in members]
         self._adopted = [member.gradient for member in members] if in_place else []
         self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
-        rank = self._process_set.rank()
         self.division: list[tuple[int, int, int, int]] = []
         self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
         self._others: list[Hashable] = []
         for number, member in enumerate(members):
             shards = store_optimizer.shards_of(member.key)
             self.division += [(number, shard.begin, shard.count, shard.owner) for shard in shards]
-            own = next((shard for shard in shards if shard.owner == rank), None)
+            own = store_optimizer.own_shard(member.key)
             if own is None:
                 self._others.append(member.key)
                 continue
@@ -238,7 +246,7 @@ class ShardedUpdate:
     def refuse(core: Any, name: str, reason: str) -> None:
         """Refuse an update with this name: it fails on the other workers, with the reason."""
         core.refuse(name, reason)
-        core.refuse(f"{name}/weights", reason, turn_of=name)
+        core.refuse(ShardedUpdate.names(name)[1], reason, turn_of=name)
 
     def is_of(self, members: Sequence[Member]) -> bool:
         """Whether this update was made for the weights of these members, in the same arrays."""
@@ -296,7 +304,7 @@ class ShardedUpdate:
             # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
             # the error, and a later update would run with a gradient that was not summed.
             gradients = self._reduced or self._adopted  # also keeps temporary arrays alive until the call
-            try:
+            with operation.refusing(self.refuse_weights):
                 self._reduced = None
                 self._process_set.core.push_gather_from_owners(
                     name,
@@ -306,11 +314,6 @@ class ShardedUpdate:
                     turn_of=self._name,
                     fenced=arrays.handles(gradients),
                 )
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                self.refuse_weights(str(error))
-                raise
         self._reduced = None
         for weight, copy in self._copies:
             arrays.copy(weight, copy)
@@ -330,11 +333,8 @@ class ShardedUpdate:
             if own:
                 keys, gradients, weights = zip(*own)
                 self._updater(list(keys), list(gradients), list(weights))
-        # Schedules and bias corrections depend on these counters, and a saved optimizer contains them.
-        set_current_device(self._updater.optimizer, self._homes[0].context.device_id)
-        for key in self._others:
-            if used is None or key in used:
-                self._updater.optimizer._update_count(key)
+        others = [key for key in self._others if used is None or key in used]
+        self._store_optimizer.count_updates(others, self._homes[0])
 
 
 def _size_of(weight: NDArray) -> Size:

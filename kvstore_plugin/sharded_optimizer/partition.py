@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from typing import NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 # Cuts are aligned to so many bytes: a cache line, which two workers should not share, and a full vector.
 _ALIGNMENT = 64
@@ -69,19 +69,22 @@ def divide(sizes: Sequence[Size], workers: int, elementwise: bool, group_bytes: 
         Bytes of parameters whose gradients are ready at about the same time.
     """
     if elementwise:
-        return [shards for group in _groups(sizes, group_bytes) for shards in _cut(group, workers)]
+        groups = grouped(sizes, lambda size: size.nbytes, group_bytes)
+        return [shards for group in groups for shards in _cut(group, workers)]
     return _whole(sizes, workers)
 
 
-def _groups(sizes: Sequence[Size], group_bytes: int) -> list[list[Size]]:
-    groups: list[list[Size]] = []
+def grouped(items: Iterable[Any], bytes_of: Callable[[Any], int], most: int) -> list[list[Any]]:
+    """Divide items, in their order, into groups of at most `most` bytes; a larger item is a group of its own."""
+    groups: list[list[Any]] = []
     used = 0
-    for size in sizes:
-        if not groups or used + size.nbytes > group_bytes:
+    for item in items:
+        nbytes = bytes_of(item)
+        if not groups or used + nbytes > most:
             groups.append([])
             used = 0
-        groups[-1].append(size)
-        used += size.nbytes
+        groups[-1].append(item)
+        used += nbytes
     return groups
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from ..collectives import row_sparse
 from ..collectives.row_sparse import Rows
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, mx, set_current_device
+from ..compat.mxnet import NDArray, mx
 from ..compat.state_tree import mapped
+from ..coordination import operation
 from . import traits
 from .optimizer import ShardedUpdate, StoreOptimizer
 
@@ -69,8 +70,8 @@ class RowUpdate:
         self._shards = [(shard.owner, shard.begin // width, (shard.begin + shard.count) // width) for shard in shards]
         self._whole = [(0, shard.begin, shard.count, shard.owner) for shard in shards]
         self._width = width
-        me = store_optimizer.process_set.rank()
-        self._own = next(((begin, end) for owner, begin, end in self._shards if owner == me), None)  # of rows
+        own = store_optimizer.own_shard(key)
+        self._own = own and (own.begin // width, (own.begin + own.count) // width)  # rows
 
     def apply(self, rows: Rows) -> None:
         """Update the weight from a gradient that is the same on all workers. Returns at once.
@@ -91,16 +92,11 @@ class RowUpdate:
                 self.refuse(f"the update has failed on that rank: {type(error).__name__}: {error}")
             raise
         if gathers:
-            try:
+            with operation.refusing(self.refuse):
                 handles = arrays.handles([changed])
                 process_set.core.push_gather_from_owners(
                     self._name, handles, division, self._priority, turn_of=self._turn_of
                 )
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                self.refuse(str(error))
-                raise
         if changed is not self._weight:
             with arrays.not_recorded():
                 weight = self._weight.as_nd_ndarray()
@@ -115,10 +111,7 @@ class RowUpdate:
     def _run_updater(self, rows: Rows) -> None:
         """Update the rows of the weight that this worker owns."""
         if self._own is None:
-            # Schedules and bias corrections depend on these counters, and a saved optimizer contains them.
-            optimizer = self._store_optimizer.optimizer
-            set_current_device(optimizer, self._weight.context.device_id)
-            optimizer._update_count(self._key)
+            self._store_optimizer.count_updates([self._key], self._weight)
             return
         begin, end = self._own
         first, last = np.searchsorted(rows.indices, [begin, end])

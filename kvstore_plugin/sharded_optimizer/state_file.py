@@ -6,7 +6,6 @@ tuple or list of states. safe_unpickler.py limits what the pickle may do.
 
 from __future__ import annotations
 
-import copy
 import numbers
 import os
 import pickle
@@ -84,10 +83,4 @@ def _check_states(states: dict, most: int) -> None:
 
 def write(file: BinaryIO, content: Content) -> None:
     """Write a file for `read` and for Updater.set_states()."""
-    states, optimizer = content
-    if optimizer is not None:
-        # Without this package's own attributes, which only make sense in this process.
-        optimizer = copy.copy(optimizer)
-        for name in [name for name in vars(optimizer) if name.endswith("_by_mykv")]:
-            delattr(optimizer, name)
-    pickle.dump(states if optimizer is None else (states, optimizer), file)
+    pickle.dump(content.states if content.optimizer is None else tuple(content), file)

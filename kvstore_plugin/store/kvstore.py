@@ -6,6 +6,7 @@ the same key, so that the other ranks get an error and do not wait.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import Any, Callable, Sequence
 
@@ -14,9 +15,8 @@ from ..collectives.gradient_compression import gradient_compression
 from ..collectives.row_sparse import is_row_sparse
 from ..collectives.sparse_values import push_broadcast, sum_rows, summed
 from ..compat import arrays
-from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
-from ..coordination import deadlock_check, operation_names
+from ..coordination import deadlock_check, operation, operation_names
 from ..coordination.step_label import BETWEEN
 from ..sharded_optimizer import checkpoint, traits
 from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
@@ -558,12 +558,8 @@ class MyKV(KVStoreBase):
 
     def _push_broadcasts(self, listed: list[Call], targets: list[Any], priority: int) -> None:
         for number, call in enumerate(listed):
-            try:
+            with self._refusing(listed[number:], "broadcast"):
                 push_broadcast(self._process_set, call.name, call.inputs[0], targets[number], 0, priority)
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                raise self._refused(listed[number:], error, "broadcast") from error
 
     def _push_sums(self, listed: list[Call], targets: list[Any], priority: int) -> None:
         for number, call in enumerate(listed):
@@ -578,12 +574,8 @@ class MyKV(KVStoreBase):
                 ]
             source = arrays.handles(call.inputs)
             target = source if filled is call.inputs else arrays.handles(filled)
-            try:
+            with self._refusing(listed[number:], "push"):
                 self._process_set.core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError) as error:
-                raise self._refused(listed[number:], error, "push") from error
             for array, made in zip(targets[number], filled):
                 arrays.copy(made, array)
 
@@ -621,17 +613,13 @@ class MyKV(KVStoreBase):
                     ShardedUpdate.refuse(self._process_set.core, call.name, str(error))
                     self._refuse_later(listed[number:], error)
                     raise
-            try:
+            with self._refusing(listed[number:], "push"):
                 gradient = arrays.total(call.inputs)
                 member = Member(call.key, gradient, [home, *copies])
                 update = self._updates.get(call.name)
                 if update is None or not update.is_of([member]):
                     update = self._updates[call.name] = ShardedUpdate(self._optimizer, call.name, [member], priority)
                 update.reduce([gradient], wire=self._wire)
-            except MXNetError:
-                raise  # NaiveEngine has run the operation, and the other ranks get the same error
-            except (RuntimeError, ValueError, MemoryError) as error:
-                raise self._refused(listed[number:], error, "push") from error
             try:
                 update.apply()
             except BaseException as error:
@@ -657,10 +645,8 @@ class MyKV(KVStoreBase):
     def _update_rows(self, listed: list[Call], weights: Sequence[NDArray], priority: int) -> None:
         """Let the optimizer update the value of the first call of a list from row_sparse gradients."""
         call = listed[0]
-        try:
+        with self._refusing(listed, "push"):
             update = RowUpdate(self._optimizer, call.name, call.key, weights, priority, turn_of=call.name)
-        except NotImplementedError as error:
-            raise self._refused(listed, error, "push") from error
         label = self._optimizer.label() + BETWEEN
         try:
             rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority, label)
@@ -696,15 +682,17 @@ class MyKV(KVStoreBase):
         else:
             self._process_set.core.refuse(name, reason)
 
-    def _refused(self, listed: list[Call], error: Exception, method: str) -> ArgumentValueError:
-        """Refuse the rest of a call after the core rejects an array (a dtype, say); returns the error to raise.
+    def _refusing(self, listed: list[Call], method: str) -> contextlib.AbstractContextManager:
+        """A context that starts the first of the calls: if the core rejects its arrays, all of the calls are refused.
 
-        Without a core (after shutdown(), say) this method raises the RuntimeError that says so.
+        Without a core (after shutdown(), say) it raises the RuntimeError that says so.
         """
-        reason = f"Key {listed[0].key!r}: {error}."
-        for call in listed:
-            self._refuse(call.name, reason, method)
-        return ArgumentValueError(reason)
+
+        def refuse(reason: str) -> None:
+            for call in listed:
+                self._refuse(call.name, reason, method)
+
+        return operation.refusing(refuse, f"Key {listed[0].key!r}")
 
 
 # Stores by scope. A copy of a store is the same store.

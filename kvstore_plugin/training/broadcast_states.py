@@ -157,11 +157,11 @@ class _Exchange:
         return met[:, 3]
 
     def _require_same(self, met: np.ndarray, what: str) -> None:
-        differ = np.flatnonzero((met != met[0]).any(axis=1))
-        if differ.size:
+        other = agreement.first_that_differs(met)
+        if other is not None:
             ranks = self._share.process_set.ranks
             raise MXNetError(
-                f"broadcast_states needs the same trainer on all workers, but the trainer of rank {ranks[differ[0]]} "
+                f"broadcast_states needs the same trainer on all workers, but the trainer of rank {ranks[other]} "
                 f"differs from the trainer of rank {ranks[0]} in its {what}."
             )
 

@@ -21,12 +21,13 @@ from ..coordination import agreement, operation, step_label
 from ..parameters.naming import described_within
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
+from .stand_ins import LEFT_OUT
 from .trainer import DistributedTrainer
 
 _CALL = "a step in join()"
 # What a worker does next, as a number for the exchange.
 _ENDED, _STEP, _ALLREDUCE, _UPDATE = range(4)
-_METHODS = {_STEP: "step()", _ALLREDUCE: "allreduce_grads()", _UPDATE: "update()"}
+_METHODS = {_STEP: "step", _ALLREDUCE: "allreduce_grads", _UPDATE: "update"}
 
 _running: dict[ProcessSet, join] = {}
 
@@ -54,7 +55,7 @@ class _Plan(NamedTuple):
     def __str__(self) -> str:
         if self.kind == _ENDED:
             return "has ended"
-        text = f"calls {_METHODS[self.kind]} of trainer {self.trainer}"
+        text = f"calls {_METHODS[self.kind]}() of trainer {self.trainer}"
         if self.kind != _ALLREDUCE:
             text += f" with gradients times {self.factor!r}"
         if self.learning_rate:
@@ -170,23 +171,12 @@ class join:
     def _note_failure(self) -> None:
         self._failed = True
 
-    def take_part(self, trainer: DistributedTrainer, kind: int, factor: float, ignore_stale: bool) -> None:
+    def take_part(self, trainer: DistributedTrainer, method: str, ignore_stale: bool, factor: float = 0.0) -> None:
         """Call a method of a trainer once all other active workers have announced the same call."""
         number = next(number for number, one in enumerate(self._trainers) if one is trainer)
-        plan = _Plan(kind, number, factor, _learning_rate(trainer), ignore_stale)
-        self._perform(*self._meet(plan))
-
-    def step(self, trainer: DistributedTrainer, factor: float, ignore_stale: bool) -> None:
-        """The trainer's step()."""
-        self.take_part(trainer, _STEP, factor, ignore_stale)
-
-    def allreduce_grads(self, trainer: DistributedTrainer, ignore_stale: bool) -> None:
-        """The trainer's allreduce_grads()."""
-        self.take_part(trainer, _ALLREDUCE, 0.0, ignore_stale)
-
-    def update(self, trainer: DistributedTrainer, factor: float, ignore_stale: bool) -> None:
-        """The trainer's update()."""
-        self.take_part(trainer, _UPDATE, factor, ignore_stale)
+        kind = next(kind for kind, name in _METHODS.items() if name == method)
+        learning_rate = step_label.learning_rate_of(trainer._optimizer) or 0.0
+        self._perform(*self._meet(_Plan(kind, number, factor, learning_rate, ignore_stale)))
 
     def _meet(self, mine: _Plan) -> tuple[_Plan, np.ndarray]:
         """The common plan, and the positions in the process set of the workers that have not ended."""
@@ -266,13 +256,6 @@ class join:
                 core.push_broadcast(f"{trainer._company.scope}/join/{name}", handles[0], handles, root, -position)
 
 
-class _Absent:
-    """Placeholder in a trainer's list for a parameter that no update may touch."""
-
-    grad_req = "null"
-    _data = _grad = None
-
-
 def _process_set_of(trainers: Any) -> ProcessSet | None:
     """The process set of the trainers, or None if this worker is not in it."""
     if not trainers:
@@ -311,7 +294,7 @@ def _without_local_parameters(trainer: DistributedTrainer) -> Iterator[None]:
     """Exclude local parameters from the trainer's updates."""
     shared = {id(parameter) for parameter, _, _ in _shared(trainer)}
     given = trainer._params
-    trainer._params = [one if id(one) in shared else _Absent() for one in given]
+    trainer._params = [one if id(one) in shared else LEFT_OUT for one in given]
     try:
         yield
     finally:
@@ -334,7 +317,3 @@ def _scale(shared: list[tuple[Parameter, str, int]], ratio: float) -> None:
         for parameter, _, _ in shared:
             for gradient in parameter._grad or ():
                 gradient *= ratio
-
-
-def _learning_rate(trainer: DistributedTrainer) -> float:
-    return step_label.learning_rate_of(trainer._optimizer) or 0.0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any, Mapping
 
 from ..collectives import compression as compressions
 from ..collectives.compression import Compression
 from ..compat import arrays, state_tree
-from ..compat.arguments import whole_number
+from ..compat.arguments import positive_number, whole_number
 from ..compat.mxnet import NDArray, fill_with_zeros, mx
 from ..gradients import parameter_groups
 from ..gradients.local_reducer import LocalReducer
@@ -113,12 +112,12 @@ class LocalTrainer(DistributedTrainer):
         process.require()
         try:
             self._period = None if period is None else whole_number("period", period, 1)
-            self._period_seconds = None if period_seconds is None else _number("period_seconds", period_seconds, 0)
+            self._period_seconds = None if period_seconds is None else positive_number("period_seconds", period_seconds)
             if (period is None) == (period_seconds is None):
                 raise ValueError("LocalTrainer needs either period (local steps) or period_seconds.")
             self._warmup_left = whole_number("warmup_steps", warmup_steps, 0)
             self._outer_options = OuterOptions(
-                _number("outer_learning_rate", outer_learning_rate, 0),
+                positive_number("outer_learning_rate", outer_learning_rate),
                 _momentum(outer_momentum),
                 bool(nesterov),
                 bool(overlap),
@@ -400,19 +399,8 @@ def _check_dtype(name: str, parameter: Any) -> None:
         )
 
 
-def _number(name: str, value: Any, above: float) -> float:
-    """A finite number above a bound."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, not {value!r}.") from None
-    if not (math.isfinite(number) and number > above):
-        raise ValueError(f"{name} must be a finite number above {above}, not {value!r}.")
-    return number
-
-
 def _momentum(value: Any) -> float:
-    number = 0.0 if value == 0 else _number("outer_momentum", value, 0)
+    number = 0.0 if value == 0 else positive_number("outer_momentum", value)
     if number >= 1:
         raise ValueError(f"outer_momentum must be at least 0 and below 1, not {value!r}.")
     return number

@@ -39,8 +39,15 @@ class _Kind(NamedTuple):
     """How a kind of metric is combined."""
 
     matches: Callable[[Any], bool]
-    state: Callable[[Any], State]
+    names: Sequence[str]  # of the attributes that are its state
     combine: Callable[[Any, Sequence[State]], None]  # overwrites a metric with the states of all ranks
+    holder: Callable[[Any], Any] = lambda metric: metric  # the object that has the attributes
+
+    def state(self, metric: Any) -> State:
+        """The numbers that a metric has counted, by the names of its attributes."""
+        holder = self.holder(metric)
+        present = [name for name in self.names if getattr(holder, name, None) is not None]
+        return {name: _number(getattr(holder, name)) for name in present}
 
 
 def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) -> Any:
@@ -132,15 +139,6 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _attributes(holder: Any, names: Sequence[str]) -> dict[str, Any]:
-    present = [name for name in names if getattr(holder, name, None) is not None]
-    return {name: _number(getattr(holder, name)) for name in present}
-
-
-def _totals(metric: Any) -> State:
-    return _attributes(metric, _TOTALS)
-
-
 def _add_totals(metric: Any, states: Sequence[State]) -> None:
     for name in states[0]:
         setattr(metric, name, sum(state[name] for state in states))
@@ -152,10 +150,6 @@ def _counts_of(metric: Any) -> Any:
     if isinstance(counts, _OF_BATCHES) and "macro" in (vars(metric).get("average"), vars(metric).get("_average")):
         return None
     return counts if hasattr(counts, "true_positives") else None
-
-
-def _counts(metric: Any) -> State:
-    return _attributes(_counts_of(metric), _COUNTS)
 
 
 def _add_counts(metric: Any, states: Sequence[State]) -> None:
@@ -172,10 +166,6 @@ def _add_counts(metric: Any, states: Sequence[State]) -> None:
     metric.update([], [])  # computes the value from the counts
 
 
-def _matrices(metric: Any) -> State:
-    return {**_attributes(metric, _MATRICES), **_attributes(metric, ("num_inst", "global_num_inst"))}
-
-
 def _add_matrices(metric: Any, states: Sequence[State]) -> None:
     metric.k = max(len(state["lcm"]) for state in states)
     for name in states[0]:
@@ -186,10 +176,6 @@ def _add_matrices(metric: Any, states: Sequence[State]) -> None:
         for matrix in (state[name] for state in states):
             total[: len(matrix), : len(matrix)] += matrix
         setattr(metric, name, mxnet_metrics.numpy.array(total, dtype="float64"))
-
-
-def _correlation(metric: Any) -> State:
-    return _attributes(metric, _CORRELATION)
 
 
 def _add_correlations(metric: Any, states: Sequence[State]) -> None:
@@ -220,8 +206,10 @@ def _is_correlation(metric: Any) -> bool:
 
 
 _KINDS = (
-    _Kind(lambda metric: isinstance(metric, mxnet_metrics.PCC), _matrices, _add_matrices),
-    _Kind(_is_correlation, _correlation, _add_correlations),
-    _Kind(lambda metric: _counts_of(metric) is not None, _counts, _add_counts),
-    _Kind(lambda metric: True, _totals, _add_totals),
+    _Kind(
+        lambda metric: isinstance(metric, mxnet_metrics.PCC), (*_MATRICES, "num_inst", "global_num_inst"), _add_matrices
+    ),
+    _Kind(_is_correlation, _CORRELATION, _add_correlations),
+    _Kind(lambda metric: _counts_of(metric) is not None, _COUNTS, _add_counts, _counts_of),
+    _Kind(lambda metric: True, _TOTALS, _add_totals),
 )

@@ -48,12 +48,13 @@ class _Weight:
     @property
     def weight(self) -> NDArray:
         """The values on the first device."""
-        return _classic(self.parameter._data[0])
+        return self.parameter._data[0].as_nd_ndarray()
 
     def held(self) -> list[NDArray]:
         """Arrays that a meeting changes together: none may be read before all are changed, or none will be."""
         own = [self.anchor, self.velocity, self.change, self.snapshot]
-        return [*map(_classic, self.parameter._data), *(array for array in own if array is not None)]
+        replicas = [replica.as_nd_ndarray() for replica in self.parameter._data]
+        return replicas + [array for array in own if array is not None]
 
     def follow_anchor(self) -> None:
         """Give the weight the value of the common point, on all devices."""
@@ -63,7 +64,7 @@ class _Weight:
     def spread(self) -> None:
         """Copy the values of the first device to the others."""
         for replica in self.parameter._data[1:]:
-            self.weight.copyto(_classic(replica))
+            self.weight.copyto(replica.as_nd_ndarray())
 
 
 class OuterOptimizer:
@@ -92,7 +93,7 @@ class OuterOptimizer:
             self._weights = [
                 _Weight(one, options.momentum != 0, options.overlap) for one in parameters if one.grad_req != "null"
             ]
-            self._averages = [_classic(one._data[0]).copy() for one in self._auxiliary]
+            self._averages = [one._data[0].as_nd_ndarray().copy() for one in self._auxiliary]
         # Of the last meeting: workers with steps, workers that go on, and workers whose running means count.
         self._counts: Any = None
         self.is_pending = False  # a meeting has begun and is not applied yet
@@ -208,7 +209,7 @@ class OuterOptimizer:
         self.is_pending = False
         with _classic_operators():
             for key, value in state.items():
-                _classic(value).copyto(own[key])
+                value.as_nd_ndarray().copyto(own[key])
             for one in self._weights:
                 one.weight.copyto(one.anchor)
 
@@ -224,7 +225,7 @@ class OuterOptimizer:
                     mx.nd.zeros_like(one.anchor, out=one.change)
             for parameter, average in zip(self._auxiliary, self._averages):
                 if averages:
-                    _classic(parameter._data[0]).copyto(average)
+                    parameter._data[0].as_nd_ndarray().copyto(average)
                 else:
                     mx.nd.zeros_like(average, out=average)
             core, label = self._process_set.core, f"a meeting for {len(self._weights)} parameters"
@@ -270,13 +271,13 @@ class OuterOptimizer:
             for parameter, average in zip(self._auxiliary, self._averages):
                 mx.nd.broadcast_div(average, _like(self._counts[2:3], average), out=average)
                 for replica in parameter._data:
-                    average.copyto(_classic(replica))
+                    average.copyto(replica.as_nd_ndarray())
 
     def _fence(self) -> None:
         """Let all arrays of a meeting wait for each other: if it fails, all of them carry its error."""
         if not mxnet.engine_blocks():
             held = [array for one in self._weights for array in one.held()]
-            held += [*self._averages, *(_classic(array) for one in self._auxiliary for array in one._data)]
+            held += [*self._averages, *(array.as_nd_ndarray() for one in self._auxiliary for array in one._data)]
             process.core.Fence(arrays.handles(held)).push()
 
 
@@ -290,8 +291,3 @@ def _classic_operators() -> Iterator[None]:
 def _like(number: NDArray, array: NDArray) -> NDArray:
     """An array of one element with an array's number of axes, its dtype and its device."""
     return number.reshape((1,) * array.ndim).astype(array.dtype).as_in_context(array.context)
-
-
-def _classic(array: NDArray) -> NDArray:
-    """An array as MXNet's classic operators take it."""
-    return array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array

@@ -6,6 +6,7 @@ from typing import Any
 
 from mxnet.gluon.contrib.estimator import event_handler
 
+from ..compat.arguments import whole_number
 from ..world import process
 from ..world.process_set import global_process_set
 from . import statistics as counters
@@ -48,10 +49,8 @@ class StatisticsCallback:
                 f"target must have the method set_postfix_str or add_scalar, or be a function, not "
                 f"{type(target).__name__}."
             )
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be a whole number of at least 1, not {every!r}.")
         self._target = target
-        self._every = every
+        self._every = whole_number("every", every, 1)
         self._calls = 0
         self._generation = -1
         self._before: dict = {}

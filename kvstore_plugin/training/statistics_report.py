@@ -1,6 +1,6 @@
 """The table of MYKV_REPORT, which rank 0 prints at the end and every so often.
 
-Rank 0 prints what it knows by itself, so the table needs no other worker: they may have ended or died.
+Rank 0 prints what it knows without messages. So the table needs no other worker, and workers may have ended or died.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ..gradients.clipping import Clipping
 from ..gradients.communication_hook import GradientBucket
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import Comparing, Reducer, SharedReducer
+from ..gradients.reducer import Comparing, Reducer, SharedReducer, counted, fenced
 from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
@@ -33,7 +33,7 @@ from ..sharded_optimizer import atomic_file, checkpoint
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .sparse_weights import Listed
+from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
 
@@ -411,7 +411,7 @@ class DistributedTrainer(gluon.Trainer):
         if self._join is None:
             self._step(factor, ignore_stale_grad)
         else:
-            self._join.step(self, factor, ignore_stale_grad)
+            self._join.take_part(self, "step", ignore_stale_grad, factor)
 
     def _factor_of(self, batch_size: Any, refuse: Callable[[str], None]) -> float:
         """The factor of the gradients; if it cannot be computed, the other workers' call fails too."""
@@ -429,27 +429,23 @@ class DistributedTrainer(gluon.Trainer):
         with self._counted():
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
-                self._check_fresh(self._refuse)
+                trainer_state.check_fresh(self._params, self._refuse)
             label = self._label(factor)
             self._allreduce(ignore_stale_grad, label)
             self._update(ignore_stale_grad, label)
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count an update even if it fails here, since the other workers count it."""
-        counted, steps = self._updates_counted(), self._steps
+        """Count an update and a step even if they fail here, since the other workers count them."""
+        steps = self._steps
         try:
-            yield
-        except BaseException as error:  # also Ctrl-C, after which this worker may go on
-            for gradients in self._gradients if self._store_optimizer is not None else ():
-                gradients.refuse_update(f"the step was interrupted on that rank: {error}")
+            with counted(self, self._gradients):
+                yield
+        except BaseException as error:
             if self._clipping is not None:
                 self._clipping.refuse(f"the step was interrupted on that rank: {error}")
-            if any(one.has_begun() for one in self._gradients):
-                if self._updates_counted() == counted:
-                    trainer_state.count_update(self)
-                if self._steps == steps:
-                    self._leave_out(f"the step has failed on that rank: {error}")
+            if self._steps == steps and any(one.has_begun() for one in self._gradients):
+                self._leave_out(f"the step has failed on that rank: {error}")
             raise
 
     def _label(self, factor: float, what: str = "a step") -> str:
@@ -463,9 +459,6 @@ class DistributedTrainer(gluon.Trainer):
         if state != self._labelled[0]:
             self._labelled = (state, step_label.label(*state))
         return self._labelled[1]
-
-    def _updates_counted(self) -> int:
-        return sum(self._optimizer._index_update_count.values())
 
     def allreduce_grads(self) -> None:
         """Average the gradients over the workers, for use before update(): to clip or inspect gradients.
@@ -499,7 +492,7 @@ class DistributedTrainer(gluon.Trainer):
         if self._join is None:
             self._allreduce(self._ignores_stale)
         else:
-            self._join.allreduce_grads(self, self._ignores_stale)
+            self._join.take_part(self, "allreduce_grads", self._ignores_stale)
 
     def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from gradients that allreduce_grads() has averaged.
@@ -536,14 +529,14 @@ class DistributedTrainer(gluon.Trainer):
         if self._join is None:
             self._apply(factor, ignore_stale_grad)
         else:
-            self._join.update(self, factor, ignore_stale_grad)
+            self._join.take_part(self, "update", ignore_stale_grad, factor)
 
     def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
         self._ignores_stale = ignore_stale_grad
         with self._counted():
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
-                self._check_fresh(self._refuse_comparison)
+                trainer_state.check_fresh(self._params, self._refuse_comparison)
             label = self._label(factor, "an update")
             if self._clipping is not None:
                 self._clipping.begin(self._freshness_is_shared, label, carries=False)
@@ -696,28 +689,12 @@ class DistributedTrainer(gluon.Trainer):
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
         with load_tracking.noting_failures(self._params):
-            self._run_all_updaters(ignore_stale_grad)
-
-    def _run_all_updaters(self, ignore_stale_grad: bool) -> None:
-        if self._store_optimizer is not None:
-            self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
-            for parameter in self._params:
-                for weight in parameter._data if parameter.grad_req != "null" else ():
-                    weight._fresh_grad = False
-            return
-        if self._clipping is not None:  # it has a fence of its own
-            self._update_on_all_places(ignore_stale_grad)
-            return
-        for gradients in self._gradients:
-            gradients.begin_updates()
-        try:
-            self._update_on_all_places(ignore_stale_grad)
-        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
-            for gradients in self._gradients:
-                gradients.fence(broken=True)
-            raise
-        for gradients in self._gradients:
-            gradients.fence()
+            if self._store_optimizer is not None:
+                self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
+                trainer_state.mark_stale(self._params)
+                return
+            with fenced(self._gradients if self._clipping is None else ()):  # clipping has a fence of its own
+                self._update_on_all_places(ignore_stale_grad)
 
     def _update_on_all_places(self, ignore_stale_grad: bool) -> None:
         given, places = self._params, self._places
@@ -728,7 +705,7 @@ class DistributedTrainer(gluon.Trainer):
         try:
             for place in places or [set(given)]:
                 self._params = [
-                    _ELSEWHERE if one not in place else Listed(one) if one._stype == "row_sparse" else one
+                    LEFT_OUT if one not in place else Listed(one) if one._stype == "row_sparse" else one
                     for one in given
                 ]
                 super()._update(ignore_stale_grad)
@@ -816,13 +793,6 @@ class DistributedTrainer(gluon.Trainer):
                 "share only. Call step(), or make the DistributedTrainer with update_on_kvstore=False."
             )
 
-    def _check_fresh(self, refuse: Callable[[str], None]) -> None:
-        """Raise MXNet's warning about gradients that no backward has written, after telling the other workers."""
-        sentence = trainer_state.stale_gradient(self._params)
-        if sentence is not None:
-            refuse(sentence)
-            raise UserWarning(sentence)
-
     def _check_mixed_precision(self) -> None:
         """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
         if self._store_optimizer is not None:
@@ -869,15 +839,6 @@ class DistributedTrainer(gluon.Trainer):
         states = self._updaters[0].get_states(dump_optimizer=False)
         self._updaters = [mxnet.updater_with(self._optimizer, states) for _ in new]
         mxnet.set_trainer_contexts(self, list(new))
-
-
-class _Elsewhere:
-    """Placeholder for a Parameter that another call updates."""
-
-    grad_req = "null"
-
-
-_ELSEWHERE = _Elsewhere()
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Sequence
 from ..collectives import compression as compressions
 from ..collectives.compression import Compression, UserCompression
 from ..compat import arrays, mxnet
-from ..compat.arguments import check_is_added, check_predivide_factor, whole_number
+from ..compat.arguments import check_is_added, positive_number, whole_number
 from ..compat.mxnet import Parameter
 from ..coordination import step_label
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
@@ -58,7 +58,9 @@ class TrainerOptions:
         process_set = given["process_set"]
         check_is_added(process_set)
         given["compression"] = compressions.choose(given["compression"], compression_params)
-        check_predivide_factor(given["gradient_predivide_factor"])
+        given["gradient_predivide_factor"] = positive_number(
+            "gradient_predivide_factor", given["gradient_predivide_factor"]
+        )
         if given["bucket_bytes"] is None:
             core = process_set.core if process_set.included() else process.core  # outside the set: trains alone
             given["bucket_bytes"] = default_bucket_bytes(len(core.host_ranks()), core.size())
@@ -79,7 +81,7 @@ class TrainerOptions:
     @property
     def predivide(self) -> float:
         """The divisor of these sums in allreduce_grads(); 1.0 if gradients are not such sums."""
-        return float(self.gradient_predivide_factor) if self.sums_of_means else 1.0
+        return self.gradient_predivide_factor if self.sums_of_means else 1.0
 
     def lines(self, optimizer: Any) -> list[str]:
         """The lines that must be the same on all workers, as an error shows them."""
@@ -89,7 +91,7 @@ class TrainerOptions:
             f"compression={self.compression!r}",
             f"num_groups={self.num_groups}",
             f"bucket_bytes={self.bucket_bytes}",
-            f"gradient_predivide_factor={float(self.gradient_predivide_factor)}",
+            f"gradient_predivide_factor={self.gradient_predivide_factor}",
             f"reduce_method={self.reduce_method!r}",
             f"gradients_after_allreduce={self.gradients_after_allreduce or self.reduce_method!r}",
             f"broadcast_period={self.broadcast_period}",

@@ -15,9 +15,9 @@ import ctypes
 import logging
 import os
 import threading
-from pathlib import Path
 from typing import Sequence
 
+from .loaded_files import loaded_files
 from .process_watch import Followed, Identity
 
 _log = logging.getLogger("kvstore_plugin")
@@ -141,8 +141,6 @@ def tell_failed(rank: int) -> None:
 
 def _loaded_pmix() -> str:
     """The library that Open MPI uses in this process."""
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        path = line.partition("/")
-        if path[2].rpartition("/")[2].startswith("libpmix.so"):
-            return path[1] + path[2]
+    for path in loaded_files("libpmix.so"):
+        return path
     raise OSError("Open MPI has no libpmix.so loaded")

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import core as core_loader
 from . import settings
+from .loaded_files import loaded_files
 
 _log = logging.getLogger("kvstore_plugin")
 _logged = ""
@@ -36,9 +37,11 @@ def find() -> dict[str, Any]:
         the newest CUDA version that the driver knows; ``devices``, how many GPUs this process sees.
     """
     named_cuda, named_nccl = settings.value("MYKV_CUDA_LIBRARY"), settings.value("MYKV_NCCL_LIBRARY")
-    cuda = [named_cuda] if named_cuda else [*_loaded("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
-    mxnet = _loaded("libmxnet.so")  # its CUDA builds may hold NCCL
-    nccl = [named_nccl] if named_nccl else [*_loaded("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
+    cuda = [named_cuda] if named_cuda else [*loaded_files("libcudart.so"), *_packaged("libcudart.so"), *_SYSTEM_CUDA]
+    mxnet = loaded_files("libmxnet.so")  # its CUDA builds may hold NCCL
+    nccl = (
+        [named_nccl] if named_nccl else [*loaded_files("libnccl.so"), *mxnet, *_packaged("libnccl.so"), *_SYSTEM_NCCL]
+    )
     return core_loader.load().find_gpus(cuda, nccl)
 
 
@@ -82,18 +85,8 @@ def _level(by_nccl: bool, reason: str) -> int:
     return logging.INFO if chosen or not mxnet_has_cuda else logging.WARNING
 
 
-def _loaded(name: str) -> list[str]:
-    """Files whose names begin with `name` that this process has mapped."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    paths = {line.split(maxsplit=5)[5] for line in lines if line.count("/")}
-    return sorted(path for path in paths if os.path.basename(path).startswith(name))
-
-
 def _packaged(name: str) -> list[str]:
-    """As `_loaded`, in the PyPI packages nvidia-cuda-runtime*, nvidia-nccl-cu11, -cu12, -cu13; the newest CUDA last."""
+    """The files in the PyPI packages nvidia-cuda-runtime*, nvidia-nccl-cu11, -cu12, -cu13; the newest CUDA last."""
     spec = importlib.util.find_spec("nvidia")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     folders.append(os.path.join(sysconfig.get_paths()["purelib"], "nvidia"))

@@ -97,18 +97,18 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
         The variable that says so and the number; None if no launcher has set a variable.
     """
     for variable in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        count = _count(environment.get(variable, ""))
+        count = count_of(environment.get(variable, ""))
         if count is not None:
             return variable, count
     # A job script and a shell of salloc are "steps" too, and mpirun runs its daemons as a step. So only a numbered step
     # counts that this process itself belongs to, and mpirun's variables above are read first.
-    step = _count(environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "")))
-    tasks = _count(environment.get("SLURM_STEP_NUM_TASKS", ""))
+    step = count_of(environment.get("SLURM_STEP_ID", environment.get("SLURM_STEPID", "")))
+    tasks = count_of(environment.get("SLURM_STEP_NUM_TASKS", ""))
     started_by_srun = step is not None and step < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
     return ("SLURM_STEP_NUM_TASKS", tasks) if started_by_srun and tasks is not None else None
 
 
-def _count(text: str) -> int | None:
+def count_of(text: str) -> int | None:
     """The number in a launcher's variable, of at most 64 bits; launchers use no digits other than 0 to 9."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
@@ -181,7 +181,7 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
     """
     if local_rank != 0 or local_size < 2:
         return
-    given = _count(environment.get("OMP_NUM_THREADS", ""))
+    given = count_of(environment.get("OMP_NUM_THREADS", ""))
     threads = given or len(os.sched_getaffinity(0))  # without the variable OpenMP takes all processors
     if threads == 1:
         return

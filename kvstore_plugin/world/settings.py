@@ -87,11 +87,16 @@ def _gpu_hosts(variable: str, text: str) -> str:
     return _one_of("nccl")(variable, text)
 
 
-def _seconds(variable: str, text: str) -> float:
+def _number(text: str) -> float:
+    """The number that a text stands for; NaN if it is none."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError:
-        value = math.nan
+        return math.nan
+
+
+def _seconds(variable: str, text: str) -> float:
+    value = _number(text)
     if not 0 <= value <= _MOST_SECONDS:
         limit = _limit(value, _MOST_SECONDS)
         raise ValueError(f"{variable} must be a number of seconds of at least 0{limit}, but it is {text!r}.")
@@ -99,10 +104,7 @@ def _seconds(variable: str, text: str) -> float:
 
 
 def _report(variable: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if value != 0 and not 1 <= value <= _MOST_SECONDS:
         limit = _limit(value, _MOST_SECONDS)
         raise ValueError(

@@ -61,16 +61,15 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     """
     global _path
     core = process.core
-    rank = core.rank()
     path = os.fsdecode(os.fspath(file_path))
     if not path:
         raise ValueError("start_timeline() needs the name of a file.")
-    if rank != 0:  # and leave _path alone: this rank does not know whether rank 0 has a timeline
+    if core.rank() != 0:  # and leave _path alone: this rank does not know whether rank 0 has a timeline
         return
     with _lock:
         if _path is not None:
             raise RuntimeError(f"a timeline is recorded to {_path} already: call stop_timeline() first.")
-        _start(core, path, rank, bool(mark_cycles))
+        _start(core, path, bool(mark_cycles))
         _path = path
 
 
@@ -122,7 +121,7 @@ class _FollowTimeline(process.Follower):
 process.follow(_FollowTimeline())
 
 
-def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
+def _start(core: object, path: str, mark_cycles: bool) -> None:
     # O_NONBLOCK: a pipe without a reader is an error and not an endless wait.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     try:
@@ -130,7 +129,7 @@ def _start(core: object, path: str, rank: int, mark_cycles: bool) -> None:
             raise OSError(f"the timeline needs a regular file, but {path} is not a regular file.")
         os.ftruncate(fd, 0)
         zero, members = time.monotonic_ns(), _members(core)
-        failure = core.start_timeline(fd, rank, mark_cycles, zero, members)
+        failure = core.start_timeline(fd, core.rank(), mark_cycles, zero, members)
     finally:
         os.close(fd)
     if failure:

@@ -75,7 +75,8 @@ def test_groups_with_members_in_common_launch_in_one_order(gpus):
 def test_a_set_on_several_hosts_goes_through_host_memory(gpus):
     from mpi4py import MPI
 
-    for members, reason in (([0, 1], ""), ([1, 3], "it is on several hosts, where its launches could not be ordered")):
+    apart = "the process set is on several hosts, where its launches cannot follow"
+    for members, reason in (([0, 1], ""), ([1, 3], apart)):
         comm = MPI.COMM_WORLD.Split(0 if gpus.rank in members else MPI.UNDEFINED, gpus.rank)
         if gpus.rank not in members:
             continue

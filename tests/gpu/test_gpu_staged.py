@@ -455,7 +455,7 @@ def test_memory_that_is_not_where_it_is_said_to_be_is_an_error_on_all_ranks(core
     if rank == 1:
         memory[wrong] = [(here.ctypes.data, 0)] if wrong == "inputs" else [(array.pointer, 1)]
     work = core.submit_on_gpu("misplaced", "allreduce", "float32", [10], memory)
-    with pytest.raises(core.Error, match="refused by rank 1: .*memory is not there"):
+    with pytest.raises(core.Error, match="refused by rank 1: .*address is not in the memory of its device"):
         work.wait(_PATIENCE_S)
     _same(array, here)
     _works(core, on_gpu, size, "misplaced")

@@ -24,7 +24,7 @@ _NOT_CALLED_BY_SCRIPTS = {
     "ProcessSet": {"core", "scope", "next_number", "numbers", "skip_to", "position_of", "is_added", "begin", "end"},
     "StatisticsHandler": {"batch_end"},
     "SyncBatchNorm": {"normalized"},
-    "join": {"take_part", "step", "allreduce_grads", "update"},
+    "join": {"take_part"},
 }
 # MXNet 2.0 has other names, or no such part.
 _ONLY_1 = {"allreduce_metric", "StatisticsHandler"}

@@ -83,7 +83,7 @@ _INTERNAL = {
         "the timeline belongs to the process that this one is a fork of",
         "mykv is initialized already",
         "the array's shape is not known yet",
-        "an array's memory is not there",
+        "an array's address is not in the memory of its device",
         "NCCL has no",
         "the loaded MXNet library has no",
         "in … has no",

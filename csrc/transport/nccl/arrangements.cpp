@@ -14,16 +14,10 @@ namespace {
 
 constexpr size_t kRemembered = 4096;  // arrangements; all ranks forget them at the same operation
 
-Communicator duplicate(MPI_Comm comm) {
-  MPI_Comm copy;
-  check_mpi(MPI_Comm_dup(comm, &copy), "MPI_Comm_dup for NCCL");
-  MPI_Comm_set_errhandler(copy, MPI_ERRORS_RETURN);
-  return Communicator(copy);
-}
-
 }  // namespace
 
-Arrangements::Arrangements(const World& world) : world_(world), comm_(duplicate(world.control())) {}
+Arrangements::Arrangements(const World& world)
+    : world_(world), comm_(Communicator::duplicate(world.control(), "MPI_Comm_dup for NCCL")) {}
 
 Arrangements::~Arrangements() {
   if (request_ == MPI_REQUEST_NULL && world_.hosts().size() == 1) return;
@@ -143,14 +137,16 @@ void Arrangements::finish(int64_t patience_us) {
   } catch (const Error&) {
     abort();
   }
-  made_.clear();
-  by_devices_.clear();
-  known_.clear();
+  forget();
 }
 
 void Arrangements::abort() noexcept {
   comm_.let_go();
   for (const auto& one : made_) one->abort();
+  forget();
+}
+
+void Arrangements::forget() noexcept {
   made_.clear();
   by_devices_.clear();
   known_.clear();

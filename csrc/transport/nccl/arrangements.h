@@ -48,6 +48,7 @@ class Arrangements {
   void abort() noexcept;  // also lets go of the MPI communicator, which a lost process may belong to
 
  private:
+  void forget() noexcept;
   enum class Stage { idle, exchanging, naming, making };
 
   std::string problem_of(const std::vector<Placement>& all) const;
