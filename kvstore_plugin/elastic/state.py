@@ -145,6 +145,8 @@ class ElasticState:
         return list(unique.values())
 
     def _commit(self) -> None:
+        for trainer in self._trainers:
+            trainer._before_commit()
         parameters = self._parameters()
         for parameter in parameters:
             for value in parameter._data or ():
