@@ -1,0 +1,98 @@
+"""What docs/pictures.md shows: ``python -m benchmarks.pictures`` measures (as root), draws and writes the page.
+
+``--draw`` draws and writes it again from what was measured last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Callable
+
+from . import about, environments, launch, network, peers, picture_plots, pictures_page
+from .environments import HOME, ROOT
+from .network import Network
+
+RESULTS = HOME / "pictures.json"
+PAGE = ROOT / "docs" / "pictures.md"
+RATE, HIDDEN = "100mbit", 2048
+LIMIT_S = 300.0  # for one job
+
+_TOGETHER: dict[str, Any] = {"trainer": "DistributedTrainer", "options": {}, "timeline": None}
+_LOCAL = {"period": 8, "warmup_steps": 22}
+MODES: dict[str, dict[str, Any]] = {
+    "synchronous": _TOGETHER,
+    "fp16": {**_TOGETHER, "options": {"compression_params": {"type": "fp16"}}},
+    "2-bit": {**_TOGETHER, "options": {"compression_params": {"type": "2bit", "threshold": 0.05}}},
+    "LocalTrainer": {**_TOGETHER, "trainer": "LocalTrainer", "options": _LOCAL},
+}
+WORKERS = (1, 2, 4)
+
+
+def main() -> None:
+    """Measure unless told not to, draw, write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
+    parser.add_argument("--rounds", type=int, default=3, help="of the runs over the slow link (default: %(default)s)")
+    given = parser.parse_args()
+    if not given.draw:
+        reason = network.unavailable()
+        if reason:
+            sys.exit(f"The hosts of these pictures are network namespaces: {reason}.")
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(_measure(given.rounds)), encoding="utf-8")
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    folder = PAGE.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    picture_plots.draw(results, folder)
+    PAGE.write_text(pictures_page.text(results, folder.name), encoding="utf-8")
+    print(f"wrote {PAGE}")
+
+
+def _measure(rounds: int) -> dict[str, Any]:
+    results: dict[str, Any] = {"about": about.collect([]), "curves": {}, "times": {mode: [] for mode in MODES}}
+    for workers in WORKERS:
+        results["curves"][str(workers)] = _run(_here(workers), {**_TOGETHER, "epochs": 6, "hidden": 128})
+    with Network(2, RATE) as hosts:
+        for number in range(rounds):
+            for mode, job in MODES.items():  # in turns, so that the machine's load meets all of them
+                found = _run(_over(hosts), {**job, "epochs": 8, "hidden": HIDDEN})
+                results["times"][mode].append({**found, "load": os.getloadavg()[0]})
+                seconds, right = found["epochs"][-1]
+                print(f"round {number}, {mode}: {seconds:.1f} s, {right:.1%}", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "timeline.json")
+            found = _run(_over(hosts), {**_TOGETHER, "epochs": 1, "hidden": HIDDEN, "timeline": str(file)})
+            results["timeline"] = {"trace": json.loads(file.read_text(encoding="utf-8")), "steps": found["steps"]}
+    return results
+
+
+Started = Callable[["list[str]"], "list[str]"]  # the command line that runs a program in all workers
+
+
+def _here(workers: int) -> Started:
+    """So many workers on this machine."""
+    return lambda program: [environments.mpirun(sys.executable), "-n", str(workers), *peers.UNBOUND, *program]
+
+
+def _over(hosts: Network) -> Started:
+    """A worker on each host."""
+    return lambda program: hosts.mpirun(environments.mpirun(sys.executable), [1] * hosts.hosts, program)
+
+
+def _run(started: Started, job: dict[str, Any]) -> dict[str, Any]:
+    """Run the worker, and return what it has printed; all its workers must have the same weights at the end."""
+    program = [sys.executable, launch.WORKER, "digits", json.dumps(job)]
+    printed = launch.run_program(peers.MYKV, started(program), LIMIT_S)
+    found = json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))
+    if not found.pop("same"):
+        raise RuntimeError(f"The workers of a job of the pictures end with different weights: {job}.")
+    return found
+
+
+if __name__ == "__main__":
+    main()
