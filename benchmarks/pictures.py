@@ -8,19 +8,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Callable
 
 from . import about, environments, launch, network, peers, picture_plots, pictures_page
-from .environments import HOME, ROOT
+from .environments import ROOT
 from .network import Network
 
-RESULTS = HOME / "pictures.json"
+RESULTS = Path(__file__).with_suffix(".json")
 PAGE = ROOT / "docs" / "pictures.md"
 RATE, HIDDEN = "100mbit", 2048
 LIMIT_S = 300.0  # for one job
+_DRAWN_STEPS = 3  # of the timeline
 
 _TOGETHER: dict[str, Any] = {"trainer": "DistributedTrainer", "options": {}, "timeline": None}
 _LOCAL = {"period": 8, "warmup_steps": 22}
@@ -43,8 +45,7 @@ def main() -> None:
         reason = network.unavailable()
         if reason:
             sys.exit(f"The hosts of these pictures are network namespaces: {reason}.")
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(_measure(given.rounds)), encoding="utf-8")
+        RESULTS.write_text(json.dumps(_measure(given.rounds)) + "\n", encoding="utf-8")
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     folder = PAGE.with_suffix("")
     folder.mkdir(exist_ok=True)
@@ -56,19 +57,43 @@ def main() -> None:
 def _measure(rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {"about": about.collect([]), "curves": {}, "times": {mode: [] for mode in MODES}}
     for workers in WORKERS:
-        results["curves"][str(workers)] = _run(_here(workers), {**_TOGETHER, "epochs": 6, "hidden": 128})
+        found = _run(_here(workers), {**_TOGETHER, "epochs": 6, "hidden": 128})
+        results["curves"][str(workers)] = {"losses": found["losses"], "epochs": found["epochs"]}
     with Network(2, RATE) as hosts:
         for number in range(rounds):
             for mode, job in MODES.items():  # in turns, so that the machine's load meets all of them
                 found = _run(_over(hosts), {**job, "epochs": 8, "hidden": HIDDEN})
-                results["times"][mode].append({**found, "load": os.getloadavg()[0]})
+                kept = {"epochs": found["epochs"], "steps": len(found["steps"]), "parameters": found["parameters"]}
+                results["times"][mode].append({**kept, "load": os.getloadavg()[0]})
                 seconds, right = found["epochs"][-1]
                 print(f"round {number}, {mode}: {seconds:.1f} s, {right:.1%}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "timeline.json")
             found = _run(_over(hosts), {**_TOGETHER, "epochs": 1, "hidden": HIDDEN, "timeline": str(file)})
-            results["timeline"] = {"trace": json.loads(file.read_text(encoding="utf-8")), "steps": found["steps"]}
+            results["timeline"] = _middle(json.loads(file.read_text(encoding="utf-8")), found["steps"])
     return results
+
+
+def _middle(trace: dict[str, Any], steps: list[float]) -> dict[str, Any]:
+    """Some steps of a timeline: their begins, and bars (bucket, phase, begin, length), in seconds from the first begin.
+
+    `steps`: unix times at which rank 0 begins each step.
+    """
+    lanes = {}
+    for event in trace["traceEvents"]:
+        found = re.search(r"bucket(\d+)$", event["args"]["name"]) if event["name"] == "thread_name" else None
+        if found:
+            lanes[event["tid"]] = int(found.group(1))
+    first = len(steps) // 2
+    drawn = steps[first : first + _DRAWN_STEPS + 1]
+    zero = trace["otherData"]["unix_time_at_zero_us"] / 1e6 - drawn[0]
+    bars = [
+        (lanes[event["tid"]], event["name"], zero + event["ts"] / 1e6, event["dur"] / 1e6)
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and event["name"] in picture_plots.PHASES and event["tid"] in lanes
+    ]
+    length = drawn[-1] - drawn[0]
+    return {"steps": [one - drawn[0] for one in drawn], "bars": [one for one in bars if -one[3] < one[2] < length]}
 
 
 Started = Callable[["list[str]"], "list[str]"]  # the command line that runs a program in all workers

@@ -1,7 +1,7 @@
 """A worker of benchmarks/pictures.py: trains on scans of digits, and rank 0 prints what it has seen as JSON.
 
-Argument behind the module's name: a JSON object with `trainer` ("DistributedTrainer" or "LocalTrainer"), `options` of it, `epochs`, `hidden` (units
-of the first dense layer) and `timeline` (a file, or null).
+Argument behind the module's name: a JSON object with `trainer` ("DistributedTrainer" or "LocalTrainer"), `options` of
+it, `epochs`, `hidden` (units of the first dense layer) and `timeline` (a file, or null).
 
 Printed: {"losses": mean over the workers for each step, "epochs": [[seconds of training until its end, accuracy], ...],
 "steps": unix times at which rank 0 begins each step, "same": whether all workers end with the same weights,
