@@ -10,6 +10,7 @@
 #   make wheels          wheels that need no compiler, into dist/, for the Pythons of WHEEL_PYTHONS; they are tried without a compiler
 #   make bench           the peers that it is compared with, in environments of their own, then docs/benchmarks.md
 #   make bench-hosts     several hosts as network namespaces, as root, then docs/benchmarks-hosts.md
+#   make pictures        the runs of docs/pictures.md, as root, then that page
 #   make sanitize        the core under sanitizers and its protocol's model (docs/sanitizers.md); `make sanitize-quick` in CI
 #   make torture         random programs, kills, delays, a soak, many keys, fuzzing; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
 #   make lint            ruff, clang-format, the order of imports and types (mypy), which change nothing; `make format` does
@@ -64,7 +65,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-clients faults torture bench bench-hosts sanitize sanitize-quick fuzz lint \
+.PHONY: help demo test wheels test-all test-mxnet2 test-machines test-clients faults torture bench bench-hosts pictures sanitize sanitize-quick fuzz lint \
   format docs clean \
   distclean check-python
 .DELETE_ON_ERROR:
@@ -129,6 +130,9 @@ bench: $(VENV)/.installed-cpu-bench
 
 bench-hosts: $(VENV)/.installed-cpu-bench
 	$(call in,$(VENV)) python -m benchmarks.hosts --peers $(PEERS) $(BENCH_ARGS)
+
+pictures: $(VENV)/.installed-cpu-bench-demo
+	$(call in,$(VENV)) python -m benchmarks.pictures
 
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1

@@ -64,6 +64,19 @@ def launch(
         return [_lines(place / f"{rank}.jsonl") for rank in range(ranks)]
 
 
+def run_program(setup: Setup, command: list[str], limit_s: float) -> str:
+    """Run one command in the environment of a setup, and return what it has printed.
+
+    Raises
+    ------
+    LaunchError
+    """
+    with tempfile.TemporaryDirectory(prefix="mykv-bench-") as folder:
+        output = Path(folder, "output")
+        _run(setup, [(command, {})], output, limit_s)
+        return output.read_text(encoding="utf-8", errors="replace")
+
+
 def command_line(setup: Setup, ranks: int, job: str, network: Network | None = None) -> list[str]:
     """The command that starts the measured processes; for dist_sync, one of them."""
     worker = [setup.python(), WORKER, setup.backend, job]

@@ -18,7 +18,7 @@ from ..compat.state_tree import leaves, mapped
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler"}
 
 # Counters and flags of a DistributedTrainer beside its optimizer, and its scale, which AMP changes.
-_OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale")
+_OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale", "_warmup_left")
 
 
 class Parameters:
@@ -57,6 +57,7 @@ class Training:
         self._scheduler: tuple[Any, dict | None] = (None, None)
         self._trainer: dict[str, Any] = {}
         self._scaler: dict[str, Any] | None = None
+        self._more: dict[str, NDArray] = {}
         self.shards: dict[Hashable, tuple] = {}  # with the optimizer on the store: each key's shards and their owners
 
     def take(self, trainer: Any) -> list[NDArray]:
@@ -78,7 +79,9 @@ class Training:
         store_optimizer = trainer._store_optimizer
         if store_optimizer is not None:
             self.shards = {key: store_optimizer.shards_of(key) for key in store_optimizer.keys}
-        return [array for states in self._states for state in states.values() for array in leaves(state, NDArray)]
+        self._more = {name: _copied(array, self._more.get(name)) for name, array in trainer._more_arrays().items()}
+        states = [state for states in self._states for state in states.values()]
+        return [*leaves(states, NDArray), *self._more.values()]
 
     @property
     def states(self) -> dict[Hashable, Any]:
@@ -98,6 +101,7 @@ class Training:
         vars(optimizer).update(copy.deepcopy(self._optimizer))
         optimizer.lr_scheduler = _with_variables(*self._scheduler)
         vars(trainer).update(self._trainer)
+        trainer._restore_arrays({name: array.copy() for name, array in self._more.items()})
         _with_variables(getattr(trainer, "_amp_loss_scaler", None), self._scaler)
 
 

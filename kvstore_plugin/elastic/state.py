@@ -41,8 +41,8 @@ class ElasticState:
         keeper of its share have died together. The file is of an earlier step than the weights. Without a file such a
         loss ends the job.
     **members
-        By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer with
-        elastic=True), at least one; and other values that `commit` keeps, such as the numbers of the epoch and the
+        By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer or LocalTrainer
+        with elastic=True), at least one; and other values that `commit` keeps, such as the numbers of the epoch and the
         batch, which copy.deepcopy must be able to copy. All members are attributes of the state, to be read and
         assigned; attributes that are assigned later are kept too. Names that begin with ``_``, and names of methods,
         such as ``commit``, are reserved.
@@ -98,7 +98,8 @@ class ElasticState:
     def commit(self) -> None:
         """Keep the present state: training goes on from it when a worker dies later.
 
-        Collective: call it at the same step on all workers. It waits.
+        Collective: call it at the same step on all workers. It waits. It calls `LocalTrainer.synchronize` of trainers
+        that make local steps.
 
         Raises
         ------
@@ -145,6 +146,8 @@ class ElasticState:
         return list(unique.values())
 
     def _commit(self) -> None:
+        for trainer in self._trainers:
+            trainer._before_commit()
         parameters = self._parameters()
         for parameter in parameters:
             for value in parameter._data or ():

@@ -11,6 +11,7 @@ from ..compat import arrays, state_tree
 from ..compat.arguments import positive_number, whole_number
 from ..compat.mxnet import NDArray, fill_with_zeros, mx
 from ..gradients import parameter_groups
+from ..gradients.clipping import Clipping
 from ..gradients.local_reducer import LocalReducer
 from ..gradients.reducer import Comparing
 from ..parameters import broadcast, load_tracking
@@ -63,6 +64,10 @@ class LocalTrainer(DistributedTrainer):
     process_set, root_rank, prefix : optional
         As for `DistributedTrainer`. All workers begin the first local step with the values that the weights have on
         `root_rank` then. A worker outside the process set trains alone.
+    clip_global_norm : float, optional
+        As for `DistributedTrainer` in the warm-up. A local step clips by the norm of this worker's own gradients.
+    elastic : bool, optional
+        True: when a worker dies, training can go on without it, in `run_elastic`. Each commit calls `synchronize`.
 
     Raises
     ------
@@ -71,7 +76,8 @@ class LocalTrainer(DistributedTrainer):
     TypeError, ValueError
         An argument is wrong.
     RuntimeError
-        The workers have different parameters or arguments.
+        The workers have different parameters or arguments; or `elastic` is set, and the job cannot outlive one of its
+        processes.
 
     Examples
     --------
@@ -108,6 +114,8 @@ class LocalTrainer(DistributedTrainer):
         process_set: ProcessSet = global_process_set,
         root_rank: int = 0,
         prefix: str | None = None,
+        clip_global_norm: float | None = None,
+        elastic: bool = False,
     ) -> None:
         process.require()
         try:
@@ -140,7 +148,28 @@ class LocalTrainer(DistributedTrainer):
             root_rank=root_rank,
             prefix=prefix,
             compression_params=compression_params,
+            clip_global_norm=clip_global_norm,
+            elastic=elastic,
         )
+
+    @property
+    def gradient_norm(self) -> NDArray | None:
+        """The global norm of the gradients in the last step of this worker, before they were clipped.
+
+        An array of float32 with shape (1,). In the warm-up the norm of the mean over the workers, and in local steps
+        the norm of this worker's own gradients. None without `clip_global_norm` and before the first step. Reading its
+        value waits for the step.
+
+        Examples
+        --------
+        >>> trainer = mykv.LocalTrainer(net.collect_params(), "sgd", period=4, clip_global_norm=1.0)
+        >>> with autograd.record():
+        ...     loss = loss_of(net(images), labels)
+        >>> loss.backward()
+        >>> trainer.step(len(images))
+        >>> print(f"norm {float(trainer.gradient_norm):.3f} on rank {mykv.rank()}")
+        """
+        return super().gradient_norm
 
     def _lines(self) -> list[str]:
         return [
@@ -286,8 +315,7 @@ class LocalTrainer(DistributedTrainer):
             )
         super().save_states(fname)
         # MXNet's format does not know a file without arrays.
-        outer = self._outer.state() if self._outer is not None else self._outer_state or {}
-        state = {"warmup_left": mx.nd.array([self._warmup_left]), **outer}
+        state = {"warmup_left": mx.nd.array([self._warmup_left]), **self._more_arrays()}
         atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
 
     def load_states(self, fname: str) -> None:
@@ -323,6 +351,22 @@ class LocalTrainer(DistributedTrainer):
         if self._outer is not None:
             self._load_outer_state()
 
+    def _more_arrays(self) -> dict[str, NDArray]:
+        return self._outer.state() if self._outer is not None else self._outer_state or {}
+
+    def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:
+        self._outer_state = dict(kept)
+
+    def _before_commit(self) -> None:
+        if self._outer is not None:
+            self.synchronize()
+
+    def _meet_again(self) -> None:
+        """As for DistributedTrainer. Local steps begin anew, with the velocities of `_restore_arrays`."""
+        self._outer = None
+        self._steps_since = 0
+        super()._meet_again()
+
     def _load_outer_state(self) -> None:
         state, self._outer_state = self._outer_state, None
         if state is not None:
@@ -347,6 +391,8 @@ class LocalTrainer(DistributedTrainer):
         ordered = [one.value for one in share.named]
         self._outer = OuterOptimizer(share.process_set, f"{share.scope}/meeting", ordered, self._outer_options)
         self._gradients = [_LocalSteps(self._params, self._follow_devices, self._outer)]
+        if self._clipping is not None:
+            self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
         self._period_began = time.monotonic()
         if self._outer_state:
             self._load_outer_state()
@@ -359,9 +405,6 @@ class LocalTrainer(DistributedTrainer):
                 for updater in self._updaters:
                     for array in state_tree.leaves(list(updater.states.values()), NDArray):
                         fill_with_zeros(array)
-
-    def _check_mixed_precision(self) -> None:
-        raise ValueError("A LocalTrainer does not work with AMP: use DistributedTrainer.")
 
 
 class _LocalSteps(LocalReducer):

@@ -309,6 +309,16 @@ class DistributedTrainer(gluon.Trainer):
         """More lines that must be the same on all workers; for derived trainers."""
         return []
 
+    def _more_arrays(self) -> dict[str, NDArray]:
+        """Arrays beside weights and the optimizer's states that a commit of an ElasticState keeps."""
+        return {}
+
+    def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:
+        """Take over copies of the arrays of `_more_arrays` at a commit."""
+
+    def _before_commit(self) -> None:
+        """Make the weights equal on all workers before a commit of an ElasticState. Collective."""
+
     @property
     def _is_elastic(self) -> bool:
         """Whether training can go on with the remaining workers after a worker has died."""

@@ -38,7 +38,7 @@ _PROGRAMS = {
     "errors.md": _Page(r"rank 0: .*lengths.*\(3,\).*\(4,\)", only_1=False),
     "get-started.md": _Page(r"epoch 2: loss 0\.\d+ on 2 workers", only_1=False),
     "gpu.md": _Page(""),
-    "local-steps.md": _Page(""),
+    "local-steps.md": _Page("", options=("--with-ft", "ulfm")),
     "optimizer-on-the-store.md": _Page(""),
     "several-hosts.md": _Page(r"rank 1: .*, local rank 0 of 1, host 1 of 2", only_1=False, hosts=2),
     "sparse.md": _Page(
