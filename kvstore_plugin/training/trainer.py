@@ -267,7 +267,7 @@ class DistributedTrainer(gluon.Trainer):
             self._gradients.append(LocalReducer(local, self._follow_devices))
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
-        deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
+        deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
 
@@ -599,7 +599,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
-        deadlock_check.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
+        deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
         what = label or "allreduce_grads()"
         if any(gradients.is_due() for gradients in self._gradients):  # the other workers have counted an update
             trainer_state.count_update(self)
