@@ -10,14 +10,14 @@ import contextlib
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
-from ..compat.mxnet import MXNetError, gluon, trainer_contexts
-from ..coordination import deadlock_check, step_label
+from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon, trainer_contexts
+from ..coordination import deadlock_check, operation, step_label
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.reducer import Comparing
 from ..nn import sync_batch_norm
-from ..parameters import load_tracking, trainer_state
+from ..parameters import deferred_init, load_tracking, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
@@ -37,6 +37,7 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
+        self.has_met = False  # in the first step
         self.is_stepping = False
         self.ignores_stale = False  # the present step
 
@@ -101,7 +102,7 @@ def _init(
         return
     process.require()
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
-        _own_gradients(self, kvstore._process_set if isinstance(kvstore, MyKV) else global_process_set)
+        _own_gradients(self, _process_set_of(self))
 
 
 @patches.replaces(
@@ -132,6 +133,41 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         _record(self).of_store = {name: vars(self)[name] for name in names}
         _reducer_of(self)  # all workers come here in the same order, as its operations' names need it
         deadlock_check.made(self, _awaited_by, _refuse_awaited)
+
+
+def _meet(trainer: gluon.Trainer) -> None:
+    """In the first step, wait for that of the others; raises an error on all workers if a Parameter has no values.
+
+    Without a store, which MXNet makes from the values, a worker could not tell the others that it cannot take the step.
+    """
+    process_set = _process_set_of(trainer)
+    if _record(trainer).has_met or not process_set.included():
+        return
+    params = trainer._params
+    missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
+    call = f"the first step of a gluon.Trainer with {len(params)} parameters"
+    with operation.waiting(process_set, call) as turn:
+        first = turn.meet(call, [missing])[:, 0]
+    if first.min() < len(params):
+        rank = process.rank() if missing < len(params) else process_set.ranks[int(first.argmin())]
+        number = missing if missing < len(params) else int(first.min())
+        name, parameter, _ = named_parameters(params)[number]
+        sentence = deferred_init.without_values(name, parameter, rank)
+        raise (DeferredInitializationError if missing < len(params) else MXNetError)(sentence)
+    _record(trainer).has_met = True
+
+
+@patches.replaces(
+    "gluon.Trainer.allreduce_grads",
+    when=patches.AT_INIT,
+    why="A worker without values of a Parameter cannot make its store, and would leave the others waiting.",
+    does="Fails on all workers in the first step.",
+    undone_by=_ANOTHER_STORE,
+)
+def _public_allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
+    if is_ours(self._kvstore_params["kvstore"]):
+        _meet(self)
+    original(self)
 
 
 @patches.replaces(
@@ -173,6 +209,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     if not is_ours(self._kvstore_params["kvstore"]):
         original(self, batch_size, ignore_stale_grad)
         return
+    _meet(self)
     wrong = None
     try:
         self._check_and_rescale_grad(self._scale / batch_size)
@@ -281,6 +318,12 @@ def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
     rate = step_label.learning_rate_of(optimizer)
     label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate, what)
     return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
+
+
+def _process_set_of(trainer: gluon.Trainer) -> ProcessSet:
+    """The process set of the store that a Trainer has or will make."""
+    store = trainer._kvstore_params["kvstore"]
+    return store._process_set if isinstance(store, MyKV) else global_process_set
 
 
 def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientMemory:
