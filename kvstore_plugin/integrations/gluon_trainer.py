@@ -7,6 +7,7 @@ are (gradients/dense_reducer.py): in place where they lie in shared memory, seve
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
@@ -351,8 +352,9 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         )
         keys = {id(parameter): key for key, parameter in enumerate(trainer._params)}
         named = named_parameters(trainer._params)
+        when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
         scope = store._next_scope("trainer")  # all workers reach this in the first steps of their Trainers
-        record.reducer = DenseReducer(scope, named, reduction, lambda: None, keys, memory)
+        record.reducer = DenseReducer(scope, named, reduction, when_moved, keys, memory)
     return record.reducer
 
 

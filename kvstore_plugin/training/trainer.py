@@ -855,6 +855,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _follow_devices(self) -> None:
         """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""
+        amp.warn_of_added_gradients(self._params)
         held = [one._data for one in self._params]
         if all(one is other for one, other in zip(held, self._held)):
             return
