@@ -195,7 +195,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
                 parameter.list_grad()  # raises an error for a Parameter without values
     reducer.compress(self._kvstore._wire)
     compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-    with _counted(self, reducer), load_tracking.noting_failures(self._params):
+    with _counted(self, reducer), load_tracking.noting_failures(self):
         reducer.allreduce(record.ignores_stale, label, compares)
         reducer.update()
 
@@ -251,7 +251,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     updates_here = reducer is not None and not self._update_on_kvstore
     if updates_here and not record.is_stepping:
         _compare(self, reducer, ignore_stale_grad)
-    with load_tracking.noting_failures(self._params if was_attached(self) else ()):
+    with load_tracking.noting_failures(self if was_attached(self) else None):
         if updates_here:
             reducer.begin_updates()
         try:

@@ -616,7 +616,7 @@ class DistributedTrainer(gluon.Trainer):
             self._for_each(reduce, lambda one, reason: one.refuse(reason))
         except BaseException as error:
             if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
-                load_tracking.note_failure(self._params)
+                load_tracking.note_failure(self._params, self)
             if not label and any(gradients.has_begun() for gradients in self._gradients):
                 self._leave_out(str(error))  # the other workers call update(); in step(), _counted() does this
                 self._is_left_out = True
@@ -657,7 +657,7 @@ class DistributedTrainer(gluon.Trainer):
         except MXNetError:
             raise  # of the step; the other workers have it too
         except BaseException:  # the other workers update, and get an error in their next step
-            load_tracking.note_failure(self._params)
+            load_tracking.note_failure(self._params, self)
             raise
 
     def _make_updates(self, ignore_stale_grad: bool) -> None:
@@ -695,7 +695,7 @@ class DistributedTrainer(gluon.Trainer):
             averaging.refuse(reason)
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
-        with load_tracking.noting_failures(self._params):
+        with load_tracking.noting_failures(self):
             self._run_all_updaters(ignore_stale_grad)
 
     def _run_all_updaters(self, ignore_stale_grad: bool) -> None:
