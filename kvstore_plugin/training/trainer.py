@@ -235,6 +235,7 @@ class DistributedTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
+        self._losses = process.losses  # when the workers last met for this trainer
         self._steps = 0  # equal on all workers between two steps, also after a step that failed
         self._is_left_out = False  # this worker counted the step when its allreduce_grads() failed
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
@@ -320,7 +321,7 @@ class DistributedTrainer(gluon.Trainer):
         No graph recorded before may write gradients any more. With update_on_kvstore=True the states are empty
         afterwards, and the parameters with values have owners among the remaining workers.
         """
-        self._join = None
+        self._losses = process.losses
         for gradients in self._gradients:
             gradients.release()
         self._gradients = []
@@ -599,6 +600,11 @@ class DistributedTrainer(gluon.Trainer):
 
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
+        if self._losses != process.losses and self._shares:
+            raise RuntimeError(
+                "This trainer is from before a worker was lost and has no elastic=True, so its weights may differ "
+                "between the workers. Make it with elastic=True for the ElasticState, or anew in a reset callback."
+            )
         deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
         what = label or "allreduce_grads()"
         if any(gradients.is_due() for gradients in self._gradients):  # the other workers have counted an update
