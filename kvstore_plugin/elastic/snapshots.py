@@ -18,7 +18,7 @@ from ..compat.state_tree import leaves, mapped
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler"}
 
 # Counters and flags of a DistributedTrainer beside its optimizer, and its scale, which AMP changes.
-_OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale", "_warmup_left")
+_OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale", "_warmup_until")
 
 
 class Parameters:

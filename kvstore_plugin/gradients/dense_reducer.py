@@ -332,7 +332,7 @@ class DenseReducer(SharedReducer):
 
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
-        self._give_back(reason)
+        self.give_back(reason)
         self._refuse_step(reason)
 
     def _refuse_step(self, reason: str) -> None:

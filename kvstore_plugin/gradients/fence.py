@@ -73,7 +73,7 @@ class Fence:
             self._fence = None
             if held:
                 before = held if self._compares_weights else [array for one in trained for array in one._grad]
-                key = load_tracking.watched(trained[0])
+                key = load_tracking.watched(trained)
                 self._fence = process.core.Fence(arrays.handles([*held, *also]), arrays.handles([*before, *also]), key)
 
     def __reduce__(self) -> tuple:

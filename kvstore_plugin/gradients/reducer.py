@@ -289,14 +289,22 @@ class SharedReducer(Reducer):
             try:
                 return self._ask(lambda name: operation.exchange(self._process_set, name, call, call, numbers))
             except MXNetError as error:
-                self._give_back(str(error))
+                self.give_back(str(error))
                 raise
 
+        self.check_values(exchange)
+
+    def check_values(self, exchange: Callable[[list[int]], np.ndarray]) -> None:
+        """Raise an error on all ranks if a parameter needs a gradient and has no values on some rank.
+
+        `exchange`, given this rank's numbers, returns the numbers of all ranks, a row for each rank.
+        """
+        times = [deferred_init.times(parameter) for parameter in self._parameters]
         are_new = [now != then for now, then in zip(times, self._times)]
         deferred_init.check_values(self._process_set, self._named, are_new, exchange)
         self._times = times
 
-    def _give_back(self, reason: str) -> None:
+    def give_back(self, reason: str) -> None:
         """Before the first step, defer again the parameters that some rank has no values of, on all ranks alike."""
         if not self._has_met():
             deferred_init.give_back(self._parameters, self._times, self.have_values, reason)

@@ -178,7 +178,7 @@ class SparseReducer(SharedReducer):
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
         self._has_begun = False
-        self._give_back(reason)
+        self.give_back(reason)
         self._process_set.core.refuse(self._name, reason)
 
     def _active(self) -> list[_Gradient]:

@@ -11,19 +11,60 @@ decision. This file handles the exceptions:
   averaged gradients. The workers add up squares, as for the global norm: the sum is finite if all gradients are.
 - A DistributedTrainer has parameters that are not reduced over all its workers: the workers exchange the results of
   their checks.
+
+AMP in bfloat16 also loses gradients that are added up (grad_req 'add'), without any other worker: a warning says so.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator
+import functools
+import logging
+import sys
+from typing import Any, Iterable, Iterator
 
 from ..compat import patches
-from ..compat.mxnet import all_finite, gluon, mx
+from ..compat.mxnet import MXNetError, Parameter, all_finite, autograd, gluon, mx
 from ..coordination import agreement
 from ..gradients.parameter_groups import Company
 from ..store.kvstore import is_ours
 from .distributed_optimizer import DistributedOptimizer
+
+_log = logging.getLogger("kvstore_plugin")
+
+
+def warn_of_added_gradients(parameters: Iterable[Parameter]) -> None:
+    """Log a warning, once in a process, if MXNet's AMP loses the gradients of Parameters with grad_req 'add'."""
+    if not _is_on() or not any(parameter.grad_req == "add" for parameter in parameters):
+        return
+    if _loses_added_gradients() and not _loses_added_gradients.has_warned:
+        _loses_added_gradients.has_warned = True
+        _log.warning(
+            "MXNet's AMP loses gradients with grad_req 'add' here: it adds them to a copy, and the array that the "
+            "trainer reads stays as it is. Use grad_req 'write', or leave AMP out."
+        )
+
+
+def _is_on() -> bool:
+    """Whether the program has called amp.init()."""
+    modules = (sys.modules.get(name) for name in ("mxnet.contrib.amp.amp", "mxnet.amp.amp"))
+    return any(getattr(module, "_amp_initialized", False) for module in modules)
+
+
+@functools.lru_cache(maxsize=None)
+def _loses_added_gradients() -> bool:
+    """Whether a gradient of a layer that AMP casts does not arrive."""
+    with contextlib.suppress(MXNetError):  # no layers of this type on a CPU: then there is nothing to lose
+        one, weight = mx.nd.ones((1, 1)), mx.nd.ones((1, 1))
+        weight.attach_grad("add")
+        with autograd.record():
+            result = mx.nd.FullyConnected(one, weight, num_hidden=1, no_bias=True)
+        result.backward()
+        return float(weight.grad.asscalar()) == 0.0
+    return False
+
+
+_loses_added_gradients.has_warned = False
 
 
 def skips_step(trainer: gluon.Trainer, company: Company) -> bool:

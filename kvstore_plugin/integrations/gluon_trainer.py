@@ -7,17 +7,18 @@ are (gradients/dense_reducer.py): in place where they lie in shared memory, seve
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any, Callable, Iterator
 
 from ..compat import patches
-from ..compat.mxnet import gluon, trainer_contexts
-from ..coordination import deadlock_check, step_label
+from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon, trainer_contexts
+from ..coordination import deadlock_check, operation, step_label
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.reducer import Comparing, counted, fenced
 from ..nn import sync_batch_norm
-from ..parameters import load_tracking, trainer_state
+from ..parameters import deferred_init, load_tracking, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
@@ -37,6 +38,7 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
+        self.has_met = False  # in the first step
         self.is_stepping = False
         self.ignores_stale = False  # the present step
 
@@ -98,7 +100,7 @@ def _init(
         return
     process.require()
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
-        _own_gradients(self, kvstore._process_set if isinstance(kvstore, MyKV) else global_process_set)
+        _own_gradients(self, _process_set_of(self))
 
 
 @patches.replaces(
@@ -131,6 +133,41 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         deadlock_check.made(self, _awaited_by, _refuse_awaited)
 
 
+def _meet(trainer: gluon.Trainer) -> None:
+    """In the first step, wait for that of the others; raises an error on all workers if a Parameter has no values.
+
+    Without a store, which MXNet makes from the values, a worker could not tell the others that it cannot take the step.
+    """
+    process_set = _process_set_of(trainer)
+    if _record(trainer).has_met or not process_set.included():
+        return
+    params = trainer._params
+    missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
+    call = f"the first step of a gluon.Trainer with {len(params)} parameters"
+    with operation.waiting(process_set, call) as turn:
+        first = turn.meet(call, [missing])[:, 0]
+    if first.min() < len(params):
+        rank = process.rank() if missing < len(params) else process_set.ranks[int(first.argmin())]
+        number = missing if missing < len(params) else int(first.min())
+        name, parameter, _ = named_parameters(params)[number]
+        sentence = deferred_init.without_values(name, parameter, rank)
+        raise (DeferredInitializationError if missing < len(params) else MXNetError)(sentence)
+    _record(trainer).has_met = True
+
+
+@patches.replaces(
+    "gluon.Trainer.allreduce_grads",
+    when=patches.AT_INIT,
+    why="A worker without values of a Parameter cannot make its store, and would leave the others waiting.",
+    does="Fails on all workers in the first step.",
+    undone_by=_ANOTHER_STORE,
+)
+def _public_allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
+    if is_ours(self._kvstore_params["kvstore"]):
+        _meet(self)
+    original(self)
+
+
 @patches.replaces(
     "gluon.Trainer._allreduce_grads",
     when=patches.AT_INIT,
@@ -155,7 +192,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
                 parameter.list_grad()  # raises an error for a Parameter without values
     reducer.compress(self._kvstore._wire)
     compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-    with counted(self, [reducer]), load_tracking.noting_failures(self._params):
+    with counted(self, [reducer]), load_tracking.noting_failures(self):
         reducer.allreduce(record.ignores_stale, label, compares)
         reducer.update()
 
@@ -170,6 +207,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     if not is_ours(self._kvstore_params["kvstore"]):
         original(self, batch_size, ignore_stale_grad)
         return
+    _meet(self)
     wrong = None
     try:
         self._check_and_rescale_grad(self._scale / batch_size)
@@ -209,7 +247,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     updates_here = reducer is not None and not self._update_on_kvstore
     if updates_here and not record.is_stepping:
         _compare(self, reducer, ignore_stale_grad)
-    noting = load_tracking.noting_failures(self._params if was_attached(self) else ())
+    noting = load_tracking.noting_failures(self if was_attached(self) else None)
     with noting, fenced([reducer] if updates_here else ()):
         original(self, ignore_stale_grad)
     if not updates_here and self._update_on_kvstore:  # MXNet leaves the flags, and stale gradients would count as fresh
@@ -268,6 +306,12 @@ def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
     return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
 
 
+def _process_set_of(trainer: gluon.Trainer) -> ProcessSet:
+    """The process set of the store that a Trainer has or will make."""
+    store = trainer._kvstore_params["kvstore"]
+    return store._process_set if isinstance(store, MyKV) else global_process_set
+
+
 def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientMemory:
     """Let the gradients of a Trainer lie in memory that the workers of a process set share."""
     core = process_set.core
@@ -293,8 +337,9 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         )
         keys = {id(parameter): key for key, parameter in enumerate(trainer._params)}
         named = named_parameters(trainer._params)
+        when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
         scope = store._next_scope("trainer")  # all workers reach this in the first steps of their Trainers
-        record.reducer = DenseReducer(scope, named, reduction, lambda: None, keys, memory)
+        record.reducer = DenseReducer(scope, named, reduction, when_moved, keys, memory)
     return record.reducer
 
 

@@ -146,11 +146,7 @@ def check_values(
     mine = np.flatnonzero(wrong & lacks)
     number = int(mine[0] if mine.size else np.flatnonzero(wrong)[0])
     rank = process.rank() if mine.size else process_set.ranks[int(np.flatnonzero(of_ranks[:, number])[0])]
-    sentence = (
-        f"{described(*named[number])} has no values yet on rank {rank}, since no forward pass has used it. Pass a "
-        "batch through the network before step() (zeros where a worker has no data), or give its layer the size of its "
-        "input (in_units, in_channels)."
-    )
+    sentence = without_values(*named[number], rank)
     for at in np.flatnonzero(divided | new):
         parameter = named[at][1]
         if not lacks[at]:
@@ -158,6 +154,15 @@ def check_values(
         elif divided[at]:
             _refuse(parameter, sentence)
     raise (DeferredInitializationError if mine.size else MXNetError)(sentence)
+
+
+def without_values(name: str, parameter: Parameter, rank: int) -> str:
+    """The sentence for a Parameter that has no values on a rank in a step."""
+    return (
+        f"{described(name, parameter)} has no values yet on rank {rank}, since no forward pass has used it. Pass a "
+        "batch through the network before step() (zeros where a worker has no data), or give its layer the size of its "
+        "input (in_units, in_channels)."
+    )
 
 
 def give_back(parameters: Sequence[Parameter], before: Sequence[int], known: Iterable[Parameter], reason: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
@@ -36,9 +37,12 @@ _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyD
 # no other worker's, where MXNet's engine has skipped updates on this worker alone.
 _failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictionary()
 
-# Numbers of Parameters by which the core notes that updates have failed: see gradients/fence.py.
-_numbers: weakref.WeakKeyDictionary[Parameter, int] = weakref.WeakKeyDictionary()
+# Numbers by which the core notes that updates have failed: see gradients/fence.py. With each the Parameters of the
+# trainer that updates; several trainers may have the Parameter.
+_watched: weakref.WeakKeyDictionary[Parameter, dict[int, weakref.WeakSet]] = weakref.WeakKeyDictionary()
 _count = itertools.count(1)
+
+_updating = threading.local()  # `trainer`: the one that updates in this thread
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
@@ -79,18 +83,25 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
 
 
 @contextlib.contextmanager
-def noting_failures(parameters: Iterable[Parameter]) -> Iterator[None]:
-    """Note an update of Parameters that fails on this worker, but not on the others, as if values had been loaded.
+def noting_failures(trainer: Any) -> Iterator[None]:
+    """Note an update of a trainer that fails on this worker, but not on the others, as if values had been loaded.
 
     An MXNetError is noted only if it is about this worker's own arguments: any other MXNetError may come from another
-    worker, and then all workers that wait for it in the update get it.
+    worker, and then all workers that wait for it in the update get it. Without a trainer (None) nothing is noted.
     """
+    before, _updating.trainer = _present_trainer(), trainer
     try:
         yield
     except BaseException as error:
-        if not isinstance(error, MXNetError) or isinstance(error, _OWN):
-            note_failure(list(parameters))
+        if trainer is not None and (not isinstance(error, MXNetError) or isinstance(error, _OWN)):
+            note_failure(trainer._params, trainer)
         raise
+    finally:
+        _updating.trainer = before
+
+
+def _present_trainer() -> Any:
+    return getattr(_updating, "trainer", None)
 
 
 def note(parameters: Iterable[Parameter]) -> None:
@@ -98,26 +109,35 @@ def note(parameters: Iterable[Parameter]) -> None:
     _loaded.update(dict.fromkeys(parameters))
 
 
-def watched(parameter: Parameter) -> int:
-    """The number by which the core notes that an update of a Parameter, or of others with it, has failed."""
-    return _numbers.setdefault(parameter, next(_count))
+def watched(parameters: Sequence[Parameter]) -> int:
+    """The number by which the core notes that an update of Parameters by the present trainer has failed."""
+    trainer = _present_trainer()
+    of_trainer = weakref.WeakSet(parameters if trainer is None else trainer._params)
+    known = _watched.setdefault(parameters[0], {})
+    number = next((number for number, members in known.items() if members == of_trainer), None)
+    if number is None:
+        number = next(_count)
+        known[number] = of_trainer
+    return number
 
 
 def _note_failed_updates() -> None:
     """Note updates that MXNet's engine has skipped or broken off on this worker, though their sums were there."""
     keys = set(process.core.take_failed_updates())
-    for parameter in [one for one, number in _numbers.items() if number in keys] if keys else ():
-        trainer = trainer_of(parameter)
-        of_trainer = trainer._params if trainer is not None else [parameter]
-        note(of_trainer)
-        text = f"an operation of MXNet in an update has failed on rank {process.rank()} alone"
-        _failed.update((one, _failed.get(one, text)) for one in of_trainer)
+    for known in list(_watched.values()) if keys else ():
+        for number in keys.intersection(known):
+            note(known[number])
+            text = f"an operation of MXNet in an update has failed on rank {process.rank()} alone"
+            _failed.update((one, _failed.get(one, text)) for one in known[number])
 
 
-def note_failure(parameters: Sequence[Parameter]) -> None:
-    """Note that an update of Parameters has failed on this worker, and perhaps not on the others."""
+def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
+    """Note that an update of Parameters has failed on this worker, and perhaps not on the others.
+
+    `trainer` has made it, by default the one that updates in this thread.
+    """
     note(parameters)
-    trainer = trainer_of(parameters[0]) if parameters else None
+    trainer = trainer or _present_trainer() or (trainer_of(parameters[0]) if parameters else None)
     if trainer is not None:
         place = updates_counted(trainer)
         for parameter in parameters:

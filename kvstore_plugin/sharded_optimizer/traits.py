@@ -47,10 +47,14 @@ _LAZY = ("sgd", "ccsgd", "adam", "adagrad", "groupadagrad")
 # Optimizers that read norms as numbers in an update, and so wait for the gradient, that is for the other workers.
 _READING = ("lars", "lbsgd")
 
+# Optimizers that correct their states by the number of updates, as Adam its bias, or keep a schedule of them.
+_CORRECTING = ("adam", "adamw", "adamax", "nadam", "ftml", "lamb", "lans", "adabelief")
+
 _elementwise = _registered(_ELEMENTWISE)
 _lazy = _registered(_LAZY)
 _reading = _registered(_READING)
 _refused = _registered(_REFUSED)
+_correcting = _registered(_CORRECTING)
 
 
 def is_elementwise(optimizer: Any) -> bool:
@@ -70,6 +74,11 @@ def leaves_other_rows(optimizer: Any) -> bool:
 def reads_gradients(optimizer: Any) -> bool:
     """Whether an update waits for the gradient; False for a user's class whose own code waits."""
     return isinstance(optimizer, tuple(_reading))
+
+
+def corrects_by_count(optimizer: Any) -> bool:
+    """Whether new states need a new count of updates; False for a user's class that is derived from no such class."""
+    return isinstance(optimizer, tuple(_correcting))
 
 
 # Attributes that are no settings: counters, values that depend on the batch, values that are compared anyway, and

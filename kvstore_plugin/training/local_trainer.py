@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
+
+import numpy as np
 
 from ..collectives import compression as compressions
 from ..collectives.compression import Compression
-from ..compat import arrays, state_tree
+from ..compat import arrays
 from ..compat.arguments import positive_number, whole_number
-from ..compat.mxnet import NDArray, fill_with_zeros, mx
+from ..compat.mxnet import NDArray, mx
+from ..coordination.operation import Turn
+from ..coordination.uninterrupted import uninterrupted
 from ..gradients import parameter_groups
 from ..gradients.clipping import Clipping
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import Comparing
-from ..parameters import broadcast, load_tracking
-from ..sharded_optimizer import atomic_file
+from ..gradients.reducer import Comparing, SharedReducer
+from ..parameters import load_tracking
+from ..sharded_optimizer import atomic_file, traits
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .outer_optimizer import OuterOptimizer, OuterOptions
+from .outer_optimizer import Meetings, OuterOptimizer, OuterOptions, check_state
 from .trainer import DistributedTrainer
 
 _DTYPES = ("float32", "float64")
@@ -39,8 +43,9 @@ class LocalTrainer(DistributedTrainer):
     Parameters
     ----------
     params, optimizer, optimizer_params
-        As for `DistributedTrainer`. Parameters must be dense, of float32 or float64, and have values when the first
-        local step is made. The optimizer updates each worker's weights, and keeps states of its own on each worker.
+        As for `DistributedTrainer`. Parameters must be dense, of float32 or float64, and have values on all workers
+        when the first local step is made. The optimizer updates each worker's weights, and keeps states of its own on
+        each worker.
     period : int, optional
         Local steps between two meetings, at least 1. Give this or `period_seconds`.
     period_seconds : float, optional
@@ -55,7 +60,8 @@ class LocalTrainer(DistributedTrainer):
     nesterov : bool, optional
         Nesterov's form of the outer momentum.
     reset_momentum : bool, optional
-        Set the states of the worker's own optimizer to zero after each meeting.
+        Let the worker's own optimizer begin with new states after each meeting. Not with an optimizer that corrects its
+        states by the number of updates, such as Adam.
     overlap : bool, optional
         True: the average travels while the next period's steps run, and is applied in the next meeting. Then weights
         differ between workers by the steps that are not averaged yet, until `synchronize`.
@@ -123,7 +129,7 @@ class LocalTrainer(DistributedTrainer):
             self._period_seconds = None if period_seconds is None else positive_number("period_seconds", period_seconds)
             if (period is None) == (period_seconds is None):
                 raise ValueError("LocalTrainer needs either period (local steps) or period_seconds.")
-            self._warmup_left = whole_number("warmup_steps", warmup_steps, 0)
+            self._warmup_until = whole_number("warmup_steps", warmup_steps, 0)  # in steps of this trainer
             self._outer_options = OuterOptions(
                 positive_number("outer_learning_rate", outer_learning_rate),
                 _momentum(outer_momentum),
@@ -135,8 +141,9 @@ class LocalTrainer(DistributedTrainer):
             parameter_groups.refuse(parameter_groups.sets_of(process_set, None), error)
             raise
         self._resets_momentum = bool(reset_momentum)
+        self._meetings: Meetings | None = None  # None on a worker outside the process set
         self._outer: OuterOptimizer | None = None  # from the first local step on
-        self._outer_state: dict | None = None  # loaded before the first local step
+        self._outer_state: dict | None = None  # loaded, and not used yet
         self._steps_since = 0  # local steps since the last meeting
         self._period_began = 0.0
         super().__init__(
@@ -151,6 +158,18 @@ class LocalTrainer(DistributedTrainer):
             clip_global_norm=clip_global_norm,
             elastic=elastic,
         )
+        if self._shares:
+            self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
+        if self._resets_momentum and traits.corrects_by_count(self._optimizer):
+            raise ValueError(
+                f"reset_momentum=True does not work with {type(self._optimizer).__name__}, which corrects its states "
+                "by the number of updates since the first. Leave reset_momentum out, or use an optimizer such as SGD."
+            )
+
+    @property
+    def _warmup_left(self) -> int:
+        """Steps still to be made together. Also a step that has failed counts, on all workers alike."""
+        return max(self._warmup_until - self._steps, 0)
 
     @property
     def gradient_norm(self) -> NDArray | None:
@@ -175,7 +194,7 @@ class LocalTrainer(DistributedTrainer):
         return [
             f"period={self._period}",
             f"period_seconds={self._period_seconds}",
-            f"warmup_steps={self._warmup_left}",
+            f"warmup_steps={self._warmup_until}",
             f"outer optimizer: {self._outer_options}",
             f"reset_momentum={self._resets_momentum}",
         ]
@@ -183,8 +202,9 @@ class LocalTrainer(DistributedTrainer):
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update this worker's weights from its own gradients, and meet the others when a period has ended.
 
-        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended. The first local step
-        also begins to send the weights of `root_rank` to all workers.
+        Returns at once. With ``overlap=True`` a meeting waits until the meeting before has ended. The first local step,
+        and the first after `load_states`, waits until all workers make it or call `synchronize`, and begins to send the
+        weights of `root_rank` to all workers.
 
         Parameters
         ----------
@@ -199,7 +219,8 @@ class LocalTrainer(DistributedTrainer):
             A parameter was not used since the last step, and `ignore_stale_grad` is not set.
         MXNetError
             A meeting has failed, for example because a worker has ended. It has changed no weight on any worker. The
-            error is raised where weights are read; with overlap by the next meeting.
+            error is raised where weights are read; with overlap by the next meeting. Or, in the first local step: a
+            parameter has no values yet, here or on another worker, or only some workers have called `load_states`.
         RuntimeError
             Within `join`, which local steps do not need; or a parameter that was frozen in the first local step is
             trained now.
@@ -220,17 +241,16 @@ class LocalTrainer(DistributedTrainer):
             return
         if self._warmup_left > 0:
             super().step(batch_size, ignore_stale_grad)
-            self._warmup_left -= 1
             return
-        if self._outer is None:
-            self._begin_local_steps()
+        self._begin_if_due()
         super().step(batch_size, ignore_stale_grad)
         self._steps_since += 1
         if self._is_due():
-            self._outer.meet(has_steps=True, goes_on=True)
-            now, seconds = time.monotonic(), self._period_seconds
-            # Periods begin at multiples of their length: else delays of a slow worker add up, and the others wait.
-            self._after_meeting(now if seconds is None else now - (now - self._period_began) % seconds)
+            with uninterrupted():
+                self._outer.meet(has_steps=True, goes_on=True)
+                now, seconds = time.monotonic(), self._period_seconds
+                # Periods begin at multiples of their length: else delays of a slow worker add up, and the others wait.
+                self._after_meeting(now if seconds is None else now - (now - self._period_began) % seconds)
 
     def synchronize(self) -> None:
         """Meet until all workers have called this; then all have equal weights. Collective; waits.
@@ -242,9 +262,7 @@ class LocalTrainer(DistributedTrainer):
         Raises
         ------
         MXNetError
-            A meeting has failed, on all workers.
-        ValueError
-            A parameter has no values yet on this worker.
+            A meeting has failed, on all workers; or as for the first local step.
 
         Examples
         --------
@@ -258,13 +276,14 @@ class LocalTrainer(DistributedTrainer):
         """
         if not self._shares or self._warmup_left > 0:
             return
-        if self._outer is None:  # a worker without a batch; the others may have made steps
-            self._begin_local_steps()
-        self._outer.finish_pending()
+        self._begin_if_due()  # also on a worker without a batch: the others may have made steps
+        with uninterrupted():
+            self._outer.finish_pending()
         others_go_on = True
         while others_go_on:
-            others_go_on = self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0
-            self._after_meeting(time.monotonic())
+            with uninterrupted():
+                others_go_on = self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0
+                self._after_meeting(time.monotonic())
 
     def allreduce_grads(self) -> None:
         """Not available: gradients stay on their worker.
@@ -309,7 +328,8 @@ class LocalTrainer(DistributedTrainer):
         >>> trainer.synchronize()
         >>> trainer.save_states(f"states-of-worker-{mykv.rank()}")
         """
-        if self._steps_since or (self._outer is not None and self._outer.is_pending):
+        has_loaded = self._outer_state is not None
+        if not has_loaded and (self._steps_since or (self._outer is not None and self._outer.is_pending)):
             raise RuntimeError(
                 "save_states() of a LocalTrainer needs equal weights: call synchronize() on all workers first."
             )
@@ -319,7 +339,10 @@ class LocalTrainer(DistributedTrainer):
         atomic_file.write(f"{fname}.outer", lambda file: mx.nd.save(f"/proc/self/fd/{file.fileno()}", state))
 
     def load_states(self, fname: str) -> None:
-        """Load what `save_states` has written. Load equal weights on all workers before.
+        """Load what `save_states` has written. Call it on all workers, between the same steps.
+
+        In the next step all workers begin again from the weights and the outer states of `root_rank`. Local steps since
+        the last meeting are dropped, and a meeting that is under way.
 
         Parameters
         ----------
@@ -344,18 +367,20 @@ class LocalTrainer(DistributedTrainer):
                 f"{fname} was written during the warm-up, and this LocalTrainer makes local steps already: load it "
                 "into a new LocalTrainer."
             )
+        if self._outer is not None:
+            check_state(state, self._trained(), self._outer_options)
         super().load_states(fname)
-        self._warmup_left = warmup_left
+        self._warmup_until = self._steps + warmup_left
         self._outer_state = state
         self._steps_since = 0
-        if self._outer is not None:
-            self._load_outer_state()
 
     def _more_arrays(self) -> dict[str, NDArray]:
-        return self._outer.state() if self._outer is not None else self._outer_state or {}
+        if self._outer_state is not None:  # loaded, and not used yet
+            return self._outer_state
+        return self._outer.state() if self._outer is not None else {}
 
     def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:
-        self._outer_state = dict(kept)
+        self._outer_state = dict(kept) or None
 
     def _before_commit(self) -> None:
         if self._outer is not None:
@@ -366,54 +391,113 @@ class LocalTrainer(DistributedTrainer):
         self._outer = None
         self._steps_since = 0
         super()._meet_again()
+        self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
 
-    def _load_outer_state(self) -> None:
-        state, self._outer_state = self._outer_state, None
-        if state is not None:
-            self._outer.load(state)
+    def _trained(self) -> list[Any]:
+        return [one.value for one in self._shares[0].named if one.value.grad_req != "null"] if self._shares else []
 
     def _is_due(self) -> bool:
         if self._period is not None:
             return self._steps_since >= self._period
         return time.monotonic() - self._period_began >= self._period_seconds
 
-    def _begin_local_steps(self) -> None:
-        """From now on gradients are summed over this worker's devices only."""
-        share = self._shares[0]
-        trained = [one for one in share.named if one.value.grad_req != "null"]
-        for name, parameter, _ in trained:
-            if parameter._data is None:
-                raise ValueError(f"Parameter {name} has no values yet: run a forward pass before the first local step.")
+    def _begin_if_due(self) -> None:
+        """Begin local steps with the other workers, the first time and after load_states(); waits for them then."""
+        if self._outer is not None and self._outer_state is None:
+            return
+        share, state = self._shares[0], self._outer_state
+        after = "" if state is None else " after load_states(), which all workers must call between the same steps"
+        call = f"the first local step of {share.scope}{after}"
+        try:
+            self._meet(call)
+        except Exception:
+            raise
+        except BaseException as error:  # Ctrl-C: the other workers may begin
+            reason = f"{type(error).__name__} has broken off {call} on rank {process.rank()}"
+            self._meetings.refuse_begin(len(self._trained()), bool(state), reason)
+            raise
+        with uninterrupted():
+            load_tracking.forget(self._params)
+            # From now on gradients are summed over this worker's devices only.
+            self._gradients = [_LocalSteps(self._params, self._follow_devices)]
+            if self._clipping is not None:
+                self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
+            self._outer = OuterOptimizer(self._meetings, [one.value for one in share.named], self._outer_options)
+            # Workers may have other values since the trainer was made. Meetings add changes to a common point.
+            self._outer.begin(share.root, state or {})
+            self._outer_state = None
+            self._steps_since = 0
+            self._period_began = time.monotonic()
+
+    def _meet(self, call: str) -> None:
+        """Wait until all workers are here with the same call, and with values of all parameters.
+
+        Raises
+        ------
+        DeferredInitializationError, MXNetError
+            A parameter has no values on this worker, or on another; or the workers' calls differ.
+        """
+        together = self._reducers_together()
+        for reducer in together:
+            reducer.check_values(lambda numbers: self._exchange(call, numbers))
+        if not together:
+            self._exchange(call, [])
+
+    def _exchange(self, call: str, numbers: Sequence[int]) -> np.ndarray:
+        try:
+            with Turn(self._meetings.process_set, self._meetings.whole, call) as turn:
+                self._check_begin()
+                return turn.meet(call, numbers)
+        except Exception as error:  # on all workers; some of them may be in a meeting
+            self._meetings.refuse_changes(str(error))
+            self._give_back(str(error))
+            raise
+
+    def _reducers_together(self) -> list[SharedReducer]:
+        """The reducers of the steps made together; none after the first local step."""
+        return [one for one in self._gradients if isinstance(one, SharedReducer)]
+
+    def _give_back(self, reason: str) -> None:
+        for reducer in self._reducers_together():
+            reducer.give_back(reason)
+
+    def _awaited_by(self) -> list[int]:
+        """The ranks that wait for this rank in a meeting, or in a step made together."""
+        meetings = [] if self._meetings is None else self._meetings.awaited_by()
+        return sorted({*super()._awaited_by(), *meetings})
+
+    def _refuse_awaited(self, reason: str) -> None:
+        """Refuse the meeting or the step in which the other ranks wait."""
+        if self._meetings is not None and self._meetings.awaited_by():
+            self._meetings.refuse(reason)
+            self._give_back(reason)
+        else:
+            super()._refuse_awaited(reason)
+
+    def _check_begin(self) -> None:
+        """Raise an error if the parameters are nothing for local steps, or the loaded state is of others."""
+        trained = [one for one in self._shares[0].named if one.value.grad_req != "null"]
+        with_values = [one for one in trained if one.value._data is not None]
+        for name, parameter, _ in with_values:
             _check_dtype(name, parameter)
-        # Workers may have loaded other values since the trainer was made. Meetings add changes to a common point.
-        broadcast.broadcast_again(share.process_set, trained, share.scope, share.root)
-        load_tracking.forget(self._params)
-        ordered = [one.value for one in share.named]
-        self._outer = OuterOptimizer(share.process_set, f"{share.scope}/meeting", ordered, self._outer_options)
-        self._gradients = [_LocalSteps(self._params, self._follow_devices, self._outer)]
-        if self._clipping is not None:
-            self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
-        self._period_began = time.monotonic()
-        if self._outer_state:
-            self._load_outer_state()
+        if self._outer_state is not None and len(with_values) == len(trained):
+            check_state(self._outer_state, self._trained(), self._outer_options)
 
     def _after_meeting(self, period_began: float) -> None:
         self._steps_since = 0
         self._period_began = period_began
         if self._resets_momentum:
-            with arrays.not_recorded():
-                for updater in self._updaters:
-                    for array in state_tree.leaves(list(updater.states.values()), NDArray):
-                        fill_with_zeros(array)
+            for updater in self._updaters:  # which makes new states in the next update
+                updater.states.clear()
+                updater.states_synced.clear()
 
 
 class _LocalSteps(LocalReducer):
     """The gradients of local steps. Other workers wait for this worker in meetings only."""
 
-    def __init__(self, parameters: Any, when_moved: Any, outer: OuterOptimizer) -> None:
+    def __init__(self, parameters: Any, when_moved: Any) -> None:
         super().__init__([one for one in parameters if one.grad_req != "null"], when_moved)
         self._frozen = [one for one in parameters if one.grad_req == "null"]
-        self._outer = outer
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Sum each gradient over the devices of this worker."""
@@ -424,14 +508,6 @@ class _LocalSteps(LocalReducer):
                 "averages it: make a new LocalTrainer after a change of grad_req."
             )
         super().allreduce(ignore_stale, label, compares)
-
-    def awaited_by(self) -> list[int]:
-        """The ranks that wait for this rank in a meeting."""
-        return self._outer.awaited_by()
-
-    def refuse_awaited(self, reason: str) -> None:
-        """Refuse the meeting in which the other ranks wait."""
-        self._outer.refuse(reason)
 
 
 def _check_dtype(name: str, parameter: Any) -> None:

@@ -20,9 +20,49 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 from ..compat import arrays, mxnet
 from ..compat.mxnet import MXNetError, NDArray, Parameter, mx
+from ..coordination.operation import Turn
 from ..parameters.aux_params import is_auxiliary
 from ..world import process
 from ..world.process_set import ProcessSet
+
+_CALL = "a meeting of a LocalTrainer"
+
+
+class Meetings:
+    """The names of a trainer's meetings, and what other ranks wait for under them.
+
+    A meeting has two operations: its counts and the running means under `whole`, and the changes under `name`, which
+    take the turn of `whole`. So a rank that has broken off a meeting cannot match its changes with a later meeting.
+    """
+
+    def __init__(self, process_set: ProcessSet, scope: str) -> None:
+        self.process_set = process_set
+        self.name = f"{scope}/meeting"
+        self.whole = f"{self.name}/whole"
+
+    def awaited_by(self) -> list[int]:
+        """The ranks that wait for this rank in a meeting."""
+        come = self.process_set.core.waiting_for_this([self.whole])
+        return sorted({rank for ranks in come for rank in ranks})
+
+    def refuse(self, reason: str) -> None:
+        """Let the next meeting fail on all workers, with the reason."""
+        self.process_set.core.refuse(self.whole, reason)
+        self.refuse_changes(reason)
+
+    def refuse_changes(self, reason: str) -> None:
+        """Refuse the changes of a meeting whose first operation this rank has begun or refused."""
+        self.process_set.core.refuse(self.name, reason, turn_of=self.whole)
+
+    def of_begin(self, count: int, with_velocities: bool) -> list[str]:
+        """The names of the broadcasts of so many weights, and of their velocities, in OuterOptimizer.begin()."""
+        kinds = ("weight", "velocity") if with_velocities else ("weight",)
+        return [f"{self.name}/{kind}/{number}" for kind in kinds for number in range(count)]
+
+    def refuse_begin(self, count: int, with_velocities: bool, reason: str) -> None:
+        """Refuse the broadcasts of OuterOptimizer.begin(), and the changes of a meeting."""
+        for name in [*self.of_begin(count, with_velocities), self.name]:
+            self.process_set.core.refuse(name, reason, turn_of=self.whole)
 
 
 class OuterOptions(NamedTuple):
@@ -48,13 +88,12 @@ class _Weight:
     @property
     def weight(self) -> NDArray:
         """The values on the first device."""
-        return self.parameter._data[0].as_nd_ndarray()
+        return _classic(self.parameter._data[0])
 
     def held(self) -> list[NDArray]:
         """Arrays that a meeting changes together: none may be read before all are changed, or none will be."""
         own = [self.anchor, self.velocity, self.change, self.snapshot]
-        replicas = [replica.as_nd_ndarray() for replica in self.parameter._data]
-        return replicas + [array for array in own if array is not None]
+        return [*map(_classic, self.parameter._data), *(array for array in own if array is not None)]
 
     def follow_anchor(self) -> None:
         """Give the weight the value of the common point, on all devices."""
@@ -64,7 +103,7 @@ class _Weight:
     def spread(self) -> None:
         """Copy the values of the first device to the others."""
         for replica in self.parameter._data[1:]:
-            self.weight.copyto(replica.as_nd_ndarray())
+            self.weight.copyto(_classic(replica))
 
 
 class OuterOptimizer:
@@ -72,10 +111,8 @@ class OuterOptimizer:
 
     Parameters
     ----------
-    process_set : ProcessSet
-        The workers that meet.
-    name : str
-        The name of the operation.
+    meetings : Meetings
+        Where the workers meet.
     parameters : sequence of Parameter
         All parameters, in an order that is the same on all workers. Those with gradients need values that are equal on
         all workers. Auxiliary parameters (running means) are averaged, with overlap by `meet_now` only, since training
@@ -84,19 +121,39 @@ class OuterOptimizer:
     options : OuterOptions
     """
 
-    def __init__(
-        self, process_set: ProcessSet, name: str, parameters: Sequence[Parameter], options: OuterOptions
-    ) -> None:
-        self._process_set, self._name, self._options = process_set, name, options
+    def __init__(self, meetings: Meetings, parameters: Sequence[Parameter], options: OuterOptions) -> None:
+        self._meetings, self._options = meetings, options
         self._auxiliary = [one for one in parameters if is_auxiliary(one) and one._data is not None]
         with _classic_operators():
             self._weights = [
                 _Weight(one, options.momentum != 0, options.overlap) for one in parameters if one.grad_req != "null"
             ]
-            self._averages = [one._data[0].as_nd_ndarray().copy() for one in self._auxiliary]
+            self._averages = [_classic(one._data[0]).copy() for one in self._auxiliary]
         # Of the last meeting: workers with steps, workers that go on, and workers whose running means count.
         self._counts: Any = None
         self.is_pending = False  # a meeting has begun and is not applied yet
+        self._broken = ""  # why weights of this worker may differ from those of the others
+
+    def begin(self, root: int, state: dict[str, NDArray]) -> None:
+        """Begin with the velocities and the weights of a rank, in the turn of the last operation under `whole`.
+
+        Parameters
+        ----------
+        root : int
+            The rank within the process set.
+        state : dict of NDArray
+            The velocities as `state` has returned them, empty for zeros; either on all workers or on none.
+        """
+        core, of_whole, own = self._meetings.process_set.core, self._meetings.whole, self.state()
+        sent = [arrays.handles(one.parameter._data) for one in self._weights]
+        with _classic_operators():
+            for key, velocity in own.items() if state else ():
+                _classic(state[key]).copyto(velocity)
+                sent.append(arrays.handles([velocity]))
+            for number, name in enumerate(self._meetings.of_begin(len(self._weights), bool(state))):
+                core.push_broadcast(name, sent[number][0], sent[number], root, -number, turn_of=of_whole)
+            for one in self._weights:
+                one.weight.copyto(one.anchor)
 
     def meet(self, has_steps: bool, goes_on: bool) -> None:
         """Average the changes of all workers, and apply them; with overlap those of the meeting before.
@@ -117,14 +174,12 @@ class OuterOptimizer:
         """
         if not self._options.overlap:
             self._push(has_steps, goes_on)
-            self._apply()
-            self._apply_averages()
-            self._fence()
+            with self._unbroken():
+                self._apply()
+                self._apply_averages()
+                self._fence()
             return
         self.finish_pending()
-        with _classic_operators():
-            for one in self._weights:
-                one.weight.copyto(one.snapshot)
         self._push(has_steps, goes_on)
         self.is_pending = True
 
@@ -138,8 +193,10 @@ class OuterOptimizer:
         """
         if self.is_pending:
             self.is_pending = False
-            self._wait()
-            self._apply()
+            with self._unbroken(MXNetError):
+                self._wait()
+            with self._unbroken():
+                self._apply()
 
     def meet_now(self, has_steps: bool, goes_on: bool) -> int:
         """Meet without overlap, wait for the others, and return how many workers go on.
@@ -152,14 +209,31 @@ class OuterOptimizer:
             The meeting has failed, on all workers, and has changed nothing.
         """
         self._push(has_steps, goes_on)
-        with_steps, going_on, _ = self._wait()
-        if with_steps > 0:
-            self._apply(keeps_local=False)
-        else:
-            self._go_back()
-        if with_steps > 0 or self._options.overlap:
-            self._apply_averages()
+        with self._unbroken(MXNetError):
+            with_steps, going_on, _ = self._wait()
+        with self._unbroken():
+            if with_steps > 0:
+                self._apply(keeps_local=False)
+            else:
+                self._go_back()
+            if with_steps > 0 or self._options.overlap:
+                self._apply_averages()
         return int(going_on)
+
+    @contextlib.contextmanager
+    def _unbroken(self, *of_all: type[BaseException]) -> Iterator[None]:
+        """Note an exception that breaks off a meeting on this worker; exceptions `of_all` are raised on all workers."""
+        try:
+            yield
+        except of_all:
+            raise
+        except BaseException as error:
+            self._broken = (
+                f"{type(error).__name__} has broken off an earlier meeting on rank {process.rank()}, whose weights may "
+                "differ from those of the other workers. Load weights and call load_states() on all workers, or make a "
+                "new LocalTrainer."
+            )
+            raise
 
     def _wait(self) -> list[float]:
         """Wait for the last meeting, and return its counts.
@@ -179,65 +253,42 @@ class OuterOptimizer:
             raise failed
         return self._counts.asnumpy().tolist()
 
-    def awaited_by(self) -> list[int]:
-        """The ranks that wait for this rank in a meeting."""
-        names = [self._name, f"{self._name}/whole"]
-        return sorted({rank for ranks in self._process_set.core.waiting_for_this(names) for rank in ranks})
-
-    def refuse(self, reason: str) -> None:
-        """Let the next meeting fail on all workers, with the reason."""
-        self._process_set.core.refuse(f"{self._name}/whole", reason)
-        self._process_set.core.refuse(self._name, reason)
-
     def state(self) -> dict[str, NDArray]:
-        """The velocities by the number of the parameter, for files."""
+        """The velocities by the number of the parameter, for files and `begin`."""
         return {str(number): one.velocity for number, one in enumerate(self._weights) if one.velocity is not None}
-
-    def load(self, state: dict[str, NDArray]) -> None:
-        """Take over velocities, and the present weights, which are equal on all workers, as the common point.
-
-        A meeting that is under way is forgotten.
-
-        Raises
-        ------
-        ValueError
-            The state is of another network.
-        """
-        own = self.state()
-        if {key: value.shape for key, value in state.items()} != {key: value.shape for key, value in own.items()}:
-            raise ValueError("The outer state in the file belongs to another network, or to another outer_momentum.")
-        self.is_pending = False
-        with _classic_operators():
-            for key, value in state.items():
-                value.as_nd_ndarray().copyto(own[key])
-            for one in self._weights:
-                one.weight.copyto(one.anchor)
 
     def _push(self, has_steps: bool, goes_on: bool) -> None:
         """Sum the changes of all workers into `change`."""
+        meetings, of_whole = self._meetings, self._meetings.whole
+        label = f"a meeting for {len(self._weights)} parameters"
+        wire = {"wire": self._options.wire} if self._options.wire else {}
+        # Whatever fails before both operations have begun, the other workers get the error in this meeting.
+        with Turn(meetings.process_set, meetings.name, _CALL, of_whole) as changes:
+            with Turn(meetings.process_set, of_whole, _CALL) as whole, _classic_operators():
+                self._compute(has_steps, goes_on)
+                held = arrays.handles([*self._averages, self._counts])
+                whole.push(whole.core.push_group, held, held, "sum", 1.0, label=label)
+            held = arrays.handles([one.change for one in self._weights])
+            changes.push(changes.core.push_group, held, held, "sum", 1.0, label=label, **wire)
+
+    def _compute(self, has_steps: bool, goes_on: bool) -> None:
+        """Compute what this worker contributes to a meeting."""
+        if self._broken:
+            raise MXNetError(self._broken)
         averages = has_steps or self._options.overlap
-        with _classic_operators():
-            self._counts = mx.nd.array([float(has_steps), float(goes_on), float(averages)], dtype="float64")
-            for one in self._weights:
-                if has_steps:
-                    mx.nd.elemwise_sub(one.weight, one.anchor, out=one.change)
-                else:
-                    mx.nd.zeros_like(one.anchor, out=one.change)
-            for parameter, average in zip(self._auxiliary, self._averages):
-                if averages:
-                    parameter._data[0].as_nd_ndarray().copyto(average)
-                else:
-                    mx.nd.zeros_like(average, out=average)
-            core, label = self._process_set.core, f"a meeting for {len(self._weights)} parameters"
-            whole = arrays.handles([*self._averages, self._counts])
-            changes = arrays.handles([one.change for one in self._weights])
-            wire = {"wire": self._options.wire} if self._options.wire else {}
-            try:
-                core.push_group(f"{self._name}/whole", whole, whole, "sum", 1.0, label=label)
-            except Exception as error:  # NaiveEngine: the meeting has failed, on all workers
-                core.refuse(self._name, str(error))
-                raise
-            core.push_group(self._name, changes, changes, "sum", 1.0, label=label, **wire)
+        self._counts = mx.nd.array([float(has_steps), float(goes_on), float(averages)], dtype="float64")
+        for one in self._weights:
+            if one.snapshot is not None:
+                one.weight.copyto(one.snapshot)
+            if has_steps:
+                mx.nd.elemwise_sub(one.weight, one.anchor, out=one.change)
+            else:
+                mx.nd.zeros_like(one.anchor, out=one.change)
+        for parameter, average in zip(self._auxiliary, self._averages):
+            if averages:
+                _classic(parameter._data[0]).copyto(average)
+            else:
+                mx.nd.zeros_like(average, out=average)
 
     def _apply(self, keeps_local: bool = True) -> None:
         """Move the common point by the sums in `change`, and let the weights follow."""
@@ -250,8 +301,8 @@ class OuterOptimizer:
                 if one.velocity is None:
                     one.anchor += change
                 else:
-                    one.velocity *= options.momentum
-                    one.velocity += change
+                    # One operation: after a failed meeting the velocity is as before, as on workers that refused it.
+                    mx.nd.elemwise_add(one.velocity * options.momentum, change, out=one.velocity)
                     one.anchor += change + options.momentum * one.velocity if options.nesterov else one.velocity
                 if one.snapshot is not None and keeps_local:
                     mx.nd.elemwise_add(one.anchor, one.weight - one.snapshot, out=one.weight)
@@ -271,14 +322,22 @@ class OuterOptimizer:
             for parameter, average in zip(self._auxiliary, self._averages):
                 mx.nd.broadcast_div(average, _like(self._counts[2:3], average), out=average)
                 for replica in parameter._data:
-                    average.copyto(replica.as_nd_ndarray())
+                    average.copyto(_classic(replica))
 
     def _fence(self) -> None:
         """Let all arrays of a meeting wait for each other: if it fails, all of them carry its error."""
         if not mxnet.engine_blocks():
             held = [array for one in self._weights for array in one.held()]
-            held += [*self._averages, *(array.as_nd_ndarray() for one in self._auxiliary for array in one._data)]
+            held += [*self._averages, *(_classic(array) for one in self._auxiliary for array in one._data)]
             process.core.Fence(arrays.handles(held)).push()
+
+
+def check_state(state: dict[str, NDArray], parameters: Sequence[Parameter], options: OuterOptions) -> None:
+    """Raise a ValueError if velocities from a file do not fit parameters with values."""
+    with_velocity = parameters if options.momentum else []
+    own = {str(number): tuple(one._data[0].shape) for number, one in enumerate(with_velocity)}
+    if {key: tuple(value.shape) for key, value in state.items()} != own:
+        raise ValueError("The outer state in the file belongs to another network, or to another outer_momentum.")
 
 
 @contextlib.contextmanager
@@ -291,3 +350,8 @@ def _classic_operators() -> Iterator[None]:
 def _like(number: NDArray, array: NDArray) -> NDArray:
     """An array of one element with an array's number of axes, its dtype and its device."""
     return number.reshape((1,) * array.ndim).astype(array.dtype).as_in_context(array.context)
+
+
+def _classic(array: NDArray) -> NDArray:
+    """An array as MXNet's classic operators take it."""
+    return array.as_nd_ndarray() if isinstance(array, mx.np.ndarray) else array

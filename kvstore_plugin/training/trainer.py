@@ -235,6 +235,7 @@ class DistributedTrainer(gluon.Trainer):
         self._freshness_is_shared = False
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
         self._join: Any = None  # the `join` around the training loop
+        self._losses = process.losses  # when the workers last met for this trainer
         self._steps = 0  # equal on all workers between two steps, also after a step that failed
         self._is_left_out = False  # this worker counted the step when its allreduce_grads() failed
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
@@ -267,7 +268,7 @@ class DistributedTrainer(gluon.Trainer):
             self._gradients.append(LocalReducer(local, self._follow_devices))
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
-        deadlock_check.made(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
+        deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
 
@@ -330,7 +331,7 @@ class DistributedTrainer(gluon.Trainer):
         No graph recorded before may write gradients any more. With update_on_kvstore=True the states are empty
         afterwards, and the parameters with values have owners among the remaining workers.
         """
-        self._join = None
+        self._losses = process.losses
         for gradients in self._gradients:
             gradients.release()
         self._gradients = []
@@ -602,7 +603,12 @@ class DistributedTrainer(gluon.Trainer):
 
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
-        deadlock_check.stepped(self, DistributedTrainer._awaited_by, DistributedTrainer._refuse_awaited)
+        if self._losses != process.losses and self._shares:
+            raise RuntimeError(
+                "This trainer is from before a worker was lost and has no elastic=True, so its weights may differ "
+                "between the workers. Make it with elastic=True for the ElasticState, or anew in a reset callback."
+            )
+        deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
         what = label or "allreduce_grads()"
         if any(gradients.is_due() for gradients in self._gradients):  # the other workers have counted an update
             trainer_state.count_update(self)
@@ -619,7 +625,7 @@ class DistributedTrainer(gluon.Trainer):
             self._for_each(reduce, lambda one, reason: one.refuse(reason))
         except BaseException as error:
             if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
-                load_tracking.note_failure(self._params)
+                load_tracking.note_failure(self._params, self)
             if not label and any(gradients.has_begun() for gradients in self._gradients):
                 self._leave_out(str(error))  # the other workers call update(); in step(), _counted() does this
                 self._is_left_out = True
@@ -660,7 +666,7 @@ class DistributedTrainer(gluon.Trainer):
         except MXNetError:
             raise  # of the step; the other workers have it too
         except BaseException:  # the other workers update, and get an error in their next step
-            load_tracking.note_failure(self._params)
+            load_tracking.note_failure(self._params, self)
             raise
 
     def _make_updates(self, ignore_stale_grad: bool) -> None:
@@ -698,7 +704,7 @@ class DistributedTrainer(gluon.Trainer):
             averaging.refuse(reason)
 
     def _run_updaters(self, ignore_stale_grad: bool) -> None:
-        with load_tracking.noting_failures(self._params):
+        with load_tracking.noting_failures(self):
             if self._store_optimizer is not None:
                 self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
                 trainer_state.mark_stale(self._params)
@@ -835,6 +841,7 @@ class DistributedTrainer(gluon.Trainer):
 
     def _follow_devices(self) -> None:
         """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""
+        amp.warn_of_added_gradients(self._params)
         held = [one._data for one in self._params]
         if all(one is other for one, other in zip(held, self._held)):
             return

@@ -48,6 +48,7 @@ class _NoCore:
 
 
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
+losses = 0  # how often this process went on with the remaining workers after a worker was lost
 generation = 0  # how often the core was started: older objects must not touch new objects with the same names
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
@@ -321,8 +322,9 @@ def leave_lost() -> None:
 
 def join_again(comm: MPI.Intracomm) -> None:
     """Initialize again, on a communicator of the surviving ranks. Collective over the communicator."""
-    global _has_lost
+    global _has_lost, losses
     _has_lost = True
+    losses += 1
     core_loader.load().begin_again()
     failure_detector.begin(comm)
     _join(comm)

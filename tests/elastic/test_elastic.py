@@ -171,6 +171,75 @@ def test_workers_that_end_by_themselves_are_outlived_as_killed_ones(mpirun, ends
     assert set(re.findall(r"^finished (\d of \d)$", result.stdout, re.MULTILINE)) == finished, result.text
 
 
+_WITHOUT_ELASTIC = """
+import os, signal
+import mxnet as mx
+import kvstore_plugin as mykv
+mykv.init()
+me = mykv.rank()
+
+def made(**options):
+    net = mx.gluon.nn.Dense(1, in_units=3)
+    net.initialize()
+    return net, mykv.DistributedTrainer(net.collect_params(), "sgd", **options)
+
+def step(net, trainer):
+    with mx.autograd.record():
+        loss = net(mx.nd.ones((4, 3))).sum()
+    loss.backward()
+    trainer.step(4)
+    mx.nd.waitall()
+
+net, trainer = made(elastic=True)
+other = made()
+state = mykv.ElasticState(net=net, trainer=trainer, step=0)
+
+def train(state):
+    global other
+    while state.step < 4:
+        if state.step == 2 and me == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            step(*other)
+        except mykv.WorkersLost:
+            raise
+        except RuntimeError as error:
+            print(me, "is told", error, flush=True)
+            other = made()
+        step(net, trainer)
+        state.step += 1
+        state.commit()
+
+mykv.run_elastic(train, state)
+mykv.check_in_step(other[0].collect_params())
+print("finished", me, "of", mykv.size(), flush=True)
+"""
+
+
+def test_a_trainer_that_is_not_elastic_ends_with_a_worker(mpirun):
+    result = mpirun(3, _WITHOUT_ELASTIC, options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
+    told = re.findall(r"^(\d) is told This trainer is from before a worker was lost", result.stdout, re.MULTILINE)
+    assert sorted(told) == ["0", "1"], result.text
+    assert result.stdout.count("of 2") == 2, result.text
+
+
+def test_join_of_an_elastic_trainer_is_refused(mpirun):
+    script = """
+    import mxnet as mx
+    import kvstore_plugin as mykv
+
+    net = mx.gluon.nn.Dense(1, in_units=3)
+    net.initialize()
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
+    try:
+        mykv.join(trainer)
+    except ValueError as error:
+        print(error)
+    """
+    result = mpirun(1, script, options=("--with-ft", "ulfm"), timeout=_LIMIT_S)
+    assert "join() cannot be used with a trainer that has elastic=True" in result.stdout, result.text
+
+
 def test_users_may_shrink_and_begin_again_themselves_and_finalize_mpi(mpirun):
     script = """
     import os, signal

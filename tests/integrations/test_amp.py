@@ -400,3 +400,39 @@ def test_a_network_spread_over_devices_is_refused():
         params.append(parameter)
     with pytest.raises(ValueError, match="AMP needs all parameters on the same devices"):
         amp.init_trainer(mykv.DistributedTrainer(params, "sgd"))
+
+
+_ADDING = """
+import logging, sys
+import kvstore_plugin as mykv
+import mxnet as mx
+from mxnet import autograd, gluon
+from mxnet.contrib import amp
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+if "on" in sys.argv:
+    amp.init("bfloat16")
+for make in (mykv.DistributedTrainer, lambda *given: gluon.Trainer(*given, kvstore="mykv")):
+    for _ in range(2):
+        net = gluon.nn.Dense(2, in_units=3)
+        net.initialize(mx.init.One())
+        trainer = make(net.collect_params(), "sgd")
+        if "add" in sys.argv:
+            net.collect_params().setattr("grad_req", "add")
+        with autograd.record():
+            loss = net(mx.nd.ones((4, 3))).astype("float32").sum()
+        loss.backward()
+        print("gradient", float(net.weight.grad().sum().asscalar()))
+        trainer.step(4)
+"""
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0.0b1 has no AMP in bfloat16 that starts")
+@pytest.mark.skipif(bool(why_no_layers_in_bfloat16()), reason=why_no_layers_in_bfloat16())
+@pytest.mark.parametrize("arguments", [("on", "add"), ("on", "write"), ("off", "add")])
+def test_a_warning_says_that_amp_loses_gradients_that_are_added_up(mpirun, arguments):
+    result = mpirun(0, _ADDING, *arguments)
+    assert result.code == 0, result.text
+    loses = arguments == ("on", "add")
+    assert result.stdout.count("AMP loses gradients") == loses, result.text
+    assert ("gradient 0.0" in result.stdout) == loses, "MXNet has changed: is the warning still needed?"

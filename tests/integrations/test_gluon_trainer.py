@@ -75,6 +75,38 @@ def test_gradients_are_reduced_in_one_bucket(rank, size, gather, how, deferred):
     assert (found["adopted"], found["copied"], len(found["bucket_bytes"])) == (6, {}, 1)
 
 
+@pytest.mark.smoke
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("how", ["name", "store"])
+@pytest.mark.parametrize("on_store", [False, True])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_network_that_only_one_worker_has_used(rank, gather, how, on_store, who):
+    net = gluon.nn.Dense(3)
+    net.initialize()
+    trainer = _trainer(net, how, update_on_kvstore=on_store)
+    for call in [lambda: trainer.step(4)] + [trainer.allreduce_grads] * (not on_store):
+        if rank == who:
+            _backward(net, rank)
+        with pytest.raises(MXNetError, match=f"has no values yet on rank {1 - who}"):
+            call()
+    for seed in range(2):
+        _backward(net, rank, seed)
+        trainer.step(4)
+    _equal(gather, net)
+    assert trainer._optimizer.num_update == 2
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_that_waits_elsewhere_during_the_first_step(rank, gather):
+    net = dense_network(0)
+    trainer = _trainer(net, "name")
+    _backward(net, rank)
+    with pytest.raises(MXNetError, match="(?s)first step of a gluon.Trainer with 6 parameters.*rank|barrier.*rank"):
+        trainer.step(4) if rank else mykv.barrier()
+    trainer.step(4)
+    _equal(gather, net)
+
+
 @pytest.mark.ranks(2)
 def test_after_a_backward_gradients_are_copied_and_a_warning_says_so(rank, gather, caplog):
     nets = [dense_network(3)]

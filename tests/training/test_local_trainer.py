@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import textwrap
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +26,7 @@ from harness.support import (
     structure,
 )
 from kvstore_plugin.training import local_trainer
+from kvstore_plugin.training.outer_optimizer import OuterOptimizer
 from mxnet import autograd, gluon
 
 _EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -403,7 +407,7 @@ def test_naive_engine(gather, rank, overlap):
     _backward(net, 4, rank)
     trainer.step(_BATCH)
     if rank == 0:
-        trainer._outer.refuse("told to")
+        trainer._meetings.refuse("told to")
     else:
         with pytest.raises(MXNetError, match="told to"):
             trainer.synchronize()
@@ -420,7 +424,7 @@ def test_a_refused_meeting_changes_nothing_and_the_next_one_works(gather, rank, 
         _backward(net, step, rank)
         if step == 1 and rank == 0:
             before = parameters(net)
-            trainer._outer.refuse("told to")
+            trainer._meetings.refuse("told to")
             trainer._steps_since = -1  # this worker leaves the meeting out
             trainer.step(_BATCH)
             trainer._steps_since = 0
@@ -478,6 +482,259 @@ def test_states_go_on_from_files(gather, rank, size, tmp_path):
     warm.save_states(name)
     with pytest.raises(ValueError, match="during the warm-up"):
         plain.load_states(name)
+
+
+def _train(net, trainer, steps, rank) -> None:
+    for step in steps:
+        _backward(net, step, rank)
+        trainer.step(_BATCH)
+
+
+def _said(call) -> str:
+    """The error of a call and of what it has begun; empty without one."""
+    try:
+        call()
+        mx.nd.waitall()
+    except (MXNetError, ValueError) as error:
+        clear_errors()
+        return str(error)
+    return ""
+
+
+def _interrupting(original, monkeypatch, owner):
+    """Let a method press Ctrl-C once, at its end."""
+
+    def interrupt(self, *arguments, **named):
+        monkeypatch.undo()
+        result = original(self, *arguments, **named)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    monkeypatch.setattr(owner, original.__name__, interrupt)
+
+
+_PLACES = [(OuterOptimizer._compute, False), (OuterOptimizer._apply, False), (OuterOptimizer._wait, True)]
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(["place", "overlap"], _PLACES, ids=["before", "behind", "while it waits"])
+def test_ctrl_c_in_a_meeting_waits_for_its_end(gather, rank, overlap, place, monkeypatch):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.5, overlap=overlap)
+    _train(net, trainer, range(5), rank)
+    _backward(net, 5, rank)
+    if rank == 0:
+        _interrupting(place, monkeypatch, OuterOptimizer)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step(_BATCH)
+    else:
+        trainer.step(_BATCH)
+    assert overlap or len(set(gather(checksum(net)))) == 1
+    _train(net, trainer, range(6, 9), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.ranks(2)
+def test_ctrl_c_while_another_worker_is_awaited_for_the_first_local_step(gather, rank):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
+    _backward(net, 0, rank)
+    if rank == 0:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.step(_BATCH)
+        gather("interrupted")
+    else:
+        gather("interrupted")
+        assert re.search("KeyboardInterrupt.*first local step.*rank 0", _said(lambda: trainer.step(_BATCH)))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_worker_that_cannot_take_part_in_a_meeting(gather, rank, overlap, monkeypatch):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.5, overlap=overlap)
+    _train(net, trainer, range(3), rank)
+    trainer.synchronize()
+
+    def fail(self, *arguments):
+        monkeypatch.undo()
+        raise ValueError("no memory")
+
+    if rank == 0:
+        monkeypatch.setattr(OuterOptimizer, "_compute", fail)
+    _train(net, trainer, range(3, 4), rank)
+    _backward(net, 4, rank)
+    assert "no memory" in _said(trainer.synchronize if overlap else lambda: trainer.step(_BATCH))
+    _train(net, trainer, range(5, 8), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+    velocities = [one.asnumpy().tobytes() for one in trainer._outer.state().values()]
+    assert len(set(gather(b"".join(velocities)))) == 1, "a failed meeting has changed the velocity of one worker"
+
+
+@pytest.mark.ranks(2)
+def test_a_meeting_that_breaks_off_on_one_worker_ends_all_later_meetings(gather, rank, tmp_path, monkeypatch):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.5)
+    _train(net, trainer, range(2), rank)
+    trainer.synchronize()
+    trainer.save_states(str(tmp_path / f"{rank}"))
+    _train(net, trainer, range(3), rank)
+
+    def fail(self, *arguments):
+        monkeypatch.undo()
+        raise ValueError("no memory")
+
+    if rank == 0:
+        monkeypatch.setattr(OuterOptimizer, "_apply", fail)
+    _backward(net, 3, rank)
+    said = _said(lambda: trainer.step(_BATCH))
+    assert said == ("" if rank else "no memory")
+    for _ in range(2):
+        assert "ValueError has broken off an earlier meeting on rank 0" in _said(trainer.synchronize)
+    trainer.load_states(str(tmp_path / f"{rank}"))
+    _train(net, trainer, range(4, 8), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_network_that_one_worker_has_not_used(gather, rank, who, warmup):
+    net = gluon.nn.Dense(3)
+    net.initialize()
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, warmup_steps=warmup)
+    if rank == who:
+        _backward(net, 0, rank)
+    said = _said(lambda: trainer.step(_BATCH) if warmup or rank == who else trainer.synchronize())
+    assert f"has no values yet on rank {1 - who}" in said
+    _train(net, trainer, range(4), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_that_waits_elsewhere_during_the_first_local_step(gather, rank):
+    net = gluon.nn.Dense(3)
+    net.initialize()
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2)
+    _backward(net, 0, rank)
+    said = _said(lambda: trainer.step(_BATCH) if rank else mykv.barrier())
+    assert re.search("rank 0 is in barrier.*meeting of a LocalTrainer. Call synchronize", said)
+    gather("both have their error")
+    if rank:
+        with pytest.raises(MXNetError, match="rank 0 is in"):
+            mykv.barrier()
+    _train(net, trainer, range(4), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("momentum", [0, 0.9])
+@pytest.mark.parametrize("steps", [(0, None), (3, None), (3, 5)], ids=["before the first", "one", "at other steps"])
+def test_states_that_not_all_workers_load_at_the_same_step(gather, rank, momentum, steps, tmp_path):
+    net = dense_network(rank)
+    made = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=momentum)
+    name = str(tmp_path / f"{rank}")
+    _train(net, made, range(3), rank)
+    made.synchronize()
+    made.save_states(name)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=momentum)
+    for step in range(6):
+        if step == steps[rank]:
+            trainer.load_states(name)
+        _backward(net, step, rank)
+        said = _said(lambda: trainer.step(_BATCH))
+        if said:
+            break
+    assert "after load_states(), which all workers must call between the same steps" in said
+    gather("all have their error")
+    trainer.load_states(name)
+    _train(net, trainer, range(4), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_states_and_weights_of_the_root_count(gather, rank, tmp_path):
+    def made(net):
+        return mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.9)
+
+    net = dense_network(rank)
+    trainer = made(net)
+    name = str(tmp_path / f"{rank}")
+    _train(net, trainer, range(3 + 2 * rank), rank)
+    trainer.synchronize()
+    if rank == 0:
+        trainer.save_states(name)
+    _train(net, trainer, range(2), rank)
+    trainer.synchronize()
+    if rank == 1:
+        trainer.save_states(name)  # of a later meeting
+    _Model._set(net, parameters(dense_network(rank)))
+    trainer.load_states(name)
+    _train(net, trainer, range(5), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+    velocities = [one.asnumpy().tobytes() for one in trainer._outer.state().values()]
+    assert len(set(gather(b"".join(velocities)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_failed_step_of_the_warm_up_counts_on_all_workers(gather, rank):
+    net = dense_network(rank)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, warmup_steps=3)
+    _train(net, trainer, range(1), rank)
+    if rank == 0:
+        with pytest.raises(UserWarning, match="stale"):
+            trainer.step(_BATCH)
+    else:
+        _backward(net, 1, rank)
+        assert "stale" in _said(lambda: trainer.step(_BATCH))
+    gather("all have their error")
+    _train(net, trainer, range(2, 6), rank)
+    trainer.synchronize()
+    assert len(set(gather(checksum(net)))) == 1
+
+
+_OPTIMIZERS = {
+    "sgd": {},
+    "nag": {"momentum": 0.9},
+    "dcasgd": {},
+    "rmsprop": {},
+    "signum": {},
+    "adagrad": {},
+}
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("name", _OPTIMIZERS)
+def test_an_optimizer_begins_with_new_states_in_each_period(rank, name):
+    arguments = (name, {"learning_rate": 0.01, **_OPTIMIZERS[name]})
+    net, other = dense_network(0), dense_network(0)
+    trainer = mykv.LocalTrainer(net.collect_params(), *arguments, period=3, reset_momentum=True)
+    for step in range(9):
+        if step % 3 == 0:
+            stock = gluon.Trainer(other.collect_params(), *arguments, kvstore=None)
+        _backward(net, step, 0)
+        trainer.step(_BATCH)
+        _backward(other, step, 0)
+        stock.step(_BATCH)
+        for key, value in parameters(other).items():
+            np.testing.assert_allclose(parameters(net)[key], value, rtol=1e-5, atol=1e-6, err_msg=f"{step} {key}")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["adam", "nadam", "ftml", "lamb"])
+def test_optimizers_whose_states_depend_on_the_count_of_updates_cannot_begin_again(rank, name):
+    with pytest.raises(ValueError, match=f"(?i)reset_momentum=True does not work with {name}"):
+        mykv.LocalTrainer(dense_network(0).collect_params(), name, period=2, reset_momentum=True)
 
 
 @pytest.mark.ranks(2)

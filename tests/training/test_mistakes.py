@@ -255,6 +255,64 @@ def test_an_operation_of_mxnet_that_fails_in_the_update_of_one_worker(rank, gath
     _goes_on(gather, training, step)
 
 
+class _TwoTrainers:
+    """A network with a trainer, all of whose parameters another trainer has too, with a parameter of its own."""
+
+    def __init__(self, rank, optimizer):
+        self.net, self._rank = dense_network(seed=rank), rank
+        self._other = nn.Dense(2, in_units=2)
+        self._other.initialize()
+        params = [one for net in (self.net, self._other) for one in net.collect_params().values()]
+        self.first = mykv.DistributedTrainer(params[:-2], optimizer)
+        self.second = mykv.DistributedTrainer(params, "sgd", {"learning_rate": 0.1})
+
+    def step(self, trainer):
+        with autograd.record():
+            loss = (self._other(self.net(array(np.full((_BATCH, 6), 1.0 + self._rank, "float32")))) ** 2).sum()
+        loss.backward()
+        trainer.step(_BATCH)
+        mx.nd.waitall()
+
+
+@pytest.mark.ranks(2)
+def test_a_failed_update_of_one_of_two_trainers_of_the_same_parameters(rank, gather):
+    optimizer = mx.optimizer.SGD(learning_rate=0.1)
+    optimizer.__class__ = _Failing
+    training = _TwoTrainers(rank, optimizer)
+    training.step(training.first)
+    training.step(training.second)
+    optimizer.fails = "in the engine" if rank == 1 else ""
+    with pytest.raises(MXNetError) if rank == 1 else contextlib.nullcontext():
+        training.step(training.first)
+    optimizer.fails = ""
+    clear_errors()
+    for trainer in (training.first, training.second):
+        with pytest.raises(MXNetError, match="an operation of MXNet in an update"):
+            training.step(trainer)
+        clear_errors()
+    mykv.broadcast_states(training.first)  # the other trainer's own parameter is as it was
+    for trainer in (training.second, training.first):
+        training.step(trainer)
+        assert len(set(gather(checksum(training.net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_failed_updates_in_different_steps_of_one_of_two_trainers(rank):
+    optimizer = mx.optimizer.SGD(learning_rate=0.1)
+    optimizer.__class__ = _Optimizer
+    training = _TwoTrainers(rank, optimizer)
+    training.step(training.first)
+    for step in range(2):
+        optimizer.fails = rank == step
+        with pytest.raises((ArithmeticError, MXNetError)) if rank == step or step else contextlib.nullcontext():
+            training.step(training.first)
+        clear_errors()
+    optimizer.fails = False
+    with pytest.raises(MXNetError, match="a failed update"):
+        training.step(training.first)
+    clear_errors()
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("mistake", ["stale", "batch size", "barrier", "in allreduce_grads", "in update"])
 @pytest.mark.parametrize("failing", [(2,), (1, 2)], ids=["once", "twice"])
