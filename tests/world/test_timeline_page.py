@@ -228,7 +228,7 @@ def test_operations_that_wait_at_the_same_time_are_counted_once(tmp_path):
 
 @pytest.mark.parametrize(("offset", "corrected"), [(0, 0), (7, 7), (-40, -40)])
 def test_clocks_that_contradict_an_operation_are_corrected(tmp_path, offset, corrected):
-    """Both ranks arrive at 10 and end at 12 ms; rank 1 began to record 5 ms later, and its clock is `offset` ms ahead."""
+    """Both ranks arrive at 10 and end at 12 ms. Rank 1 records from 5 ms on; its clock is `offset` ms ahead."""
     files = []
     for rank in range(2):
         later = 5 * rank
