@@ -16,11 +16,12 @@ class BuildPython(build_py):
 
     def run(self):
         super().run()
-        if not getattr(self, "editable_mode", False):
-            self.copy_file(os.path.join("mykvrun", _FILE), self._target())
+        for target in self._targets():
+            self.copy_file(os.path.join("mykvrun", _FILE), target)
 
     def get_outputs(self, include_bytecode=1):
-        return [*super().get_outputs(include_bytecode), self._target()]
+        return [*super().get_outputs(include_bytecode), *self._targets()]
 
-    def _target(self):
-        return os.path.join(self.build_lib, _FILE)
+    def _targets(self):
+        is_editable = getattr(self, "editable_mode", False)  # setuptools 64 and later
+        return [] if is_editable else [os.path.join(self.build_lib, _FILE)]
