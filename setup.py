@@ -17,6 +17,7 @@ os.chdir(ROOT)
 from mykv_abis import BuildCores, wrappers  # noqa: E402
 from mykv_compile import BuildCore, BuildTesting, core_sources, find_mpi  # noqa: E402
 from mykv_mpi import BuildError  # noqa: E402
+from mykv_startup import BuildPython  # noqa: E402
 
 # MXNet uses numpy.bool, which numpy 1.24 removed; Python 3.12 has no older numpy, and kvstore_plugin helps out there.
 NUMPY = ["numpy<1.24; python_version < '3.12'", "numpy>=1.26,<2; python_version >= '3.12'"]
@@ -78,11 +79,15 @@ setup(
     python_requires=">=3.8,<3.13",
     packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
     package_dir={**STUBS, **LOADER},
-    package_data={"kvstore_plugin": ["py.typed"], **{name: ["*.pyi"] for name in STUBS}},
+    package_data={"kvstore_plugin": ["py.typed", "timeline/page.html"], **{name: ["*.pyi"] for name in STUBS}},
     py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
     ext_modules=[Extension("mykv_core", core_sources())],
-    cmdclass={"build_ext": BuildCores if ABIS else BuildCore, "build_testing": BuildTesting},
+    cmdclass={
+        "build_py": BuildPython,
+        "build_ext": BuildCores if ABIS else BuildCore,
+        "build_testing": BuildTesting,
+    },
     zip_safe=False,
     install_requires=[*NUMPY, "mpi4py>=4", *ALWAYS],
     extras_require={

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mykvrun import auto_register
+
 from .world import mpi_settings
 from .world.capabilities import (
     ccl_built,
@@ -102,6 +104,7 @@ __all__ = [
 
 __version__: str = VERSION
 
+auto_register.withdraw()  # before anything of MXNet is replaced
 mpi_settings.apply()
 
 

@@ -29,7 +29,8 @@ HostTree::HostTree(const World& world, size_t fan_out)
 size_t HostTree::part_of(int from) const {
   if (from == world_.hosts()[host_][0]) return 0;
   const auto child = std::find(children_.begin(), children_.end(), from);
-  if (child == children_.end()) throw Error("mykv received a message from a rank that sends none (different versions?)");
+  if (child == children_.end())
+    throw Error("mykv received a message from a rank that sends none (different versions?)");
   return 1 + static_cast<size_t>(child - children_.begin());
 }
 

@@ -50,6 +50,7 @@ class _NoCore:
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
 losses = 0  # how often this process went on with the remaining workers after a worker was lost
 generation = 0  # how often the core was started: older objects must not touch new objects with the same names
+job = ""  # the same text on all ranks since init(), another one in another job
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
@@ -415,20 +416,22 @@ def _join(comm: Any, read_settings: bool = False) -> None:
 def _read_settings(loaded: Any, comm: MPI.Comm) -> list[str]:
     """Read the settings; if a rank fails, raise on all ranks, since the others would wait for that rank.
 
-    Returns the name of each rank's machine.
+    Returns the name of each rank's machine, and gives the job its mark.
     """
+    global job
     problem = None
     try:
         settings.read()
         _select_kernels(loaded, settings.value("MYKV_KERNELS"))
     except ValueError as error:
         problem = str(error)
-    problems, names = zip(*comm.allgather((problem, socket.gethostname())))
+    problems, names, marks = zip(*comm.allgather((problem, socket.gethostname(), os.urandom(8).hex())))
     wrong = [rank for rank, sentence in enumerate(problems) if sentence is not None]
     if wrong:
         ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"{len(wrong)} ranks, the first of which is {wrong[0]}"
         where = "" if len(set(problems)) == 1 else f" on {ranks}"
         raise ValueError(f"{problems[wrong[0]][:-1]}{where}.")
+    job = marks[0]
     return list(names)
 
 

@@ -17,8 +17,9 @@ MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others tha
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
 MYKV_GPU_HOSTS         nccl       by NCCL they go over its own network between hosts; the only value
 MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
-MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on
+MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on; {rank}: every rank
 MYKV_REPORT            0          1: rank 0 prints the statistics at the end; more: also every so many seconds
+MYKV_AUTO_REGISTER     1          0: the store 'mykv' is known to MXNet only after import kvstore_plugin
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
 MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 ====================== =========  ===============================================================================
@@ -140,6 +141,7 @@ _TABLE = {
     "MYKV_KERNELS": _Setting(_one_of("best", "avx512", "avx2", "generic"), "best"),
     "MYKV_TIMELINE": _Setting(_file, ""),
     "MYKV_REPORT": _Setting(_report, 0.0),
+    "MYKV_AUTO_REGISTER": _Setting(_one_of("1", "0"), "1"),  # mykvrun/auto_register.py reads it when Python starts
     "MYKV_CUDA_LIBRARY": _Setting(_file, ""),
     "MYKV_NCCL_LIBRARY": _Setting(_file, ""),
 }

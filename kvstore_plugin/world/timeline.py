@@ -1,8 +1,9 @@
 """The timeline: a file that shows for each operation when it waited for which rank, and what it did otherwise.
 
-Only rank 0 writes a timeline. Of the ranks of its host it sees when they arrived and what they did, since all of them
-note that in shared memory while a timeline is on. Of other hosts it sees when it heard that all their ranks had
-arrived. So the timeline needs no messages, and the other ranks need not call start_timeline() at all.
+Rank 0 alone writes a timeline, or each rank writes one where the file's name has ``{rank}``. Of the ranks of its host
+a rank sees when they arrived and what they did, since all of them note that in shared memory while a timeline is on. Of
+other hosts rank 0 sees when it heard that all their ranks had arrived. So a timeline needs no messages, and the other
+ranks need not call start_timeline() at all.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
 _lock = threading.Lock()
-_path: str | None = None  # of the timeline that is on; on rank 0 only
+_RANK = "{rank}"  # in a path: every rank records, and its number stands there
+_path: str | None = None  # of the timeline that this rank records
 
 
 def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> None:
     """Record what becomes of every operation, in Chrome's trace format, which https://ui.perfetto.dev opens.
 
     Rank 0 writes the file, so only there must `file_path` be writable; an existing file is replaced. On the other ranks
-    the call only checks its arguments, so that all ranks may run the same program. The call is not collective: no rank
-    waits, and it may come at any time, also in the middle of training. Operations that were started before are left
-    out.
+    the call only checks its arguments, so that all ranks may run the same program. Where `file_path` has ``{rank}`` in
+    it, each rank that calls this writes a file of its own, with its number in the name. The call is not collective: no
+    rank waits, and it may come at any time, also in the middle of training. Operations that were started before are
+    left out.
+
+    ``python -m kvstore_plugin.timeline FILE ...`` makes a page of the file, or of the files of all ranks.
 
     The file is complete after `stop_timeline`, after `shutdown` and at the end of the program. It is valid JSON at any
     time; if the process is killed, the last 0.1 s may be missing.
@@ -46,9 +51,9 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     Raises
     ------
     OSError
-        Rank 0 cannot make or write the file, or the file is no regular file.
+        The rank that writes the file cannot make or write it, or it is no regular file.
     RuntimeError
-        A timeline of rank 0 is on already, or init() was not called.
+        This rank records a timeline already, or init() was not called.
     TypeError, ValueError
         `file_path` is not a path, or is empty.
 
@@ -64,8 +69,9 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     path = os.fsdecode(os.fspath(file_path))
     if not path:
         raise ValueError("start_timeline() needs the name of a file.")
-    if core.rank() != 0:  # and leave _path alone: this rank does not know whether rank 0 has a timeline
-        return
+    if rank != 0 and _RANK not in path:
+        return  # and leave _path alone: this rank does not know whether rank 0 has a timeline
+    path = path.replace(_RANK, str(rank))
     with _lock:
         if _path is not None:
             raise RuntimeError(f"a timeline is recorded to {_path} already: call stop_timeline() first.")
@@ -128,15 +134,29 @@ def _start(core: object, path: str, mark_cycles: bool) -> None:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise OSError(f"the timeline needs a regular file, but {path} is not a regular file.")
         os.ftruncate(fd, 0)
-        zero, members = time.monotonic_ns(), _members(core)
-        failure = core.start_timeline(fd, core.rank(), mark_cycles, zero, members)
+        zero, unix_time = _clocks()
+        members = _members(core, unix_time)
+        failure = core.start_timeline(fd, rank, mark_cycles, zero, members)
     finally:
         os.close(fd)
     if failure:
         raise OSError(failure, os.strerror(failure), path)
 
 
-def _members(core: object) -> str:
+def _clocks() -> tuple[int, int]:
+    """The times of the two clocks at one moment (ns): of the core's, and since 1970.
+
+    The thread may lose its core between two readings, so the closest of some pairs is taken.
+    """
+    pairs = []
+    for _ in range(5):
+        before, unix_time, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        pairs.append((after - before, before, unix_time))
+    _, zero, unix_time = min(pairs)
+    return zero, unix_time
+
+
+def _members(core: object, unix_time: int) -> str:
     """Members of the file's outer object beside the events, as JSON without the brackets."""
     about = {
         "mykv": VERSION,
@@ -144,6 +164,7 @@ def _members(core: object) -> str:
         "rank": core.rank(),
         "size": core.size(),
         "host_ranks": core.host_ranks(),
-        "unix_time_at_zero_us": round(time.time() * 1e6),
+        "unix_time_at_zero_us": unix_time // 1000,
+        "job": f"{process.job}-{process.generation}",
     }
     return json.dumps({"displayTimeUnit": "ms", "otherData": about})[1:-1]

@@ -1,0 +1,149 @@
+"""The files of a job's ranks as one trace: one process for each rank, and one clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Tuple
+
+from .recording import Call, Recording, TimelineError, nanoseconds
+
+# An operation of the job: its name, the number of the call, and which it is of several in a file.
+Key = Tuple[str, int, int]
+_SHORTEST_FLOW_MS = 0.1  # an arrow shows who was waited for; shorter waits have none
+
+
+def check_same_job(recordings: list[Recording]) -> None:
+    """Raise where the files are not of different ranks of one job.
+
+    Raises
+    ------
+    TimelineError
+        Two files are of different jobs, or of the same rank.
+    """
+    first = recordings[0]
+    seen: dict[int, str] = {}
+    for one in recordings:
+        if one.rank in seen:
+            raise TimelineError(f"{seen[one.rank]} and {one.path} are both of rank {one.rank}. Give one file of each.")
+        seen[one.rank] = one.path
+        if (one.job, one.size, one.host_ranks) != (first.job, first.size, first.host_ranks):
+            raise TimelineError(
+                f"{first.path} and {one.path} are of different jobs ({_job(first)} and {_job(one)}). Give the files of "
+                "one job."
+            )
+
+
+def _job(one: Recording) -> str:
+    return f"{one.job or 'a job without a mark'}, {one.size} ranks, {len(one.host_ranks)} hosts"
+
+
+def by_key(recording: Recording) -> dict[Key, Call]:
+    """The calls of a file by their operations."""
+    seen: Counter[tuple[str, int]] = Counter()
+    found = {}
+    for call in recording.calls:
+        found[(call.name, call.turn, seen[(call.name, call.turn)])] = call
+        seen[(call.name, call.turn)] += 1
+    return found
+
+
+def clock_shifts(recordings: list[Recording]) -> list[int]:
+    """Nanoseconds that each file's times are moved by, so that all count from the first file's zero.
+
+    The clocks of hosts differ. An allreduce ends on no rank before all ranks have come to it, which bounds the
+    difference from both sides. The clocks are believed as long as they keep the bounds, else the middle is taken.
+    """
+    reference = by_key(recordings[0])
+    shifts = [0]
+    for one in recordings[1:]:
+        shift = one.zero - recordings[0].zero
+        lowest, highest = None, None
+        for key, call in by_key(one).items():
+            other = reference.get(key)
+            if other is None or "allreduce" not in call.signature or call.error or other.error:
+                continue
+            least, most = other.begin - call.end, other.end - call.begin
+            lowest = least if lowest is None else max(lowest, least)
+            highest = most if highest is None else min(highest, most)
+        if lowest is not None and highest is not None and not lowest <= shift <= highest:
+            shift = (lowest + highest) // 2
+        shifts.append(shift)
+    # Times of trace events are not negative.
+    earliest = min(0, *shifts)
+    return [shift - earliest for shift in shifts]
+
+
+def clock_differences(recordings: list[Recording], shifts: list[int]) -> list[int]:
+    """Nanoseconds by which each file's clock was corrected; 0 where it was believed."""
+    return [shift - shifts[0] - (one.zero - recordings[0].zero) for one, shift in zip(recordings, shifts)]
+
+
+def joined_trace(recordings: list[Recording], shifts: list[int]) -> dict[str, Any]:
+    """One trace of all files; a process of the trace is a rank."""
+    first = recordings[0]
+    events: list[dict[str, Any]] = []
+    for one, shift in zip(recordings, shifts):
+        events += _names(one)
+        events += [_moved(event, shift) for event in one.events if not _is_name(event)]
+    return {
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "mykv": first.version,
+            "job": first.job,
+            "ranks": [one.rank for one in recordings],
+            "size": first.size,
+            "host_ranks": first.host_ranks,
+            "unix_time_at_zero_us": (first.zero - shifts[0]) // 1000,
+            "clock_difference_us": [difference / 1000 for difference in clock_differences(recordings, shifts)],
+        },
+        "traceEvents": events + _flows(recordings, shifts),
+    }
+
+
+def _is_name(event: dict[str, Any]) -> bool:
+    return event["ph"] == "M" and event["name"] in ("process_name", "process_sort_index")
+
+
+def _names(one: Recording) -> list[dict[str, Any]]:
+    about = {"process_name": {"name": f"rank {one.rank} on {one.host}"}, "process_sort_index": {"sort_index": one.rank}}
+    return [{"ph": "M", "pid": one.rank, "name": name, "args": args} for name, args in about.items()]
+
+
+def _moved(event: dict[str, Any], shift: int) -> dict[str, Any]:
+    return {**event, "ts": (nanoseconds(event["ts"]) + shift) / 1000} if "ts" in event else event
+
+
+def _flows(recordings: list[Recording], shifts: list[int]) -> list[dict[str, Any]]:
+    """An arrow for each wait: from the rank that came last to each rank that waited for it."""
+    calls = {one.rank: by_key(one) for one in recordings}
+    shift_of = {one.rank: shift for one, shift in zip(recordings, shifts)}
+    events: list[dict[str, Any]] = []
+    number = 0
+    for one in recordings:
+        for key, call in calls[one.rank].items():
+            last = last_rank(key, call, calls)
+            waits = [(begin, end) for name, begin, end in call.phases if name == "wait"]
+            late = calls.get(last, {}).get(key) if last != one.rank else None
+            if late is None or not waits or max(end - begin for begin, end in waits) < _SHORTEST_FLOW_MS * 1e6:
+                continue
+            number += 1
+            common = {"name": "waited for", "cat": "wait", "id": number}
+            arrow_end = max(waits, key=lambda wait: wait[1] - wait[0])[1] + shift_of[one.rank]
+            arrow_begin = min(late.begin + shift_of[last], arrow_end)  # the clocks differ a little
+            source = {"ph": "s", "pid": last, "tid": late.tid, "ts": max(arrow_begin, 0) / 1000}
+            target = {"ph": "f", "bp": "e", "pid": one.rank, "tid": call.tid, "ts": arrow_end / 1000}
+            events += [{**common, **source}, {**common, **target}]
+    return events
+
+
+def last_rank(key: Key, call: Call, calls: dict[int, dict[Key, Call]]) -> int:
+    """The rank that came last to an operation, as far as the files tell; -1 if they do not.
+
+    Rank 0 of several hosts knows which host came last, and each rank who came last on its own host.
+    """
+    leader = calls.get(0, {}).get(key)
+    if leader is not None and len(leader.host_order) > 1:
+        host = leader.host_order[-1]
+        on_host = next((c[key] for c in calls.values() if key in c and host in c[key].order), None)
+        return on_host.order[-1] if on_host is not None else host
+    return call.order[-1] if call.order else -1

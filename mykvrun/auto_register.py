@@ -1,0 +1,116 @@
+"""Lets MXNet know the store 'mykv' in programs that do not import kvstore_plugin.
+
+An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
+nothing, and does nothing but put a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
+When MXNet has been imported, it waits at the places where MXNet takes a store's name. The first use of the name 'mykv'
+imports kvstore_plugin. Until then neither MPI nor mpi4py is imported.
+
+``MYKV_AUTO_REGISTER=0`` switches it off (kvstore_plugin/world/settings.py lists the setting).
+"""
+
+import os
+import sys
+
+_NAME = "mykv"
+# Where MXNet takes the name of a store: module, class, method, and the place of the argument `kvstore`. With one device
+# MXNet drops the name before it makes a store, so the registry of stores alone is not enough.
+_CALLS = (
+    ("mxnet.gluon.trainer", "Trainer", "__init__", 4),
+    ("mxnet.module.module", "Module", "init_optimizer", 1),
+    ("mxnet.model", "FeedForward", "fit", 7),
+)
+_replaced = []  # class, name of the method, the method, and what stands in its place
+
+
+class _Finder:
+    """Finds nothing by itself: it has MXNet found by the others, and watches the end of its import."""
+
+    def find_spec(self, name, path=None, target=None):
+        if name != "mxnet":
+            return None
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if finder is not self else None
+            if spec is not None:
+                if spec.loader is not None:
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+class _Loader:
+    """MXNet's loader, which tells when the package has been imported."""
+
+    def __init__(self, loader):
+        self._loader = loader
+
+    def __getattr__(self, name):
+        return getattr(self._loader, name)
+
+    def exec_module(self, module):
+        module.__loader__ = module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        if _finder in sys.meta_path:  # kvstore_plugin may have been imported meanwhile
+            _watch()
+
+
+_finder = _Finder()
+
+
+def withdraw():
+    """Undo all that this module has changed; kvstore_plugin calls this when it is imported."""
+    if _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+    while _replaced:
+        owner, method, original, substitute = _replaced.pop()
+        if vars(owner)[method] is substitute:
+            setattr(owner, method, original)
+    base = sys.modules.get("mxnet.kvstore.base")
+    if base is not None and base.KVStoreBase.kv_registry.get(_NAME) is _create:
+        del base.KVStoreBase.kv_registry[_NAME]
+
+
+def _watch():
+    """Wait at all places where MXNet takes a store's name."""
+    sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry.setdefault(_NAME, _create)
+    for module, name, method, position in _CALLS:
+        owner = getattr(sys.modules.get(module), name, None)  # MXNet 2 has fewer of them
+        if owner is not None:
+            original = vars(owner)[method]
+            substitute = _watched(owner, method, original, position)
+            _replaced.append((owner, method, original, substitute))
+            setattr(owner, method, substitute)
+
+
+def _watched(owner, method, original, position):
+    """A method that imports kvstore_plugin where its argument `kvstore` is the name 'mykv'."""
+    import functools
+
+    @functools.wraps(original)
+    def watched(*args, **named):
+        store = named.get("kvstore", args[position] if len(args) > position else None)
+        if isinstance(store, str) and store.lower() == _NAME:
+            _import_package()
+            return getattr(owner, method)(*args, **named)
+        return original(*args, **named)
+
+    return watched
+
+
+def _create():
+    """Stands for the class of the store in MXNet's registry."""
+    _import_package()
+    return sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry[_NAME]()
+
+
+def _import_package():
+    withdraw()
+    try:
+        import kvstore_plugin  # noqa: F401
+    except BaseException:
+        # A program that catches the error and goes on must not train alone by the name's next use.
+        _watch()
+        raise
+
+
+if os.environ.get("MYKV_AUTO_REGISTER") != "0":
+    sys.meta_path.insert(0, _finder)

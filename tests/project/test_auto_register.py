@@ -1,0 +1,190 @@
+"""The store in programs that do not import kvstore_plugin: mykvrun/auto_register.py and its .pth file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PTH = _ROOT / "mykvrun" / "mykv-auto-register.pth"
+
+# As Python does when it starts: it runs the lines of the .pth files of site-packages.
+_START = f"""
+    import site, sys
+    site.addsitedir({str(_PTH.parent)!r})
+    import mxnet as mx
+    assert "mpi4py" not in sys.modules and "kvstore_plugin" not in sys.modules, "import mxnet has imported more"
+"""
+
+
+def _python(code: str, *options: str, **variables: str) -> subprocess.CompletedProcess:
+    code = "\n".join(line[4:] if line.startswith("    ") else line for line in code.splitlines())
+    environment = {**os.environ, **variables}
+    command = [sys.executable, *options, "-c", code]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+_TRAINS = """
+    class OwnTrainer(mx.gluon.Trainer):
+        pass
+
+    def trained(make):
+        net = mx.gluon.nn.Dense(3, in_units=4)
+        net.initialize(mx.init.Constant(0.5))
+        trainer = make(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore="MyKV")
+        array = mx.np.array if mx.__version__.startswith("2.") else mx.nd.array
+        for _ in range(2):
+            with mx.autograd.record():
+                loss = net(array([[1.0 + rank] * 4])).sum()
+            loss.backward()
+            trainer.step(2)
+        return net.weight.data().asnumpy()
+"""
+
+
+def test_stores_and_trainers_need_no_import(mpirun):
+    result = mpirun(
+        2,
+        _START
+        + """
+    import os
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ["PMI_RANK"])
+    """
+        + _TRAINS
+        + """
+    import numpy as np
+    weights = trained(OwnTrainer)
+    import kvstore_plugin as mykv
+    assert (mykv.rank(), mykv.size()) == (rank, 2)
+    # Two steps with the gradients 1 and 2, a rate of 0.1, and a batch of 2.
+    assert np.allclose(weights, 0.5 - 2 * 0.1 * (1 + 2) / 2), weights
+    assert (trained(mx.gluon.Trainer) == weights).all(), "with the import the result is another one"
+    print("trained")
+    """,
+    )
+    assert result.code == 0 and result.stdout.count("trained") == 2, result.text
+
+
+def test_store_and_module_need_no_import(mpirun):
+    result = mpirun(
+        2,
+        _START
+        + """
+    if hasattr(mx, "mod"):
+        import logging
+        logging.basicConfig(level=logging.ERROR)
+        data = mx.io.NDArrayIter(mx.nd.ones((8, 4)), mx.nd.zeros((8,)), batch_size=4)
+        symbol = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2), name="softmax")
+        module = mx.mod.Module(symbol, context=mx.cpu())
+        module.fit(data, kvstore="mykv", num_epoch=1)
+        assert module._kvstore.num_workers == 2, module._kvstore
+    else:
+        assert mx.kv.create("mykv").num_workers == 2
+    print("good")
+    """,
+    )
+    assert result.code == 0 and result.stdout.count("good") == 2, result.text
+
+
+def test_nothing_happens_until_the_name_is_used():
+    done = _python(
+        _START
+        + """
+    from mykvrun import auto_register
+    watched = mx.gluon.Trainer.__init__
+    mx.kv.create("local")
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=None)
+    assert "kvstore_plugin" not in sys.modules and mx.gluon.Trainer.__init__ is watched
+    assert type(mx.__loader__) is type(mx.__spec__.loader) and "mykv" not in type(mx.__loader__).__module__
+    import warnings
+    warnings.simplefilter("error", UserWarning)  # MXNet warns of a store that is registered twice
+    import kvstore_plugin
+    assert not auto_register._replaced and auto_register._finder not in sys.meta_path
+    assert mx.kv.KVStoreBase.kv_registry["mykv"] is kvstore_plugin.MyKV
+    """
+    )
+    assert done.returncode == 0 and "overriding" not in done.stderr, done.stderr
+
+
+def test_an_import_of_the_package_before_mxnet_ends_it():
+    done = _python(
+        f"""
+    import importlib.util, site, sys
+    site.addsitedir({str(_PTH.parent)!r})
+    assert importlib.util.find_spec("mxnet").origin.endswith("__init__.py") and "mxnet" not in sys.modules
+    assert importlib.util.find_spec("no_such_module") is None
+    import kvstore_plugin as mykv
+    from mykvrun import auto_register
+    import mxnet as mx
+    assert not auto_register._replaced and mx.kv.KVStoreBase.kv_registry["mykv"] is mykv.MyKV
+    """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_installation_that_cannot_be_imported_is_an_error_at_each_use():
+    """MXNet would drop the name, and each worker would train alone."""
+    done = _python(
+        _START
+        + """
+    sys.modules["kvstore_plugin"] = None  # its import raises ImportError
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    uses = [lambda: mx.gluon.Trainer(net.collect_params(), "sgd", kvstore="mykv"), lambda: mx.kv.create("mykv")]
+    for use in uses * 2:
+        try:
+            use()
+        except ImportError:
+            continue
+        raise SystemExit("the name was taken without an error")
+    """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_can_be_switched_off():
+    done = _python(
+        _START
+        + """
+    assert "mykv" not in mx.kv.KVStoreBase.kv_registry
+    assert not [finder for finder in sys.meta_path if "mykv" in type(finder).__module__]
+    """,
+        MYKV_AUTO_REGISTER="0",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_start_of_python_imports_nothing_else():
+    done = _python(
+        f"""
+    import os, sys
+    sys.path.insert(0, {str(_ROOT)!r})
+    before = set(sys.modules)
+    exec(open({str(_PTH)!r}).read())
+    print(*sorted(set(sys.modules) - before))
+    """,
+        "-I",
+        "-S",
+    )
+    assert done.stdout.split() == ["mykvrun", "mykvrun.auto_register"], done.stdout + done.stderr
+
+
+@pytest.fixture
+def built(tmp_path):
+    """The folder of what setuptools builds of Python files; what lies in it goes to site-packages."""
+    folder = tmp_path / "lib"
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", str(folder)]
+    subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, timeout=120)
+    return folder
+
+
+def test_what_is_built_has_the_file_where_python_looks_for_it(built):
+    assert (built / _PTH.name).read_text() == "import mykvrun.auto_register\n"
+    assert (built / "mykvrun" / "auto_register.py").is_file()
+    assert (built / "kvstore_plugin" / "timeline" / "page.html").is_file()
