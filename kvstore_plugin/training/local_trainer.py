@@ -194,6 +194,7 @@ class LocalTrainer(DistributedTrainer):
             super().step(batch_size, ignore_stale_grad)
             self._warmup_left -= 1
             return
+        self._resume()
         if self._outer is None:
             self._begin_local_steps()
         super().step(batch_size, ignore_stale_grad)
@@ -230,6 +231,7 @@ class LocalTrainer(DistributedTrainer):
         """
         if not self._shares or self._warmup_left > 0:
             return
+        self._resume()
         if self._outer is None:  # a worker without a batch; the others may have made steps
             self._begin_local_steps()
         self._outer.finish_pending()
@@ -237,6 +239,13 @@ class LocalTrainer(DistributedTrainer):
         while others_go_on:
             others_go_on = self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0
             self._after_meeting(time.monotonic())
+
+    def _resume(self, replaces_states: bool = False) -> None:
+        if self._shares and self._generation != process.generation:
+            raise RuntimeError(
+                f"{self._shares[0].scope} is a LocalTrainer of an earlier init(), and cannot meet the workers of this "
+                "init(). Make another LocalTrainer, and broadcast the parameters before."
+            )
 
     def allreduce_grads(self) -> None:
         """Not available: gradients stay on their worker.
