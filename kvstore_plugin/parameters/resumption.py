@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any, Callable
 
 STATES_ARE_LOST = (
-    "The optimizer states of {whose} are divided over the workers of an earlier init(), and this init() has other ranks. "
-    "Save the states before shutdown(), and load them after init()."
+    "The optimizer states of {whose} are divided over the workers of an earlier init(), and this init() has other "
+    "ranks. Save the states before shutdown(), and load them after init()."
 )
 
 _broadcast: Callable[[Any], None] | None = None

@@ -36,7 +36,6 @@ from ..world.process_set import ProcessSet, global_process_set
 from .sparse_weights import Listed
 from .trainer_options import TrainerOptions
 
-
 # A line that all workers compare: a trainer that was made after init() has no equal states.
 _KEPT = "made before the last init()"
 
