@@ -174,3 +174,28 @@ def test_local_trainers_are_refused(rank, begin):
     for use in (lambda: _step(net, trainer, 1), trainer.synchronize):
         with pytest.raises(RuntimeError, match="LocalTrainer of an earlier init"):
             use()
+
+
+@pytest.mark.ranks(2)
+def test_power_sgd_begins_with_equal_matrices_again(rank, gather, begin):
+    """Ranks that have trained apart have other matrices; products of these would be no mean."""
+    nets = [dense_network(seed=0) for _ in range(2)]
+    trainer = _power_sgd(nets[0])
+    begin(MPI.COMM_WORLD.Split(rank, 0))
+    for seed in range(3):
+        _step(nets[0], trainer, 10 * rank + seed)
+    begin(MPI.COMM_WORLD)
+    mykv.broadcast_parameters(nets[0].collect_params())
+    for one, other in zip(nets[1].collect_params().values(), nets[0].collect_params().values()):
+        one.set_data(other.data())
+    _step(nets[0], trainer, rank)
+    _step(nets[1], _power_sgd(nets[1]), rank)
+    for one, other in zip(parameters(nets[0]).values(), parameters(nets[1]).values()):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    assert len(set(gather(checksum(nets[0])))) == 1
+
+
+def _power_sgd(net):
+    return mykv.DistributedTrainer(
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, communication_hook=mykv.PowerSGD(rank=1)
+    )
