@@ -6,11 +6,22 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import array, checksum, dense_network, mx, parameters, value
-from mpi4py import MPI
 from mxnet import autograd, gluon
 
 _ADAM = ("adam", {"learning_rate": 0.05})  # its counts matter as well as its states
 _REFUSED = "optimizer states of .* divided over the workers of an earlier init"
+
+
+def _world():
+    from mpi4py import MPI  # not at the top: it would initialize MPI where tests are collected
+
+    return MPI.COMM_WORLD
+
+
+def _part_of_world(is_in, key):
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Split(0 if is_in else MPI.UNDEFINED, key)
 
 
 @pytest.fixture
@@ -21,12 +32,12 @@ def begin(gather):
         mx.nd.waitall()
         gather("all ranks are done")
         mykv.shutdown()
-        if comm != MPI.COMM_NULL:
+        if comm:  # not the null communicator
             mykv.init(comm)
 
     mykv.init()
     yield begin
-    begin(MPI.COMM_WORLD)
+    begin(_world())
 
 
 def _step(net, trainer, seed, batch=4):
@@ -53,7 +64,7 @@ def test_training_goes_on_with_fewer_workers_and_with_all_in_another_order(rank,
             _step(net, trainer, seed, 4 * mykv.size() if kind == "stock" else 4)  # the stock Trainer adds up
 
     train(range(2))
-    begin(MPI.COMM_WORLD.Split(int(rank == 2), rank))
+    begin(_world().Split(int(rank == 2), rank))
     assert mykv.size() == (1 if rank == 2 else 2)
     own = range(10, 13) if rank == 2 else range(20, 21)
     train(own)
@@ -61,7 +72,7 @@ def test_training_goes_on_with_fewer_workers_and_with_all_in_another_order(rank,
         mykv.DistributedTrainer(dense_network(seed=0).collect_params(), "sgd")
     _require_alone(net, [0, 1, *own])
 
-    begin(MPI.COMM_WORLD.Split(0, -rank))
+    begin(_world().Split(0, -rank))
     assert mykv.rank() == 2 - rank
     mykv.broadcast_parameters(net.collect_params())
     train(range(30, 33))
@@ -97,16 +108,16 @@ def test_states_of_another_division_are_refused_until_states_are_loaded(rank, ga
     batch = 4 * mykv.size() if kind == "stock" else 4  # the stock Trainer adds up
     _step(net, trainer, 0, batch)
     kept = checksum(net)
-    begin(MPI.COMM_WORLD.Split(0, -rank))
+    begin(_world().Split(0, -rank))
     with pytest.raises((RuntimeError, mx.base.MXNetError), match=_REFUSED):
         _step(net, trainer, 1, batch)
     with pytest.raises((RuntimeError, mx.base.MXNetError), match=_REFUSED):
         trainer.save_states(path)
     assert checksum(net) == kept
-    begin(MPI.COMM_WORLD)
+    begin(_world())
     _step(net, trainer, 1, batch)
     trainer.save_states(path)
-    begin(MPI.COMM_WORLD.Split(0 if rank < 2 else MPI.UNDEFINED, -rank))
+    begin(_part_of_world(rank < 2, -rank))
     if rank < 2:
         trainer.load_states(path)
         _step(net, trainer, 2, 8 if kind == "stock" else 4)
@@ -155,7 +166,7 @@ def test_a_trainer_of_before_does_not_meet_one_that_is_new(rank, begin):
     refused = pytest.raises((RuntimeError, mx.base.MXNetError), match=reason)
     nets = [dense_network(seed=rank) for _ in range(2)]
     kept = mykv.DistributedTrainer(nets[0].collect_params(), *_ADAM)
-    begin(MPI.COMM_WORLD)
+    begin(_world())
     if rank == 0:
         mykv.global_process_set._numbers["trainer"] -= 1  # as in a process that was started now
         with refused:
@@ -170,7 +181,7 @@ def test_local_trainers_are_refused(rank, begin):
     net = dense_network(seed=rank)
     trainer = mykv.LocalTrainer(net.collect_params(), "sgd", period=2)
     _step(net, trainer, 0)
-    begin(MPI.COMM_WORLD)
+    begin(_world())
     for use in (lambda: _step(net, trainer, 1), trainer.synchronize):
         with pytest.raises(RuntimeError, match="LocalTrainer of an earlier init"):
             use()
@@ -181,10 +192,10 @@ def test_power_sgd_begins_with_equal_matrices_again(rank, gather, begin):
     """Ranks that have trained apart have other matrices; products of these would be no mean."""
     nets = [dense_network(seed=0) for _ in range(2)]
     trainer = _power_sgd(nets[0])
-    begin(MPI.COMM_WORLD.Split(rank, 0))
+    begin(_world().Split(rank, 0))
     for seed in range(3):
         _step(nets[0], trainer, 10 * rank + seed)
-    begin(MPI.COMM_WORLD)
+    begin(_world())
     mykv.broadcast_parameters(nets[0].collect_params())
     for one, other in zip(nets[1].collect_params().values(), nets[0].collect_params().values()):
         one.set_data(other.data())
