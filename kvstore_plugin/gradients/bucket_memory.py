@@ -174,7 +174,8 @@ class GradientMemory:
         if self.late and self._process_set.rank() == 0:
             _log.warning(
                 "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since a "
-                "backward ran before the trainer was made. Make the trainer before the first backward.",
+                "backward ran before the trainer was made, or before the last init(). Make the trainer before the "
+                "first backward.",
                 len(self.late),
                 of,
                 whose,

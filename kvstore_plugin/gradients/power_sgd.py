@@ -26,6 +26,7 @@ from ..compat import arrays
 from ..compat.arguments import whole_number
 from ..compat.mxnet import NDArray, Parameter, mx
 from ..sharded_optimizer import atomic_file
+from ..world import process
 from .communication_hook import GradientBucket
 
 # Gram-Schmidt subtracts the earlier columns from a column of P. If less than this share of its squared length is left,
@@ -103,10 +104,14 @@ class PowerSGD:
         self.rank = whole_number("rank", rank, 1)
         self.seed = whole_number("seed", seed, 0)
         self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
+        self._generation = 0
         self._loaded: dict[str, np.ndarray] = {}  # by what save_states() calls them
 
     def __call__(self, bucket: GradientBucket) -> None:
         """Reduce a bucket. Returns at once."""
+        if self._generation != process.generation:  # the ranks may be others, and their matrices differ
+            self._states.clear()
+            self._generation = process.generation
         plain, matrices = [], []
         for name, parameter, given in zip(bucket.names, bucket.parameters, bucket.arrays):
             gradient = given.as_nd_ndarray()
@@ -232,7 +237,7 @@ class PowerSGD:
         return {"rank": self.rank, "seed": self.seed, "_loaded": self._values()}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, _states=weakref.WeakKeyDictionary())
+        self.__dict__.update(state, _states=weakref.WeakKeyDictionary(), _generation=0)
 
     def __repr__(self) -> str:
         return f"PowerSGD(rank={self.rank}, seed={self.seed})"

@@ -18,7 +18,7 @@ from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.reducer import Comparing, counted, fenced
 from ..nn import sync_batch_norm
-from ..parameters import deferred_init, load_tracking, trainer_state
+from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
@@ -39,6 +39,8 @@ class _Record:
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
         self.has_met = False  # in the first step
+        self.scope: str | None = None  # of the reducer's operations
+        self.generation = 0  # of the reducer
         self.is_stepping = False
         self.ignores_stale = False  # the present step
 
@@ -113,6 +115,7 @@ def _init(
 )
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
+        _resume(self)
         reducer = _reducer_of(self)
         with counted(self, [reducer]):
             reducer.meet_loaded()
@@ -180,6 +183,7 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     if not isinstance(self._kvstore, MyKV):
         original(self)
         return
+    _resume(self)
     deadlock_check.stepped(self, _awaited_by, _refuse_awaited)
     record, reducer = _record(self), _reducer_of(self)
     if reducer.is_due():
@@ -207,6 +211,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     if not is_ours(self._kvstore_params["kvstore"]):
         original(self, batch_size, ignore_stale_grad)
         return
+    _resume(self)
     _meet(self)
     wrong = None
     try:
@@ -242,6 +247,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     if not was_attached(self) and not isinstance(self._kvstore, MyKV):
         original(self, ignore_stale_grad)
         return
+    _resume(self)
     record = _record(self)
     reducer = record.reducer
     updates_here = reducer is not None and not self._update_on_kvstore
@@ -338,9 +344,28 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         keys = {id(parameter): key for key, parameter in enumerate(trainer._params)}
         named = named_parameters(trainer._params)
         when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
-        scope = store._next_scope("trainer")  # all workers reach this in the first steps of their Trainers
-        record.reducer = DenseReducer(scope, named, reduction, when_moved, keys, memory)
+        # All workers reach this in the first steps of their Trainers.
+        record.scope = record.scope or store._next_scope("trainer")
+        record.reducer = DenseReducer(record.scope, named, reduction, when_moved, keys, memory)
+        record.generation = process.generation
     return record.reducer
+
+
+def _resume(trainer: gluon.Trainer) -> None:
+    """Meet the workers of another init() than before: the first use of a Trainer with a store after it. Collective."""
+    record = _record(trainer)
+    if record.reducer is None or record.generation == process.generation:
+        return
+    _store_of(trainer)._resume()
+    if record.memory is not None:
+        record.memory.release()
+    kept, record.memory, record.reducer = record.reducer, None, None
+    try:
+        _reducer_of(trainer)
+        resumption.broadcast_states(trainer)
+    except BaseException:
+        record.reducer, record.generation = kept, 0  # the next use tries again
+        raise
 
 
 def _awaited_by(trainer: gluon.Trainer) -> list[int]:

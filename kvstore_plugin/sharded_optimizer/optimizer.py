@@ -144,6 +144,11 @@ class StoreOptimizer:
         for key in keys:
             del self._shards[key], self._shapes[key]
 
+    def clear(self) -> None:
+        """Forget all owners and states."""
+        self.release(list(self._shards))
+        self.replace({}, None)
+
     def is_trained(self, key: Hashable) -> bool:
         """Whether a key may get gradients; True if the optimizer does not know its Parameter."""
         return getattr(self.optimizer.param_dict.get(key), "grad_req", None) != "null"

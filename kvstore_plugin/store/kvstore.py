@@ -18,6 +18,7 @@ from ..compat import arrays
 from ..compat.mxnet import KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
 from ..coordination import deadlock_check, operation, operation_names
 from ..coordination.step_label import BETWEEN
+from ..parameters import resumption
 from ..sharded_optimizer import checkpoint, traits
 from ..sharded_optimizer.optimizer import Member, ShardedUpdate, StoreOptimizer
 from ..sharded_optimizer.row_update import RowUpdate
@@ -74,6 +75,7 @@ class MyKV(KVStoreBase):
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
+        self._generation = process.generation
         _stores[scope] = self
         weakref.finalize(self, _forget, scope, process_set, process.generation).atexit = False
 
@@ -486,7 +488,19 @@ class MyKV(KVStoreBase):
     def _assign_known(self, call: str) -> None:
         if self._optimizer is None:
             raise RuntimeError(f"{call}: the store has no optimizer; call set_optimizer() first.")
+        self._resume(replaces_states=call == "load_optimizer_states")
         self._optimizer.assign(one for one in self._values.all() if self._optimizer.is_trained(one[0]))
+
+    def _resume(self, replaces_states: bool = False) -> None:
+        """Let updates run after another init() than before, unless other ranks have the optimizer's states."""
+        if self._generation == process.generation or not process.is_initialized():
+            return
+        if self._optimizer is not None and not process.has_same_ranks_as(self._generation):
+            if self._optimizer.keys and not replaces_states:
+                raise RuntimeError(resumption.STATES_ARE_LOST.format(whose=f"the store {self._scope}"))
+            self._optimizer.clear()
+        self._updates.clear()
+        self._generation = process.generation
 
     def set_gradient_compression(self, compression_params: dict) -> None:
         """Compress what push() and pushpull() send to other hosts, from now on.
@@ -594,6 +608,12 @@ class MyKV(KVStoreBase):
         if self._optimizer is None:
             self._update_by_function(listed, priority, with_outputs)
             return
+        try:
+            self._resume()
+        except RuntimeError as error:
+            for call in listed:
+                self._refuse(call.name, str(error), "push")
+            raise
         values = self._values.all() if any(not self._is_assigned(call) for call in listed) else []
         if values:
             self._optimizer.assign(one for one in values if self._optimizer.is_trained(one[0]))

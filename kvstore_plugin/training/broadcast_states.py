@@ -20,7 +20,7 @@ from ..coordination import agreement, operation, operation_names
 from ..gradients import parameter_groups
 from ..integrations import gluon_trainer
 from ..integrations.distributed_optimizer import DistributedOptimizer
-from ..parameters import load_tracking, naming, placement
+from ..parameters import load_tracking, naming, placement, resumption
 from ..parameters.deferred_init import Broadcast
 from ..parameters.naming import Named
 from ..store.kvstore import MyKV
@@ -350,3 +350,6 @@ def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
 
 def _unwrapped(optimizer: Any) -> Any:
     return optimizer._optimizer if isinstance(optimizer, DistributedOptimizer) else optimizer
+
+
+resumption.use(broadcast_states)

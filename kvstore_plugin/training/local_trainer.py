@@ -242,6 +242,7 @@ class LocalTrainer(DistributedTrainer):
         if self._warmup_left > 0:
             super().step(batch_size, ignore_stale_grad)
             return
+        self._resume()
         self._begin_if_due()
         super().step(batch_size, ignore_stale_grad)
         self._steps_since += 1
@@ -276,6 +277,7 @@ class LocalTrainer(DistributedTrainer):
         """
         if not self._shares or self._warmup_left > 0:
             return
+        self._resume()
         self._begin_if_due()  # also on a worker without a batch: the others may have made steps
         with uninterrupted():
             self._outer.finish_pending()
@@ -284,6 +286,13 @@ class LocalTrainer(DistributedTrainer):
             with uninterrupted():
                 others_go_on = self._outer.meet_now(has_steps=self._steps_since > 0, goes_on=False) > 0
                 self._after_meeting(time.monotonic())
+
+    def _resume(self, replaces_states: bool = False) -> None:
+        if self._shares and self._generation != process.generation:
+            raise RuntimeError(
+                f"{self._shares[0].scope} is a LocalTrainer of an earlier init(), and cannot meet the workers of this "
+                "init(). Make another LocalTrainer, and broadcast the parameters before."
+            )
 
     def allreduce_grads(self) -> None:
         """Not available: gradients stay on their worker.
@@ -390,6 +399,8 @@ class LocalTrainer(DistributedTrainer):
         """As for DistributedTrainer. Local steps begin anew, with the velocities of `_restore_arrays`."""
         self._outer = None
         self._steps_since = 0
+        if not self._reducers_together():  # local steps had begun; the warm-up may come again
+            self._gradients = []
         super()._meet_again()
         self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
 

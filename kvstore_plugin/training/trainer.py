@@ -26,7 +26,7 @@ from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
 from ..nn import sync_batch_norm
-from ..parameters import broadcast, deferred_init, load_tracking, naming, placement, trainer_state
+from ..parameters import broadcast, deferred_init, load_tracking, naming, placement, resumption, trainer_state
 from ..parameters.aux_params import Averaging
 from ..parameters.naming import Named
 from ..sharded_optimizer import atomic_file, checkpoint
@@ -35,6 +35,9 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
+
+# A line that all workers compare: a trainer that was made after init() has no equal states.
+_KEPT = "made before the last init()"
 
 
 def _without_store(original: Any) -> Any:
@@ -261,7 +264,8 @@ class DistributedTrainer(gluon.Trainer):
         how = options.reduction(self._store_optimizer)
         devices = f"devices: {len(mxnet.trainer_contexts(self) or ())}"
         lines = [*options.lines(self._optimizer), devices, *self._lines()]
-        self._meeting = (scopes, how, lines) if options.elastic else None  # for _meet_again()
+        self._meeting = (scopes, how, lines)  # for _meet_again()
+        self._generation = process.generation
         self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
@@ -323,7 +327,7 @@ class DistributedTrainer(gluon.Trainer):
     @property
     def _is_elastic(self) -> bool:
         """Whether training can go on with the remaining workers after a worker has died."""
-        return self._meeting is not None
+        return self._options.elastic
 
     def _meet_again(self) -> None:
         """Begin again with the remaining workers, which have given the parameters equal values. Collective.
@@ -331,23 +335,57 @@ class DistributedTrainer(gluon.Trainer):
         No graph recorded before may write gradients any more. With update_on_kvstore=True the states are empty
         afterwards, and the parameters with values have owners among the remaining workers.
         """
+        if self._store_optimizer is not None:
+            self._store_optimizer.clear()
+        bucket_memory.renew(self._params)
+        self._meet_once_more(are_equal=True)
+
+    def _meet_once_more(self, are_equal: bool) -> None:
+        scopes, how, lines = self._meeting
         self._losses = process.losses
         for gradients in self._gradients:
             gradients.release()
+        local = [gradients for gradients in self._gradients if isinstance(gradients, LocalReducer)]
         self._gradients = []
         for share in self._shares:
             deferred_init.forget(f"{share.scope}/values/")
         self._shares = [share._replace(root=0) for share in self._shares]
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
-        if self._store_optimizer is not None:
-            self._store_optimizer.release(list(self._store_optimizer.keys))
-            self._store_optimizer.replace({}, None)
-        bucket_memory.renew(self._params)
-        self._gradients = self._met(*self._meeting, are_equal=True)
+        self._gradients = [*self._met(scopes, how, [*lines, _KEPT], are_equal), *local]
         if self._clipping is not None:
             self._begin_clipping(self._clipping.most)
         if self._store_optimizer is not None:
             self._assign_owners()
+        self._generation = process.generation
+
+    def _resume(self, replaces_states: bool = False) -> None:
+        """Meet the workers of another init() than before: the first use of the trainer after it. Collective.
+
+        All workers get values, optimizer states, settings and counts of rank 0. `replaces_states`: the caller replaces
+        the states of an optimizer on the store.
+        """
+        if self._generation == process.generation:
+            return
+        for share in self._shares:
+            share.process_set.core  # noqa: B018 - raises if the set was not added again
+        are_same = process.has_same_ranks_as(self._generation)
+        reason = None if are_same else self._why_not_resumed(replaces_states)
+        if reason is not None:
+            for share in self._shares:
+                share.process_set.core.refuse(f"{self._meeting[0][share.process_set]}/parameters", reason)
+            raise RuntimeError(reason)
+        if self._store_optimizer is not None and not are_same:
+            self._store_optimizer.clear()
+        self._steps = 0  # equal on all workers
+        self._meet_once_more(are_equal=False)
+        if self._options.broadcast_period >= 0:
+            resumption.broadcast_states(self)
+
+    def _why_not_resumed(self, replaces_states: bool) -> str | None:
+        """Why other ranks than before cannot train on."""
+        if self._store_optimizer is None or replaces_states or not self._store_optimizer.keys:
+            return None
+        return resumption.STATES_ARE_LOST.format(whose=f"{self._shares[0].scope} (update_on_kvstore=True)")
 
     def _met(
         self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str], are_equal: bool = False
@@ -418,6 +456,7 @@ class DistributedTrainer(gluon.Trainer):
         >>> trainer.step(len(images))
         """
         errors.check()
+        self._resume()
         factor = self._factor_of(batch_size, self._refuse)
         if self._join is None:
             self._step(factor, ignore_stale_grad)
@@ -497,6 +536,7 @@ class DistributedTrainer(gluon.Trainer):
         >>> trainer.update(len(images))
         """
         self._require_local_updates("allreduce_grads")
+        self._resume()
         if not self._is_told_of_means:
             self._is_told_of_means = True
             horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
@@ -536,6 +576,7 @@ class DistributedTrainer(gluon.Trainer):
         >>> trainer.update(len(images))
         """
         self._require_local_updates("update")
+        self._resume()
         factor = self._factor_of(batch_size, self._refuse_comparison)
         if self._join is None:
             self._apply(factor, ignore_stale_grad)
@@ -755,6 +796,7 @@ class DistributedTrainer(gluon.Trainer):
             save = super().save_states  # opens a name or a descriptor, and closes it
             atomic_file.write(fname, lambda file: save(os.dup(file.fileno())))
             return
+        self._resume()
         self._assign_owners()
         checkpoint.save(self._store_optimizer, self._shares[0].scope, fname, True)
 
@@ -785,6 +827,7 @@ class DistributedTrainer(gluon.Trainer):
         if self._store_optimizer is None:
             super().load_states(fname)
             return
+        self._resume(replaces_states=True)
         self._assign_owners()
         checkpoint.load(self._store_optimizer, self._shares[0].scope, fname)
         self._optimizer = self._store_optimizer.optimizer

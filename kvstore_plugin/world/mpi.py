@@ -112,7 +112,14 @@ def has_processes(comm: Any, group: Any) -> bool:
         given = world.Incl(_checked_ranks(comm)) if comm else world
     else:
         given = communicator(comm).Get_group()
-    return MPI.Group.Compare(given, group) == MPI.IDENT
+    return is_same(given, group)
+
+
+def is_same(group: Any, other: Any) -> bool:
+    """Whether two groups have the same processes in the same order. Not collective."""
+    from mpi4py import MPI
+
+    return MPI.Group.Compare(group, other) == MPI.IDENT
 
 
 def ranks_in(comm: Any, group: Any) -> list[int]:

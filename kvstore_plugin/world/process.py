@@ -54,6 +54,7 @@ job = ""  # the same text on all ranks since init(), another one in another job
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
+_groups: dict[int, Any] = {}  # the _group of each start of the core, by `generation`
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
 _has_lost = False  # some process of MPI_COMM_WORLD has died
@@ -70,6 +71,13 @@ class Follower:
     def versions(self) -> dict[str, str]:
         """What must be the same on all ranks, by its name in an error."""
         return {}
+
+    def tell(self) -> Any:
+        """What init() tells all ranks; it is pickled."""
+        return None
+
+    def hear(self, told: Sequence[Any]) -> None:
+        """Called by init() on all ranks with what tell() has returned on each rank."""
 
     def joined(self, core: Any) -> None:
         """Called when the core has started."""
@@ -184,7 +192,8 @@ def shutdown() -> None:
     """Leave the other ranks; a no-op if init() was not called.
 
     Operations of this rank get time to finish. Operations of other ranks that still need this rank fail there with an
-    error. MPI stays initialized; all ranks together may call init() again.
+    error. MPI stays initialized. Ranks may call init() again, also with another communicator: trainers and stores can
+    be kept (docs/elastic.md, "Suspend and resume").
 
     Examples
     --------
@@ -303,6 +312,11 @@ def machine_of(rank: int) -> str:
     return names[then]
 
 
+def has_same_ranks_as(earlier: int) -> bool:
+    """Whether the ranks are the processes of an earlier `generation`, in the same order."""
+    return mpi.is_same(_groups[earlier], _group)
+
+
 def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
     """A new communicator of some of the ranks, in this order. Collective over these ranks."""
     return mpi.part_of(_comm, _group, ranks, not _has_lost)
@@ -407,6 +421,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     core = loaded
     _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
+    _groups[generation] = _group
     for follower in _followers:
         follower.joined(core)
     _install_hooks()
@@ -425,13 +440,17 @@ def _read_settings(loaded: Any, comm: MPI.Comm) -> list[str]:
         _select_kernels(loaded, settings.value("MYKV_KERNELS"))
     except ValueError as error:
         problem = str(error)
-    problems, names, marks = zip(*comm.allgather((problem, socket.gethostname(), os.urandom(8).hex())))
+    told = [follower.tell() for follower in _followers]
+    mine = (problem, socket.gethostname(), os.urandom(8).hex(), told)
+    problems, names, marks, heard = zip(*comm.allgather(mine))
     wrong = [rank for rank, sentence in enumerate(problems) if sentence is not None]
     if wrong:
         ranks = f"rank {wrong[0]}" if len(wrong) == 1 else f"{len(wrong)} ranks, the first of which is {wrong[0]}"
         where = "" if len(set(problems)) == 1 else f" on {ranks}"
         raise ValueError(f"{problems[wrong[0]][:-1]}{where}.")
     job = marks[0]
+    for follower, each in zip(_followers, zip(*heard)):
+        follower.hear(each)
     return list(names)
 
 

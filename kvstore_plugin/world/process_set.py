@@ -219,6 +219,20 @@ Examples
 """
 
 
+class _EqualNumbers(process.Follower):
+    """Lets all ranks count objects from the same numbers: before init(), some ranks may have made more objects."""
+
+    def tell(self) -> dict[str, int]:
+        return global_process_set.numbers()
+
+    def hear(self, told: Sequence[dict[str, int]]) -> None:
+        for counted in told:
+            global_process_set.skip_to(counted)
+
+
+process.follow(_EqualNumbers())
+
+
 class ErrorTypes(NamedTuple):
     """The errors that are raised for wrong arguments."""
 

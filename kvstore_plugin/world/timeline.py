@@ -69,6 +69,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     path = os.fsdecode(os.fspath(file_path))
     if not path:
         raise ValueError("start_timeline() needs the name of a file.")
+    rank = core.rank()
     if rank != 0 and _RANK not in path:
         return  # and leave _path alone: this rank does not know whether rank 0 has a timeline
     path = path.replace(_RANK, str(rank))
@@ -136,7 +137,7 @@ def _start(core: object, path: str, mark_cycles: bool) -> None:
         os.ftruncate(fd, 0)
         zero, unix_time = _clocks()
         members = _members(core, unix_time)
-        failure = core.start_timeline(fd, rank, mark_cycles, zero, members)
+        failure = core.start_timeline(fd, core.rank(), mark_cycles, zero, members)
     finally:
         os.close(fd)
     if failure:

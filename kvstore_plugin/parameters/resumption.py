@@ -1,0 +1,27 @@
+"""Trainers and stores that are kept from one init() to the next, perhaps with other ranks (docs/elastic.md).
+
+A trainer meets the workers again when it is used first after an init(). They may have trained apart meanwhile, so all
+get the state of rank 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+STATES_ARE_LOST = (
+    "The optimizer states of {whose} are divided over the workers of an earlier init(), and this init() has other "
+    "ranks. Save the states before shutdown(), and load them after init()."
+)
+
+_broadcast: Callable[[Any], None] | None = None
+
+
+def use(broadcast: Callable[[Any], None]) -> None:
+    """Let broadcast_states() call a function; the function imports trainers, which import this module."""
+    global _broadcast
+    _broadcast = broadcast
+
+
+def broadcast_states(trainer: Any) -> None:
+    """Send the training state of rank 0 to all workers of a trainer. Collective; waits."""
+    _broadcast(trainer)
