@@ -25,14 +25,25 @@ _replaced = []  # class, name of the method, the method, and what stands in its 
 class _Finder:
     """Finds nothing by itself: it has MXNet found by the others, and watches the end of its import."""
 
+    _is_asking = False
+
     def find_spec(self, name, path=None, target=None):
-        if name != "mxnet":
+        if name != "mxnet" or self._is_asking:
             return None
+        self._is_asking = True  # another finder may ask all finders too
+        try:
+            spec = self._of_others(name, path, target)
+        finally:
+            self._is_asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+    def _of_others(self, name, path, target):
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if finder is not self else None
+            find_spec = getattr(finder, "find_spec", None)  # finders of old programs have none
+            spec = find_spec(name, path, target) if find_spec is not None and finder is not self else None
             if spec is not None:
-                if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader)
                 return spec
         return None
 
@@ -44,6 +55,8 @@ class _Loader:
         self._loader = loader
 
     def __getattr__(self, name):
+        if name == "_loader":  # of a copy, which has no attributes yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def exec_module(self, module):
@@ -71,11 +84,14 @@ def withdraw():
 
 def _watch():
     """Wait at all places where MXNet takes a store's name."""
-    sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry.setdefault(_NAME, _create)
+    base = sys.modules.get("mxnet.kvstore.base")
+    if base is None:  # a stand-in for MXNet, or a release without such stores
+        return
+    base.KVStoreBase.kv_registry.setdefault(_NAME, _create)
     for module, name, method, position in _CALLS:
         owner = getattr(sys.modules.get(module), name, None)  # MXNet 2 has fewer of them
-        if owner is not None:
-            original = vars(owner)[method]
+        original = None if owner is None else vars(owner).get(method)
+        if original is not None:
             substitute = _watched(owner, method, original, position)
             _replaced.append((owner, method, original, substitute))
             setattr(owner, method, substitute)
@@ -88,7 +104,9 @@ def _watched(owner, method, original, position):
     @functools.wraps(original)
     def watched(*args, **named):
         store = named.get("kvstore", args[position] if len(args) > position else None)
-        if isinstance(store, str) and store.lower() == _NAME:
+        # After withdraw() another wrapper may still call this one.
+        waits = any(substitute is watched for _, _, _, substitute in _replaced)
+        if waits and isinstance(store, str) and store.lower() == _NAME:
             _import_package()
             return getattr(owner, method)(*args, **named)
         return original(*args, **named)

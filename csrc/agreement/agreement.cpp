@@ -94,8 +94,8 @@ void Agreement::depart(int rank, const Cause& reason) {
 
 void Agreement::depart_alone(int rank, const Cause& reason) {
   const Message m = departure(Message::Type::lost, rank, reason);
+  if (speaks()) outbox_.down(m);  // rank 0 may have ended, or send nothing that passes this rank
   if (world_.rank() == 0) {
-    outbox_.down(m);
     outbox_.past_children(m);
   } else {
     outbox_.to_rank_0(m);

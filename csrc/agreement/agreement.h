@@ -11,13 +11,14 @@
 // when it announces the operation.
 //
 // A small operation (Transport::is_carried) needs no further messages: the announcements carry the sums of the hosts,
-// the verdict the result. Each operation has its host sums combined in the order of the hosts.
+// the verdict the result. The sums are combined in the order of the hosts, and in a tree of several levels at each
+// level.
 //
 // The messages go through a tree of hosts (host_tree.h). A host in the middle announces an operation when all hosts
 // below it have announced it; verdicts and ends go down the same way, so that every host sees them in one order. Of a
 // rank that breaks down, which passes no more messages on, rank 0 tells every host directly. Such a host may miss
-// verdicts that others have got. That is safe: an operation needs all hosts, so it fails on the others too, and a
-// notice (transport/mpi) tells them.
+// verdicts that others have got. An operation in slices then fails on the others too, which a notice (transport/mpi)
+// tells them. A carried operation has its result on the hosts with the verdict, and an error on the others.
 //
 // Texts are sent once for each operation, later their number.
 #pragma once
@@ -60,7 +61,8 @@ class Agreement {
   void done(uint64_t sequence);
   // A rank of this host or of another host has left.
   void depart(int rank, const Cause& reason);
-  // The same, called by any rank that breaks down: it only tells rank 0, or as rank 0 the other hosts.
+  // The same, called by any rank that breaks down, or ends without an answer of rank 0: it only tells rank 0 and the
+  // hosts below it, or as rank 0 all hosts.
   void depart_alone(int rank, const Cause& reason);
   // Sends, receives and answers; false if there was nothing to do.
   bool progress();

@@ -31,6 +31,7 @@ void Ending::tell_departure() {
 }
 
 void Ending::end_in_order(const Cause& here) {
+  if (context_.agreement.speaks() && context_.table.departed_rank() >= 0) tell_rank_0(context_.table.departed());
   settle({});
   if (context_.nccl) context_.nccl->leave({});
   end_all(here);
@@ -73,7 +74,8 @@ std::vector<uint32_t> Ending::fail_entries(const Departed& gone, const Cause& he
 // Directly, not through the first rank of this host, which may be the rank that is gone.
 void Ending::tell_rank_0(const Departed& gone) {
   // Rank 0 may have failed while it gave verdicts, before it told the other hosts. Telling them is idempotent.
-  const bool told = std::exchange(departure_told_, true) && (context_.world.rank() != 0 || context_.agreement.closed());
+  // So is telling rank 0, which may not have answered.
+  const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
   if (!context_.several_hosts() || told) return;
   try {
     context_.agreement.depart_alone(gone.rank, gone.reason);

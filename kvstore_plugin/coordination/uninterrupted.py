@@ -33,5 +33,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for number, frame in waiting.items():
-            handlers[number](number, frame)
+        with contextlib.ExitStack() as calls:  # all of them, also where one raises
+            for number, frame in reversed(list(waiting.items())):
+                calls.callback(handlers[number], number, frame)

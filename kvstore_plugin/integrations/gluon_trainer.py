@@ -41,6 +41,7 @@ class _Record:
         self.has_met = False  # in the first step
         self.scope: str | None = None  # of the reducer's operations
         self.generation = 0  # of the reducer
+        self.losses = 0  # process.losses when the reducer was made
         self.is_stepping = False
         self.ignores_stale = False  # the present step
 
@@ -347,7 +348,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         # All workers reach this in the first steps of their Trainers.
         record.scope = record.scope or store._next_scope("trainer")
         record.reducer = DenseReducer(record.scope, named, reduction, when_moved, keys, memory)
-        record.generation = process.generation
+        record.generation, record.losses = process.generation, process.losses
     return record.reducer
 
 
@@ -356,6 +357,8 @@ def _resume(trainer: gluon.Trainer) -> None:
     record = _record(trainer)
     if record.reducer is None or record.generation == process.generation:
         return
+    if record.losses != process.losses:
+        raise RuntimeError(resumption.WORKER_WAS_LOST)
     _store_of(trainer)._resume()
     if record.memory is not None:
         record.memory.release()

@@ -13,6 +13,11 @@ STATES_ARE_LOST = (
     "ranks. Save the states before shutdown(), and load them after init()."
 )
 
+WORKER_WAS_LOST = (
+    "This trainer is from before a worker was lost and has no elastic=True, so its weights may differ between the "
+    "workers. Make it with elastic=True for the ElasticState, or anew in a reset callback."
+)
+
 _broadcast: Callable[[Any], None] | None = None
 
 

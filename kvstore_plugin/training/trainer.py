@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, Mapping, Sequence
 from ..collectives.compression import Compression
 from ..compat import arrays, errors, mxnet
 from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
-from ..coordination import deadlock_check, step_label
+from ..coordination import deadlock_check, operation, step_label
 from ..coordination.operation_names import KeptNames
 from ..gradients import bucket_memory, parameter_groups
 from ..gradients.bucket_plan import Reduction
@@ -346,7 +346,7 @@ class DistributedTrainer(gluon.Trainer):
         for gradients in self._gradients:
             gradients.release()
         local = [gradients for gradients in self._gradients if isinstance(gradients, LocalReducer)]
-        self._gradients = []
+        self._gradients = local
         for share in self._shares:
             deferred_init.forget(f"{share.scope}/values/")
         self._shares = [share._replace(root=0) for share in self._shares]
@@ -364,22 +364,43 @@ class DistributedTrainer(gluon.Trainer):
         All workers get values, optimizer states, settings and counts of rank 0. `replaces_states`: the caller replaces
         the states of an optimizer on the store.
         """
-        if self._generation == process.generation:
+        kept = self._generation
+        if kept == process.generation:
             return
+        if self._losses != process.losses and self._shares:
+            raise RuntimeError(resumption.WORKER_WAS_LOST)
         for share in self._shares:
             share.process_set.core  # noqa: B018 - raises if the set was not added again
-        are_same = process.has_same_ranks_as(self._generation)
-        reason = None if are_same else self._why_not_resumed(replaces_states)
-        if reason is not None:
-            for share in self._shares:
-                share.process_set.core.refuse(f"{self._meeting[0][share.process_set]}/parameters", reason)
-            raise RuntimeError(reason)
+        are_same = process.has_same_ranks_as(kept)
+        self._meet_to_resume(None if are_same else self._why_not_resumed(replaces_states))
         if self._store_optimizer is not None and not are_same:
             self._store_optimizer.clear()
         self._steps = 0  # equal on all workers
-        self._meet_once_more(are_equal=False)
-        if self._options.broadcast_period >= 0:
-            resumption.broadcast_states(self)
+        try:
+            self._meet_once_more(are_equal=False)
+            if self._options.broadcast_period >= 0:
+                resumption.broadcast_states(self)
+        except BaseException:
+            self._generation = kept  # the next use tries again
+            raise
+
+    def _meet_to_resume(self, refusal: str | None) -> None:
+        """Wait for the other workers' first use, as calls that wait do: a worker that waits elsewhere gets an error."""
+        call, reason = "the first use of a DistributedTrainer made before the last init()", refusal
+        for share in self._shares:
+            turn = operation.waiting(share.process_set, call)
+            if reason is not None:
+                turn.leave_out(reason, None)
+                continue
+            try:
+                with turn:
+                    turn.meet(call, [])
+            except Exception as error:
+                failure, reason = error, str(error)
+        if refusal is not None:
+            raise RuntimeError(refusal)
+        if reason is not None:
+            raise failure
 
     def _why_not_resumed(self, replaces_states: bool) -> str | None:
         """Why other ranks than before cannot train on."""
@@ -644,11 +665,6 @@ class DistributedTrainer(gluon.Trainer):
 
     def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
         sync_batch_norm.end_step()
-        if self._losses != process.losses and self._shares:
-            raise RuntimeError(
-                "This trainer is from before a worker was lost and has no elastic=True, so its weights may differ "
-                "between the workers. Make it with elastic=True for the ElasticState, or anew in a reset callback."
-            )
         deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
         what = label or "allreduce_grads()"
         if any(gradients.is_due() for gradients in self._gradients):  # the other workers have counted an update

@@ -50,6 +50,7 @@ class _NoCore:
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
 losses = 0  # how often this process went on with the remaining workers after a worker was lost
 generation = 0  # how often the core was started: older objects must not touch new objects with the same names
+recoveries = 0  # how often join_again() was called since init()
 job = ""  # the same text on all ranks since init(), another one in another job
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
@@ -403,7 +404,7 @@ def _forget_finished() -> None:
 
 
 def _join(comm: Any, read_settings: bool = False) -> None:
-    global core, generation, _comm, _last_comm, _group, _machines, _ended_before
+    global core, generation, recoveries, _comm, _last_comm, _group, _machines, _ended_before
     loaded = core_loader.load()
     info = loaded.build_info()
     launch_checks.check_library(info["mpi"], loaded.mpi_library_version(), info["mpi_abi"])
@@ -421,6 +422,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     core = loaded
     _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
+    recoveries = 0 if read_settings else recoveries + 1
     _groups[generation] = _group
     for follower in _followers:
         follower.joined(core)

@@ -27,9 +27,9 @@ MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value ends
 init() on all ranks, and not a training after hours.
 
-MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and
-MYKV_GPU must be the same on all ranks, which is checked. Variables of launchers (``OMPI_COMM_WORLD_SIZE`` and the
-like) are not settings; launch_checks.py reads them.
+All ranks must have the same values of MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_COMPRESS_BYTES and
+of MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU, which is checked. Variables of launchers
+(``OMPI_COMM_WORLD_SIZE`` and the like) are not settings; launch_checks.py reads them.
 """
 
 from __future__ import annotations

@@ -166,6 +166,6 @@ def _members(core: object, unix_time: int) -> str:
         "size": core.size(),
         "host_ranks": core.host_ranks(),
         "unix_time_at_zero_us": unix_time // 1000,
-        "job": f"{process.job}-{process.generation}",
+        "job": f"{process.job}-{process.recoveries}",
     }
     return json.dumps({"displayTimeUnit": "ms", "otherData": about})[1:-1]

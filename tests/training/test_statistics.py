@@ -248,7 +248,7 @@ def test_callbacks_show_what_is_new(rank, gather):
 
 
 @pytest.mark.parametrize(
-    ("target", "every", "kind"), [(3, 1, TypeError), (print, 0, ValueError), (print, 1.5, ValueError)]
+    ("target", "every", "kind"), [(3, 1, TypeError), (print, 0, ValueError), (print, 1.5, TypeError)]
 )
 def test_wrong_arguments_of_callbacks(target, every, kind):
     for made in (mykv.StatisticsCallback, mykv.StatisticsHandler):

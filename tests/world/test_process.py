@@ -62,6 +62,7 @@ _WRONG = {
     "MYKV_PART_BYTES": "1e6",
     "MYKV_STAGING_BYTES": "1",
     "MYKV_NETWORK_BYTES": "4 MB",
+    "MYKV_FAN_OUT": "0",
     "MYKV_COMPRESS_BYTES": "-1",
     "MYKV_TABLE_PLACES": "0",
     "MYKV_VIRTUAL_HOSTS": "two",
@@ -73,6 +74,7 @@ _WRONG = {
     "MYKV_GPU_HOSTS": "",
     "MYKV_KERNELS": "sse4.1",
     "MYKV_REPORT": "0.5",
+    "MYKV_AUTO_REGISTER": "yes",
 }
 
 

@@ -72,10 +72,11 @@ class MpiTransport : public Transport {
   const World& world_;
   HostTable& table_;
   Slots slots_;
-  const struct {
+  struct Most {
     size_t under_way;  // bytes of chunks
     size_t carried;    // bytes of an operation
-  } most_;
+  };
+  const Most most_;
   uint32_t slices_;
   MpiRequests requests_;
   Staging staging_;
