@@ -37,8 +37,11 @@ def data():
     return (images[train], labels[train]), (images[test], labels[test])
 
 
-def network(seed):
-    """A small convolutional network whose weights start from `seed`; the shapes come with the first batch."""
+def network(seed, hidden=128):
+    """A small convolutional network whose weights start from `seed`; the shapes come with the first batch.
+
+    `hidden` is the number of units in the first dense layer.
+    """
     mx.random.seed(seed)
     net = nn.HybridSequential()
     # tanh and average pooling are smooth, so that rounding stays rounding. With ReLU, a sum in another order sooner or
@@ -47,7 +50,7 @@ def network(seed):
         nn.Conv2D(32, 3, padding=1, activation="tanh"),
         nn.Conv2D(32, 3, padding=1, activation="tanh"),
         nn.AvgPool2D(),
-        nn.Dense(128, activation="tanh"),
+        nn.Dense(hidden, activation="tanh"),
         nn.Dense(10),
     )
     net.initialize(mx.init.Xavier())

@@ -18,25 +18,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from digits_common import SGD, accuracy, batches, checksum, data, gather, loss_of
+from digits_common import SGD, accuracy, batches, checksum, data, gather, loss_of, network
 from mxnet import autograd
-from mxnet.gluon import nn
-
-
-def network(seed: int, hidden: int) -> nn.HybridSequential:
-    """The network of examples/digits.py, with so many units in the first dense layer."""
-    mx.random.seed(seed)
-    net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(32, 3, padding=1, activation="tanh"),
-        nn.Conv2D(32, 3, padding=1, activation="tanh"),
-        nn.AvgPool2D(),
-        nn.Dense(hidden, activation="tanh"),
-        nn.Dense(10),
-    )
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
-    return net
 
 
 def main() -> None:

@@ -167,7 +167,7 @@ class Agreement {
   KnownTexts texts_;
   struct {
     std::unordered_set<uint64_t> here;   // numbers of the texts of this host that texts_ has got ...
-    std::unordered_set<uint64_t> above;  // ... and of those that were sent to the host above
+    std::unordered_set<uint64_t> above;  // numbers of the texts that the host above has got
   } told_;
   bool closed_ = false;  // no more operation is agreed on
 

@@ -41,7 +41,7 @@ class Outbox {
   void to_rank_0(const Message& message);
   // To the hosts that are not below this one, without passing through others; behind what goes down.
   void past_children(const Message& message);
-  // Moves messages on. Keeps those that may wait for at most 200 us, if `may_hold`. Whether messages were sent.
+  // Sends what is ready; true if messages were sent. With `may_hold`, messages that may wait are kept for up to 200 us.
   bool send_ready(bool may_hold);
   // The number of messages that wait.
   size_t held() const { return held_; }
@@ -59,7 +59,7 @@ class Outbox {
   std::vector<char> up_;
   std::vector<char> down_;
   std::vector<char> direct_;  // for rank 0
-  size_t held_ = 0;           // messages in up_, all of which may wait; 0 also if one may not
+  size_t held_ = 0;           // number of messages in up_ if all of them may wait, else 0
   int64_t held_since_ = 0;    // now_ns()
   struct Sending {
     std::shared_ptr<const std::vector<char>> bytes;
