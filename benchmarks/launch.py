@@ -65,7 +65,7 @@ def launch(
 
 
 def run_program(setup: Setup, command: list[str], limit_s: float) -> str:
-    """Run one command in the environment of a setup, and return what it has printed.
+    """Run one command in the environment of a setup and return its output.
 
     Raises
     ------

@@ -110,7 +110,7 @@ def _over(hosts: Network) -> Started:
 
 
 def _run(started: Started, job: dict[str, Any]) -> dict[str, Any]:
-    """Run the worker, and return what it has printed; all its workers must have the same weights at the end."""
+    """Run a job of several workers and return its results; it is an error when their weights differ at the end."""
     program = [sys.executable, launch.WORKER, "digits", json.dumps(job)]
     printed = launch.run_program(peers.MYKV, started(program), LIMIT_S)
     found = json.loads(next(line for line in reversed(printed.splitlines()) if line.startswith("{")))

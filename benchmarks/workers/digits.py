@@ -1,4 +1,4 @@
-"""A worker of benchmarks/pictures.py: trains on scans of digits, and rank 0 prints what it has seen as JSON.
+"""A worker of benchmarks/pictures.py: trains on scans of digits; rank 0 prints losses and accuracies as JSON.
 
 Argument behind the module's name: a JSON object with `trainer` ("DistributedTrainer" or "LocalTrainer"), `options` of
 it, `epochs`, `hidden` (units of the first dense layer) and `timeline` (a file, or null).

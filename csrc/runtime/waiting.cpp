@@ -57,7 +57,7 @@ std::string culprits_text(const Waiting& waiting, const World& world) {
     if (!holds(waiting.missing, rank)) here.push_back(rank);
   }
   std::string text;
-  if (waiting.crowded_out) text = "a free entry in the table of operations of its host, of which it has used its share";
+  if (waiting.crowded_out) text = "a free entry in its host's table of operations (its share is in use)";
   const auto add = [&](const std::vector<int>& ranks, const char* one, const char* several) {
     if (ranks.empty()) return;
     text += (text.empty()          ? ""

@@ -1,6 +1,6 @@
-"""The table of MYKV_REPORT, which rank 0 prints at the end and every so often.
+"""The table of MYKV_REPORT, which rank 0 prints at the end and at intervals.
 
-Rank 0 prints what it knows without messages. So the table needs no other worker, and workers may have ended or died.
+Rank 0 prints its own figures and asks no other worker, so the table also comes when workers have ended or died.
 """
 
 from __future__ import annotations

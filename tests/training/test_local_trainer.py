@@ -491,7 +491,7 @@ def _train(net, trainer, steps, rank) -> None:
 
 
 def _said(call) -> str:
-    """The error of a call and of what it has begun; empty without one."""
+    """Call, wait for MXNet's engine, and return the message of the error; empty when there was none."""
     try:
         call()
         mx.nd.waitall()

