@@ -257,8 +257,10 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
   const Api& api = common.bridge.api();
   const Description first = describe(api, inputs[0]);
   Devices devices;
-  for (Handle array : inputs) devices.read(require_same(first, describe(api, array)));
-  for (Handle array : outputs) devices.written(require_same(first, describe(api, array)));
+  // Usually the only output is the input, which need not be described again.
+  const auto is_first = [&](Handle array) { return array == inputs[0]; };
+  for (Handle array : inputs) devices.read(is_first(array) ? first : require_same(first, describe(api, array)));
+  for (Handle array : outputs) devices.written(is_first(array) ? first : require_same(first, describe(api, array)));
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
   push(common, request_for(common, common.name, operation, shape_text(first.shape), devices), inputs, outputs,

@@ -69,6 +69,11 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     return value
 
 
+def is_dense_array(value: Any) -> bool:
+    """Whether `value` is one dense array of a release without GPUs, so that `as_list` has nothing to refuse."""
+    return not HAS_GPUS and type(value) in _DENSE
+
+
 def _check(array: Any, what: str, dense: bool = True) -> None:
     if not isinstance(array, NDArray):
         raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")

@@ -580,18 +580,20 @@ class MyKV(KVStoreBase):
             if is_row_sparse(call.inputs):
                 self._sum_rows(listed[number:], targets[number], priority)
                 continue
-            dtype = call.inputs[0].dtype
+            source = target = arrays.handles(call.inputs)
             filled = targets[number]
-            if any(array.dtype != dtype for array in filled):
-                filled = [
-                    array if array.dtype == dtype else arrays.empty(array.shape, call.inputs[0]) for array in filled
-                ]
-            source = arrays.handles(call.inputs)
-            target = source if filled is call.inputs else arrays.handles(filled)
+            if filled is not call.inputs:
+                dtype = call.inputs[0].dtype
+                if any(array.dtype != dtype for array in filled):
+                    filled = [
+                        array if array.dtype == dtype else arrays.empty(array.shape, call.inputs[0]) for array in filled
+                    ]
+                target = arrays.handles(filled)
             with self._refusing(listed[number:], "push"):
                 self._process_set.core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
-            for array, made in zip(targets[number], filled):
-                arrays.copy(made, array)
+            if filled is not targets[number]:
+                for array, made in zip(targets[number], filled):
+                    arrays.copy(made, array)
 
     def _sum_rows(self, listed: list[Call], targets: Sequence[NDArray], priority: int) -> None:
         """Sum the row_sparse arrays of the first call of a list; on an error refuse the later calls."""

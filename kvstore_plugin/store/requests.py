@@ -63,6 +63,9 @@ def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: A
     """
     operation.checked_priority(priority)
     if type(key) is int or type(key) is str:
+        if (out is None or out is value) and arrays.is_dense_array(value):
+            only = (value,)
+            return [Call(key, f"{scope}/{key!r}", only, only)]
         return [_call(scope, method, key, value, out)]
     return _several(scope, method, key, value, out)
 
@@ -80,7 +83,7 @@ def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call
         raise ArgumentValueError(
             f"The value of key {key!r} must be a single NDArray, but it is a list of {len(inputs)}."
         )
-    if out is None:
+    if out is None or out is value:
         outputs = inputs
         if len(inputs) > 1:
             arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
