@@ -233,8 +233,10 @@ def exchange(
                     raise  # otherwise the call was given up before this rank came: take the next turn
 
 
-class refusing:  # noqa: N801 (used as a function; a class, since a generator's context costs 3 us in each pushpull)
+class refusing:
     """A context in which a rank starts an operation by the core: a turn that the core does not take is refused.
+
+    It is a class, since a context made of a generator would cost 3 us more in every pushpull.
 
     Parameters
     ----------
@@ -243,6 +245,7 @@ class refusing:  # noqa: N801 (used as a function; a class, since a generator's 
     what : str, optional
         What the error is about. Then an ArgumentValueError is raised in place of the core's error.
     """
+
     __slots__ = ("_refuse", "_what")
 
     def __init__(self, refuse: Callable[[str], None], what: str = "") -> None:
