@@ -2,10 +2,14 @@
 
 An operation of B bytes on h hosts of r ranks, over links of b bytes/s each way:
 
-- agreement: each host sends rank 0 a message and gets one back; rank 0 handles 2 (h - 1) of them, at m seconds each,
-  and a message is on its way for l seconds;
-- exchange: the hosts' slices cross each link 2 (h - 1) / h times; a rank sends and receives 2 (h - 1) messages
-  for each of its chunks (csrc/transport/mpi/slice_exchange.cpp), or as many as its bytes need at 60 KiB each.
+- agreement: announcements go up a tree of hosts and verdicts come down (csrc/agreement/host_tree.h); a host has at most
+  16 children, so the busiest rank handles at most 34 messages, at m seconds each, and there are two messages in a row
+  for each level, each l seconds on its way;
+- an operation of up to 16 KiB (`carried`) travels with these messages;
+- exchange: the hosts' slices cross each link 2 (h - 1) / h times, in two messages in a row, and in four from 65 hosts
+  on, which exchange in a grid (csrc/transport/mpi/host_grid.h). For each of its chunks (slice_exchange.cpp) a rank
+  sends and receives a message to and from each host of its row and of its column, both for values and for results, or
+  as many as the bytes need at 60 KiB each.
 
 l and m come from what 2 to 8 hosts measured (docs/benchmarks-hosts.md), by least squares.
 """
@@ -24,7 +28,10 @@ from .environments import HOME
 from .results import Results
 
 _MESSAGE = 60 * KB
-_CHUNK, _LEAST_SEGMENT = 1 * MB, 16 * KB
+_CHUNK, _LEAST_COLUMN, _LEAST_BETWEEN_ROWS = 1 * MB, 16 * KB, 1 * KB
+_FAN_OUT = 16
+_MOST_IN_A_ROW = 64
+_CARRIED, _ALL_CARRIED = 16 * KB, 32 * KB
 _HEADERS = 1448 / 1514  # payload of an Ethernet frame of 1514 bytes with TCP and its timestamps
 
 
@@ -47,19 +54,43 @@ class Network:
     bandwidth: float
 
 
+def grid(hosts: int) -> tuple[int, int]:
+    """Rows and columns in which the hosts exchange."""
+    rows = 1 if hosts <= _MOST_IN_A_ROW else round(math.sqrt(hosts))
+    return rows, math.ceil(hosts / rows)
+
+
 def messages(hosts: int, ranks: int, nbytes: float) -> float:
     """Messages with values that a rank sends and receives."""
+    rows, columns = grid(hosts)
     piece = nbytes / ranks
-    chunks = max(1, math.ceil(piece / max(_CHUNK, _LEAST_SEGMENT * hosts)))
-    pieces = max(1, math.ceil(piece / chunks / hosts / _MESSAGE))
-    return 4.0 * (hosts - 1) * chunks * pieces
+    chunks = math.ceil(piece / max(_CHUNK, _LEAST_COLUMN * columns, _LEAST_BETWEEN_ROWS * rows * columns))
+    in_row = math.ceil(piece / chunks / columns / _MESSAGE)
+    across = math.ceil(piece / chunks / columns / rows / _MESSAGE)
+    return 4.0 * chunks * ((columns - 1) * in_row + (rows - 1) * across)
+
+
+def agreement(hosts: int) -> tuple[float, float]:
+    """Messages in a row, and messages of the busiest rank, until all hosts know that an operation is complete."""
+    levels, covered = 0, 1
+    while covered < hosts:
+        levels += 1
+        covered += _FAN_OUT**levels
+    return 2.0 * levels, 2.0 * min(hosts - 1, _FAN_OUT + 1)
+
+
+def carried(hosts: int, nbytes: float) -> bool:
+    """Whether an operation travels with the messages of the agreement."""
+    return nbytes <= min(_CARRIED, _ALL_CARRIED / min(hosts - 1, _FAN_OUT))
 
 
 def coefficients(hosts: int, ranks: int, nbytes: float) -> tuple[float, float, float]:
     """How often an allreduce has the latency and the message cost in a row, and the bytes that cross each link."""
-    agreement = 2.0 * (hosts - 1)
-    values = messages(hosts, ranks, nbytes)
-    return 4.0, agreement + values, 2.0 * nbytes * (hosts - 1) / hosts
+    in_a_row, handled = agreement(hosts)
+    if carried(hosts, nbytes):
+        return in_a_row, handled, nbytes * min(hosts - 1, _FAN_OUT)
+    in_a_row += 2 if grid(hosts)[0] == 1 else 4
+    return in_a_row, handled + messages(hosts, ranks, nbytes), 2.0 * nbytes * (hosts - 1) / hosts
 
 
 def seconds(network: Network, hosts: int, ranks: int, nbytes: float) -> float:

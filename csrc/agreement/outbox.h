@@ -12,19 +12,10 @@
 
 #include "agreement/host_tree.h"
 #include "agreement/messages.h"
+#include "base/traffic.h"
 #include "world/world.h"
 
 namespace mykv {
-
-// What was sent to or received from other hosts.
-struct Traffic {
-  void add(size_t some) {
-    messages.fetch_add(1, std::memory_order_relaxed);
-    bytes.fetch_add(some, std::memory_order_relaxed);
-  }
-  std::atomic<uint64_t> messages{0};
-  std::atomic<uint64_t> bytes{0};
-};
 
 class Outbox {
  public:

@@ -178,6 +178,7 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
     const size_t kept = take[s] * row_elements;
     Operation operation = common.operation;
     operation.kind = Kind::broadcast;
+    operation.of_several = true;
     operation.root = static_cast<int32_t>(s);
     operation.count = rows[s] * row_elements;
     if (operation.count > 0) {

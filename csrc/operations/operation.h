@@ -43,11 +43,12 @@ struct Operation {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
-  int32_t root = 0;       // broadcast: the rank whose bits all ranks get; reduce: the rank that gets the result
-  double scale = 1.0;     // allreduce, reduce: applied once to the reduced value
-  size_t count = 0;       // elements
-  int32_t priority = 0;   // higher runs first
-  bool in_place = false;  // all shares lie in the segment already
+  int32_t root = 0;         // broadcast: the rank whose bits all ranks get; reduce: the rank that gets the result
+  bool of_several = false;  // broadcast: other ranks broadcast in the same call, so the links are equally busy
+  double scale = 1.0;       // allreduce, reduce: applied once to the reduced value
+  size_t count = 0;         // elements
+  int32_t priority = 0;     // higher runs first
+  bool in_place = false;    // all shares lie in the segment already
   Road road = Road::host;
   // Floating-point allreduce and reduce: the type in which values travel between hosts, if it differs from dtype.
   std::optional<DType> wire;

@@ -4,6 +4,7 @@
 #include <mpi.h>
 #include <pybind11/numpy.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@ class Group {
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   // Messages and bytes that this rank has sent to other hosts, and received, for the agreement.
   std::vector<uint64_t> agreement_traffic();
+  // The same for the values of operations.
+  std::array<uint64_t, 4> exchange_traffic() { return runtime_->transport().traffic(); }
 
   // Arrays of numpy.
   std::unique_ptr<Work> submit_allreduce(const std::string& name, const std::vector<pybind11::array>& inputs,

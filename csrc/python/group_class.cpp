@@ -22,6 +22,7 @@ void bind_group(py::module_& m) {
   bind_fact(m, group, "lonely", [](const World& w) { return w.lonely(); });
   bind_fact(m, group, "strangers", [](const World& w) { return w.strangers(); });
   bind_method(m, group, "agreement_traffic", &Group::agreement_traffic);
+  bind_method(m, group, "exchange_traffic", &Group::exchange_traffic);
   bind_method(m, group, "gpu_road", &Group::gpu_road,
               "(whether some rank has a GPU, whether NCCL serves all ranks, why not).");
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });

@@ -1,6 +1,7 @@
 #include "python/options.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 
 namespace py = pybind11;
@@ -23,9 +24,13 @@ RuntimeOptions options_from(const py::dict& given) {
       for (const auto& [name, version] : py::cast<py::dict>(item.second))
         options.world.versions.emplace_back(py::cast<std::string>(name), py::cast<std::string>(version));
     } else if (key == "network_bytes") {
-      options.network_bytes = py::cast<size_t>(item.second);
+      options.network.bytes = py::cast<size_t>(item.second);
     } else if (key == "fan_out") {
-      options.fan_out = std::max<size_t>(py::cast<size_t>(item.second), 1);
+      options.network.fan_out = std::max<size_t>(py::cast<size_t>(item.second), 1);
+    } else if (key == "exchange") {
+      const auto way = py::cast<std::string>(item.second);
+      if (way == "direct") options.network.most_in_a_row = UINT32_MAX;
+      if (way == "grid") options.network.most_in_a_row = 0;
     } else if (key == "compress_bytes") {
       options.compress_bytes = py::cast<size_t>(item.second);
     } else if (key == "stall_abort_ms") {

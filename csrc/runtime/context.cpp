@@ -26,14 +26,15 @@ RuntimeContext::RuntimeContext(std::unique_ptr<World> made, const RuntimeOptions
       gpus(gpus_of(world, options, launcher.get())),
       region(world.segment(), world.region_begin(), world.region_bytes()),
       pinned(world.segment(), region),
-      transport(choose_transport(world, table, options.network_bytes, options.fan_out)),
+      transport(choose_transport(world, table, options.network)),
       nccl(gpus.nccl ? std::make_unique<NcclTransport>(world, table, launcher) : nullptr),
-      agreement(world, table, 2 * options.network_bytes, options.fan_out),
+      agreement(world, table, 2 * options.network.bytes, options.network.fan_out),
       inquiry(world, table) {
   table.beat();
   world.require_same("the size of parts (MYKV_PART_BYTES)", options.part_bytes);
-  world.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network_bytes);
-  world.require_same("the fan-out of the tree of hosts (MYKV_FAN_OUT)", options.fan_out);
+  world.require_same("the memory for other hosts (MYKV_NETWORK_BYTES)", options.network.bytes);
+  world.require_same("the fan-out of the tree of hosts (MYKV_FAN_OUT)", options.network.fan_out);
+  world.require_same("the most hosts in one row of an exchange (MYKV_EXCHANGE)", options.network.most_in_a_row);
   world.require_same("the size from which arrays are compressed (MYKV_COMPRESS_BYTES)", options.compress_bytes);
   world.require_same("the stall watch's second limit in milliseconds (MYKV_STALL_ABORT_S)", options.stall_abort_ms);
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "transport/gpu_roads.h"
+#include "transport/transport.h"
 #include "world/world.h"
 
 namespace mykv {
@@ -15,11 +16,7 @@ struct RuntimeOptions {
   size_t part_bytes = 512 << 10;
   // Memory for the slots of parts under way: small enough to stay in cache. It is exceeded only when nothing moves.
   size_t staging_bytes = 4 << 20;
-  // Several hosts: memory for what this rank receives from other hosts. Operations of at most twice as many bytes, or
-  // two operations, are under way. The same on all ranks.
-  size_t network_bytes = 4 << 20;
-  // Several hosts: how many hosts each host hears from while they agree on what is ready. The same on all ranks.
-  size_t fan_out = 16;
+  NetworkOptions network;
   // Arrays of fewer bytes are not compressed between hosts: there is little to gain. The same on all ranks.
   size_t compress_bytes = 64 << 10;
   // The second limit of the stall watch, 0: none. Only compared here: one rank reports for all ranks that wait, so the

@@ -47,6 +47,7 @@ Operation Parts::operation_of(const Part& part) {
   Operation operation = part.posted->request.operation;
   operation.count = part.count;
   operation.root = part.posted->piece(part.number).root;
+  operation.of_several = operation.of_several || part.posted->request.shards != nullptr;
   return operation;
 }
 

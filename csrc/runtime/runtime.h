@@ -84,6 +84,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const RuntimeOptions& options() const { return context_.options; }
   const gpu::GpuRoads& gpus() const { return context_.gpus; }
   const Agreement& agreement() const { return context_.agreement; }
+  const Transport& transport() const { return *context_.transport; }
 
   // See LateRanks. Thread-safe.
   double longest_wait() { return late_ranks_.longest_wait(); }

@@ -23,6 +23,7 @@
 #include "testing/live.h"
 #include "testing/parsers.h"
 #include "testing/region.h"
+#include "transport/mpi/host_grid.h"
 
 namespace py = pybind11;
 
@@ -41,6 +42,16 @@ void bind_parsers(py::module_& m) {
         testing::parsers().at(parser)(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
       },
       py::arg("parser"), py::arg("bytes"), "Give bytes to one of parsers(), which must bear them.");
+}
+
+// For each row: the host that reduces each column.
+std::vector<std::vector<size_t>> square_grid(size_t hosts) {
+  const HostGrid grid = HostGrid::square(hosts);
+  std::vector<std::vector<size_t>> rows(grid.rows());
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    for (size_t column = 0; column < grid.columns(); ++column) rows[row].push_back(grid.host(row, column));
+  }
+  return rows;
 }
 
 void bind_inbox(py::module_& m) {
@@ -72,6 +83,8 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         return std::make_pair(now.bytes, now.what);
       },
       py::arg("proc") = "/proc", "Bytes of memory that may still be taken, and what bounds them.");
+  m.def("square_grid", &square_grid, py::arg("hosts"),
+        "The grid in which so many hosts exchange: for each row, the host that reduces each column.");
   m.def(
       "sum_of_squares",
       [](const std::string& dtype, const py::array& values) {

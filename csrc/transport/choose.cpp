@@ -5,10 +5,9 @@
 
 namespace mykv {
 
-std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes,
-                                            size_t fan_out) {
+std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, const NetworkOptions& options) {
   if (world.hosts().size() == 1) return std::make_unique<HostTransport>(world, table);
-  return std::make_unique<MpiTransport>(world, table, network_bytes, fan_out);
+  return std::make_unique<MpiTransport>(world, table, options);
 }
 
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus) {

@@ -2,6 +2,7 @@
 // choose_transport() picks it. Only the runtime's thread drives a transport, and a transport never blocks it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -73,13 +74,25 @@ class Transport {
   virtual bool progress() = 0;
   // Whether something is under way whose end only a later progress() can see (a network): sleep short.
   virtual bool polling() const = 0;
+  // Messages with values, and their bytes, that this rank has sent to other hosts and received. On any thread.
+  virtual std::array<uint64_t, 4> traffic() const { return {}; }
   // Whether no message to or from other hosts is under way, including the notice that this rank leaves.
   virtual bool quiet() const { return !polling(); }
 };
 
+// Settings for several hosts. All must be the same on all ranks.
+struct NetworkOptions {
+  // Memory for what this rank receives from other hosts. Operations of at most twice as many bytes, or two operations,
+  // are under way.
+  size_t bytes = 4 << 20;
+  // How many hosts each host hears from while they agree on what is ready.
+  size_t fan_out = 16;
+  // More hosts exchange large values in a grid (transport/mpi/host_grid.h).
+  size_t most_in_a_row = 64;
+};
+
 // The choice for this world: shared memory on one host, otherwise MPI between hosts.
-// `network_bytes`: memory for what this rank receives from other hosts; `fan_out`: of the tree of hosts.
-std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, size_t network_bytes, size_t fan_out);
+std::unique_ptr<Transport> choose_transport(const World& world, HostTable& table, const NetworkOptions& options);
 
 // Each transport of this build, with the reason why it does not serve this world ('': it does).
 std::vector<std::pair<std::string, std::string>> transport_report(const World* world, const gpu::GpuRoads* gpus);

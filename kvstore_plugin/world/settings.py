@@ -7,6 +7,7 @@ MYKV_PART_BYTES        524288     arrays larger than this (bytes) travel in part
 MYKV_STAGING_BYTES     4194304    memory (bytes) for parts under way, per rank
 MYKV_NETWORK_BYTES     4194304    memory (bytes) for what other hosts send, per rank
 MYKV_FAN_OUT           16         hosts that each host hears from while they agree on what is ready
+MYKV_EXCHANGE          auto       how large values cross between hosts: direct, grid; auto: grid from 65 hosts
 MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed between hosts
 MYKV_TABLE_PLACES      65536      operations under way on a host; more wait in their own rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
@@ -27,8 +28,8 @@ MYKV_NCCL_LIBRARY                 file of NCCL, in place of what is found
 init() reads all settings by read(), and they keep their values until init() is called again. So a wrong value ends
 init() on all ranks, and not a training after hours.
 
-All ranks must have the same values of MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_COMPRESS_BYTES and
-of MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU, which is checked. Variables of launchers
+All ranks must have the same values of MYKV_PART_BYTES, MYKV_NETWORK_BYTES, MYKV_FAN_OUT, MYKV_EXCHANGE and
+MYKV_COMPRESS_BYTES, MYKV_VIRTUAL_HOSTS, MYKV_STALL_ABORT_S and MYKV_GPU, which is checked. Variables of launchers
 (``OMPI_COMM_WORLD_SIZE`` and the like) are not settings; launch_checks.py reads them.
 """
 
@@ -129,6 +130,7 @@ _TABLE = {
     "MYKV_STAGING_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="staging_bytes"),
     "MYKV_NETWORK_BYTES": _Setting(_whole(4096, _MOST_BYTES), option="network_bytes"),
     "MYKV_FAN_OUT": _Setting(_whole(1, _MOST_COUNT), option="fan_out"),
+    "MYKV_EXCHANGE": _Setting(_one_of("auto", "direct", "grid"), option="exchange"),
     "MYKV_COMPRESS_BYTES": _Setting(_whole(0, _MOST_BYTES), option="compress_bytes"),
     "MYKV_TABLE_PLACES": _Setting(_whole(1, _MOST_COUNT), option="table_places"),
     "MYKV_VIRTUAL_HOSTS": _Setting(_whole(1, _MOST_COUNT), option="virtual_hosts"),

@@ -22,11 +22,13 @@ _one_and_two = pytest.mark.parametrize("hosts", [1, 2])
 
 
 def _start(**options) -> None:
-    """Four hosts agree in a chain, in which each host passes messages on; fewer hosts agree with rank 0 directly."""
+    """Four hosts agree in a chain and exchange in a grid; fewer hosts agree with rank 0 and exchange directly."""
     import mykv_core
     from mpi4py import MPI
 
-    options.setdefault("fan_out", 1 if options.get("virtual_hosts") == 4 else 16)
+    many = options.get("virtual_hosts") == 4
+    options.setdefault("fan_out", 1 if many else 16)
+    options.setdefault("exchange", "grid" if many else "direct")
     mykv_core.init(MPI.COMM_WORLD.py2f(), options)
 
 

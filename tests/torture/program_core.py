@@ -186,6 +186,7 @@ def main() -> None:
     options = {"part_bytes": part_bytes, "compress_bytes": 0 if part_bytes == 4096 else 65536}
     options["virtual_hosts"] = int(sys.argv[5])
     options["fan_out"] = 1 if part_bytes == 4096 else 16
+    options["exchange"] = "grid" if part_bytes == 4096 else "direct"
     if part_bytes == 4096:
         options["table_places"] = 64  # too few for the parts of one array
     groups = Groups(options)

@@ -37,6 +37,7 @@ class _World:
 
     def __init__(self, virtual: int, fan_out: int) -> None:
         options = {"virtual_hosts": virtual, "compress_bytes": 0, "part_bytes": 1 << 18, "fan_out": fan_out}
+        options["exchange"] = "grid" if fan_out == 1 else "direct"  # in a chain of hosts all roads for many hosts
         core.init(MPI.COMM_WORLD.py2f(), options)
         self.groups = [core.world()]
         self.buffers = [core.allocate(_BUFFER_BYTES)]

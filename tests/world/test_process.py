@@ -63,6 +63,7 @@ _WRONG = {
     "MYKV_STAGING_BYTES": "1",
     "MYKV_NETWORK_BYTES": "4 MB",
     "MYKV_FAN_OUT": "0",
+    "MYKV_EXCHANGE": "ring",
     "MYKV_COMPRESS_BYTES": "-1",
     "MYKV_TABLE_PLACES": "0",
     "MYKV_VIRTUAL_HOSTS": "two",

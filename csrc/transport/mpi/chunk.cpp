@@ -13,6 +13,9 @@ namespace {
 constexpr size_t kStepBytes = 256 << 10;   // work between two looks at the network
 constexpr size_t kDecodeBytes = 64 << 10;  // decoded of each host's values at a time, so that they stay in cache
 
+// Rows exchange their sums in this type, so that half precision is rounded once, as without a grid.
+DType sum_type(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype; }
+
 }  // namespace
 
 Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, Staging& staging)
@@ -24,8 +27,12 @@ Chunk::Chunk(SliceExchange& exchange, uint32_t number, MpiRequests& requests, St
       end_(exchange.chunk_begin(number + 1)),
       cursor_(begin_),
       phase_(exchange.reduces() ? Phase::reduce_on_host : Phase::exchange),
-      received_(exchange.world().hosts().size()),
-      encoded_(exchange.world().hosts().size()) {}
+      row_(exchange.grid().row_of(me())),
+      encoded_(exchange.grid().columns()) {
+  for_columns_of(me(), [&](size_t column) {
+    columns_.push_back({column, std::vector<char*>(std::max(exchange.grid().columns(), exchange.grid().rows()))});
+  });
+}
 
 // Not in the constructor: begin() may fail after it has started messages, whose memory must stay.
 void Chunk::begin() {
@@ -36,20 +43,40 @@ void Chunk::begin() {
   if (phase_ == Phase::exchange) begin_exchange();
 }
 
-Chunk::HostShare Chunk::host_share(size_t host) const {
-  const size_t count = end_ - begin_, hosts = exchange_.world().hosts().size();
-  const int root = exchange_.root_host();
-  if (root < 0) return {begin_ + count * host / hosts, begin_ + count * (host + 1) / hosts};
+Chunk::Share Chunk::share(size_t column) const {
+  const size_t count = end_ - begin_, columns = exchange_.grid().columns();
+  const int root = exchange_.scatters() ? -1 : exchange_.root_host();
+  if (root < 0) return {begin_ + count * column / columns, begin_ + count * (column + 1) / columns};
   const auto all = static_cast<size_t>(root);
-  return {host <= all ? begin_ : end_, host < all ? begin_ : end_};
+  return {column <= all ? begin_ : end_, column < all ? begin_ : end_};
+}
+
+// What a row's host reduces of a column over all rows.
+Chunk::Share Chunk::share(size_t column, size_t row) const {
+  const Share whole = share(column);
+  const size_t rows = exchange_.grid().rows();
+  return {whole.begin + whole.count() * row / rows, whole.begin + whole.count() * (row + 1) / rows};
 }
 
 // Begins with the next host, so that the hosts do not all send to the same host first.
 template <class Use>
-void Chunk::for_others(Use&& use) const {
-  const size_t hosts = exchange_.world().hosts().size();
-  const auto me = static_cast<size_t>(exchange_.world().host());
-  for (size_t i = 1; i < hosts; ++i) use((me + i) % hosts);
+void Chunk::for_row(Use&& use) const {
+  const HostGrid& grid = exchange_.grid();
+  const size_t first = grid.begin(row_), width = grid.width(row_);
+  for (size_t i = 1; i < width; ++i) use(first + (me() - first + i) % width);
+}
+
+template <class Use>
+void Chunk::for_other_rows(Use&& use) const {
+  const size_t rows = exchange_.grid().rows();
+  for (size_t i = 1; i < rows; ++i) use((row_ + i) % rows);
+}
+
+// Columns that a host of this row reduces. Always in this order: messages between two hosts have the same tag.
+template <class Use>
+void Chunk::for_columns_of(size_t host, Use&& use) const {
+  const HostGrid& grid = exchange_.grid();
+  for (size_t column = host - grid.begin(row_); column < grid.columns(); column += grid.width(row_)) use(column);
 }
 
 char* Chunk::staged(size_t bytes) {
@@ -62,7 +89,7 @@ void Chunk::release() {
   blocks_.clear();
 }
 
-WireFormat::Place Chunk::place(const HostShare& values, SliceExchange::Leg leg, size_t owner) const {
+WireFormat::Place Chunk::place(const Share& values, SliceExchange::Leg leg, size_t owner) const {
   WireFormat::Place place;
   place.begin = values.begin - exchange_.begin();
   place.count = values.count();
@@ -91,33 +118,70 @@ void Chunk::end_turn() const {
   if (CompressionState* const compression = exchange_.wire().compression()) compression->end_turn(number_);
 }
 
+// Whether a host has all values from the beginning, and needs no results.
+bool Chunk::is_complete(size_t host) const {
+  return exchange_.scatters() && static_cast<int>(host) == exchange_.root_host();
+}
+
+// The root's host sends each other host its part of the columns.
+void Chunk::begin_broadcast() {
+  const HostGrid& grid = exchange_.grid();
+  const auto root = static_cast<size_t>(exchange_.root_host());
+  const int tag = exchange_.tag(number_, SliceExchange::Leg::scatter);
+  const auto bytes = [&](const Share& values) { return exchange_.wire().bytes(values.count()); };
+  step_ = grid.rows() > 1 ? Step::scatter_across : Step::gather_across;
+  if (!is_complete(me())) {
+    for (const Column& column : columns_) {
+      const Share mine = share(column.number, row_);
+      if (mine.count() == 0) continue;
+      requests_.receive(exchange_.result(mine.begin), bytes(mine), exchange_.peer(root), tag, &receiving_);
+    }
+    return;
+  }
+  for (size_t row = 0; row < grid.rows(); ++row) {
+    for (size_t column = 0; column < grid.columns(); ++column) {
+      const size_t host = grid.host(row, column);
+      const Share theirs = share(column, row);
+      if (host == me() || theirs.count() == 0) continue;
+      requests_.send(exchange_.result(theirs.begin), bytes(theirs), exchange_.peer(host), tag, &sending_);
+    }
+  }
+}
+
 void Chunk::begin_exchange() {
   if (exchange_.is_stopped()) return;  // no other host may get values that were read after the stop
   const WireFormat& wire = exchange_.wire();
   exchange_.stamp_once(Stamp::scatter);
   phase_ = Phase::exchange;
+  if (exchange_.scatters()) {
+    begin_broadcast();
+    return;
+  }
   if (!exchange_.reduces()) {
     expect_results();
-    if (mine().count() > 0) send_result();
-    reduced_ = true;
+    send_results();
     return;
   }
   const int tag = exchange_.tag(number_, SliceExchange::Leg::scatter);
-  for_others([&](size_t host) {
-    const HostShare from_me = host_share(host);
-    const size_t bytes = wire.bytes(mine().count());
-    if (bytes > 0) {
-      received_[host] = staged(bytes);
-      requests_.receive(received_[host], bytes, exchange_.peer(host), tag, &receiving_);
+  for_row([&](size_t host) {
+    for (Column& column : columns_) {
+      const size_t bytes = wire.bytes(share(column.number).count());
+      if (bytes == 0) continue;
+      char*& to = column.values[host - exchange_.grid().begin(row_)];
+      to = staged(bytes);
+      requests_.receive(to, bytes, exchange_.peer(host), tag, &receiving_);
     }
-    if (from_me.count() == 0) return;
-    const char* values = exchange_.own(from_me.begin);
-    if (!wire.plain()) {
-      char* encoded = staged(wire.bytes(from_me.count()));
-      wire.encode(encoded, values, place(from_me, SliceExchange::Leg::scatter, host));
-      values = encoded;
-    }
-    requests_.send(values, wire.bytes(from_me.count()), exchange_.peer(host), tag, &sending_);
+    for_columns_of(host, [&](size_t column) {
+      const Share theirs = share(column);
+      if (theirs.count() == 0) return;
+      const char* values = exchange_.own(theirs.begin);
+      if (!wire.plain()) {
+        char* encoded = staged(wire.bytes(theirs.count()));
+        wire.encode(encoded, values, place(theirs, SliceExchange::Leg::scatter, column));
+        values = encoded;
+      }
+      requests_.send(values, wire.bytes(theirs.count()), exchange_.peer(host), tag, &sending_);
+    });
   });
 }
 
@@ -127,17 +191,35 @@ bool Chunk::step_exchange() {
     expect_results();
     return true;
   }
-  if (!reduced_ && receiving_ == 0 && is_turn()) {
-    exchange_.stamp(Stamp::scattered);
-    if (mine().count() > 0) {
-      reduce_own_share();
-      if (exchange_.spreads()) send_result();
+  if (step_ != Step::gather) {
+    if (receiving_ > 0 || !is_turn()) return false;
+    switch (step_) {
+      case Step::scatter:
+        if (exchange_.grid().rows() > 1) {
+          exchange_across();
+          return true;
+        }
+        exchange_.stamp(Stamp::scattered);
+        for (const Column& column : columns_) {
+          const Share own = share(column.number);
+          reduce_values(own, column, exchange_.operation().dtype, exchange_.result(own.begin),
+                        exchange_.operation().scale);
+        }
+        break;
+      case Step::scatter_across:
+        exchange_.stamp(Stamp::scattered);
+        if (exchange_.reduces()) reduce_across();
+        send_across();
+        return true;
+      case Step::gather_across:
+      case Step::gather:
+        break;
     }
+    send_results();
     end_turn();
-    reduced_ = true;
     return true;
   }
-  if (!expecting_ || !reduced_ || results_ > 0) return false;
+  if (!expecting_ || results_ > 0 || sending_ > 0) return false;
   if (exchange_.spreads()) exchange_.stamp(Stamp::gathered);
   take_results();
   cursor_ = begin_;
@@ -147,75 +229,158 @@ bool Chunk::step_exchange() {
 
 void Chunk::expect_results() {
   expecting_ = true;
-  if (!exchange_.spreads()) return;
+  if (!exchange_.spreads() || is_complete(me())) return;
   const WireFormat& wire = exchange_.wire();
-  for_others([&](size_t host) {
-    const HostShare theirs = host_share(host);
-    if (theirs.count() == 0) return;
-    char* to = exchange_.result(theirs.begin);
-    if (!wire.plain()) to = encoded_[host] = staged(wire.bytes(theirs.count()));
-    requests_.receive(to, wire.bytes(theirs.count()), exchange_.peer(host),
-                      exchange_.tag(number_, SliceExchange::Leg::gather), &results_);
+  for_row([&](size_t host) {
+    for_columns_of(host, [&](size_t column) {
+      const Share theirs = share(column);
+      if (theirs.count() == 0) return;
+      char* to = exchange_.result(theirs.begin);
+      if (!wire.plain()) to = encoded_[column] = staged(wire.bytes(theirs.count()));
+      requests_.receive(to, wire.bytes(theirs.count()), exchange_.peer(host),
+                        exchange_.tag(number_, SliceExchange::Leg::gather), &results_);
+    });
   });
 }
 
-// Reduces all hosts' values of the own share, in the order of the hosts.
-void Chunk::reduce_own_share() {
+// Reduces the values of a row's hosts, in the order of the hosts, to values of `type`.
+void Chunk::reduce_values(const Share& values, const Column& column, DType type, char* sum, double scale) {
   const WireFormat& wire = exchange_.wire();
   const Operation& op = exchange_.operation();
-  const auto me = static_cast<size_t>(exchange_.world().host());
-  const HostShare own = mine();
-  const size_t width = item_size(op.dtype);
-  const size_t stride = wire.plain() || !wire.divisible() ? own.count() : kDecodeBytes / width;
-  std::vector<char*> decoded(received_.size());
-  for_others([&](size_t host) {
-    if (!wire.plain()) decoded[host] = staged(stride * width);
-  });
-  std::vector<const void*> inputs(received_.size());
-  for (size_t at = own.begin; at < own.end; at += stride) {
-    const size_t some = std::min(stride, own.end - at);
-    for (size_t h = 0; h < received_.size(); ++h) {
-      if (h == me) {
-        inputs[h] = exchange_.own(at);
-        continue;
+  const size_t width = item_size(op.dtype), hosts = exchange_.grid().width(row_);
+  const bool as_they_are = wire.plain() && type == op.dtype;
+  const size_t stride = as_they_are || !wire.divisible() ? values.count() : kDecodeBytes / width;
+  std::vector<char*> decoded(hosts), converted(hosts);
+  for (size_t host = 0; host < hosts; ++host) {
+    if (!wire.plain() && column.values[host] != nullptr) decoded[host] = staged(stride * width);
+    if (type != op.dtype) converted[host] = staged(stride * item_size(type));
+  }
+  std::vector<const void*> inputs(hosts);
+  for (size_t at = values.begin; at < values.end; at += stride) {
+    const size_t some = std::min(stride, values.end - at);
+    for (size_t host = 0; host < hosts; ++host) {
+      const char* input = exchange_.own(at);
+      if (column.values[host] != nullptr) input = wire.at(column.values[host], at - values.begin);
+      if (decoded[host] != nullptr) {
+        wire.decode(decoded[host], input, some);
+        input = decoded[host];
       }
-      const char* values = wire.at(received_[h], at - own.begin);
-      if (!wire.plain()) {
-        wire.decode(decoded[h], values, some);
-        values = decoded[h];
+      if (converted[host] != nullptr) {
+        convert(type, converted[host], op.dtype, input, some);
+        input = converted[host];
       }
-      inputs[h] = values;
+      inputs[host] = input;
     }
-    void* output = exchange_.result(at);
-    reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, some, op.scale);
+    void* output = sum + (at - values.begin) * item_size(type);
+    reduce(type, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, some, scale);
   }
 }
 
-void Chunk::send_result() {
-  const WireFormat& wire = exchange_.wire();
-  const HostShare own = mine();
-  const auto me = static_cast<size_t>(exchange_.world().host());
-  const char* values = exchange_.result(own.begin);
-  if (!wire.plain()) {
-    char* encoded = staged(wire.bytes(own.count()));
-    wire.encode(encoded, values, place(own, SliceExchange::Leg::gather, me));
-    // This host must continue with the same bits as the hosts that receive the encoded result.
-    wire.decode(exchange_.result(own.begin), encoded, own.count());
-    values = encoded;
+// Reduces this host's columns over its row, without scaling, and exchanges the sums with the other rows.
+void Chunk::exchange_across() {
+  step_ = Step::scatter_across;
+  const DType type = sum_type(exchange_.operation().dtype);
+  const size_t width = item_size(type);
+  const int tag = exchange_.tag(number_, SliceExchange::Leg::scatter);
+  for (Column& column : columns_) {
+    const Share own = share(column.number), kept = share(column.number, row_);
+    if (own.count() == 0) continue;
+    column.sum = staged(own.count() * width);
+    reduce_values(own, column, type, column.sum, 1.0);
+    std::fill(column.values.begin(), column.values.end(), nullptr);
+    for_other_rows([&](size_t row) {
+      const int peer = exchange_.peer(exchange_.grid().host(row, column.number));
+      const Share theirs = share(column.number, row);
+      if (kept.count() > 0) {
+        column.values[row] = staged(kept.count() * width);
+        requests_.receive(column.values[row], kept.count() * width, peer, tag, &receiving_);
+      }
+      const char* values = column.sum + (theirs.begin - own.begin) * width;
+      requests_.send(values, theirs.count() * width, peer, tag, &sending_);
+    });
   }
-  exchange_.stamp_once(Stamp::gather);
-  for_others([&](size_t host) {
-    requests_.send(values, wire.bytes(own.count()), exchange_.peer(host),
-                   exchange_.tag(number_, SliceExchange::Leg::gather), &results_);
-  });
+}
+
+// Reduces the sums of all rows, in the order of the rows.
+void Chunk::reduce_across() {
+  const Operation& op = exchange_.operation();
+  const DType type = sum_type(op.dtype);
+  for (const Column& column : columns_) {
+    const Share kept = share(column.number, row_);
+    if (kept.count() == 0) continue;
+    char* own = column.sum + (kept.begin - share(column.number).begin) * item_size(type);
+    std::vector<const void*> inputs;
+    for (size_t row = 0; row < exchange_.grid().rows(); ++row) inputs.push_back(row == row_ ? own : column.values[row]);
+    char* result = exchange_.result(kept.begin);
+    void* output = type == op.dtype ? result : own;
+    reduce(type, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, kept.count(), op.scale);
+    if (type != op.dtype) convert(op.dtype, result, type, own, kept.count());
+  }
+}
+
+// Sends the results to the other rows, and receives theirs.
+void Chunk::send_across() {
+  step_ = Step::gather_across;
+  const WireFormat& wire = exchange_.wire();
+  const int tag = exchange_.tag(number_, SliceExchange::Leg::gather);
+  for (Column& column : columns_) {
+    const Share kept = share(column.number, row_);
+    const char* values = outgoing(kept, column.number);
+    column.results.resize(exchange_.grid().rows());
+    for_other_rows([&](size_t row) {
+      const size_t host = exchange_.grid().host(row, column.number);
+      const int peer = exchange_.peer(host);
+      const Share theirs = share(column.number, row);
+      if (theirs.count() > 0 && !is_complete(me())) {
+        char* to = exchange_.result(theirs.begin);
+        if (!wire.plain()) to = column.results[row] = staged(wire.bytes(theirs.count()));
+        requests_.receive(to, wire.bytes(theirs.count()), peer, tag, &receiving_);
+      }
+      if (!is_complete(host)) requests_.send(values, wire.bytes(kept.count()), peer, tag, &sending_);
+    });
+  }
+}
+
+// Sends the results of this host's columns to the other hosts of its row.
+void Chunk::send_results() {
+  step_ = Step::gather;
+  if (!exchange_.spreads()) return;
+  const WireFormat& wire = exchange_.wire();
+  for (const Column& column : columns_) {
+    for (size_t row = 0; row < column.results.size(); ++row) {
+      const Share theirs = share(column.number, row);
+      if (column.results[row] != nullptr)
+        wire.decode(exchange_.result(theirs.begin), column.results[row], theirs.count());
+    }
+    const Share own = share(column.number);
+    if (own.count() == 0) continue;
+    const char* values = outgoing(own, column.number);
+    exchange_.stamp_once(Stamp::gather);
+    for_row([&](size_t host) {
+      if (is_complete(host)) return;
+      requests_.send(values, wire.bytes(own.count()), exchange_.peer(host),
+                     exchange_.tag(number_, SliceExchange::Leg::gather), &results_);
+    });
+  }
+}
+
+// Results as they travel. This host must continue with the same bits as the hosts that receive an encoded result.
+const char* Chunk::outgoing(const Share& values, size_t column) {
+  const WireFormat& wire = exchange_.wire();
+  char* result = exchange_.result(values.begin);
+  if (wire.plain() || values.count() == 0) return result;
+  char* encoded = staged(wire.bytes(values.count()));
+  wire.encode(encoded, result, place(values, SliceExchange::Leg::gather, column));
+  wire.decode(result, encoded, values.count());
+  return encoded;
 }
 
 void Chunk::take_results() {
-  const WireFormat& wire = exchange_.wire();
-  for_others([&](size_t host) {
-    const HostShare theirs = host_share(host);
-    if (encoded_[host] != nullptr) wire.decode(exchange_.result(theirs.begin), encoded_[host], theirs.count());
-  });
+  for (size_t column = 0; column < encoded_.size(); ++column) {
+    if (encoded_[column] == nullptr) continue;
+    const Share theirs = share(column);
+    exchange_.wire().decode(exchange_.result(theirs.begin), encoded_[column], theirs.count());
+  }
 }
 
 bool Chunk::step(bool spreading_too) {

@@ -26,26 +26,47 @@ class Chunk {
 
  private:
   enum class Phase { reduce_on_host, exchange, spread, finished };
+  // Of the exchange. With one row there are only the steps `scatter` and `gather`.
+  enum class Step { scatter, scatter_across, gather_across, gather };
 
-  struct HostShare {
+  struct Share {
     size_t begin;
     size_t end;
     size_t count() const { return end - begin; }
   };
-  HostShare host_share(size_t host) const;
-  HostShare mine() const { return host_share(static_cast<size_t>(exchange_.world().host())); }
+  // A column that this host reduces.
+  struct Column {
+    size_t number;
+    std::vector<char*> values;     // of the row's hosts as they travel, then sums of the other rows; null: own values
+    char* sum = nullptr;           // several rows: the sum of this row
+    std::vector<char*> results{};  // of the other rows as they travel, if that differs from memory
+  };
+  Share share(size_t column) const;
+  Share share(size_t column, size_t row) const;
+  size_t hosts() const { return exchange_.world().hosts().size(); }
+  size_t me() const { return static_cast<size_t>(exchange_.world().host()); }
   template <class Use>
-  void for_others(Use&& use) const;
+  void for_row(Use&& use) const;
+  template <class Use>
+  void for_other_rows(Use&& use) const;
+  template <class Use>
+  void for_columns_of(size_t host, Use&& use) const;
 
-  bool step_exchange();
+  bool is_complete(size_t host) const;
   void begin_exchange();
+  void begin_broadcast();
+  bool step_exchange();
   void expect_results();
-  void reduce_own_share();
-  void send_result();
+  void reduce_values(const Share& values, const Column& column, DType type, char* sum, double scale);
+  void exchange_across();
+  void reduce_across();
+  void send_across();
+  void send_results();
+  const char* outgoing(const Share& values, size_t column);
   void take_results();
   char* staged(size_t bytes);
-  // `owner`: the host whose share the values are in.
-  WireFormat::Place place(const HostShare& values, SliceExchange::Leg leg, size_t owner) const;
+  // `owner`: of the column that the values are in.
+  WireFormat::Place place(const Share& values, SliceExchange::Leg leg, size_t owner) const;
   bool is_turn() const;
   void end_turn() const;
 
@@ -57,15 +78,16 @@ class Chunk {
   size_t end_;
   size_t cursor_;
   Phase phase_;
+  Step step_ = Step::scatter;
+  const size_t row_;
   uint32_t ticket_ = 0;     // from CompressionState::take_ticket()
-  bool reduced_ = false;    // the own share is reduced, and its result is being sent
-  bool expecting_ = false;  // results of other hosts are being received
+  bool expecting_ = false;  // results of the row's other hosts are being received
   size_t sending_ = 0;      // messages under way: this host's values ...
-  size_t receiving_ = 0;    // ... other hosts' values of the own share ...
-  size_t results_ = 0;      // ... and results, both ways
+  size_t receiving_ = 0;    // ... other hosts' values of the own columns, then results of the other rows ...
+  size_t results_ = 0;      // ... and results of the row, both ways
   std::vector<Staging::Block> blocks_;
-  std::vector<char*> received_;  // values of each host for the own share, as they travel
-  std::vector<char*> encoded_;   // each host's result as it travels, if that differs from memory
+  std::vector<Column> columns_;
+  std::vector<char*> encoded_;  // by column: results of other hosts as they travel, if that differs from memory
 };
 
 }  // namespace mykv

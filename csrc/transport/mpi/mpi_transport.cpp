@@ -25,11 +25,13 @@ constexpr int kLooks = 16;  // in one call: each look moves a few messages
 
 }  // namespace
 
-MpiTransport::MpiTransport(const World& world, HostTable& table, size_t network_bytes, size_t fan_out)
+MpiTransport::MpiTransport(const World& world, HostTable& table, const NetworkOptions& options)
     : world_(world),
       table_(table),
       slots_(world.segment().base(), table),
-      most_{network_bytes, std::min(kCarriedBytes, kAllCarriedBytes / std::min(world.hosts().size() - 1, fan_out))},
+      most_{options.bytes,
+            std::min(kCarriedBytes, kAllCarriedBytes / std::min(world.hosts().size() - 1, options.fan_out)),
+            options.most_in_a_row},
       requests_(world.data()),
       notices_(world.control(), kNoticeTag) {
   size_t smallest = world.hosts()[0].size();
@@ -46,6 +48,13 @@ MpiTransport::~MpiTransport() {
 bool MpiTransport::is_carried(const Operation& op) const {
   if (op.kind != Kind::allreduce && op.kind != Kind::broadcast) return false;
   return op.road != Road::nccl && !op.wire && op.compressor == nullptr && op.count > 0 && op.bytes() <= most_.carried;
+}
+
+// Compressed values are reduced once, by the host that keeps what their compression has lost.
+HostGrid MpiTransport::grid_of(const Operation& op) const {
+  const size_t hosts = world_.hosts().size();
+  const bool squares = SliceExchange::divides(op) && op.compressor == nullptr && hosts > most_.in_a_row;
+  return squares ? HostGrid::square(hosts) : HostGrid(hosts, 1);
 }
 
 bool MpiTransport::own_share(uint32_t index, std::vector<char>* values) const {
@@ -81,7 +90,8 @@ void MpiTransport::start(uint32_t index, const LocalShare& share) {
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_ || is_carried(entry.operation)) return;
   if (!table_.claim_chunk(index)) throw table_.departed();
   Stamps* const stamps = table_.stamping() ? &table_.my_stamps(entry) : nullptr;
-  auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, stamps, share.compression);
+  auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, grid_of(entry.operation),
+                                                  stamps, share.compression);
   // Entries come in the agreed order, unless this rank lagged behind so far that it read all entries, not the log.
   auto place = exchanges_.end();
   const auto first = exchanges_.begin() + static_cast<std::ptrdiff_t>(entering_ + (next_chunk_ > 0));

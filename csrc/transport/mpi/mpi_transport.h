@@ -6,7 +6,8 @@
 // Between hosts a slice is reduced by a direct reduce-scatter and allgather: each host gets its share of the slice from
 // all other hosts, reduces it in the order of the hosts, and sends the result to all. A single host computes each
 // share, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction operations", 2004,
-// uses steps of powers of two; sent directly, each value crosses the network twice as well.)
+// uses steps of powers of two; sent directly, each value crosses the network twice as well.) Many hosts do the same in
+// the rows and then in the columns of a grid (transport/mpi/host_grid.h), which takes fewer messages.
 //
 // Slices travel in chunks, so that reducing on the host, both directions of the network and writing to the slots
 // overlap. Chunks start in the order that the hosts agreed on, limited in number and by the memory for what they
@@ -34,7 +35,7 @@ namespace mykv {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(const World& world, HostTable& table, size_t network_bytes, size_t fan_out);
+  MpiTransport(const World& world, HostTable& table, const NetworkOptions& options);
   ~MpiTransport() override;
   const char* name() const override { return "mpi"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
@@ -42,7 +43,7 @@ class MpiTransport : public Transport {
   uint32_t pieces(const Operation& operation) const override { return is_carried(operation) ? 1 : slices_; }
   uint32_t places(const Operation& operation) const override {
     if (is_carried(operation)) return 1;
-    return SliceExchange::chunks(operation, slices_, world_.hosts().size());
+    return SliceExchange::chunks(operation, slices_, grid_of(operation));
   }
   size_t inline_limit() const override { return 0; }
   void run_whole(uint32_t) const override {}
@@ -53,6 +54,10 @@ class MpiTransport : public Transport {
   void stop(uint32_t) override {}
   bool progress() override;
   bool polling() const override { return !exchanges_.empty(); }
+  std::array<uint64_t, 4> traffic() const override {
+    const Traffic &sent = requests_.sent(), &received = requests_.received();
+    return {sent.messages, sent.bytes, received.messages, received.bytes};
+  }
   bool quiet() const override {
     return exchanges_.empty() && requests_.empty() && notice_.requests.empty() && notices_.quiet();
   }
@@ -63,6 +68,7 @@ class MpiTransport : public Transport {
  private:
   static constexpr int kNoticeTag = 4;  // of the world's communicator for small messages
 
+  HostGrid grid_of(const Operation& operation) const;
   void hear();
   void require_all();
   bool step_chunks(bool spreading_too);
@@ -75,6 +81,7 @@ class MpiTransport : public Transport {
   struct Most {
     size_t under_way;  // bytes of chunks
     size_t carried;    // bytes of an operation
+    size_t in_a_row;   // hosts
   };
   const Most most_;
   uint32_t slices_;

@@ -40,6 +40,7 @@ void MpiRequests::send(const void* data, size_t bytes, int to, int tag, size_t* 
     const size_t some = std::min(left, kMostMessage);
     check_mpi(MPI_Isend(at, static_cast<int>(some), MPI_BYTE, to, tag, comm_, add(pending, to)),
               "MPI_Isend between hosts");
+    sent_.add(some);
     at += some;
     left -= some;
   }
@@ -51,6 +52,7 @@ void MpiRequests::receive(void* data, size_t bytes, int from, int tag, size_t* p
     const size_t some = std::min(left, kMostMessage);
     check_mpi(MPI_Irecv(at, static_cast<int>(some), MPI_BYTE, from, tag, comm_, add(pending, kReceived)),
               "MPI_Irecv between hosts");
+    received_.add(some);
     at += some;
     left -= some;
   }

@@ -8,6 +8,8 @@
 #include <set>
 #include <vector>
 
+#include "base/traffic.h"
+
 namespace mykv {
 
 class MpiRequests {
@@ -19,6 +21,8 @@ class MpiRequests {
   void receive(void* data, size_t bytes, int from, int tag, size_t* pending);
   // Polls the network; whether a message ended.
   bool poll();
+  const Traffic& sent() const { return sent_; }
+  const Traffic& received() const { return received_; }
   bool empty() const { return requests_.empty(); }
 
   // Cancels all receives; a message under way may still arrive. Afterwards *pending is not updated any more.
@@ -38,6 +42,8 @@ class MpiRequests {
   std::vector<MPI_Request> requests_;
   std::vector<Outstanding> outstanding_;  // of each request
   std::vector<int> ended_;
+  Traffic sent_;
+  Traffic received_;
 };
 
 }  // namespace mykv

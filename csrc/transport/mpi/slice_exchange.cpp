@@ -7,22 +7,25 @@ namespace mykv {
 
 namespace {
 
-// Chunks overlap: while a chunk is on the wire, another chunk is reduced. Each host's share of a chunk is a message,
-// and from about 16 KiB on the bytes of a message cost more than its overhead.
+// Chunks overlap: while a chunk is on the wire, another chunk is reduced. A column of a chunk is a message, and from
+// about 16 KiB on the bytes of a message cost more than its overhead. Between rows travel smaller messages, few of
+// them.
 constexpr size_t kChunkBytes = 1 << 20;
-constexpr size_t kLeastHostShare = 16 << 10;
+constexpr size_t kLeastColumn = 16 << 10;
+constexpr size_t kLeastBetweenRows = 1 << 10;
 constexpr uint64_t kLegs = 2;
 
 }  // namespace
 
 SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices,
-                             Stamps* stamps, std::shared_ptr<CompressionState> compression)
+                             const HostGrid& grid, Stamps* stamps, std::shared_ptr<CompressionState> compression)
     : world_(world),
+      grid_(grid),
       slots_(slots),
       entry_(entry),
       index_(index),
       stamps_(stamps),
-      chunks_(chunks(entry.operation, slices, world.hosts().size())),
+      chunks_(chunks(entry.operation, slices, grid)),
       begin_(entry.operation.count * static_cast<size_t>(world.local_rank()) / slices),
       end_(entry.operation.count * static_cast<size_t>(world.local_rank() + 1) / slices),
       wire_(entry.operation, std::move(compression), end_ - begin_, world.hosts().size()),
@@ -30,9 +33,10 @@ SliceExchange::SliceExchange(const World& world, Slots& slots, Entry& entry, uin
   if (root_host() == world.host()) result_rank_ = world.local_rank_of(entry.operation.root);
 }
 
-uint32_t SliceExchange::chunks(const Operation& operation, uint32_t slices, size_t hosts) {
+uint32_t SliceExchange::chunks(const Operation& operation, uint32_t slices, const HostGrid& grid) {
   const size_t largest_slice = (operation.count + slices - 1) / slices * item_size(operation.dtype);
-  const size_t chunk = std::max(kChunkBytes, kLeastHostShare * hosts);
+  const size_t chunk =
+      std::max({kChunkBytes, kLeastColumn * grid.columns(), kLeastBetweenRows * grid.columns() * grid.rows()});
   return static_cast<uint32_t>(std::max<size_t>(1, (largest_slice + chunk - 1) / chunk));
 }
 

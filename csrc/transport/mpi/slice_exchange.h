@@ -5,26 +5,30 @@
 #include <cstdint>
 
 #include "transport/host/slots.h"
+#include "transport/mpi/host_grid.h"
 #include "transport/mpi/wire_format.h"
 #include "transport/transport.h"
 
 namespace mykv {
 
-// What the chunks of a slice have in common. Each chunk is divided among the hosts: a host receives its share of the
-// chunk from all other hosts, reduces it, and sends the result to all. If the operation has a root, the whole chunk is
-// the share of the root's host.
+// What the chunks of a slice have in common. Each chunk is divided into the columns of a grid of hosts. Within a row of
+// hosts, a host receives its column from all others, reduces it, and sends the result to all. With several rows, the
+// hosts that have reduced the same column exchange it in the same way before they send the result. The values of a
+// broadcast are divided alike. In a reduce, and in a broadcast that is one of several, there is one row, and the whole
+// chunk is the column of the root's host.
 class SliceExchange {
  public:
   // `stamps`: where to record times, or null. `compression`: null if values are not compressed.
-  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices, Stamps* stamps,
-                std::shared_ptr<CompressionState> compression);
+  SliceExchange(const World& world, Slots& slots, Entry& entry, uint32_t index, uint32_t slices, const HostGrid& grid,
+                Stamps* stamps, std::shared_ptr<CompressionState> compression);
   SliceExchange(const SliceExchange&) = delete;
   SliceExchange& operator=(const SliceExchange&) = delete;
 
   // The number of chunks of a slice; the same on all ranks, although slices may differ by an element.
-  static uint32_t chunks(const Operation& operation, uint32_t slices, size_t hosts);
+  static uint32_t chunks(const Operation& operation, uint32_t slices, const HostGrid& grid);
 
   const World& world() const { return world_; }
+  const HostGrid& grid() const { return grid_; }
   const Operation& operation() const { return entry_.operation; }
   uint32_t index() const { return index_; }
   uint64_t sequence() const { return entry_.sequence; }
@@ -36,8 +40,15 @@ class SliceExchange {
   bool reduces() const { return operation().kind != Kind::broadcast; }
   // Whether all hosts get the result.
   bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
-  // The host whose share is the whole chunk, or -1 if each host has a share.
+  // The host of the operation's root, or -1.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
+  // Whether the root's host sends each host its part of the values, and the hosts spread these parts as they spread
+  // results. Each value then crosses the root's link twice at most, and not once for each other host.
+  bool scatters() const { return divides(operation()) && !reduces() && world_.hosts().size() > 2; }
+  // Whether operations of this kind need not be the column of one host.
+  static bool divides(const Operation& operation) {
+    return operation.kind == Kind::allreduce || (operation.kind == Kind::broadcast && !operation.of_several);
+  }
 
   // Whether the operation has failed: other ranks of this host may have reused their slots.
   bool is_stopped() const {
@@ -72,6 +83,7 @@ class SliceExchange {
   }
 
   const World& world_;
+  const HostGrid grid_;
   Slots& slots_;
   Entry& entry_;
   uint32_t index_;
