@@ -56,7 +56,11 @@ class Network:
 
 def grid(hosts: int) -> tuple[int, int]:
     """Rows and columns in which the hosts exchange."""
-    rows = 1 if hosts <= _MOST_IN_A_ROW else round(math.sqrt(hosts))
+    if hosts <= _MOST_IN_A_ROW:
+        return 1, hosts
+    square = round(math.sqrt(hosts))
+    near = [square + sign * off for off in range(square // 3 + 1) for sign in (-1, 1)]
+    rows = next((rows for rows in near if hosts % rows == 0), square)
     return rows, math.ceil(hosts / rows)
 
 

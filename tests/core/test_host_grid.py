@@ -56,6 +56,7 @@ def test_every_grid_has_each_host_in_one_row_and_each_column_in_each_row():
         assert len(columns) == 1 and max(widths) == max(columns) and max(widths) - min(widths) <= 1
         peers = max(columns) - 1 + 2 * (len(rows) - 1)  # a host of a shorter row may have two columns
         assert peers <= 3 * math.ceil(math.sqrt(hosts))
+        assert len(widths) == 1 or hosts not in (8, 32, 128, 1000, 1024, 4096)
         for row in rows:
             assert row == [row[column % len(set(row))] for column in range(len(row))]
 
@@ -71,9 +72,9 @@ def test_sums_have_the_order_of_the_grid_on_all_ranks(core, rank, size, gather):
 
 
 @pytest.mark.ranks(9, env=_ENV, timeout=60)
-@pytest.mark.parametrize("exchange, most", [("grid", 11), ("direct", 14)])
+@pytest.mark.parametrize("exchange, most", [("grid", 8), ("direct", 14)])
 def test_a_rank_has_messages_with_its_row_and_its_column_only(rank, size, gather, exchange, most):
-    """8 hosts in rows of 2, 3 and 3: 8 messages each way, but 11 of the host that reduces two columns."""
+    """8 hosts in 2 rows of 4: values and results to and from 3 hosts of the row and 1 of the column."""
     import mykv_core as core
 
     _start(size, exchange=exchange)

@@ -14,7 +14,7 @@ namespace mykv {
 class HostGrid {
  public:
   HostGrid(size_t hosts, size_t rows) : hosts_(hosts), rows_(rows) {}
-  // With about as many rows as columns.
+  // With about as many rows as columns, and if possible with rows of equal length.
   static HostGrid square(size_t hosts);
 
   size_t rows() const { return rows_; }
