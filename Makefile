@@ -78,11 +78,8 @@ help:
 # $(call in,ENVIRONMENT) puts its programs first on PATH, then those of the MPI that MPICC names.
 in = PATH="$(CURDIR)/$(1)/bin:$(if $(MPICC),$(dir $(shell command -v $(MPICC))):)$$PATH"
 
-# Tests and examples start more ranks than there may be cores; MPICH and Intel MPI need no leave for that.
-mpirun = mpirun $$(mpirun --version 2>&1 | grep -q 'Open MPI' && echo --oversubscribe --bind-to none)
-
 demo: $(VENV)/.installed-cpu-demo
-	$(call in,$(VENV)) && $(mpirun) -n 2 python examples/digits.py
+	$(call in,$(VENV)) mykvrun -n 2 python examples/digits.py
 
 # Each worker takes its part of the tests in order, and when it has none left, half of another's.
 workers = $(if $(filter-out 0,$(WORKERS)),-n $(WORKERS) --dist worksteal)

@@ -1,6 +1,6 @@
 """Train a small network on scans of handwritten digits, on several workers:
 
-    mpirun -n 2 python examples/digits.py
+    mykvrun -n 2 python examples/digits.py
 
 The three lines that distribute it are marked. Everything else is as in a program for one process.
 """

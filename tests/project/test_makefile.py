@@ -80,6 +80,11 @@ def test_an_environment_of_make_is_made_anew_and_cleaned_away(clone):
     assert not (clone / ".venv").exists()
 
 
+def test_the_demo_starts_as_the_readme_teaches(clone):
+    assert _make(clone, "demo").returncode == 0
+    assert (clone / "calls").read_text().splitlines()[-1] == "mykvrun -n 2 python examples/digits.py"
+
+
 def test_pages_name_another_environment_for_users(clone):
     """What the README tells users to make is none of the environments of make."""
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
