@@ -10,9 +10,8 @@ import sys
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from digits_common import EPOCHS, SGD, batches, data, loss_of, network, report
+from digits_common import EPOCHS, SGD, batches, data, loss_of, network, report, tqdm
 from mxnet import autograd
-from tqdm import tqdm
 
 
 def main():

@@ -5,13 +5,21 @@ batches, and compares the two loss curves; it compares the weights of all worker
 accuracy on digits that no worker has trained on.
 """
 
+import sys
 import zlib
 
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+    from tqdm import tqdm
+except ModuleNotFoundError:
+    sys.exit("This example needs scikit-learn and tqdm: pip install 'mykv[demo]'")
+
+__all__ = ["EPOCHS", "SGD", "batches", "data", "loss_of", "network", "report", "tqdm"]
 
 EPOCHS = 20
 GLOBAL_BATCH = 64  # samples of all workers together in one step

@@ -1,6 +1,6 @@
 """The same as digits.py with the stock gluon.Trainer, for programs that are to keep it:
 
-    mpirun -n 2 python examples/digits_trainer.py
+    mykvrun -n 2 python examples/digits_trainer.py
 
 The lines that distribute it are marked. The stock Trainer sums over workers, so step() is told the global batch. It
 updates on the store, as is its default (update_on_kvstore=True): each worker updates its share of the weights.
@@ -11,9 +11,8 @@ import sys
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from digits_common import EPOCHS, SGD, batches, data, loss_of, network, report
+from digits_common import EPOCHS, SGD, batches, data, loss_of, network, report, tqdm
 from mxnet import autograd, gluon
-from tqdm import tqdm
 
 
 def main():

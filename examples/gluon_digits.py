@@ -1,6 +1,6 @@
 """Train on scans of handwritten digits with a script as Horovod's users have it:
 
-    mpirun -n 2 python examples/gluon_digits.py
+    mykvrun -n 2 python examples/gluon_digits.py
 
 Only the import was changed. With the line that it was, `import horovod.mxnet as hvd`, the script runs under Horovod.
 """
@@ -13,7 +13,11 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    sys.exit("This example needs scikit-learn: pip install 'mykv[demo]'")
 
 EPOCHS = 12
 BATCH = 32  # images of one worker in one step

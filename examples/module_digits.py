@@ -1,6 +1,6 @@
 """Train on scans of handwritten digits with the Module API, which only MXNet 1.x has, and a DistributedOptimizer:
 
-    mpirun -n 2 python examples/module_digits.py
+    mykvrun -n 2 python examples/module_digits.py
 
 As for gluon_digits.py, the script runs under Horovod with the line `import horovod.mxnet as hvd`.
 """
@@ -11,7 +11,11 @@ import zlib
 import kvstore_plugin as hvd
 import mxnet as mx
 import numpy as np
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    sys.exit("This example needs scikit-learn: pip install 'mykv[demo]'")
 
 EPOCHS = 12
 BATCH = 32  # images of one worker in one step

@@ -1,6 +1,6 @@
 """Train on scans of handwritten digits with Module.fit, which only MXNet 1.x has, and the store 'mykv':
 
-    mpirun -n 2 python examples/module_store_digits.py
+    mykvrun -n 2 python examples/module_store_digits.py
 
 Written for dist_sync, the script would differ in the line `import kvstore_plugin`, in the name of the store, and in how
 it is started. The optimizer runs on the store: each worker updates its share of the weights.
@@ -12,7 +12,11 @@ import zlib
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ModuleNotFoundError:
+    sys.exit("This example needs scikit-learn: pip install 'mykv[demo]'")
 
 EPOCHS = 12
 BATCH = 32  # images of one worker in one step

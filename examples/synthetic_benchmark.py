@@ -1,6 +1,6 @@
 """Images per second of a network of the model zoo, ResNet-50 by default, on images that are noise:
 
-    mpirun -n 4 python examples/synthetic_benchmark.py --batch-size 32
+    mykvrun -n 4 python examples/synthetic_benchmark.py --batch-size 32
 
 Every worker trains on one batch of its own again and again, so that reading data costs nothing. What is measured is
 forward, backward, the mean of the gradients over all workers, and the update. Workers use their share of the host's

@@ -67,6 +67,33 @@ def test_digits_notice_what_is_wrong(mpirun, broken):
     assert ("NOT THE SAME" in result.stdout) == (broken == "pushpull"), result.text
 
 
+_OF_DIGITS = [
+    ("digits", "sklearn"),
+    ("digits", "tqdm"),
+    long("digits_trainer", "sklearn"),
+    ("gluon_digits", "sklearn"),
+    ("module_digits", "sklearn"),
+    ("module_store_digits", "sklearn"),
+]
+
+
+@pytest.mark.parametrize(("name", "missing"), _OF_DIGITS)
+def test_a_missing_package_is_one_sentence_with_the_command(mpirun, name, missing):
+    if missing == "tqdm":
+        pytest.importorskip("sklearn")
+    script = f"""
+    import runpy, sys
+    sys.modules[{missing!r}] = None  # as if it was not installed
+    sys.path.insert(0, {str(_EXAMPLES)!r})
+    runpy.run_path({str(_EXAMPLES / name)!r} + ".py", run_name="__main__")
+    """
+    result = mpirun(0, script, timeout=60)
+    needed = "scikit-learn and tqdm" if "common" in (_EXAMPLES / f"{name}.py").read_text() else "scikit-learn"
+    assert result.code == 1, result.text
+    assert result.stderr.splitlines()[-1] == f"This example needs {needed}: pip install 'mykv[demo]'", result.text
+    assert "Traceback" not in result.text
+
+
 @pytest.mark.long
 def test_gluon_script_learns(mpirun):
     pytest.importorskip("sklearn")
