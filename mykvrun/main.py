@@ -50,6 +50,8 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
     # MPICH's mpirun marks pieces of lines, which nothing can put together again.
     is_traced = not request.is_dry_run and mpi.kind != MPICH and not sys.stderr.isatty()
     command = _command(replace(job, tag_output=job.tag_output or is_traced), mpi, request)
+    if not request.is_dry_run:
+        _check_program(job, command)
     if request.is_dry_run or request.is_verbose:
         variables = [f"{name}={value}" for name, value in command.variables.items()]
         print(shlex.join([*(["env", *variables] if variables else []), *command.arguments]), flush=True)
@@ -75,6 +77,16 @@ def _command(job: Job, mpi: Mpi, request: Request) -> Command:
     if request.launcher == "srun":
         raise LaunchError("--launcher srun: there is no srun on PATH.")
     return mpirun_command(job, mpi)
+
+
+def _check_program(job: Job, command: Command) -> None:
+    """An error where the workers' program is not here, unless workers may run on another host or in another folder."""
+    if not job.is_local or inside_slurm() or job.mpi_arguments:
+        return
+    path = command.variables.get("PATH", os.environ.get("PATH", os.defpath))
+    name = job.program[0]
+    if not shutil.which(name, path=os.pathsep.join([path, os.curdir])):  # Open MPI looks in the current folder too
+        raise LaunchError(f"The program {name!r} was not found, or may not be executed. No worker has been started.")
 
 
 def _start(command: Command, output: Output, mark: str) -> int:

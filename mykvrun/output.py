@@ -53,9 +53,13 @@ class Output:
             return line
         rank, untagged = int(tag[1] or tag[2] or tag[3]), line[tag.end() :]
         text = untagged.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
+        if text and not text.strip(
+            "\0"
+        ):  # Open MPI ends the notice of an abort with a NUL, which is no line of a worker
+            return b""
         if text.startswith("-" * 60):
             self._in_notice ^= {rank}
-        elif text.strip(" \t\0") and rank not in self._in_notice:
+        elif text.strip(" \t") and rank not in self._in_notice:
             self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(text)
         return b"[%d] %s" % (rank, untagged) if self._prefix else untagged
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -105,6 +106,8 @@ def test_options_of_horovodrun_ranks_before_lines_and_a_timeline(tmp_path, scrip
 def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
     code, _, stderr = _run(tmp_path, "-n", "2", script, "fail")
     assert code == 1
+    if launcher.is_open_mpi():
+        assert "\nmykvrun: rank 1" in stderr and "\0" not in stderr
     end = stderr.partition("mykvrun: rank 1")[2]
     assert "failed first, and the job ended with status 1" in end
     if launcher.is_open_mpi():
@@ -171,6 +174,27 @@ def test_a_launcher_that_cannot_be_started_is_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("MPIRUN", "/nowhere/mpirun")
     assert main.main(["-n", "2", "python", "x.py"]) == 2
     assert capsys.readouterr().err == "mykvrun: /nowhere/mpirun cannot be started: No such file or directory.\n"
+
+
+def test_a_mistyped_program_is_one_sentence(tmp_path, monkeypatch, capsys):
+    said = "The program {!r} was not found, or may not be executed. No worker has been started."
+    monkeypatch.setattr(
+        main, "find_mpi", lambda: _OPEN_MPI._replace(mpirun=shutil.which("true"))
+    )  # a launcher that starts nothing
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes.txt").write_text("no program")
+    (tmp_path / "train.sh").write_text("#!/bin/sh")
+    (tmp_path / "train.sh").chmod(0o755)
+    for wrong in ("pyhton", "./pyhton", "notes.txt", str(tmp_path)):
+        assert main.main(["-n", "1", wrong, "x.py"]) == 2
+        assert capsys.readouterr().err == f"mykvrun: {said.format(wrong)}\n"
+    assert main.main(["-n", "1", "--dry-run", "pyhton", "x.py"]) == 0
+    # Programs of this host, and those that the launcher may find elsewhere.
+    for options in (["./train.sh"], ["train.sh"], ["train.py"], ["-x", f"PATH={tmp_path}", "train.sh"]):
+        assert main.main(["-n", "1", *options]) == 0
+    for options in (["-H", "node1:1"], ["--mpi-args=--wdir /elsewhere"]):
+        assert main.main(["-n", "1", *options, "pyhton"]) == 0
+    assert "not found" not in capsys.readouterr().err
 
 
 def test_workers_that_train_alone_without_mykv_are_told(tmp_path):
