@@ -34,8 +34,8 @@ SIMD_FLAGS = {
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
 }
 
-# The stems of files whose compilation takes longest: the bindings.
-_LONGEST = ("python", "module", "group_calls")
+# The bindings are what takes longest to compile: a folder, and the unit that is made of it.
+_BINDINGS = "python"
 
 
 def cxx_compiler() -> List[str]:
@@ -185,7 +185,7 @@ def compile_all(command: List[str], sources: Iterable[Path], objects: Path, simd
     """
     jobs = int(os.environ.get("MYKV_BUILD_JOBS") or os.cpu_count() or 1)
     with ThreadPoolExecutor(jobs) as pool:
-        longest_first = sorted(sources, key=lambda source: (source.stem not in _LONGEST, source))
+        longest_first = sorted(sources, key=lambda source: (_BINDINGS not in (source.stem, source.parent.name), source))
         return list(pool.map(lambda source: _compile(command, source, objects, simd), longest_first))
 
 

@@ -7,5 +7,6 @@ namespace mykv {
 
 void bind_buffer(pybind11::module_& m);
 void bind_prepared(pybind11::module_& m);
+void bind_fence(pybind11::module_& m);
 
 }  // namespace mykv

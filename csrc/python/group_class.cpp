@@ -28,26 +28,12 @@ void bind_group(py::module_& m) {
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
   group.def("abandon", &Group::abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
   group.def("shutdown", [](Group& g) { g.abandon("it shut mykv down"); });
-  bind_calls(m, group);
+  bind_submits(m, group);
+  bind_memory(m, group);
+  bind_pushes(m, group);
+  bind_pieces(m, group);
+  bind_waits(m, group);
   bind_statistics(m, group);
-  bind_method(m, group, "refuse", &Group::refuse, py::arg("name"), py::arg("reason"), py::arg("turn_of") = "");
-  bind_method(
-      m, group, "waiting", &Group::waiting, py::arg("name") = "", py::arg("least_seconds") = 0.0,
-      "For whom operations under way wait: (name, seconds, ranks that have not come, ranks that do not respond),\n"
-      "the longest wait first. Asks the other hosts.");
-  bind_method(
-      m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"), py::arg("turn_of") = "",
-      "For each name the ranks that have come to the operation which this rank will ask for next under it; with\n"
-      "turn_of to the one that has the last turn under that name.");
-  bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
-              "Drop what is kept for names that begin with this, after the last call under them.");
-  bind_method(
-      m, group, "give_up", &Group::give_up, py::arg("name"), py::arg("reason"), py::arg("code") = "given_up",
-      py::arg("ranks") = std::vector<int>(),
-      "End what is under way under `name`, on all ranks, unless all of them have come. The error has this code\n"
-      "and names these ranks.");
-  bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
-  bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
 }
 
 }  // namespace mykv

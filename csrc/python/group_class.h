@@ -1,4 +1,5 @@
-// Python's class Group. Each file of its bindings compiles for seconds, so there are two.
+// Python's class Group. The compiler takes half a second for a method, since pybind11 makes two functions of it. So the
+// bindings are several files, and each compiles in less than ten seconds.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -36,7 +37,11 @@ void bind_fact(pybind11::module_& m, GroupClass& group, const char* name, Get ge
 }
 
 void bind_group(pybind11::module_& m);
-// The collective operations; bind_group() calls it.
-void bind_calls(pybind11::module_& m, GroupClass& group);
+// What bind_group() calls for a part of the methods each:
+void bind_submits(pybind11::module_& m, GroupClass& group);  // operations on arrays of numpy
+void bind_memory(pybind11::module_& m, GroupClass& group);   // memory of the host and of GPUs, and operations on it
+void bind_pushes(pybind11::module_& m, GroupClass& group);   // operations of MXNet's engine on whole arrays
+void bind_pieces(pybind11::module_& m, GroupClass& group);   // such operations that each rank gets a piece of, or gives
+void bind_waits(pybind11::module_& m, GroupClass& group);    // refusing, who waits for whom, giving up
 
 }  // namespace mykv

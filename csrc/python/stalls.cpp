@@ -1,6 +1,7 @@
 #include "python/stalls.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <chrono>
@@ -8,6 +9,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "python/groups.h"
 #include "runtime/stall_watch.h"
@@ -51,8 +56,8 @@ std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits)
   return reports;
 }
 
-}  // namespace
-
+// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each report. None after
+// end_stall_watch(), or if both limits are 0. For one thread of Python.
 std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds) {
   const StallLimits limits{warn_seconds, abort_seconds};
   const auto interval = look_every(limits);
@@ -80,6 +85,15 @@ void end_stall_watch() {
   std::lock_guard<std::mutex> lock(g_watching.mutex);
   g_watching.on = false;
   g_watching.ended.notify_all();
+}
+
+}  // namespace
+
+void bind_stall_watch(py::module_& m) {
+  m.def("begin_stall_watch", &begin_stall_watch);
+  m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
+  m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),
+        "Wait until operations of this process stall, or go on again: a list of (whether they go on, sentence).");
 }
 
 }  // namespace mykv

@@ -1,17 +1,10 @@
 // The stall watch of all groups, for a thread of Python.
 #pragma once
 
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
+#include <pybind11/pybind11.h>
 
 namespace mykv {
 
-// Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each report. None after
-// end_stall_watch(), or if both limits are 0. For one thread of Python, which must not hold the GIL.
-std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds);
-void begin_stall_watch();
-void end_stall_watch();
+void bind_stall_watch(pybind11::module_& m);
 
 }  // namespace mykv

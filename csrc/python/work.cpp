@@ -53,4 +53,11 @@ bool Work::done() const {
   return state_->done;
 }
 
+void bind_work(py::module_& m) {
+  py::class_<Work>(m, "Work", "A request on numpy buffers under way.")
+      .def("wait", &Work::wait, py::arg("timeout") = -1.0,
+           "True when done, False when `timeout` seconds are over; raises Error.")
+      .def("done", &Work::done);
+}
+
 }  // namespace mykv

@@ -49,4 +49,6 @@ class Work {
   std::shared_ptr<State> state_ = std::make_shared<State>();
 };
 
+void bind_work(pybind11::module_& m);
+
 }  // namespace mykv

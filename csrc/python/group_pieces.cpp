@@ -1,0 +1,27 @@
+#include <pybind11/stl.h>
+
+#include "python/group_class.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+void bind_pieces(py::module_& m, GroupClass& group) {
+  const auto op = py::arg("op") = "sum";
+  const auto scale = py::arg("scale") = 1.0;
+  const auto priority = py::arg("priority") = 0;
+  const auto label = py::arg("label") = "";
+  const auto turn_of = py::arg("turn_of") = "";
+  const auto wire = py::arg("wire") = "";
+  const py::arg name("name"), input("input"), output("output"), rows("rows"), arrays("arrays"), division("division");
+  bind_method(m, group, "push_allgather", &Group::push_allgather, name, input, output, rows, priority, label);
+  bind_method(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
+  bind_method(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority,
+              label, wire, turn_of);
+  bind_method(m, group, "push_reduce_to_owners", &Group::push_reduce_to_owners, name, arrays, division, py::arg("own"),
+              py::arg("next") = Handles(), op, scale, priority, label, wire);
+  bind_method(m, group, "push_gather_from_owners", &Group::push_gather_from_owners, name, arrays, division, priority,
+              label, turn_of, py::arg("fenced") = Handles());
+}
+
+}  // namespace mykv

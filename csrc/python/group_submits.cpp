@@ -1,0 +1,25 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "python/group_class.h"
+#include "python/work.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+void bind_submits(py::module_& m, GroupClass& group) {
+  const auto op = py::arg("op") = "sum";
+  const auto scale = py::arg("scale") = 1.0;
+  const auto root = py::arg("root") = 0;
+  const auto priority = py::arg("priority") = 0;
+  const auto label = py::arg("label") = "";
+  const auto wire = py::arg("wire") = "";  // between hosts: a type of values, or a compressor; '': unchanged
+  const py::arg name("name"), outputs("outputs");
+  bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, py::arg("inputs"), outputs, op, scale,
+              priority, label, wire);
+  bind_method(m, group, "submit_broadcast", &Group::submit_broadcast, name, py::arg("input"), outputs, root, priority,
+              label);
+}
+
+}  // namespace mykv

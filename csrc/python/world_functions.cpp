@@ -1,0 +1,81 @@
+#include "python/world_functions.h"
+
+#include <mpi.h>
+#include <pybind11/stl.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "python/errors.h"
+#include "python/group.h"
+#include "python/groups.h"
+#include "python/mpi_exit.h"
+#include "python/options.h"
+#include "world/revoke_on_death.h"
+
+namespace py = pybind11;
+
+namespace mykv {
+
+namespace {
+
+void init(int comm, const py::dict& given) {
+  if (world_group()) throw Error("mykv is initialized already");
+  const RuntimeOptions options = options_from(given);
+  watch_finalize();
+  world_group() = std::make_shared<Group>(MPI_Comm_f2c(comm), options);
+}
+
+std::shared_ptr<Group> make_group(int comm, std::vector<int> labels, const py::dict& given) {
+  constexpr size_t kMostAddressSpace = size_t{1} << 40;  // there may be dozens of groups
+  require_world();
+  RuntimeOptions options = options_from(given);
+  int size = 0;
+  MPI_Comm_size(MPI_Comm_f2c(comm), &size);
+  if (labels.size() != static_cast<size_t>(size)) {
+    throw py::value_error("labels must have one number for each of the " + std::to_string(size) + " ranks");
+  }
+  options.world.labels = std::move(labels);
+  options.world.most_address_space = kMostAddressSpace;
+  return std::make_shared<Group>(MPI_Comm_f2c(comm), options);
+}
+
+void shutdown() {
+  if (!world_group() || world_group()->forked()) return;
+  const std::shared_ptr<Group> last = std::move(world_group());
+  world_group().reset();
+  py::gil_scoped_release release;
+  leave_all("it shut mykv down");
+}
+
+void abandon(const std::string& reason) {
+  py::gil_scoped_release release;
+  leave_all(reason);
+}
+
+}  // namespace
+
+void bind_world(py::module_& m) {
+  m.def("init", &init, py::arg("comm"), py::arg("options") = py::dict(),
+        "Start the runtime over a communicator (its Fortran handle). Collective.");
+  m.def("shutdown", &shutdown, "Stop the runtime. The operations that other ranks still have fail.");
+  m.def("abandon", &abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
+  m.def(
+      "lose",
+      [](const std::string& reason, std::vector<int> ranks) { lose_all({reason, ErrorCode::dead, std::move(ranks)}); },
+      py::arg("reason"), py::arg("ranks") = std::vector<int>(), py::call_guard<py::gil_scoped_release>(),
+      "Processes have died: end all operations of this one, at once, with the reason. `ranks`: theirs, if known.");
+  m.def(
+      "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),
+      "Whether lose() is called soon after a process has died: then errors that come from a death name it.");
+  m.def("begin_again", &RevokeOnDeath::begin_again,
+        "After lose(): those that are left know of each other, and will init().");
+  m.def("is_initialized", [] { return static_cast<bool>(world_group()); });
+  m.def("make_group", &make_group, py::arg("comm"), py::arg("labels"), py::arg("options") = py::dict(),
+        "A Group over a communicator (its Fortran handle). Collective over it. labels[r]: what messages call rank r.");
+  m.def("world", [] { return world_group(); }, "The Group of init(), or None.");
+}
+
+}  // namespace mykv
