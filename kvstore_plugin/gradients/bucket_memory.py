@@ -174,8 +174,8 @@ class GradientMemory:
         if self.late and self._process_set.rank() == 0:
             _log.warning(
                 "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since a "
-                "backward ran before the trainer was made, or before the last init(). Make the trainer before the "
-                "first backward.",
+                "backward may have run before: before the trainer was made, the last init(), or the import of "
+                "kvstore_plugin. Import it first, and make the trainer before the first backward.",
                 len(self.late),
                 of,
                 whose,
@@ -213,7 +213,7 @@ class GradientMemory:
         if not self._adoptable(parameter):
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
         if any(one is parameter for one in self.late):
-            return "a backward ran before the trainer was made"
+            return "a backward may have run before"
         return "another trainer has the parameter in its buckets"
 
     def attached(self) -> bool:

@@ -73,8 +73,8 @@ def broadcast_parameters(
     if not named:
         return
     arriving = []
-    least, most = agreement.extremes(process_set, carrier, [_state(one.value) for one in named])
-    for (name, value, position), lowest, highest in zip(named, least, most):
+    names, least, most = _compared(process_set, carrier, named)
+    for (_, value, position), name, lowest, highest in zip(named, names, least, most):
         broadcast = Broadcast(process_set, f"{scope}/{name}", root, -position)
         held = arrays_of(value)
         if held is not None:
@@ -88,6 +88,23 @@ def broadcast_parameters(
         array.wait_to_read()
     if (most < _WITHOUT_VALUES).all():  # nothing comes later
         process_set.core.forget(f"{scope}/")
+
+
+def _compared(process_set: ProcessSet, carrier: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:
+    """The names for the parameters' operations, and the extremes of their states over the ranks. Collective.
+
+    Errors show the names. Where ranks count parameters, as in 'parameter 3', the name has the Parameter's own name too
+    if that is the same on all ranks.
+    """
+    own = [getattr(value, "name", name) for name, value, _ in named]
+    numbers = [*(_state(one.value) for one in named), *(agreement.digest([name]) for name in own)]
+    least, most = agreement.extremes(process_set, carrier, numbers)
+    count = len(named)
+    names = [
+        f"{name} ({mine})" if is_alike and name.startswith("parameter ") and mine != name else name
+        for (name, _, _), mine, is_alike in zip(named, own, least[count:] == most[count:])
+    ]
+    return names, least[:count], most[:count]
 
 
 def keep_equal(
@@ -118,8 +135,8 @@ def keep_equal(
     if not named:
         return []
     load_tracking.forget([one.value for one in named])
-    least, most = agreement.extremes(process_set, f"{scope}/parameters", [_state(one.value) for one in named])
-    for (name, parameter, position), lowest, highest in zip(named, least, most):
+    names_of_all, least, most = _compared(process_set, f"{scope}/parameters", named)
+    for (_, parameter, position), name, lowest, highest in zip(named, names_of_all, least, most):
         broadcast = Broadcast(process_set, f"{scope}/values/{name}", root, -position, lasting=names)
         everywhere = lowest if lowest == highest else None
         if parameter._data is not None and not are_equal:

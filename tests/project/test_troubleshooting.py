@@ -82,7 +82,6 @@ _INTERNAL = {
     "a wrong use of the core, which kvstore_plugin prevents": [
         "a timeline is being recorded already",
         "the timeline belongs to the process that this one is a fork of",
-        "mykv is initialized already",
         "the array's shape is not known yet",
         "an array's address is not in the memory of its device",
         "NCCL has no",

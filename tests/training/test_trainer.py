@@ -699,6 +699,22 @@ def test_other_shapes_on_the_ranks_are_an_error_on_both(rank):
         assert word in str(failure.value)
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("alike", [True, False])
+def test_errors_have_the_names_of_counted_parameters_where_all_ranks_have_them(rank, alike):
+    parameters = [_parameter("w" if alike else f"w{rank}", (3,), rank), _parameter("head_bias", (3 + rank,), rank)]
+    with pytest.raises(MXNetError) as failure:
+        mykv.DistributedTrainer(parameters, *_SGD)
+        mx.nd.waitall()
+    assert "values/parameter 1 (head_bias) differs between ranks" in str(failure.value)
+    clear_errors()
+    parameters = [_parameter("w" if alike else f"w{rank}", (3 + rank,), rank)]
+    with pytest.raises(MXNetError) as failure:
+        mykv.broadcast_parameters(parameters)
+    assert f"parameter 0{' (w)' if alike else ''} differs between ranks" in str(failure.value)
+    clear_errors()
+
+
 @pytest.mark.skipif(not IS_2, reason="MXNet 1.9 trains them: test_sparse_reducer.py")
 @pytest.mark.ranks(2)
 def test_sparse_gradients_are_refused(rank):
