@@ -226,7 +226,21 @@ class DistributedTrainer(gluon.Trainer):
             parameter_groups.refuse(sets, error)
             raise
         self._begin(options)
-        self._meet_members(options, parameter_groups.scopes_of(sets), roots, named_of)
+        places = {id(one.value): place for place, one in enumerate(named)}
+        scopes, is_common = parameter_groups.scopes_of(sets, [places[id(one)] for one in self._params])
+        if not is_common:
+            self._number_as_matched([one.value for one in named])
+        self._meet_members(options, scopes, roots, named_of)
+
+    def _number_as_matched(self, params: list[Parameter]) -> None:
+        """Number the parameters in an order that is the same on all workers: by it workers exchange states.
+
+        gluon.Trainer sorts the names in a ParameterDict. They begin with a counter of the process, so workers may
+        differ, such as with 'dense9' and 'dense10' on one and 'dense10' and 'dense11' on another.
+        """
+        self._params = params
+        self._param2idx = {parameter.name: number for number, parameter in enumerate(params)}
+        self._optimizer.param_dict = dict(enumerate(params))
 
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options
