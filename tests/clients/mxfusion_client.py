@@ -1,4 +1,4 @@
-"""MXFusion: a sparse Gaussian process, trained by its own loop. Parameters have random names, other ones on each worker."""
+"""MXFusion: a sparse Gaussian process, trained by its own loop. Each worker has other random names of parameters."""
 
 from __future__ import annotations
 
