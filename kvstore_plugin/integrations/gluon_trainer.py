@@ -135,6 +135,8 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         self._kvstore_params["kvstore"] = self._kvstore
         names = ("_kvstore", "_update_on_kvstore", "_distributed")
         _record(self).of_store = {name: vars(self)[name] for name in names}
+        if not self._update_on_kvstore:
+            traits.warn_of_noise(self._optimizer, self._kvstore.size)
         _reducer_of(self)  # all workers come here in the same order, as its operations' names need it
         deadlock_check.made(self, _awaited_by, _refuse_awaited)
 

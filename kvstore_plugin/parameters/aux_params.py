@@ -37,8 +37,9 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     ----------
     params : Block, ParameterDict, dict or list of Parameter or NDArray
         Parameters made with ``differentiable=False``, which training changes without gradients, are taken, and those
-        that a SymbolBlock has for BatchNorm; all other Parameters, also frozen Parameters, are left alone. NDArrays, such as ``Module.get_params()`` returns for
-        `aux_params`, are all taken. Matched between ranks as in `broadcast_parameters`.
+        that a SymbolBlock has for BatchNorm; all other Parameters, also frozen Parameters, are left alone. NDArrays,
+        such as ``Module.get_params()`` returns for `aux_params`, are all taken. Matched between ranks as in
+        `broadcast_parameters`.
     root_rank : int, optional
         The worker, as a global rank, whose first device's values all workers get. By default all get the mean over all
         devices of all workers; for a variance too that is the mean of the estimates.

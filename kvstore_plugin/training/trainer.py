@@ -29,7 +29,7 @@ from ..nn import sync_batch_norm
 from ..parameters import broadcast, deferred_init, load_tracking, naming, placement, resumption, trainer_state
 from ..parameters.aux_params import Averaging
 from ..parameters.naming import Named
-from ..sharded_optimizer import atomic_file, checkpoint
+from ..sharded_optimizer import atomic_file, checkpoint, traits
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -286,6 +286,7 @@ class DistributedTrainer(gluon.Trainer):
             self._gradients.append(LocalReducer(local, self._follow_devices))
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
+        self._warn_of_noise()
         deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
@@ -323,6 +324,11 @@ class DistributedTrainer(gluon.Trainer):
         >>> print(f"norm {float(trainer.gradient_norm):.3f}")
         """
         return self._clipping.norm if self._options.clip_global_norm is not None else None
+
+    def _warn_of_noise(self) -> None:
+        """Log a warning if the optimizer gives different weights to the workers; a LocalTrainer's workers have them."""
+        if self._store_optimizer is None:
+            traits.warn_of_noise(self._optimizer, self._options.process_set.size())
 
     def _lines(self) -> list[str]:
         """More lines that must be the same on all workers; for derived trainers."""

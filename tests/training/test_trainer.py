@@ -769,3 +769,18 @@ def test_states_belong_to_the_same_parameters_where_names_sort_differently(rank,
             np.testing.assert_array_equal(*weights)
     for weight, layer in zip(expected[rank], net):
         np.testing.assert_array_equal(weight, value(layer.weight.data()))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock", "local"])
+def test_an_optimizer_with_random_noise_is_a_warning(rank, caplog, kind):
+    net = dense_network(rank)
+    if kind == "own":
+        mykv.DistributedTrainer(net.collect_params(), "sgld")
+    elif kind == "local":
+        mykv.LocalTrainer(net.collect_params(), "sgld", period=4)
+    else:
+        trainer = gluon.Trainer(net.collect_params(), "sgld", kvstore="mykv", update_on_kvstore=False)
+        _backward(net, rank)
+        trainer.step(4)
+    assert caplog.text.count("SGLD adds random noise in the update of each worker") == (kind != "local")
