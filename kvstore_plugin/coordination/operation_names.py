@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import Any
+from typing import Any, Sequence
+
+import numpy as np
 
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -60,11 +62,19 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
     return own if process_set is global_process_set else f"{process_set.scope}.{own}"
 
 
-def numbered_alike(turn: operation.Turn, process_set: ProcessSet, kind: str, label: str) -> str:
+def numbered_alike(
+    turn: operation.Turn, process_set: ProcessSet, kind: str, label: str, more: Sequence[int] = ()
+) -> tuple[str, np.ndarray]:
     """As `numbered`, but after a meeting in which all ranks take the largest of their counts.
 
     The counts differ after a call that a single rank has made: the call has failed, but that rank has counted it.
+
+    Returns
+    -------
+    str
+    ndarray of int64, shape (size, len(more))
+        What the ranks have passed as `more`.
     """
-    counts = turn.meet(label, [process_set.numbers().get(kind, 0)])
-    process_set.skip_to({kind: int(counts.max())})
-    return numbered(process_set, kind)
+    met = turn.meet(label, [process_set.numbers().get(kind, 0), *more])
+    process_set.skip_to({kind: int(met[:, 0].max())})
+    return numbered(process_set, kind), met[:, 1:]

@@ -66,8 +66,14 @@ def value_of(factor: float | NDArray) -> float:
 
 
 def learning_rate_of(optimizer: Any) -> float | None:
-    """The learning rate of an optimizer; None where it follows a schedule. Waits for an NDArray."""
-    return value_of(optimizer.lr) if optimizer.lr_scheduler is None else None
+    """The learning rate of an optimizer; None where it follows a schedule or is no number. Waits for an NDArray."""
+    if optimizer.lr_scheduler is not None:
+        return None
+    rate = getattr(optimizer.lr, "tensor", optimizer.lr)  # Keras-MXNet's optimizers hold a variable of Keras
+    try:
+        return value_of(rate)
+    except TypeError:
+        return None
 
 
 def scale_of(trainer: Any) -> float:

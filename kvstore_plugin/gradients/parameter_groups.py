@@ -93,17 +93,33 @@ def sets_of(process_set: Any, of_parameters: Any) -> list[ProcessSet]:
     return [one for _, one in sorted(sets.items())]
 
 
-def scopes_of(sets: Sequence[ProcessSet]) -> dict[ProcessSet, str]:
-    """The prefix of a trainer's operation names in each process set. Meets the other members of each set."""
-    scopes = {}
+def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[ProcessSet, str], bool]:
+    """The prefix of a trainer's operation names in each process set. Meets the other members of each set.
+
+    Parameters
+    ----------
+    sets : sequence of ProcessSet
+        See `sets_of`.
+    order : sequence of int
+        The order in which gluon.Trainer numbers the parameters: the place of each among all workers' parameters.
+
+    Returns
+    -------
+    dict
+    bool
+        Whether the members of these sets have the same order.
+    """
+    scopes, is_common = {}, True
+    mine = agreement.digest([str(place) for place in order])
     for number, one in enumerate(sets):
         try:
             with operation.waiting(one, _CALL) as turn:
-                scopes[one] = operation_names.numbered_alike(turn, one, "trainer", _CALL)
+                scopes[one], orders = operation_names.numbered_alike(turn, one, "trainer", _CALL, [mine])
         except Exception as error:
             refuse(sets[number + 1 :], error)
             raise
-    return scopes
+        is_common = is_common and agreement.first_that_differs(orders) is None
+    return scopes, is_common
 
 
 def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:

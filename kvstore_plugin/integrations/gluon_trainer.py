@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator
 
 from ..compat import patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon, trainer_contexts
-from ..coordination import deadlock_check, operation, step_label
+from ..coordination import agreement, deadlock_check, operation, step_label
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
@@ -38,6 +38,7 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
+        self.order = (0, 0)  # hashes of the order and of the names of its Parameters, see _order_of()
         self.has_met = False  # in the first step
         self.scope: str | None = None  # of the reducer's operations
         self.generation = 0  # of the reducer
@@ -102,6 +103,7 @@ def _init(
     if not is_ours(kvstore):
         return
     process.require()
+    _record(self).order = _order_of(self, params)
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
         _own_gradients(self, _process_set_of(self))
 
@@ -133,13 +135,16 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
         self._kvstore_params["kvstore"] = self._kvstore
         names = ("_kvstore", "_update_on_kvstore", "_distributed")
         _record(self).of_store = {name: vars(self)[name] for name in names}
+        if not self._update_on_kvstore:
+            traits.warn_of_noise(self._optimizer, self._kvstore.size)
         _reducer_of(self)  # all workers come here in the same order, as its operations' names need it
         deadlock_check.made(self, _awaited_by, _refuse_awaited)
 
 
 def _meet(trainer: gluon.Trainer) -> None:
-    """In the first step, wait for that of the others; raises an error on all workers if a Parameter has no values.
+    """In the first step, wait for that of the others.
 
+    Raises an error on all workers if a Parameter has no values on one of them, or their orders of Parameters differ.
     Without a store, which MXNet makes from the values, a worker could not tell the others that it cannot take the step.
     """
     process_set = _process_set_of(trainer)
@@ -149,7 +154,14 @@ def _meet(trainer: gluon.Trainer) -> None:
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
     call = f"the first step of a gluon.Trainer with {len(params)} parameters"
     with operation.waiting(process_set, call) as turn:
-        first = turn.meet(call, [missing])[:, 0]
+        met = turn.meet(call, [missing, *_record(trainer).order])
+    first, orders, names = met.T
+    if (orders != orders[0]).any() and (names != names[0]).any():
+        raise RuntimeError(
+            "The workers number the parameters of a gluon.Trainer differently, since it sorts them by name and the "
+            f"names differ: rank {process.rank()} begins with {', '.join(one.name for one in params[:3])}. Pass "
+            "list(params.values()) in place of params, or use DistributedTrainer."
+        )
     if first.min() < len(params):
         rank = process.rank() if missing < len(params) else process_set.ranks[int(first.argmin())]
         number = missing if missing < len(params) else int(first.min())
@@ -157,6 +169,20 @@ def _meet(trainer: gluon.Trainer) -> None:
         sentence = deferred_init.without_values(name, parameter, rank)
         raise (DeferredInitializationError if missing < len(params) else MXNetError)(sentence)
     _record(trainer).has_met = True
+
+
+def _order_of(trainer: gluon.Trainer, params: Any) -> tuple[int, int]:
+    """Hashes of the order in which a Trainer numbers `params`, and of the names by which it has sorted them.
+
+    In MXNet 1.x names begin with a counter of the process. Where a worker has made more layers than the others, its
+    names may sort differently, such as 'dense9' and 'dense10'. The workers would then pair parameters wrongly, without
+    an error if the shapes agree. Workers with equal names, or with an equal order, pair them rightly.
+    """
+    if not hasattr(params, "keys"):
+        return (0, 0)  # a list, which keeps its order
+    numbers = {id(parameter): number for number, parameter in enumerate(trainer._params)}
+    order = [str(numbers[id(parameter)]) for parameter in params.values()]
+    return agreement.digest(order), agreement.digest(sorted(params.keys()))
 
 
 @patches.replaces(

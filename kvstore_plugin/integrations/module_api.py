@@ -13,6 +13,7 @@ from ..compat import arrays, patches
 from ..compat.mxnet import MXNetError
 from ..coordination import agreement, operation
 from ..coordination.step_label import value_of
+from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV, created, is_ours
 from ..world import process
 from .distributed_optimizer import check_not_averaging
@@ -163,5 +164,7 @@ def _init_optimizer(
     had_one = self.optimizer_initialized
     original(self, kvstore, optimizer, optimizer_params, force_init)
     if is_ours(kvstore) and (force_init or not had_one):
+        if not self._update_on_kvstore:
+            traits.warn_of_noise(self._optimizer, self._kvstore.size)
         is_modules_own = isinstance(optimizer, str) and "rescale_grad" not in dict(optimizer_params)
         self._kvstore.agree_on_rescaling(self, is_modules_own)

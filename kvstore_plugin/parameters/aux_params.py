@@ -17,6 +17,9 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from .naming import Named, arrays_of, described, named_values
 
+# How MXNet's BatchNorm, and networks made of symbols, name these values.
+_SUFFIXES = ("running_mean", "running_var", "moving_mean", "moving_var")
+
 
 class _State(NamedTuple):
     """One auxiliary value, with its arrays on the devices of this process."""
@@ -33,9 +36,10 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     Parameters
     ----------
     params : Block, ParameterDict, dict or list of Parameter or NDArray
-        Parameters made with ``differentiable=False``, which training changes without gradients, are taken; all other
-        Parameters, also frozen Parameters, are left alone. NDArrays, such as ``Module.get_params()`` returns for
-        `aux_params`, are all taken. Matched between ranks as in `broadcast_parameters`.
+        Parameters made with ``differentiable=False``, which training changes without gradients, are taken, and those
+        that a SymbolBlock has for BatchNorm; all other Parameters, also frozen Parameters, are left alone. NDArrays,
+        such as ``Module.get_params()`` returns for `aux_params`, are all taken. Matched between ranks as in
+        `broadcast_parameters`.
     root_rank : int, optional
         The worker, as a global rank, whose first device's values all workers get. By default all get the mean over all
         devices of all workers; for a variance too that is the mean of the estimates.
@@ -121,8 +125,14 @@ class Averaging:
 
 
 def is_auxiliary(parameter: Any) -> bool:
-    """Whether a Parameter's values come from the data that pass through the network, and not from gradients."""
-    return isinstance(parameter, Parameter) and not parameter._differentiable
+    """Whether a Parameter's values come from the data that pass through the network, and not from gradients.
+
+    A SymbolBlock makes them as Parameters with gradients, and sets their grad_req to 'null', as a user does who freezes
+    a layer. So they are known by their names there, as MXNet's initializers know them.
+    """
+    if not isinstance(parameter, Parameter):
+        return False
+    return not parameter._differentiable or (parameter.grad_req == "null" and parameter.name.endswith(_SUFFIXES))
 
 
 def auxiliary_states(params: Any) -> list[_State]:

@@ -65,7 +65,7 @@ def broadcast_parameters(
     with operation.waiting(process_set, "broadcast_parameters") as turn:
         root = process_set.position_of(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
-        scope = operation_names.numbered_alike(
+        scope, _ = operation_names.numbered_alike(
             turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}"
         )
     carrier = f"{scope}/parameters"

@@ -21,6 +21,7 @@ from ..compat import arrays, patches
 from ..compat.argument_errors import ArgumentIndexError, ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import MXNetError, NDArray, Parameter, trainer_of
 from ..world import process
+from .aux_params import is_auxiliary
 from .trainer_state import updates_counted
 
 _LABEL = (
@@ -163,7 +164,7 @@ def forget(parameters: Iterable[Parameter]) -> None:
 def _load_init(original: Callable, self: Parameter, *args: Any, **kwargs: Any) -> None:
     # Without earlier values this is an initialization, which a broadcast follows if a DistributedTrainer wants it.
     # Auxiliary values (of BatchNorm) are not the same on all workers anyway.
-    is_trained = self._data is not None and trainer_of(self) is not None and self._differentiable
+    is_trained = self._data is not None and trainer_of(self) is not None and not is_auxiliary(self)
     if is_trained and self not in _loaded:  # must not wait for the values, which other workers may have to send
         value = self._data[0]
         with arrays.not_recorded():

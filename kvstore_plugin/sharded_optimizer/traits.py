@@ -6,6 +6,7 @@ of a whole row. Some cannot be divided at all, since they keep state that all pa
 
 from __future__ import annotations
 
+import logging
 import numbers
 from typing import Any
 
@@ -35,6 +36,8 @@ _REFUSED = {
     "sgld": "adds noise from the random generator of the worker that updates",
 }
 
+_log = logging.getLogger("kvstore_plugin")
+
 
 def _registered(names: Any) -> dict[type, str]:
     registry = mx.optimizer.Optimizer.opt_registry
@@ -55,6 +58,7 @@ _lazy = _registered(_LAZY)
 _reading = _registered(_READING)
 _refused = _registered(_REFUSED)
 _correcting = _registered(_CORRECTING)
+_noisy = _registered(("sgld",))
 
 
 def is_elementwise(optimizer: Any) -> bool:
@@ -79,6 +83,17 @@ def reads_gradients(optimizer: Any) -> bool:
 def corrects_by_count(optimizer: Any) -> bool:
     """Whether new states need a new count of updates; False for a user's class that is derived from no such class."""
     return isinstance(optimizer, tuple(_correcting))
+
+
+def warn_of_noise(optimizer: Any, workers: int) -> None:
+    """Log a warning if each of several workers would update its weights with random noise of its own."""
+    if workers > 1 and isinstance(optimizer, tuple(_noisy)):
+        _log.warning(
+            "%s adds random noise in the update of each worker, so the weights of the workers stay equal only if all "
+            "draw the same numbers. Give mx.random.seed() the same number on all workers before each step, and call "
+            "check_in_step() now and then.",
+            type(optimizer).__name__,
+        )
 
 
 # Attributes that are no settings: counters, values that depend on the batch, values that are compared anyway, and

@@ -190,6 +190,9 @@ class LocalTrainer(DistributedTrainer):
         """
         return super().gradient_norm
 
+    def _warn_of_noise(self) -> None:
+        pass
+
     def _lines(self) -> list[str]:
         return [
             f"period={self._period}",

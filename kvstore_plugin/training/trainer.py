@@ -29,7 +29,7 @@ from ..nn import sync_batch_norm
 from ..parameters import broadcast, deferred_init, load_tracking, naming, placement, resumption, trainer_state
 from ..parameters.aux_params import Averaging
 from ..parameters.naming import Named
-from ..sharded_optimizer import atomic_file, checkpoint
+from ..sharded_optimizer import atomic_file, checkpoint, traits
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -226,7 +226,21 @@ class DistributedTrainer(gluon.Trainer):
             parameter_groups.refuse(sets, error)
             raise
         self._begin(options)
-        self._meet_members(options, parameter_groups.scopes_of(sets), roots, named_of)
+        places = {id(one.value): place for place, one in enumerate(named)}
+        scopes, is_common = parameter_groups.scopes_of(sets, [places[id(one)] for one in self._params])
+        if not is_common:
+            self._number_as_matched([one.value for one in named])
+        self._meet_members(options, scopes, roots, named_of)
+
+    def _number_as_matched(self, params: list[Parameter]) -> None:
+        """Number the parameters in an order that is the same on all workers: by it workers exchange states.
+
+        gluon.Trainer sorts the names in a ParameterDict. They begin with a counter of the process, so workers may
+        differ, such as with 'dense9' and 'dense10' on one and 'dense10' and 'dense11' on another.
+        """
+        self._params = params
+        self._param2idx = {parameter.name: number for number, parameter in enumerate(params)}
+        self._optimizer.param_dict = dict(enumerate(params))
 
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options
@@ -272,6 +286,7 @@ class DistributedTrainer(gluon.Trainer):
             self._gradients.append(LocalReducer(local, self._follow_devices))
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
+        self._warn_of_noise()
         deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._store_optimizer is not None:
             deadlock_check.saves_states(self._shares[0].scope, options.process_set)
@@ -309,6 +324,11 @@ class DistributedTrainer(gluon.Trainer):
         >>> print(f"norm {float(trainer.gradient_norm):.3f}")
         """
         return self._clipping.norm if self._options.clip_global_norm is not None else None
+
+    def _warn_of_noise(self) -> None:
+        """Log a warning if the optimizer gives different weights to the workers; a LocalTrainer's workers have them."""
+        if self._store_optimizer is None:
+            traits.warn_of_noise(self._optimizer, self._options.process_set.size())
 
     def _lines(self) -> list[str]:
         """More lines that must be the same on all workers; for derived trainers."""

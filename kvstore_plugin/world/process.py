@@ -58,6 +58,7 @@ _group: MPI.Group | None = None  # of _comm, which the user may free
 _groups: dict[int, Any] = {}  # the _group of each start of the core, by `generation`
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
+_made_by_init = 0  # operations that the last init() has made
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
@@ -140,6 +141,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     >>> mykv.init()  # a no-op where a store or a trainer has called it already
     >>> print(f"worker {mykv.rank()} of {mykv.size()}")
     """
+    global _made_by_init
     if _forked:
         core.init  # noqa: B018 - raises
     if is_initialized():
@@ -177,6 +179,22 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     if core.rank() == 0:
         launch_checks.mark_start()
         _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
+    _made_by_init = _operations()
+
+
+def _operations() -> int:
+    """How many operations of all ranks this rank has made since the core was started."""
+    return sum(count for count, _ in core.statistics()["ways"].values())
+
+
+def _warn_if_nothing_was_exchanged() -> None:
+    """Log a warning at the end of a job whose workers have trained separately, if they have trained at all."""
+    if core.size() > 1 and core.rank() == 0 and recoveries == 0 and _operations() == _made_by_init:
+        _log.warning(
+            "The %d workers have exchanged nothing since init(). If they should have trained together, give the store "
+            "'mykv' to gluon.Trainer or Module, or use a DistributedTrainer.",
+            core.size(),
+        )
 
 
 def warn_of_strangers(group: Any, who: str) -> None:
@@ -205,6 +223,7 @@ def shutdown() -> None:
     False
     """
     if is_initialized():
+        _warn_if_nothing_was_exchanged()
         forgotten = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
         ended = [text for code, (count, text) in _ended_by_leaving().items() if count > _ended_before.get(code, 0)]
         if forgotten and ended:
@@ -558,6 +577,7 @@ def _at_exit() -> None:
         if _failed:
             _tell_leaving()
             _abort()
+        _warn_if_nothing_was_exchanged()
         _leave(
             "its script has ended; do all workers make the same number of steps?",
             "kvstore_plugin was shut down: Python is exiting.",

@@ -39,10 +39,10 @@ def _rows(size: int) -> list[list[int]]:
     return [sorted(set(row)) for row in mykv_core_testing.square_grid(size - 1)]
 
 
-def _in_the_order_of_the_grid(values: list, add=np.add):
-    """Reduces the values of ranks: on the first host, in each row, then over the rows."""
-    of_hosts = [add(values[0], values[1]), *values[2:]]
-    return reduce(add, [reduce(add, [of_hosts[host] for host in row]) for row in _rows(len(values))])
+def _in_the_order_of_the_grid(values: list):
+    """Adds up the values of ranks: on the first host, in each row, then over the rows."""
+    of_hosts = [values[0] + values[1], *values[2:]]
+    return reduce(np.add, [reduce(np.add, [of_hosts[host] for host in row]) for row in _rows(len(values))])
 
 
 def test_every_grid_has_each_host_in_one_row_and_each_column_in_each_row():

@@ -438,3 +438,63 @@ def test_trainers_made_before_the_import_and_sparse_ones_are_noticed(mpirun):
     assert result.code == 0 and result.stdout.count("weight [[-3.]] 2") == 2, result.text
     if not IS_2:
         assert result.stdout.count("sparse gluon.Trainer cannot train sparse parameters") == 2, result.text
+
+
+def _made_after_others(rank):
+    """Two layers of one shape that are 'dense9' and 'dense10' on rank 1, so that their names sort the other way."""
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(9 * rank):
+            gluon.nn.Dense(1)
+        net.add(gluon.nn.Dense(4, in_units=4, use_bias=False), gluon.nn.Dense(4, in_units=4, use_bias=False))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def _train_net(net, trainer, rank, steps=3):
+    for step in range(steps):
+        with autograd.record():
+            loss = (net(array(numbers(rank + 10 * step, (4, 4)))) ** 2).sum()
+        loss.backward()
+        trainer.step(4)
+
+
+@pytest.mark.skipif(IS_2, reason="names of MXNet 2.0 are the same on all workers")
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_names_that_sort_differently_on_the_workers_are_an_error(rank, on_store):
+    net = _made_after_others(rank)
+    names = [one.name for one in net.collect_params().values()]
+    assert (sorted(names) != names) == (rank == 1)
+    trainer = _trainer(net, "store", update_on_kvstore=on_store)
+    with pytest.raises(RuntimeError, match=f"names differ: rank {rank} begins with net_dense"):
+        _train_net(net, trainer, rank, 1)
+
+
+@pytest.mark.skipif(IS_2, reason="names of MXNet 2.0 are the same on all workers")
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_a_list_of_parameters_keeps_its_order_whatever_their_names(rank, gather, on_store):
+    net = _made_after_others(rank)
+    trainer = gluon.Trainer(
+        list(net.collect_params().values()), *_SGD, kvstore=mx.kv.create("mykv"), update_on_kvstore=on_store
+    )
+    _train_net(net, trainer, rank)
+    weights = gather([value(layer.weight.data()) for layer in net])
+    for mine, others in zip(*weights):
+        np.testing.assert_array_equal(mine, others)
+
+
+@pytest.mark.ranks(2)
+def test_a_dict_of_parameters_in_another_order_is_sorted_by_equal_names(rank, gather):
+    layers = [gluon.nn.Dense(4, in_units=4, use_bias=False) for _ in range(2)]
+    for layer in layers:
+        layer.initialize()
+    given = {"b": layers[0].weight, "a": layers[1].weight}
+    given = given if rank else dict(reversed(list(given.items())))
+    trainer = gluon.Trainer(given, *_SGD, kvstore=mx.kv.create("mykv"))
+    with autograd.record():
+        loss = (layers[1](layers[0](array(numbers(rank, (4, 4))))) ** 2).sum()
+    loss.backward()
+    trainer.step(4)
+    assert len(set(gather(tuple(value(layer.weight.data()).tobytes() for layer in layers)))) == 1

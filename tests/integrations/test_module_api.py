@@ -250,6 +250,41 @@ def test_bucketing_module(rank, size, gather, on_store):
     assert _same(gather, module)
 
 
+class _Variable:
+    """A variable of Keras-MXNet: the optimizers of that package hold their learning rate in one."""
+
+    def __init__(self, value):
+        self.tensor = mx.nd.array([value])
+
+
+class _LikeKeras(mx.optimizer.SGD):
+    def __init__(self, lr):
+        super().__init__(learning_rate=lr)
+        self.lr = _Variable(lr)
+
+    def _get_lrs(self, indices):
+        return [self.lr.tensor.asscalar()] * len(indices)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("differs", [False, True])
+def test_an_optimizer_that_holds_its_learning_rate_in_a_variable(rank, size, gather, monkeypatch, differs):
+    module, data = _module(rank)
+    monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "1")
+    module.init_optimizer(kvstore="mykv", optimizer=_LikeKeras(0.125 * (1 + rank * differs)))
+    if differs:
+        with pytest.raises(MXNetError, match="rank 0 has learning rate 0.125, rank 1 has learning rate 0.25"):
+            for batch in data:
+                module.forward_backward(batch)
+                module.update()
+                mx.nd.waitall()
+        return
+    for batch in data:
+        module.forward_backward(batch)
+        module.update()
+    assert _same(gather, module)
+
+
 @pytest.mark.ranks(2)
 def test_feed_forward(rank, size, gather, on_store):
     np.random.seed(rank)

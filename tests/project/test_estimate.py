@@ -33,6 +33,15 @@ def _rows(page: str) -> dict[tuple[str, str], float]:
 _HOSTS, _HOST = _rows("benchmarks-hosts.md"), _rows("benchmarks.md")
 
 
+def test_the_model_has_the_grids_of_the_core():
+    import mykv_core_testing
+
+    assert model.grid(64) == (1, 64)
+    for hosts in [*range(65, 300), 1000, 1024, 4096]:
+        rows = mykv_core_testing.square_grid(hosts)
+        assert model.grid(hosts) == (len(rows), len(rows[0]))
+
+
 def _seconds(nbytes: float, size: str, **more) -> float:
     hosts, _, workers = size.rpartition("x")
     job = estimate.Job(int(nbytes), 0.0, 0.0, int(hosts or 1), int(workers), **more)

@@ -19,8 +19,10 @@ from harness.support import (
     dense_network,
     fill,
     mx,
+    numbers,
     parameters,
     structure,
+    value,
 )
 from kvstore_plugin.world import process
 from mxnet import autograd, gluon
@@ -737,3 +739,64 @@ def test_step_returns_at_once(rank, gather):
     if rank == 0:
         gather("rank 0 has returned")
     assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.skipif(IS_2, reason="names of MXNet 2.0 are the same on all workers")
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_states_belong_to_the_same_parameters_where_names_sort_differently(rank, gather, tmp_path, on_store):
+    """On rank 1 the layers are 'dense9' and 'dense10', which gluon.Trainer would number the other way round."""
+    net = gluon.nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(9 * rank):
+            gluon.nn.Dense(1)
+        net.add(gluon.nn.Dense(4, in_units=4, use_bias=False), gluon.nn.Dense(4, in_units=4, use_bias=False))
+    net.initialize(mx.init.Xavier())
+
+    def made():
+        return mykv.DistributedTrainer(
+            net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, update_on_kvstore=on_store
+        )
+
+    def step(trainer, seed):
+        with autograd.record():
+            loss = (net(array(numbers(rank + 10 * seed, (4, 4)))) ** 2).sum()
+        loss.backward()
+        trainer.step(4)
+
+    trainer = made()
+    assert trainer._optimizer.param_dict[0] is net[0].weight
+    for seed in range(3):
+        step(trainer, seed)
+    file = gather(str(tmp_path / "states"))[0]
+    if rank == 0 or on_store:
+        trainer.save_states(file)
+    mykv.barrier()
+    kept = [layer.weight.data().copy() for layer in net]
+    step(trainer, 3)
+    expected = gather([value(layer.weight.data()) for layer in net])
+    other = made()
+    for layer, weight in zip(net, kept):
+        layer.weight.set_data(weight)
+    other.load_states(file)
+    step(other, 3)
+    for result in (expected, gather([value(layer.weight.data()) for layer in net])):
+        for weights in zip(*result):
+            np.testing.assert_array_equal(*weights)
+    for weight, layer in zip(expected[rank], net):
+        np.testing.assert_array_equal(weight, value(layer.weight.data()))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock", "local"])
+def test_an_optimizer_with_random_noise_is_a_warning(rank, caplog, kind):
+    net = dense_network(rank)
+    if kind == "own":
+        mykv.DistributedTrainer(net.collect_params(), "sgld")
+    elif kind == "local":
+        mykv.LocalTrainer(net.collect_params(), "sgld", period=4)
+    else:
+        trainer = gluon.Trainer(net.collect_params(), "sgld", kvstore="mykv", update_on_kvstore=False)
+        _backward(net, rank)
+        trainer.step(4)
+    assert caplog.text.count("SGLD adds random noise in the update of each worker") == (kind != "local")

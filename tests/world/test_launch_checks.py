@@ -213,3 +213,14 @@ def test_more_threads_than_cores_are_a_warning_with_the_number_that_fits(mpirun,
 
 def test_launcher_starts_this_python():
     assert Path(sys.executable).exists() and shutil.which(launcher.mpirun_path())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ends", ["", "mykv.shutdown()"])
+@pytest.mark.parametrize("exchange", ["", "mykv.barrier()", "mykv.add_process_set([0])"])
+def test_workers_that_exchange_nothing_are_told_so_at_the_end(mpirun, ranks, ends, exchange):
+    """As with a framework that takes a store's name and ignores it: each worker trains separately."""
+    script = f"import kvstore_plugin as mykv; mykv.init(); {exchange}; {ends}".replace("; ; ", "; ").rstrip("; ")
+    text = mpirun(ranks, script).stderr
+    expected = ranks > 1 and not exchange
+    assert text.count("The 2 workers have exchanged nothing since init()") == expected, text
