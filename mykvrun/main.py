@@ -19,7 +19,7 @@ from .command_line import Request, parse
 from .commands import Command, inside_slurm, mpirun_command, srun_command
 from .errors import LaunchError
 from .job import Job
-from .mpi import MPICH, Mpi, find_mpi
+from .mpi import INTEL_MPI, MPICH, Mpi, find_mpi
 from .output import Output, relay
 
 
@@ -47,8 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(job: Job, mpi: Mpi, request: Request) -> int:
     """Start a job and wait for it, or only print its command."""
     # In a terminal a progress bar shall move, so there are no tags. Elsewhere tags tell each worker's last lines.
-    # MPICH's mpirun marks pieces of lines, which nothing can put together again.
-    is_traced = not request.is_dry_run and mpi.kind != MPICH and not sys.stderr.isatty()
+    # The mpirun of MPICH and of Intel MPI marks pieces of lines, which nothing can put together again.
+    is_traced = not request.is_dry_run and mpi.kind not in (MPICH, INTEL_MPI) and not sys.stderr.isatty()
     command = _command(replace(job, tag_output=job.tag_output or is_traced), mpi, request)
     if not request.is_dry_run:
         _check_program(job, command)

@@ -197,6 +197,18 @@ def test_a_mistyped_program_is_one_sentence(tmp_path, monkeypatch, capsys):
     assert "not found" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("mpi", "tags"), [(_OPEN_MPI, True), (_MPICH, False), (_INTEL, False)])
+def test_ranks_are_marked_only_where_whole_lines_are(mpi, tags, monkeypatch):
+    """With PYTHONUNBUFFERED=1, print("a", 1) writes pieces, and Hydra marks each of them."""
+    started = []
+    monkeypatch.setattr(main, "find_mpi", lambda: mpi)
+    monkeypatch.setattr(main, "_start", lambda command, output, mark: started.append((command, output)) or 0)
+    assert main.main(["-n", "1", "true"]) == 0
+    ((command, output),) = started
+    assert output.is_tagged == tags
+    assert ("tag" in command.arguments, "-prepend-rank" in command.arguments) == (tags, False)
+
+
 def test_workers_that_train_alone_without_mykv_are_told(tmp_path):
     (tmp_path / "alone.py").write_text("print('trained')")
     code, stdout, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "alone.py"))
