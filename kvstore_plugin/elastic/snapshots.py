@@ -12,6 +12,7 @@ from typing import Any, Hashable, Iterable
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter, mx
 from ..compat.state_tree import leaves, mapped
+from ..parameters import deferred_init
 
 # Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
 # separately.
@@ -58,7 +59,7 @@ class Parameters:
             for value in parameter._data:
                 arrays.copy(kept, value)
         for parameter, (deferred, shape) in self._deferred.items():
-            parameter._data = parameter._grad = None
+            deferred_init.drop_values(parameter)
             parameter._deferred_init, parameter._shape = deferred, shape
 
 

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 import numpy as np
 
@@ -35,6 +35,7 @@ _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
 _watch: _Watch | None = None
+_before_finalize: list[Callable[[], None]] = []
 _key: int | None = None  # keyval of an attribute of MPI_COMM_SELF
 
 
@@ -88,6 +89,11 @@ def end(orderly: bool = True) -> None:
         ending.end(orderly)
 
 
+def before_finalize(function: Callable[[], None]) -> None:
+    """Call a function when MPI_Finalize begins, in a job that outlives its processes."""
+    _before_finalize.append(function)
+
+
 def _end_before_mpi() -> None:
     """Let MPI_Finalize begin with end(), from any caller: it deletes the attributes of MPI_COMM_SELF first."""
     global _key
@@ -100,6 +106,8 @@ def _end_before_mpi() -> None:
     def end_here(*_: object) -> None:
         if os.getpid() == process:  # a forked child has no such thread, but would write to the same pipe
             end()
+            for function in _before_finalize:
+                function()
 
     _key = MPI.Comm.Create_keyval(delete_fn=end_here)
     MPI.COMM_SELF.Set_attr(_key, None)

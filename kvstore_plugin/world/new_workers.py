@@ -12,6 +12,7 @@ until run_elastic() calls join(). The messages between a new worker and each liv
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
 
 from . import failure_detector, settings
+from .loaded_files import loaded_files
 from .new_worker import MARK, TAG_HELLO
 from .process_watch import Followed
 
@@ -52,6 +54,20 @@ def is_respawned() -> bool:
     ...     print("a new job begins")
     """
     return os.environ.get(MARK) == str(os.getpid())
+
+
+def end_without_disconnecting() -> None:
+    """Let MPI_Finalize not wait for the processes that were started by MPI_Comm_spawn, nor for those that started them.
+
+    Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, dead ones too.
+    Then it waits for ever. It does so while this count of such communicators is above 1.
+    """
+    for path in loaded_files("libmpi.so"):
+        with contextlib.suppress(OSError, ValueError):  # the library has no such variable
+            ctypes.c_int.in_dll(ctypes.CDLL(path), "ompi_comm_num_dyncomm").value = 0
+
+
+failure_detector.before_finalize(end_without_disconnecting)
 
 
 def is_waiting() -> bool:

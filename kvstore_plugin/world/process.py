@@ -586,6 +586,8 @@ def _at_exit() -> None:
         )
     elif not _forked:
         failure_detector.end()  # it still runs if join_again() has failed
+    if not _forked:
+        new_workers.end_without_disconnecting()
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
