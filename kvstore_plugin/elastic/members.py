@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import socket
 from typing import TYPE_CHECKING, NamedTuple
@@ -76,10 +77,8 @@ class Members:
 
         while True:
             told: list[_Told] = []
-            try:
+            with contextlib.suppress(MPI.Exception):  # a worker has died
                 told = comm.allgather(_Told(socket.gethostname(), self.wanted, self.rounds))
-            except MPI.Exception:
-                pass
             size = comm.Get_size()
             are_told, comm = all_agree(comm, bool(told))
             if are_told and comm.Get_size() == size:
@@ -92,7 +91,7 @@ class Members:
         return comm, sorted(left.elements())[: max(0, len(self.wanted) - size)]
 
     def _joined(self, comm: MPI.Intracomm, machines: list[str]) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
-        """Start new workers; the communicator of all workers, or None if a worker has died meanwhile, and the living."""
+        """Start new workers; the communicator of all workers or None if a worker has died, and the living."""
         count, size = len(machines), comm.Get_size()
         if comm.Get_rank() == 0:
             _log.warning(

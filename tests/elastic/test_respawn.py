@@ -51,8 +51,8 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
         long("local", _FIRST_THEN_NEXT, 2),
         long("plain", [["backward", 4, 1, "first"], ["backward", 4, 2, "first"]], 2),
         long("store", [["commit", 5, 1, "first"], ["commit", 9, 2, "new"]], 1),
-        long("plain", [["forward", 4, 1, "first"], ["restore", 1, 1, "first"]], 2),
-        long("plain", [["forward", 3, 0, "first"], ["forward", 5, 0, "first"], ["forward", 7, 0, "first"]], 3),
+        long("plain", [["forward", 4, 1, "first"], ["restore", 1, 2, "first"]], 2),
+        long("plain", [["forward", 3, 0, "first"], ["forward", 5, 1, "first"], ["forward", 7, 2, "first"]], 3),
     ],
 )
 def test_workers_are_replaced_and_no_step_counts_twice(job, kind, deaths, new):
@@ -94,7 +94,6 @@ def test_an_exception_of_a_script_ends_a_job_with_new_workers(job, fails):
     """Rank 0 is a first worker here, and rank 1 a new one."""
     result = job(2, {"deaths": [["forward", 4, 0, "first"]], "fails": fails})
     assert result.code != 0 and "TypeError: planted" in result.stderr, result.text
-    assert not result.hung, result.text
 
 
 def test_a_job_that_cannot_outlive_its_workers_is_told_what_it_needs(mpirun):

@@ -26,10 +26,9 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 from kvstore_plugin.compat.state_tree import leaves
-from kvstore_plugin.elastic import members
+from kvstore_plugin.elastic import members, snapshots
 from kvstore_plugin.elastic import run as elastic
 from kvstore_plugin.elastic import shard_replicas as kept_shares
-from kvstore_plugin.elastic import snapshots
 from kvstore_plugin.elastic import state as elastic_state
 from kvstore_plugin.sharded_optimizer import partition as sharding
 from kvstore_plugin.world import failure_detector as liveness

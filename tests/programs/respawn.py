@@ -1,7 +1,8 @@
 """A worker of the jobs of test_respawn.py: trains a small network, dies where it is told to, and shows its weights.
 
 Arguments: a JSON object with
-`deaths`: a list of [moment, step, rank, who], where who is "first" (a worker of the beginning), "new" or "any",
+`deaths`: a list of [moment, step, rank, who], where who is "first" (a worker of the beginning, by its first rank),
+"new" or "any",
 `ends`: what a worker does to die, as code,
 `kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data),
 `workers`: at the beginning.
@@ -29,9 +30,10 @@ who = "new" if mykv.is_respawned() else "first"
 
 
 def die_if(moment, step=-1):
-    if any(one[:3] == [moment, step, mykv.rank()] and one[3] in (who, "any") for one in plan.get("deaths", [])):
+    rank = me if who == "first" else mykv.rank()
+    if any(one[:3] == [moment, step, rank] and one[3] in (who, "any") for one in plan.get("deaths", [])):
         print(f"dies {moment} {step} {mykv.rank()} {who}", flush=True)
-        exec(ends)
+        exec(ends, {"os": os, "signal": signal})
 
 
 def network():
@@ -52,6 +54,7 @@ def data(step):
 
 
 mykv.init()
+me = mykv.rank()
 die_if("begin")
 mx.random.seed(7)
 net = network()
