@@ -19,10 +19,11 @@ pytestmark = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MP
 
 
 @pytest.fixture
-def job(mpirun):
+def job(mpirun, tmp_path):
     """Run a plan of respawn.py on some workers."""
 
     def run(workers: int, plan: dict, **env: str):
+        plan = {"folder": str(tmp_path), **plan}
         return mpirun.start(workers, _WORKER, json.dumps(plan), options=("--with-ft", "ulfm"), env=env).wait(_LIMIT_S)
 
     return run
@@ -62,7 +63,7 @@ def test_workers_are_replaced_and_no_step_counts_twice(job, kind, deaths, new):
 
 
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
-    deaths = [["forward", 4, 1, "first"], ["begin", -1, 0, "new"]]
+    deaths = [["forward", 4, 1, "first"], ["begin", -1, 0, "every new"]]
     result = job(2, {"deaths": deaths})
     assert result.code != 0 and result.stdout.count("dies begin") == 5, result.text
     assert "Dead workers were replaced 5 times without a commit in between" in result.stderr, result.text

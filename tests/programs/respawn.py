@@ -2,7 +2,8 @@
 
 Arguments: a JSON object with
 `deaths`: a list of [moment, step, rank, who], where who is "first" (a worker of the beginning, by its first rank),
-"new" or "any",
+"new" (the first of them that comes there), "every new" or "any",
+`folder`: an empty one,
 `ends`: what a worker does to die, as code,
 `kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data),
 `workers`: at the beginning.
@@ -31,7 +32,13 @@ who = "new" if mykv.is_respawned() else "first"
 
 def die_if(moment, step=-1):
     rank = me if who == "first" else mykv.rank()
-    if any(one[:3] == [moment, step, rank] and one[3] in (who, "any") for one in plan.get("deaths", [])):
+    kinds = [one[3] for one in plan.get("deaths", []) if one[:3] == [moment, step, rank]]
+    if who in kinds and who == "new":
+        try:
+            os.close(os.open(f"{plan['folder']}/{moment}-{step}-{rank}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return  # another one has died here
+    if {who, f"every {who}", "any"} & set(kinds):
         print(f"dies {moment} {step} {mykv.rank()} {who}", flush=True)
         exec(ends, {"os": os, "signal": signal})
 
