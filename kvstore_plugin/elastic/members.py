@@ -106,7 +106,9 @@ class Members:
             late = error
         in_time, comm = all_agree(comm, late is None)
         if not in_time:
-            new.give_up()
+            if late is not None:
+                _log.error("%s", late)
+                new.kill()
             raise late or RuntimeError("Another worker has waited too long for a new worker.")
         here, comm = all_agree(comm, here)
         full = new.merged() if here and comm.Get_size() == size else None

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
 from . import failure_detector, settings
 from .loaded_files import loaded_files
 from .new_worker import MARK, TAG_HELLO
-from .process_watch import Followed
+from .process_watch import Followed, Identity, this_process
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -101,6 +101,7 @@ class NewWorkers:
 
         self._MPI = MPI
         self._comm = comm
+        self._known: dict[int, Identity] = {}  # new workers that have said hello
         self._count = count
         with _limited("MPI_Comm_spawn has not started a new worker"):
             try:
@@ -132,7 +133,7 @@ class NewWorkers:
         until = time.monotonic() + seconds
         hello = {rank: self._inter.irecv(source=rank, tag=TAG_HELLO) for rank in range(self._count)}
         here = {rank: self._inter.irecv(source=rank, tag=_TAG_HERE) for rank in range(self._count)}
-        known: dict[int, Any] = {}
+        known = self._known
         followed: Followed | None = None
         try:
             while here:
@@ -184,9 +185,21 @@ class NewWorkers:
                 self._inter.send(None, rank, _TAG_GO)
 
     def give_up(self) -> None:
-        """Let the new workers end."""
+        """Let the new workers end, when they call join()."""
         with contextlib.suppress(self._MPI.Exception):
             self._inter.Revoke()
+
+    def kill(self) -> None:
+        """End the new workers at once; on other machines only together with this job."""
+        elsewhere = False
+        for machine, pid in self._known.values():
+            if machine != this_process()[0]:
+                elsewhere = True
+                continue
+            with contextlib.suppress(OSError):  # another worker of this machine was faster
+                os.kill(pid, signal.SIGKILL)
+        if elsewhere or len(self._known) < self._count:
+            self._inter.Abort(1)
 
 
 def join() -> MPI.Intracomm:

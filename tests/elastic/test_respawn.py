@@ -48,7 +48,7 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
     [
         ("plain", _FIRST_THEN_NEXT, 2),
         ("store", _FIRST_THEN_NEXT, 2),
-        long("deferred", [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 2),
+        long("deferred", [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
         long("local", _FIRST_THEN_NEXT, 2),
         long("plain", [["backward", 4, 1, "first"], ["backward", 4, 2, "first"]], 2),
         long("store", [["commit", 5, 1, "first"], ["commit", 9, 2, "new"]], 1),
