@@ -4,9 +4,11 @@ Arguments: a JSON object with
 `deaths`: a list of [moment, step, rank, who], where who is "first" (a worker of the beginning, by its first rank),
 "new" (the first of them that comes there), "every new" or "any",
 `folder`: an empty one,
+`pause`: seconds to sleep in each step,
+`waits`: "new" for workers that never come to run_elastic(),
+`fails`: 1 + the rank that raises an exception at the end,
 `ends`: what a worker does to die, as code,
-`kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data),
-`workers`: at the beginning.
+`kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data).
 """
 
 import json
@@ -70,6 +72,7 @@ def data(step):
 
 mykv.init()
 me = mykv.rank()
+print(f"pid {os.getpid()}", flush=True)
 die_if("begin")
 net = network()
 mykv.broadcast_parameters(net.collect_params())
@@ -109,6 +112,7 @@ mykv.ElasticState._restore = dying_restore
 def train(state):
     while state.step < STEPS:
         inputs, labels = data(state.step)
+        time.sleep(plan.get("pause", 0))
         count = BATCH // mykv.size()
         mine = slice(count * mykv.rank(), count * mykv.rank() + count)
         die_if("forward", state.step)
@@ -122,6 +126,7 @@ def train(state):
         state.step += 1
         state.sizes = [*state.sizes, mykv.size()]
         state.commit()
+        print(f"at {state.step}", flush=True)
     return "done"
 
 
