@@ -60,8 +60,8 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
                     problem = f"weights {weights}, and {undisturbed[case]} where nobody dies"
             tally.add(problem and f"{case}: killed {died}: {problem}\n{ended.tail}")
     tally.notes.append(
-        f"{kills} workers killed; {lost} jobs ended since states had died with their copy, {in_spawn} since a death fell "
-        "into MPI_Comm_spawn"
+        f"{kills} workers killed; {lost} jobs ended since states had died with their copy, {in_spawn} since a death "
+        "fell into MPI_Comm_spawn"
     )
     return tally
 
