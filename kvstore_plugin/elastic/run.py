@@ -29,6 +29,8 @@ _log = logging.getLogger("kvstore_plugin")
 # An operation's error may reach the training function before the failure detector knows of the death that caused it.
 _GRACE_S = 2.0
 
+_has_respawned = False  # run_elastic(respawn=True) was called
+
 
 def run_elastic(
     train: Callable, state: ElasticState | None = None, *arguments: Any, respawn: bool = False, **named: Any
@@ -92,6 +94,7 @@ def run_elastic(
         return run
     if not isinstance(state, ElasticState):
         raise TypeError(f"state must be an ElasticState, not {type(state).__name__}.")
+    _count_call(respawn)
     state._members = members = Members(respawn)
     if new_workers.is_waiting():
         if not respawn:
@@ -124,6 +127,16 @@ def run_elastic(
             return result
         _recover(state, comm, members)
         is_new = False
+
+
+def _count_call(respawn: bool) -> None:
+    global _has_respawned
+    if respawn and _has_respawned:
+        raise RuntimeError(
+            "run_elastic(respawn=True) can be called once in a job, since a new worker joins the others in its first "
+            "call. Put the whole training into one call."
+        )
+    _has_respawned = _has_respawned or respawn
 
 
 def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_complete: bool = False) -> None:
