@@ -24,6 +24,7 @@ class _Told(NamedTuple):
     scopes: list[list[str]]
     names: list[bool]  # for each parameter, whether it has values
     training: list[dict[str, Any]]
+    options: list[tuple[int, list[str]]]  # of each trainer
     wanted: list[str] | None  # as Members has it, and the next
     rounds: int
 
@@ -60,6 +61,7 @@ def hand_over(
             scopes,
             [array is not None for array in trees["parameters"]],
             [one.description() for one in copy.training],
+            [trainer._options_of_world() for trainer in trainers],
             members.wanted,
             members.rounds,
         )
@@ -79,6 +81,8 @@ def hand_over(
     }
     _give_values(parameters, made["parameters"])
     copy.parameters.adopt(parameters, made["parameters"])
+    for trainer, options in zip(trainers, told.options):
+        trainer._take_options_of_world(*options)
     for number, (training, trainer) in enumerate(zip(copy.training, trainers)):
         training.adopt(trainer, made[str(number)], told.training[number])
     copy.number, copy.keepers, copy.values = told.number, told.keepers, told.values

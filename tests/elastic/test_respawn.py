@@ -44,22 +44,23 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
 
 
 @pytest.mark.parametrize(
-    "kind, deaths, new",
+    "kind, hosts, deaths, new",
     [
-        ("plain", _FIRST_THEN_NEXT, 2),
-        ("store", _FIRST_THEN_NEXT, 2),
-        long("deferred", [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
-        long("local", _FIRST_THEN_NEXT, 2),
-        long("plain", [["backward", 4, 1, "first"], ["backward", 4, 2, "first"]], 2),
-        long("store", [["commit", 5, 1, "first"], ["commit", 9, 2, "new"]], 1),
-        long("plain", [["forward", 4, 1, "first"], ["restore", 1, 2, "first"]], 2),
-        long("plain", [["forward", 3, 0, "first"], ["forward", 5, 1, "first"], ["forward", 7, 2, "first"]], 3),
+        ("plain", 1, _FIRST_THEN_NEXT, 2),
+        ("store", 2, _FIRST_THEN_NEXT, 2),
+        long("deferred", 1, [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
+        long("local", 2, _FIRST_THEN_NEXT, 2),
+        long("plain", 1, [["backward", 4, 1, "first"], ["backward", 4, 2, "first"]], 2),
+        long("store", 1, [["commit", 5, 1, "first"], ["commit", 9, 2, "new"]], 1),
+        long("plain", 1, [["forward", 4, 1, "first"], ["restore", 1, 2, "first"]], 2),
+        long("plain", 1, [["forward", 3, 0, "first"], ["forward", 5, 1, "first"], ["forward", 7, 2, "first"]], 3),
     ],
 )
-def test_workers_are_replaced_and_no_step_counts_twice(job, kind, deaths, new):
-    """The weights have the bits of a job in which nobody dies."""
-    undisturbed = _weights(job(3, {"kind": kind}), 3, 0, 0)
-    assert _weights(job(3, {"kind": kind, "deaths": deaths}), 3, len(deaths), new) == undisturbed
+def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths, new):
+    """The weights have the bits of a job in which nobody dies. A new worker begins alone, on one host."""
+    env = {"MYKV_VIRTUAL_HOSTS": str(hosts)}
+    undisturbed = _weights(job(3, {"kind": kind}, **env), 3, 0, 0)
+    assert _weights(job(3, {"kind": kind, "deaths": deaths}, **env), 3, len(deaths), new) == undisturbed
 
 
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
