@@ -98,7 +98,12 @@ class Members:
                 "mykv starts %s in the place of those that died.", f"{count} workers" if count > 1 else "a worker"
             )
         several = len(set(self.wanted or ())) > 1
-        new = new_workers.NewWorkers(comm, machines if several else [], count)
+        new = new_workers.started(comm, machines if several else [], count)
+        are_started, comm = all_agree(comm, new is not None)
+        if new is None or not are_started:
+            if new is not None:
+                new.give_up()
+            return None, comm
         late, here = None, False
         try:
             here = new.await_here(settings.value("MYKV_RESPAWN_WAIT_S"))

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import runpy
+import signal
 import sys
 
 TAG_HELLO = 32003  # of the message with this process's identity, to each living worker
@@ -32,7 +33,10 @@ def main() -> None:
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
-    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    try:
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    except MPI.Exception:  # a living worker has died meanwhile; the others start another new worker
+        os.kill(os.getpid(), signal.SIGKILL)
     parent = MPI.Comm.Get_parent()
     parent.Set_errhandler(MPI.ERRORS_RETURN)
     for rank in range(parent.Get_remote_size()):

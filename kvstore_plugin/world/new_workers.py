@@ -84,6 +84,24 @@ class NotReached(RuntimeError):
     """New workers have not reached run_elastic in time."""
 
 
+def started(comm: MPI.Intracomm, machines: Sequence[str], count: int) -> NewWorkers | None:
+    """Start new workers; None if a living worker has died meanwhile, as this worker has noticed. Collective.
+
+    Parameters
+    ----------
+    comm, machines, count
+        As for `NewWorkers`.
+    """
+    from mpi4py import MPI
+
+    try:
+        return NewWorkers(comm, machines, count)
+    except MPI.Exception as error:
+        if not _is_loss(error):
+            raise
+        return None
+
+
 class NewWorkers:
     """Processes that were started by the living workers. All methods are collective over the living workers.
 
@@ -106,8 +124,8 @@ class NewWorkers:
         with _limited("MPI_Comm_spawn has not started a new worker"):
             try:
                 self._inter = self._started(machines)
-            except MPI.Exception:
-                if not machines:
+            except MPI.Exception as error:
+                if not machines or _is_loss(error):
                     raise
                 self._inter = self._started([])
         self._inter.Set_errhandler(MPI.ERRORS_RETURN)
@@ -248,6 +266,13 @@ def _end_unneeded(error: BaseException) -> NoReturn:
     raise SystemExit(1)
 
 
+def _is_loss(error: MPI.Exception) -> bool:
+    """Whether a process has died, so that all living workers may try again."""
+    from mpi4py import MPI
+
+    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
 @contextlib.contextmanager
 def _limited(what: str) -> Iterator[None]:
     """End the job if MPI waits too long, as for a process that ends before it has initialized MPI."""
@@ -273,6 +298,7 @@ def _info(machine: str | None) -> MPI.Info:
 
     info = MPI.Info.Create()
     info.Set("wdir", _began_in)
+    info.Set("mpi_initial_errhandler", "mpi_errors_return")  # else a death meanwhile ends the job in its MPI_Init
     if machine is not None:
         info.Set("host", machine)
     return info

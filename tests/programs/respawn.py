@@ -81,7 +81,11 @@ if kind == "local":
     trainer = mykv.LocalTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, period=2, elastic=True)
 else:
     trainer = mykv.DistributedTrainer(
-        net.collect_params(), "adam", {"learning_rate": 0.003 * mykv.size()}, elastic=True, update_on_kvstore=kind == "store"
+        net.collect_params(),
+        "adam",
+        {"learning_rate": 0.003 * mykv.size()},
+        elastic=True,
+        update_on_kvstore=kind == "store",
     )
 state = mykv.ElasticState(net=net, trainer=trainer, step=0, sizes=[])
 loss_of = gluon.loss.L2Loss()
