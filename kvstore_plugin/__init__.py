@@ -26,6 +26,7 @@ from .world.capabilities import (
     nccl_built,
     rocm_built,
 )
+from .world.new_workers import is_respawned
 from .world.process import cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from .world.process_set import ProcessSet, global_process_set
 from .world.timeline import start_timeline, stop_timeline
@@ -82,6 +83,7 @@ __all__ = [
     "init",
     "is_homogeneous",
     "is_initialized",
+    "is_respawned",
     "join",
     "local_rank",
     "local_size",

@@ -16,8 +16,9 @@ from ..compat import errors
 from ..compat.mxnet import MXNetError, mx
 from ..nn import sync_batch_norm
 from ..parameters import check_in_step
-from ..world import failure_detector, process
+from ..world import failure_detector, new_workers, process
 from ..world.process_set import global_process_set
+from .members import Members, all_agree
 from .state import ElasticState
 
 if TYPE_CHECKING:
@@ -28,8 +29,12 @@ _log = logging.getLogger("kvstore_plugin")
 # An operation's error may reach the training function before the failure detector knows of the death that caused it.
 _GRACE_S = 2.0
 
+_has_respawned = False  # run_elastic(respawn=True) was called
 
-def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: Any, **named: Any) -> Any:
+
+def run_elastic(
+    train: Callable, state: ElasticState | None = None, *arguments: Any, respawn: bool = False, **named: Any
+) -> Any:
     """Call a training function, and call it again whenever a worker has died, until all remaining workers return.
 
     Before each call except the first, the remaining workers get new ranks, in the same order, and the state goes back
@@ -46,6 +51,11 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
         Without a state, the result is a function that takes the state, so that ``@run_elastic`` can decorate `train`.
     *arguments, **named
         Passed to `train`.
+    respawn : bool, optional
+        For each worker that has died a new one is started, on its machine if the launcher has room there. Its script
+        runs from its beginning, alone (`is_respawned`), up to this call. Here it gets the state from the others, and
+        training goes on with as many workers as at the beginning. It needs Open MPI 5, started by ``mpirun --with-ft
+        ulfm``.
 
     Returns
     -------
@@ -55,7 +65,9 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
     Raises
     ------
     RuntimeError
-        A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`).
+        A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`). With
+        `respawn`: the job cannot start new workers, a new worker has not come here in time (MYKV_RESPAWN_WAIT_S), or
+        workers died several times without a commit in between.
 
     Examples
     --------
@@ -70,17 +82,30 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
     >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
     >>> mykv.run_elastic(train, mykv.ElasticState(net=net, trainer=trainer, epoch=0))
     """
+    if respawn:
+        process.require()
+        new_workers.check_possible()
     if state is None:
 
         @functools.wraps(train)
         def run(state: ElasticState, *arguments: Any, **named: Any) -> Any:
-            return run_elastic(train, state, *arguments, **named)
+            return run_elastic(train, state, *arguments, respawn=respawn, **named)
 
         return run
     if not isinstance(state, ElasticState):
         raise TypeError(f"state must be an ElasticState, not {type(state).__name__}.")
-    state.commit()
-    is_new = True
+    _count_call(respawn)
+    state._members = members = Members(respawn)
+    if new_workers.is_waiting():
+        if not respawn:
+            raise RuntimeError("This process replaces another worker, so run_elastic() needs respawn=True here too.")
+        mx.nd.waitall()
+        process.leave_lost()
+        _recover(state, new_workers.join(), members, is_complete=True)
+        is_new = False
+    else:
+        state.commit()
+        is_new = True
     while True:
         result = None
         try:
@@ -97,20 +122,32 @@ def run_elastic(train: Callable, state: ElasticState | None = None, *arguments: 
             finished = False
         if not finished:
             process.leave_lost()
-        finished, comm = _all(process.world_communicator(), finished)
+        finished, comm = all_agree(process.world_communicator(), finished)
         if finished:
             return result
-        _recover(state, comm)
+        _recover(state, comm, members)
         is_new = False
 
 
-def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
-    """Join the remaining workers, and restore the state."""
+def _count_call(respawn: bool) -> None:
+    global _has_respawned
+    if respawn and _has_respawned:
+        raise RuntimeError(
+            "run_elastic(respawn=True) can be called once in a job, since a new worker joins the others in its first "
+            "call. Put the whole training into one call."
+        )
+    _has_respawned = _has_respawned or respawn
+
+
+def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_complete: bool = False) -> None:
+    """Join the remaining workers, and new workers, and restore the state. `is_complete`: `comm` has new workers."""
     began = time.monotonic()
     while True:
         process.leave_lost()
-        # After this agreement no worker writes to memory of the old world.
-        _, comm = _all(comm, True)
+        if not is_complete:
+            # After its agreement no worker writes to memory of the old world.
+            comm = members.complete(comm)
+        is_complete = False
         failure = None
         try:
             process.join_again(comm)
@@ -122,7 +159,7 @@ def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
         except Exception as error:
             failure = error
         before = comm.Get_size()
-        well, comm = _all(comm, failure is None)
+        well, comm = all_agree(comm, failure is None)
         if well:
             break
         if comm.Get_size() == before:
@@ -135,16 +172,3 @@ def _recover(state: ElasticState, comm: MPI.Intracomm) -> None:
         seconds,
         global_process_set.rank(),
     )
-
-
-def _all(comm: MPI.Intracomm, mine: bool) -> tuple[bool, MPI.Intracomm]:
-    """Whether all living workers of a communicator say yes, equal on all of them; and their new communicator."""
-    from mpi4py import MPI
-
-    while True:
-        left = comm.Shrink()  # not Ishrink: Open MPI 5.0 ends it with an internal error
-        left.Set_errhandler(MPI.ERRORS_RETURN)
-        try:
-            return bool(left.Agree(int(mine))), left
-        except MPI.Exception:  # a worker of `left` has died meanwhile; all its workers get this error
-            comm = left

@@ -96,7 +96,7 @@ def divide_anew(
     states: dict[Hashable, Any] = {}
     for old, provider in enumerate(providers):
         share = agreement.bytes_of_rank(global_process_set, "world/recovery of states", held.get(old), provider)
-        for key, (state, pieces) in _unpack(share).items():
+        for key, (state, pieces) in unpack(share).items():
             mine = store_optimizer.own_shard(key)
             part = next((shard for shard in shards[key] if shard.owner == old), None)
             if mine is None or part is None:
@@ -131,7 +131,8 @@ def _fill(array: NDArray, piece: np.ndarray, width: int, part: Shard, mine: Shar
         ]
 
 
-def _unpack(share: np.ndarray) -> dict[Hashable, tuple[Any, list[np.ndarray]]]:
+def unpack(share: np.ndarray) -> dict[Hashable, tuple[Any, list[np.ndarray]]]:
+    """Each state of `pack`: its description, and the bytes of its arrays in order."""
     length = int(share[:8].view(np.int64)[0])
     described = pickle.loads(share[8 : 8 + length].tobytes())
     begin = 8 + length

@@ -10,8 +10,9 @@ import copy
 from typing import Any, Hashable, Iterable
 
 from ..compat import arrays
-from ..compat.mxnet import NDArray, Parameter
+from ..compat.mxnet import NDArray, Parameter, mx
 from ..compat.state_tree import leaves, mapped
+from ..parameters import deferred_init
 
 # Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
 # separately.
@@ -38,13 +39,27 @@ class Parameters:
                 self._kept[parameter] = _copied(parameter._data[0], before.get(parameter))
         return list(self._kept.values())
 
+    @property
+    def kept(self) -> dict[Parameter, NDArray]:
+        """The values of each Parameter that had values."""
+        return self._kept
+
+    def adopt(self, parameters: Iterable[Parameter], values: Iterable[NDArray | None]) -> None:
+        """Become the copy of another worker: its values, in the order of the Parameters."""
+        self._kept, self._deferred = {}, {}
+        for parameter, value in zip(parameters, values):
+            if value is None:
+                self._deferred[parameter] = (parameter._deferred_init, parameter._shape)
+            else:
+                self._kept[parameter] = value.copyto(parameter._data[0].context)
+
     def restore(self) -> None:
         """Restore the values. A Parameter that had no values is initialized again in the next forward pass."""
         for parameter, kept in self._kept.items():
             for value in parameter._data:
                 arrays.copy(kept, value)
         for parameter, (deferred, shape) in self._deferred.items():
-            parameter._data = parameter._grad = None
+            deferred_init.drop_values(parameter)
             parameter._deferred_init, parameter._shape = deferred, shape
 
 
@@ -88,6 +103,37 @@ class Training:
         """The states of the first device; with the optimizer on the store, the states of this worker's shards."""
         return self._states[0]
 
+    def trees(self, trainer: Any) -> tuple:
+        """All arrays that another worker needs of this copy, as a state (state_tree.py)."""
+        states = [] if trainer._store_optimizer is not None else [list(one.values()) for one in self._states]
+        return states, list(self._more.values())
+
+    def description(self) -> dict[str, Any]:
+        """What another worker needs of this copy beside arrays; it is pickled."""
+        return {
+            "keys": [list(states) for states in self._states],
+            "optimizer": self._optimizer,
+            "scheduler": self._scheduler,
+            "trainer": self._trainer,
+            "scaler": self._scaler,
+            "more": list(self._more),
+            "shards": self.shards,
+        }
+
+    def adopt(self, trainer: Any, trees: tuple, description: dict[str, Any]) -> None:
+        """Become the copy of another worker, from its `trees` and `description`."""
+        states, more = trees
+        updaters = _updaters(trainer)
+        given = zip(states, description["keys"]) if states else ()
+        self._states = [dict(zip(keys, values)) for values, keys in given] or [{} for _ in updaters]
+        self._optimizer, self._trainer = description["optimizer"], description["trainer"]
+        scheduler, variables = description["scheduler"]
+        own = updaters[0].optimizer.lr_scheduler
+        self._scheduler = (own if type(own) is type(scheduler) else scheduler), variables
+        self._scaler = description["scaler"]
+        self._more = dict(zip(description["more"], more))
+        self.shards = description["shards"]
+
     def restore(self, trainer: Any) -> None:
         """Let the trainer go on from the copy. States of an optimizer on the store are not restored here."""
         updaters = _updaters(trainer)
@@ -103,6 +149,11 @@ class Training:
         vars(trainer).update(self._trainer)
         trainer._restore_arrays({name: array.copy() for name, array in self._more.items()})
         _with_variables(getattr(trainer, "_amp_loss_scaler", None), self._scaler)
+
+
+def devices_of(parameter: Parameter) -> list[Any]:
+    """The devices that a Parameter without values is to be initialized on."""
+    return list(parameter._deferred_init[1]) if parameter._deferred_init else [mx.cpu()]
 
 
 def _updaters(trainer: Any) -> list[Any]:

@@ -21,8 +21,10 @@ from ..compat.mxnet import MXNetError, Parameter, forget_recorded, gluon, wait_f
 from ..coordination import operation
 from ..parameters.naming import named_parameters
 from ..training.trainer import DistributedTrainer
+from ..world import new_workers
 from ..world.process_set import global_process_set
-from . import shard_replicas, snapshots
+from . import handover, shard_replicas, snapshots
+from .members import Members
 
 _NEVER = -1
 _REFUSED = (
@@ -70,6 +72,7 @@ class ElasticState:
         self._nets = [one for one in members.values() if isinstance(one, gluon.Block)]
         self._trainers = [one for one in members.values() if isinstance(one, gluon.Trainer)]
         self._number = _NEVER  # of the last commit
+        self._members: Members | None = None  # of run_elastic()
         vars(self).update(members)
         self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}
         self._own |= {name for name, one in members.items() if isinstance(one, (gluon.Block, gluon.Trainer))}
@@ -122,6 +125,8 @@ class ElasticState:
             raise
         except RuntimeError as error:
             raise errors.any_failure(error) from None
+        if self._members is not None:
+            self._members.rounds = 0
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call functions, without arguments, whenever workers were lost, before training goes on.
@@ -173,19 +178,24 @@ class ElasticState:
     def _restore(self) -> None:
         """Go back to the last commit that all remaining workers have, and commit it again. Collective."""
         counts = global_process_set.numbers()
-        places = [(one.number, one.rank, one.keepers) for one in self._copies]
-        everyone = allgather_object((self._number, places, counts))
-        for _, _, others in everyone:
+        places = [(one.number, one.rank) for one in self._copies]
+        everyone = allgather_object((max(places)[0], places, counts, new_workers.is_respawned()))
+        for _, _, others, _ in everyone:
             global_process_set.skip_to(others)
-        agreed = min(number for number, _, _ in everyone)
-        places_then = [next((place for place in places if place[0] == agreed), None) for _, places, _ in everyone]
-        if agreed == _NEVER or None in places_then:
+        # A new worker has no commit before its first one, which the others may lack.
+        agreed = min((number for number, _, _, is_new in everyone if number != _NEVER or not is_new), default=_NEVER)
+        places_then = [next((place for place in places if place[0] == agreed), None) for _, places, _, _ in everyone]
+        lacks = [rank for rank, place in enumerate(places_then) if place is None]
+        if agreed == _NEVER or not all(everyone[rank][3] for rank in lacks):
             raise RuntimeError("A worker was lost before all workers had completed the first commit of run_elastic.")
         for one in self._copies:
             if one.number != agreed:
                 one.number = _NEVER
         last = self._last()
         self._number = agreed
+        if lacks:
+            donor = next(rank for rank, place in enumerate(places_then) if place is not None)
+            handover.hand_over(last, self._parameters(), self._trainers, donor, self._members)
         for name in self._values():
             delattr(self, name)
         vars(self).update(copy.deepcopy(last.values))
@@ -198,13 +208,13 @@ class ElasticState:
             training.restore(trainer)  # again: _meet_again() has changed counters
         for number, trainer in enumerate(self._trainers):
             if trainer._store_optimizer is not None:
-                self._restore_shares(number, trainer, last, [rank for _, rank, _ in places_then])
+                self._restore_shares(number, trainer, last, [None if one is None else one[1] for one in places_then])
         wait_for_all()
         self._commit()
 
-    def _restore_shares(self, number: int, trainer: Any, last: _Copy, ranks_then: Sequence[int]) -> None:
+    def _restore_shares(self, number: int, trainer: Any, last: _Copy, ranks_then: Sequence[int | None]) -> None:
         keepers = last.keepers
-        new_rank_of = {old: new for new, old in enumerate(ranks_then)}
+        new_rank_of = {old: new for new, old in enumerate(ranks_then) if old is not None}
         providers = [new_rank_of.get(old, new_rank_of.get(keeper)) for old, keeper in enumerate(keepers)]
         if None in providers:
             if self._checkpoint is None:
@@ -217,7 +227,9 @@ class ElasticState:
             trainer.load_states(self._checkpoint)
             last.training[number].restore(trainer)  # counters and settings: the file's are of an earlier step
             return
-        held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
+        held = {}
+        if ranks_then[global_process_set.rank()] is not None:  # else this worker is new
+            held = {keepers.index(last.rank): last.kept[number], last.rank: last.own[number]}
         shard_replicas.divide_anew(trainer._store_optimizer, last.training[number].shards, providers, held)
 
 

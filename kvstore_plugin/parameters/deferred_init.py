@@ -86,6 +86,13 @@ def forget(names: str) -> None:
         waiting[:] = [broadcast for broadcast in waiting if not broadcast.name.startswith(names)]
 
 
+def drop_values(parameter: Parameter) -> None:
+    """Let a Parameter have no values, also none that it would get back at its next initialization."""
+    parameter._data = parameter._grad = None
+    _withdrawn.pop(parameter, None)
+    _deferred_as.pop(parameter, None)
+
+
 def waits(parameter: Parameter) -> bool:
     """Whether a broadcast happens when the Parameter is initialized next."""
     return bool(_waiting.get(parameter))

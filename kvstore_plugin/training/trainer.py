@@ -37,6 +37,7 @@ from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
 # A line that all workers compare: a trainer that was made after init() has no equal states.
+_DEVICES = "devices: "  # one of the options that workers compare
 _KEPT = "made before the last init()"
 
 
@@ -276,7 +277,7 @@ class DistributedTrainer(gluon.Trainer):
         local = [one.value for one in named_of.get(None, [])]
         self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
         how = options.reduction(self._store_optimizer)
-        devices = f"devices: {len(mxnet.trainer_contexts(self) or ())}"
+        devices = f"{_DEVICES}{len(mxnet.trainer_contexts(self) or ())}"
         lines = [*options.lines(self._optimizer), devices, *self._lines()]
         self._meeting = (scopes, how, lines)  # for _meet_again()
         self._generation = process.generation
@@ -359,6 +360,18 @@ class DistributedTrainer(gluon.Trainer):
             self._store_optimizer.clear()
         bucket_memory.renew(self._params)
         self._meet_once_more(are_equal=True)
+
+    def _options_of_world(self) -> tuple[int, list[str]]:
+        """Bytes of a bucket, and the options that workers compare. Both may depend on the workers at the beginning."""
+        _, how, lines = self._meeting
+        return how.bucket_bytes, lines
+
+    def _take_options_of_world(self, bucket_bytes: int, lines: list[str]) -> None:
+        """Meet with the options of another worker: this trainer was made by a new worker, in a world of its own."""
+        scopes, how, mine = self._meeting
+        devices = next(line for line in mine if line.startswith(_DEVICES))
+        lines = [devices if line.startswith(_DEVICES) else line for line in lines]
+        self._meeting = (scopes, how._replace(bucket_bytes=bucket_bytes), lines)
 
     def _meet_once_more(self, are_equal: bool) -> None:
         scopes, how, lines = self._meeting

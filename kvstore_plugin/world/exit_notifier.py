@@ -15,7 +15,7 @@ import ctypes
 import logging
 import os
 import threading
-from typing import Sequence
+from typing import Sequence, Tuple
 
 from .loaded_files import loaded_files
 from .process_watch import Followed, Identity
@@ -35,19 +35,32 @@ _RANGE_LOCAL = 2  # the launcher on this machine, and its processes
 _teller: _Teller | None = None
 
 
-def begin(processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
-    """Start the notifier for the processes of a communicator, unless it runs already.
+Name = Tuple[str, int]  # of a process: the launcher's name for its MPI_COMM_WORLD, and its rank in it
+
+
+def own_name() -> Name | None:
+    """The name of this process; None if its launcher does not use PMIx."""
+    try:
+        return os.environ["PMIX_NAMESPACE"], int(os.environ["PMIX_RANK"])
+    except (KeyError, ValueError):
+        return None
+
+
+def begin(processes: Sequence[Identity], names: Sequence[Name | None]) -> None:
+    """Start the notifier for the processes of a communicator, unless it runs already for all of them.
 
     Parameters
     ----------
     processes : sequence of Identity
         In the order of their ranks in the communicator.
-    world_ranks : sequence of int
-        Their ranks in MPI_COMM_WORLD; negative for a process of another MPI_COMM_WORLD.
+    names : sequence of Name
+        In the same order. New workers have another MPI_COMM_WORLD than the first workers.
     """
     global _teller
-    if _teller is None:
-        _teller = _Teller(processes, world_ranks)
+    if _teller is None or not _teller.follows(processes):
+        before, _teller = _teller, _Teller(processes, names)
+        if before is not None:
+            before.end()
 
 
 def end() -> None:
@@ -59,12 +72,15 @@ def end() -> None:
 
 
 class _Teller:
-    def __init__(self, processes: Sequence[Identity], world_ranks: Sequence[int]) -> None:
-        self._world_ranks = list(world_ranks)
+    def __init__(self, processes: Sequence[Identity], names: Sequence[Name | None]) -> None:
+        self._processes, self._names = set(processes), list(names)
         self._followed = Followed(processes)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvstore_plugin-failed-exits", daemon=True)
         self._thread.start()
+
+    def follows(self, processes: Sequence[Identity]) -> bool:
+        return self._processes.issuperset(processes)
 
     def end(self) -> None:
         self._ending.set()
@@ -79,12 +95,13 @@ class _Teller:
                 continue
             self._ending.wait(_GRACE_S)
             for rank in [*ended, *self._followed.ended(0)]:
-                if self._world_ranks[rank] >= 0:  # MPI.UNDEFINED is negative
-                    self._tell(self._world_ranks[rank])
+                name = self._names[rank]
+                if name is not None:
+                    self._tell(*name)
 
-    def _tell(self, rank: int) -> None:
+    def _tell(self, namespace: str, rank: int) -> None:
         try:
-            tell_failed(rank)
+            tell_failed(namespace, rank)
         except (OSError, AttributeError, KeyError, ValueError) as error:
             _log.warning(
                 "mykv cannot tell Open MPI that rank %d of MPI_COMM_WORLD has ended (%s). Unless a signal has ended "
@@ -100,8 +117,8 @@ class _Process(ctypes.Structure):
     _fields_ = (("nspace", ctypes.c_char * 256), ("rank", ctypes.c_uint32))
 
 
-def tell_failed(rank: int) -> None:
-    """Tell Open MPI, on all workers, that the process with this rank in MPI_COMM_WORLD has failed.
+def tell_failed(namespace: str, rank: int) -> None:
+    """Tell Open MPI, on all workers, that the process with this rank in its MPI_COMM_WORLD has failed.
 
     Raises
     ------
@@ -113,8 +130,8 @@ def tell_failed(rank: int) -> None:
         The launcher's variables PMIX_NAMESPACE and PMIX_RANK are missing or wrong.
     """
     pmix = ctypes.CDLL(_loaded_pmix())
-    namespace = os.environ["PMIX_NAMESPACE"].encode()
-    source, failed = _Process(namespace, int(os.environ["PMIX_RANK"])), _Process(namespace, rank)
+    own = _Process(os.environ["PMIX_NAMESPACE"].encode(), int(os.environ["PMIX_RANK"]))
+    failed = _Process(namespace.encode(), rank)
     pmix.PMIx_Info_create.restype = ctypes.c_void_p
     pmix.PMIx_Info_create.argtypes = [ctypes.c_size_t]
     pmix.PMIx_Info_load.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint16]
@@ -132,7 +149,7 @@ def tell_failed(rank: int) -> None:
     try:
         pmix.PMIx_Info_load(info, _EVENT_AFFECTED_PROC, ctypes.byref(failed), _PROC)
         # Without a callback, PMIx_Notify_event returns when PMIx has taken the event.
-        code = pmix.PMIx_Notify_event(_ERR_PROC_TERM_WO_SYNC, ctypes.byref(source), _RANGE_LOCAL, info, 1, None, None)
+        code = pmix.PMIx_Notify_event(_ERR_PROC_TERM_WO_SYNC, ctypes.byref(own), _RANGE_LOCAL, info, 1, None, None)
     finally:
         pmix.PMIx_Info_free(info, 1)
     if code not in (_SUCCESS, _OPERATION_SUCCEEDED):

@@ -15,7 +15,7 @@ import logging
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 import numpy as np
 
@@ -35,12 +35,13 @@ _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
 _watch: _Watch | None = None
+_before_finalize: list[Callable[[], None]] = []
 _key: int | None = None  # keyval of an attribute of MPI_COMM_SELF
 
 
-def check_possible() -> None:
-    """Raise a RuntimeError if this job cannot outlive one of its processes."""
-    refusal = _refusal()
+def check_possible(what: str = "elastic=True", otherwise: str = "elastic=False") -> None:
+    """Raise a RuntimeError if this job cannot outlive one of its processes, which `what` needs."""
+    refusal = _refusal(what, otherwise)
     if refusal:
         raise RuntimeError(refusal)
 
@@ -50,20 +51,20 @@ def is_possible() -> bool:
     return _refusal() is None
 
 
-def _refusal() -> str | None:
+def _refusal(what: str = "elastic=True", otherwise: str = "elastic=False") -> str | None:
     from mpi4py import MPI
 
     library = MPI.Get_library_version()
     if launch_checks.parse_version(library)[0] != "Open MPI" or not hasattr(MPI.Comm, "Shrink"):
         return (
-            "elastic=True needs Open MPI 5 and mpi4py 4.1, which let a job continue after a process has died (ULFM), "
+            f"{what} needs Open MPI 5 and mpi4py 4.1, which let a job continue after a process has died (ULFM), "
             f"but this job runs with {' '.join(launch_checks.parse_version(library)).strip()}. Use that Open MPI, or "
-            "elastic=False."
+            f"{otherwise}."
         )
     if not launch_checks.outlives_processes():
         return (
-            "elastic=True needs a job that continues after a process has died. Start it with `mpirun --with-ft ulfm` "
-            "(Open MPI 5), or use elastic=False."
+            f"{what} needs a job that continues after a process has died. Start it with `mpirun --with-ft ulfm` "
+            f"(Open MPI 5), or use {otherwise}."
         )
     return None
 
@@ -88,6 +89,11 @@ def end(orderly: bool = True) -> None:
         ending.end(orderly)
 
 
+def before_finalize(function: Callable[[], None]) -> None:
+    """Call a function when MPI_Finalize begins, in a job that outlives its processes."""
+    _before_finalize.append(function)
+
+
 def _end_before_mpi() -> None:
     """Let MPI_Finalize begin with end(), from any caller: it deletes the attributes of MPI_COMM_SELF first."""
     global _key
@@ -100,6 +106,8 @@ def _end_before_mpi() -> None:
     def end_here(*_: object) -> None:
         if os.getpid() == process:  # a forked child has no such thread, but would write to the same pipe
             end()
+            for function in _before_finalize:
+                function()
 
     _key = MPI.Comm.Create_keyval(delete_fn=end_here)
     MPI.COMM_SELF.Set_attr(_key, None)
@@ -124,9 +132,9 @@ class _Watch:
         self._ending = False
         self._comm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
-        everyone = self._comm.allgather(this_process())
-        self._followed = Followed(everyone)
-        exit_notifier.begin(everyone, _translated(self._comm.Get_group(), MPI.COMM_WORLD.Get_group()))
+        identities, names = zip(*self._comm.allgather((this_process(), exit_notifier.own_name())))
+        self._followed = Followed(identities)
+        exit_notifier.begin(identities, names)
         self._nothing = np.zeros(1, dtype=np.int8)
         self._request = self._comm.Irecv(self._nothing, source=MPI.ANY_SOURCE, tag=_TAG)
         self._thread = threading.Thread(target=self._run, name="kvstore_plugin-liveness", daemon=True)

@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any, Sequence
 
-from . import launch_checks, mpi_settings
+from . import launch_checks, mpi_settings, new_workers
 
 # Of the messages by which the members of a process set make its communicator; large, so that no user has the same tag.
 _TAG = 32001
@@ -25,6 +25,8 @@ def start(core: ModuleType) -> ModuleType:
     MPI = _load(core)
     if MPI.Is_finalized():
         raise RuntimeError("MPI was finalized already, so kvstore_plugin cannot be initialized any more.")
+    if new_workers.is_waiting():
+        core.finalize_mpi_at_exit()  # new_worker.py has initialized MPI
     if not MPI.Is_initialized():
         core.finalize_mpi_at_exit()  # mpi4py finalizes only an MPI that its import has initialized
         mpi_settings.apply()
@@ -72,6 +74,8 @@ def communicator(comm: Any) -> Any:
     """
     from mpi4py import MPI
 
+    if new_workers.is_waiting():
+        return MPI.COMM_SELF  # the script means the ranks of the first workers, which run_elastic() joins
     if comm is None:
         return MPI.COMM_WORLD
     if isinstance(comm, MPI.Comm) and comm == MPI.COMM_NULL:

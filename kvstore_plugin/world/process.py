@@ -19,7 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 from . import core as core_loader
-from . import failure_detector, gpu_libraries, launch_checks, mpi, mpi_settings, settings, stall_watch
+from . import failure_detector, gpu_libraries, launch_checks, mpi, mpi_settings, new_workers, settings, stall_watch
 from .version import VERSION
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     if _forked:
         core.init  # noqa: B018 - raises
     if is_initialized():
-        if comm is not None and not mpi.has_processes(comm, _group):
+        if comm is not None and not new_workers.is_waiting() and not mpi.has_processes(comm, _group):
             raise RuntimeError("kvstore_plugin is initialized with another communicator: call shutdown() first.")
         for follower in _followers:
             follower.check_sets(process_sets)
@@ -357,12 +357,14 @@ def leave_lost() -> None:
 
 def join_again(comm: MPI.Intracomm) -> None:
     """Initialize again, on a communicator of the surviving ranks. Collective over the communicator."""
-    global _has_lost, losses
+    global _has_lost, losses, job, _machines
     _has_lost = True
     losses += 1
     core_loader.load().begin_again()
     failure_detector.begin(comm)
+    names, marks = zip(*comm.allgather((socket.gethostname(), job)))  # some processes may be new
     _join(comm)
+    job, _machines = marks[0], (_group, list(names))
 
 
 def ranks_in(comm: MPI.Intracomm) -> list[int]:
@@ -584,6 +586,8 @@ def _at_exit() -> None:
         )
     elif not _forked:
         failure_detector.end()  # it still runs if join_again() has failed
+    if not _forked:
+        new_workers.end_without_disconnecting()
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> int:

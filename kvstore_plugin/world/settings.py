@@ -12,6 +12,7 @@ MYKV_COMPRESS_BYTES    65536      arrays of fewer bytes are not compressed betwe
 MYKV_TABLE_PLACES      65536      operations under way on a host; more wait in their own rank
 MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts that share no memory (for tests)
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own operations, twice at most
+MYKV_RESPAWN_WAIT_S    120        how long (seconds) workers wait for a new worker in the place of a dead one
 MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
 MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
@@ -137,6 +138,7 @@ _TABLE = {
     "MYKV_GPU": _Setting(_one_of("auto", "nccl", "host"), option="gpu"),
     "MYKV_GPU_HOSTS": _Setting(_gpu_hosts),
     "MYKV_EXIT_WAIT_S": _Setting(_seconds, 5.0),
+    "MYKV_RESPAWN_WAIT_S": _Setting(_seconds, 120.0),
     "MYKV_STALL_WARN_S": _Setting(_seconds, 60.0),
     "MYKV_STALL_ABORT_S": _Setting(_seconds, 0.0),
     "MYKV_CHECKPOINT_WAIT_S": _Setting(_seconds, 60.0),

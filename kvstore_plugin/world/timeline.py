@@ -17,7 +17,7 @@ import threading
 import time
 
 from . import core as core_loader
-from . import process, settings
+from . import new_workers, process, settings
 from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
@@ -109,7 +109,7 @@ def stop_timeline() -> None:
 class _FollowTimeline(process.Follower):
     def joined(self, core: object) -> None:
         path = settings.value("MYKV_TIMELINE")
-        if not path:
+        if not path or new_workers.is_respawned():  # a new worker would overwrite the file of another
             return
         # Elastic workers that begin again keep what was recorded before.
         path = path if process.generation == 1 else f"{path}.{process.generation}"

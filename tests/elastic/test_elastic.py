@@ -300,7 +300,9 @@ def test_rounds_of_init_in_jobs_that_outlive_workers_leave_nothing_behind(mpirun
 def test_an_end_that_open_mpi_cannot_be_told_of_is_logged(caplog):
     """This process has no part in a job, and no PMIx."""
     ended = subprocess.Popen(["true"])
-    teller = failed_exits._Teller([followed.this_process(), (followed.this_process()[0], ended.pid)], [3, 7])
+    teller = failed_exits._Teller(
+        [followed.this_process(), (followed.this_process()[0], ended.pid)], [("a", 3), ("a", 7)]
+    )
     deadline = time.monotonic() + 10
     while "rank 7 of MPI_COMM_WORLD has ended" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -26,9 +26,9 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 from kvstore_plugin.compat.state_tree import leaves
+from kvstore_plugin.elastic import members, snapshots
 from kvstore_plugin.elastic import run as elastic
 from kvstore_plugin.elastic import shard_replicas as kept_shares
-from kvstore_plugin.elastic import snapshots
 from kvstore_plugin.elastic import state as elastic_state
 from kvstore_plugin.sharded_optimizer import partition as sharding
 from kvstore_plugin.world import failure_detector as liveness
@@ -197,7 +197,8 @@ def dying_soon(original):
 
 
 process.join_again = dying_soon(process.join_again)
-elastic._all = beginning_again(elastic._all, "shrink", lambda: attempts + 1)
+elastic.all_agree = beginning_again(elastic.all_agree, "shrink", lambda: attempts + 1)
+members.all_agree = beginning_again(members.all_agree, "shrink", lambda: attempts + 1)
 liveness.this_process = beginning_again(liveness.this_process, "watch", lambda: attempts)
 launch.check_size = beginning_again(launch.check_size, "init", lambda: attempts)
 elastic_state.allgather_object = beginning_again(elastic_state.allgather_object, "restore", lambda: attempts)

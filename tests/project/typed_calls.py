@@ -20,7 +20,13 @@ def processes() -> None:
     mykv.init(comm=[0, 1], process_sets=[mykv.ProcessSet([0, 1])])
     numbers: list[int] = [mykv.rank(), mykv.size(), mykv.local_rank(), mykv.local_size()]
     numbers += [mykv.cross_rank(), mykv.cross_size(), mykv.nccl_built()]
-    facts: list[bool] = [mykv.is_initialized(), mykv.is_homogeneous(), mykv.mpi_built(), mykv.mpi_enabled()]
+    facts: list[bool] = [
+        mykv.is_initialized(),
+        mykv.is_respawned(),
+        mykv.is_homogeneous(),
+        mykv.mpi_built(),
+        mykv.mpi_enabled(),
+    ]
     facts += [mykv.mpi_threads_supported(), mykv.cuda_built(), mykv.rocm_built(), mykv.ccl_built(), mykv.ddl_built()]
     facts += [mykv.gloo_built(), mykv.gloo_enabled()]
     devices: list[Any] = mykv.default_devices()

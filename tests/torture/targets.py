@@ -7,6 +7,7 @@ TARGETS = {
     "retry": "torture.retry",  # trainings in which a user makes a mistake, catches the error and goes on
     "kills": "torture.kills",  # kill -9 of a worker at any moment
     "elastic": "torture.elastic",  # kill -9 of workers of which the others go on
+    "respawn": "torture.respawn",  # kill -9 of workers that are replaced
     "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training
     "leave": "torture.leave",  # ranks that leave, fail or are stopped while hosts work together
     "delays": "torture.delays",  # the same training under other timings has the same bits

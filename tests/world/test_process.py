@@ -68,6 +68,7 @@ _WRONG = {
     "MYKV_TABLE_PLACES": "0",
     "MYKV_VIRTUAL_HOSTS": "two",
     "MYKV_EXIT_WAIT_S": "5s",
+    "MYKV_RESPAWN_WAIT_S": "2 min",
     "MYKV_STALL_WARN_S": "-1",
     "MYKV_STALL_ABORT_S": "nan",
     "MYKV_CHECKPOINT_WAIT_S": "1m",

@@ -1,0 +1,109 @@
+"""Hands a commit of the living workers over to new workers, which have none."""
+
+from __future__ import annotations
+
+from typing import Any, Hashable, NamedTuple, Sequence
+
+from ..collectives.objects import broadcast_object
+from ..compat import arrays
+from ..compat.mxnet import NDArray, Parameter
+from ..compat.state_tree import Leaf, leaves, made_array, mapped
+from ..coordination import agreement
+from ..parameters import deferred_init, load_tracking
+from ..world.process_set import global_process_set
+from . import shard_replicas, snapshots
+from .members import Members
+
+
+class _Told(NamedTuple):
+    """What a commit has beside arrays, and for each trainer with its scopes, so that a mismatch is an error."""
+
+    number: int
+    keepers: list[int]
+    values: dict[str, Any]
+    scopes: list[list[str]]
+    names: list[bool]  # for each parameter, whether it has values
+    training: list[dict[str, Any]]
+    options: list[tuple[int, list[str]]]  # of each trainer
+    wanted: list[str] | None  # as Members has it, and the next
+    rounds: int
+
+
+def hand_over(
+    copy: Any, parameters: Sequence[Parameter], trainers: Sequence[Any], donor: int, members: Members
+) -> None:
+    """Fill `copy` with the commit of the rank `donor`, where it is incomplete. Collective.
+
+    Parameters
+    ----------
+    copy : _Copy
+        Of an ElasticState. It has the commit, or its number is negative.
+    parameters, trainers : sequence
+        Of the ElasticState, in the same order on all workers.
+    donor : int
+    members : Members
+        Gets what the donor's has.
+    """
+    is_new = copy.number < 0
+    is_donor = global_process_set.rank() == donor
+    scopes = [[share.scope for share in trainer._shares] for trainer in trainers]
+    told = trees = packed = None
+    if is_donor:
+        trees = {
+            "parameters": [copy.parameters.kept.get(parameter) for parameter in parameters],
+            **{str(number): one.trees(trainers[number]) for number, one in enumerate(copy.training)},
+        }
+        packed = shard_replicas.pack(trees)
+        told = _Told(
+            copy.number,
+            copy.keepers,
+            copy.values,
+            scopes,
+            [array is not None for array in trees["parameters"]],
+            [one.description() for one in copy.training],
+            [trainer._options_of_world() for trainer in trainers],
+            members.wanted,
+            members.rounds,
+        )
+    told = broadcast_object(told, donor)
+    packed = agreement.bytes_of_rank(global_process_set, "world/handover", packed, donor)
+    members.wanted, members.rounds = told.wanted, told.rounds
+    if not is_new:
+        return
+    if told.scopes != scopes or len(told.names) != len(parameters):
+        raise RuntimeError(
+            "The script of a new worker has made other networks or trainers than those of the living workers, so it "
+            "cannot take over their state: a script with run_elastic(respawn=True) must make the same ones whenever "
+            "it begins."
+        )
+    made: dict[Hashable, Any] = {
+        key: _made(tree, pieces) for key, (tree, pieces) in shard_replicas.unpack(packed).items()
+    }
+    _give_values(parameters, made["parameters"])
+    copy.parameters.adopt(parameters, made["parameters"])
+    for trainer, options in zip(trainers, told.options):
+        trainer._take_options_of_world(*options)
+    for number, (training, trainer) in enumerate(zip(copy.training, trainers)):
+        training.adopt(trainer, made[str(number)], told.training[number])
+    copy.number, copy.keepers, copy.values = told.number, told.keepers, told.values
+
+
+def _made(tree: Any, pieces: Sequence[Any]) -> Any:
+    left = iter(pieces)
+
+    def array_of(leaf: Leaf) -> NDArray:
+        array = made_array(leaf)
+        arrays.memory(array)[:] = next(left)
+        return array
+
+    assert len(leaves(tree, Leaf)) == len(pieces)
+    return mapped(tree, array_of, Leaf)
+
+
+def _give_values(parameters: Sequence[Parameter], values: Sequence[NDArray | None]) -> None:
+    """Initialize parameters that wait for their first forward pass, which the living workers have made."""
+    deferred_init.forget("")  # this process has waited for nobody
+    for parameter, value in zip(parameters, values):
+        if value is not None and parameter._data is None:
+            parameter._load_init(value, snapshots.devices_of(parameter))
+    load_tracking.forget(parameters)

@@ -1,0 +1,333 @@
+"""New workers in the place of dead workers: the living workers start them with MPI_Comm_spawn and join them.
+
+The script of a new worker runs from its beginning. There init() makes a world of this process alone (MPI_COMM_SELF),
+until run_elastic() calls join(). The messages between a new worker and each living worker:
+
+1. hello, from the new worker when MPI has started (new_worker.py): its machine and pid, by which it is watched.
+2. here, from the new worker in join().
+3. go, from the living worker when all living workers have merged the two groups. A new worker that gets none is not
+   needed: another death has happened meanwhile, and the living workers start other new workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
+
+from . import failure_detector, settings
+from .loaded_files import loaded_files
+from .new_worker import MARK, TAG_HELLO
+from .process_watch import Followed, Identity, this_process
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_log = logging.getLogger("kvstore_plugin")
+
+_TAG_HERE, _TAG_GO = 32004, 32005
+_LOOK_MS = 20
+# Variables that the living worker has and the launcher's daemon may lack.
+_PASSED_ON = ("MYKV_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_")
+
+_began_in = os.getcwd()  # before the script changes it
+_has_joined = False
+
+
+def is_respawned() -> bool:
+    """Whether this process was started in the place of a worker that died (``run_elastic(respawn=True)``).
+
+    Its script has begun from the beginning. Until run_elastic() is called, `rank` is 0 and `size` is 1 there. So a
+    script asks this before it does what only the first start of the job should do.
+
+    Examples
+    --------
+    >>> if mykv.rank() == 0 and not mykv.is_respawned():
+    ...     print("a new job begins")
+    """
+    return os.environ.get(MARK) == str(os.getpid())
+
+
+def end_without_disconnecting() -> None:
+    """Let MPI_Finalize not wait for the processes that were started by MPI_Comm_spawn, nor for those that started them.
+
+    Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, dead ones too.
+    Then it waits for ever. It does so while this count of such communicators is above 1.
+    """
+    for path in loaded_files("libmpi.so"):
+        with contextlib.suppress(OSError, ValueError):  # the library has no such variable
+            ctypes.c_int.in_dll(ctypes.CDLL(path), "ompi_comm_num_dyncomm").value = 0
+
+
+failure_detector.before_finalize(end_without_disconnecting)
+
+
+def is_waiting() -> bool:
+    """Whether this process is a new worker that has not joined the living workers yet."""
+    return is_respawned() and not _has_joined
+
+
+def check_possible() -> None:
+    """Raise a RuntimeError if this job cannot start new workers."""
+    failure_detector.check_possible("run_elastic(respawn=True)", "respawn=False")
+
+
+class NotReached(RuntimeError):
+    """New workers have not reached run_elastic in time."""
+
+
+def started(comm: MPI.Intracomm, machines: Sequence[str], count: int) -> NewWorkers | None:
+    """Start new workers; None if MPI fails here, as when a living worker has died meanwhile. Collective.
+
+    Parameters
+    ----------
+    comm, machines, count
+        As for `NewWorkers`.
+    """
+    from mpi4py import MPI
+
+    try:
+        return NewWorkers(comm, machines, count)
+    except MPI.Exception as error:  # of several kinds after a death
+        _log.warning("mykv: MPI_Comm_spawn has failed (%s).", error)
+        return None
+
+
+class NewWorkers:
+    """Processes that were started by the living workers. All methods are collective over the living workers.
+
+    Parameters
+    ----------
+    comm : Intracomm
+        The living workers.
+    machines : sequence of str
+        The machine for each new worker; empty to let the launcher choose.
+    count : int
+    """
+
+    def __init__(self, comm: MPI.Intracomm, machines: Sequence[str], count: int) -> None:
+        from mpi4py import MPI
+
+        self._MPI = MPI
+        self._comm = comm
+        self._known: dict[int, Identity] = {}  # new workers that have said hello
+        self._count = count
+        with _limited("MPI_Comm_spawn has not started a new worker"):
+            try:
+                self._inter = self._started(machines)
+            except MPI.Exception as error:
+                if not machines or _is_loss(error):
+                    raise
+                self._inter = self._started([])
+        self._inter.Set_errhandler(MPI.ERRORS_RETURN)
+
+    def _started(self, machines: Sequence[str]) -> MPI.Intercomm:
+        options, plan, arguments = _own_command()
+        command = [*options, str(Path(__file__).with_name("new_worker.py")), json.dumps(plan), *arguments]
+        if not machines:
+            return self._comm.Spawn(sys.executable, command, self._count, _info(None), 0)
+        infos = [_info(machine) for machine in machines]
+        return self._comm.Spawn_multiple(
+            [sys.executable] * len(infos), [command] * len(infos), [1] * len(infos), infos, 0
+        )
+
+    def await_here(self, seconds: float) -> bool:
+        """Wait until all new workers have called join(); False if a new worker has died.
+
+        Raises
+        ------
+        NotReached
+            Not all have called it within that time.
+        """
+        until = time.monotonic() + seconds
+        hello = {rank: self._inter.irecv(source=rank, tag=TAG_HELLO) for rank in range(self._count)}
+        here = {rank: self._inter.irecv(source=rank, tag=_TAG_HERE) for rank in range(self._count)}
+        known = self._known
+        followed: Followed | None = None
+        try:
+            while here:
+                for rank, request in list(hello.items()):
+                    is_there, identity = request.test()
+                    if is_there:
+                        known[rank] = identity
+                        del hello[rank]
+                for rank, request in list(here.items()):
+                    if request.test()[0]:
+                        del here[rank]
+                if time.monotonic() > until:
+                    raise NotReached(self._late(sorted(here), known, seconds))
+                if followed is None and not hello:
+                    followed = Followed([known[rank] for rank in range(self._count)])
+                if followed is None:
+                    time.sleep(_LOOK_MS / 1000)
+                elif followed.ended(_LOOK_MS):
+                    return False
+        except self._MPI.Exception:
+            return False
+        finally:
+            if followed is not None:
+                followed.close()
+        return True
+
+    def _late(self, late: Sequence[int], known: dict[int, Any], seconds: float) -> str:
+        pids = ", ".join(f"process {known[rank][1]}" if rank in known else "a process" for rank in late)
+        return (
+            f"{len(late)} of {self._count} new workers ({pids}) have not reached run_elastic() within {seconds:g} s "
+            "after a worker had died. A new worker runs the script from its beginning, alone: does the script wait "
+            "there for other workers? Raise MYKV_RESPAWN_WAIT_S if the script takes longer."
+        )
+
+    def merged(self) -> MPI.Intracomm | None:
+        """A communicator of the living workers and, after them, the new workers; None if that fails here."""
+        try:
+            with _limited("MPI has not joined the new workers to the living workers"):
+                full = self._inter.Merge(False)
+            full.Set_errhandler(self._MPI.ERRORS_RETURN)
+            return full
+        except self._MPI.Exception:
+            return None
+
+    def go(self) -> None:
+        """Tell the new workers that all living workers have merged."""
+        for rank in range(self._count):
+            with contextlib.suppress(self._MPI.Exception):  # it has died; the next agreement notices
+                self._inter.send(None, rank, _TAG_GO)
+
+    def give_up(self) -> None:
+        """Let the new workers end, when they call join()."""
+        with contextlib.suppress(self._MPI.Exception):
+            self._inter.Revoke()
+
+    def kill(self) -> None:
+        """End the new workers at once; on other machines only together with this job."""
+        elsewhere = False
+        for machine, pid in self._known.values():
+            if machine != this_process()[0]:
+                elsewhere = True
+                continue
+            with contextlib.suppress(OSError):  # another worker of this machine was faster
+                os.kill(pid, signal.SIGKILL)
+        if elsewhere or len(self._known) < self._count:
+            self._inter.Abort(1)
+
+
+def join() -> MPI.Intracomm:
+    """Join the living workers, in a new worker; ends this process if it is not needed any more."""
+    global _has_joined
+    from mpi4py import MPI
+
+    parent = MPI.Comm.Get_parent()
+    living = range(parent.Get_remote_size())
+    try:
+        for rank in living:
+            with contextlib.suppress(MPI.Exception):  # that worker has died; the living workers notice
+                parent.send(None, rank, _TAG_HERE)
+        full = parent.Merge(True)
+        full.Set_errhandler(MPI.ERRORS_RETURN)
+        _await_go(parent)
+    except MPI.Exception as error:
+        _end_unneeded(error)
+    _has_joined = True
+    return full
+
+
+def _await_go(parent: MPI.Intercomm) -> None:
+    """Wait for the message of a living worker; raises an MPI.Exception if none can come."""
+    from mpi4py import MPI
+
+    requests = {rank: parent.irecv(source=rank, tag=_TAG_GO) for rank in range(parent.Get_remote_size())}
+    while True:
+        for rank, request in list(requests.items()):
+            try:
+                if request.test()[0]:
+                    return
+            except MPI.Exception as error:
+                del requests[rank]
+                if not requests or error.Get_error_class() == MPI.ERR_REVOKED:
+                    raise
+        time.sleep(_LOOK_MS / 1000)
+
+
+def _end_unneeded(error: BaseException) -> NoReturn:
+    _log.warning("mykv: this new worker ends, since the others do not need it any more (%s).", error)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os.kill(os.getpid(), signal.SIGKILL)  # MPI_Finalize would wait for the others
+    raise SystemExit(1)
+
+
+def _is_loss(error: MPI.Exception) -> bool:
+    """Whether a process has died, so that all living workers may try again."""
+    from mpi4py import MPI
+
+    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
+@contextlib.contextmanager
+def _limited(what: str) -> Iterator[None]:
+    """End the job if MPI waits too long, as for a process that ends before it has initialized MPI."""
+    seconds = settings.value("MYKV_RESPAWN_WAIT_S")
+
+    def end() -> None:
+        from mpi4py import MPI
+
+        _log.error("mykv ends the job: %s within %g s (MYKV_RESPAWN_WAIT_S).", what, seconds)
+        MPI.COMM_WORLD.Abort(1)
+
+    watch = threading.Timer(seconds, end)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.cancel()
+
+
+def _info(machine: str | None) -> MPI.Info:
+    from mpi4py import MPI
+
+    info = MPI.Info.Create()
+    info.Set("wdir", _began_in)
+    info.Set("mpi_initial_errhandler", "mpi_errors_return")  # else a death meanwhile ends the job in its MPI_Init
+    if machine is not None:
+        info.Set("host", machine)
+    return info
+
+
+def _own_command() -> tuple[list[str], dict[str, Any], list[str]]:
+    """What this process runs: the options of Python, how and what for new_worker.py, and the arguments."""
+    line = Path("/proc/self/cmdline").read_bytes().decode(errors="surrogateescape").split("\0")[1:-1]
+    options, kind, what, arguments = _parsed(line)
+    if is_respawned():
+        inner = json.loads(arguments[0])
+        kind, what, arguments = inner["kind"], inner["what"], arguments[1:]
+    plan = {
+        "kind": kind,
+        "what": what,
+        "environment": {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
+        "process_watch": str(Path(__file__).with_name("process_watch.py")),
+    }
+    return options, plan, arguments
+
+
+def _parsed(line: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
+    """In the arguments of Python: its options, the kind of what it runs, the script, module or code, and the rest."""
+    at = 0
+    while at < len(line):
+        option = line[at]
+        if not option.startswith("-") or option == "-":
+            break
+        if not option.startswith("--") and option[-1] in "cm":
+            options = [*line[:at], *([option[:-1]] if len(option) > 2 else [])]
+            return options, "code" if option[-1] == "c" else "module", line[at + 1], list(line[at + 2 :])
+        at += 2 if option in ("-W", "-X", "--check-hash-based-pycs") else 1
+    return list(line[:at]), "script", line[at] if at < len(line) else "", list(line[at + 1 :])

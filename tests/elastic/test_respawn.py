@@ -1,0 +1,124 @@
+"""Jobs whose workers are killed, and replaced: they end with as many workers as they began, and with equal weights."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from harness import launcher
+from harness.marks import long
+from kvstore_plugin.world import new_workers
+
+_WORKER = Path(__file__).parents[1] / "programs" / "respawn.py"
+_LIMIT_S = 240.0
+_END = r"^end (\d) of (\d) (\w+) steps 12 sizes 12 \[(\d)\] updates (\d+) weights (\w+)$"
+
+pytestmark = pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
+
+
+@pytest.fixture
+def job(mpirun, tmp_path):
+    """Run a plan of respawn.py on some workers."""
+
+    def run(workers: int, plan: dict, **env: str):
+        plan = {"folder": str(tmp_path), **plan}
+        return mpirun.start(workers, _WORKER, json.dumps(plan), options=("--with-ft", "ulfm"), env=env).wait(_LIMIT_S)
+
+    return run
+
+
+def _weights(result, workers: int, deaths: int, new: int) -> str:
+    """The weights that all workers have at the end; the workers must be those that a job with so many deaths has."""
+    assert len(re.findall(r"^dies ", result.stdout, re.MULTILINE)) == deaths, result.text
+    ends = re.findall(_END, result.stdout, re.MULTILINE)
+    assert sorted(end[0] for end in ends) == [str(rank) for rank in range(workers)], result.text
+    assert {end[1] for end in ends} == {end[3] for end in ends} == {str(workers)}, result.text
+    assert sum(end[2] == "new" for end in ends) == new, result.text
+    assert len({end[5] for end in ends}) == 1, result.text
+    return ends[0][5]
+
+
+_FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
+
+
+@pytest.mark.parametrize(
+    "kind, hosts, deaths, new",
+    [
+        ("plain", 1, _FIRST_THEN_NEXT, 2),
+        ("store", 2, _FIRST_THEN_NEXT, 2),
+        long("deferred", 1, [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
+        long("local", 2, _FIRST_THEN_NEXT, 2),
+        long("plain", 1, [["backward", 4, 1, "first"], ["backward", 4, 2, "first"]], 2),
+        long("store", 1, [["commit", 5, 1, "first"], ["commit", 9, 2, "new"]], 1),
+        long("plain", 1, [["forward", 4, 1, "first"], ["restore", 1, 2, "first"]], 2),
+        long("plain", 1, [["forward", 3, 0, "first"], ["forward", 5, 1, "first"], ["forward", 7, 2, "first"]], 3),
+    ],
+)
+def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths, new):
+    """The weights have the bits of a job in which nobody dies. A new worker begins alone, on one host."""
+    env = {"MYKV_VIRTUAL_HOSTS": str(hosts)}
+    undisturbed = _weights(job(3, {"kind": kind}, **env), 3, 0, 0)
+    assert _weights(job(3, {"kind": kind, "deaths": deaths}, **env), 3, len(deaths), new) == undisturbed
+
+
+def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
+    deaths = [["forward", 4, 1, "first"], ["begin", -1, 0, "every new"]]
+    result = job(2, {"deaths": deaths})
+    assert result.code != 0 and result.stdout.count("dies begin") == 5, result.text
+    assert "Dead workers were replaced 5 times without a commit in between" in result.stderr, result.text
+
+
+@pytest.mark.long
+def test_a_worker_that_dies_always_at_the_same_step_ends_the_job(job):
+    result = job(2, {"deaths": [["forward", 4, 1, "any"]]})
+    assert result.code != 0 and result.stdout.count("dies forward") == 6, result.text
+    assert "Dead workers were replaced 5 times without a commit in between" in result.stderr, result.text
+
+
+def test_a_new_worker_that_does_not_reach_run_elastic_in_time_is_named(job):
+    plan = {"deaths": [["forward", 4, 1, "first"]], "waits": "new"}
+    result = job(2, plan, MYKV_RESPAWN_WAIT_S="10")
+    assert result.code != 0, result.text
+    named = r"1 of 1 new workers \(process \d+\) have not reached run_elastic\(\) within 10 s"
+    assert re.search(named, result.stderr), result.text
+
+
+@pytest.mark.long
+def test_workers_that_exit_with_a_status_are_replaced(job):
+    result = job(3, {"deaths": [["forward", 4, 1, "first"], ["forward", 7, 2, "new"]], "ends": "os._exit(1)"})
+    _weights(result, 3, 2, 1)
+
+
+@pytest.mark.parametrize("fails", [1, 2])
+def test_an_exception_of_a_script_ends_a_job_with_new_workers(job, fails):
+    """Rank 0 is a first worker here, and rank 1 a new one."""
+    result = job(2, {"deaths": [["forward", 4, 0, "first"]], "fails": fails})
+    assert result.code != 0 and "TypeError: planted" in result.stderr, result.text
+
+
+def test_a_job_that_cannot_outlive_its_workers_is_told_what_it_needs(mpirun):
+    script = """
+    import kvstore_plugin as mykv
+    try:
+        mykv.run_elastic(print, None, respawn=True)
+    except RuntimeError as error:
+        print(error)
+    """
+    result = mpirun(1, script, timeout=_LIMIT_S)
+    assert "run_elastic(respawn=True) needs a job that continues after a process has died" in result.stdout, result.text
+
+
+@pytest.mark.parametrize(
+    "line, parsed",
+    [
+        (["train.py", "-c", "5"], ([], "script", "train.py", ["-c", "5"])),
+        (["-u", "-X", "dev", "train.py"], (["-u", "-X", "dev"], "script", "train.py", [])),
+        (["-m", "package.train", "--epochs", "3"], ([], "module", "package.train", ["--epochs", "3"])),
+        (["-um", "train"], (["-u"], "module", "train", [])),
+        (["-W", "error", "-c", "print(1)", "a"], (["-W", "error"], "code", "print(1)", ["a"])),
+    ],
+)
+def test_what_a_python_runs_is_found_in_its_command_line(line, parsed):
+    assert new_workers._parsed(line) == parsed
