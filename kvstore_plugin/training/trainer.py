@@ -36,8 +36,8 @@ from ..world.process_set import ProcessSet, global_process_set
 from .stand_ins import LEFT_OUT, Listed
 from .trainer_options import TrainerOptions
 
+_DEVICES = "devices: "  # begins one of the lines that all workers compare
 # A line that all workers compare: a trainer that was made after init() has no equal states.
-_DEVICES = "devices: "  # one of the options that workers compare
 _KEPT = "made before the last init()"
 
 

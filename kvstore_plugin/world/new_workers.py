@@ -40,6 +40,7 @@ _PASSED_ON = ("MYKV_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_")
 
 _began_in = os.getcwd()  # before the script changes it
 _has_joined = False
+_has_started = False  # new workers
 
 
 def is_respawned() -> bool:
@@ -57,11 +58,13 @@ def is_respawned() -> bool:
 
 
 def end_without_disconnecting() -> None:
-    """Let MPI_Finalize not wait for the processes that were started by MPI_Comm_spawn, nor for those that started them.
+    """In a job with new workers, let MPI_Finalize not wait for them, nor for those that started them.
 
     Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, dead ones too.
     Then it waits for ever. It does so while this count of such communicators is above 1.
     """
+    if not _has_started and not is_respawned():
+        return
     for path in loaded_files("libmpi.so"):
         with contextlib.suppress(OSError, ValueError):  # the library has no such variable
             ctypes.c_int.in_dll(ctypes.CDLL(path), "ompi_comm_num_dyncomm").value = 0
@@ -114,8 +117,10 @@ class NewWorkers:
     """
 
     def __init__(self, comm: MPI.Intracomm, machines: Sequence[str], count: int) -> None:
+        global _has_started
         from mpi4py import MPI
 
+        _has_started = True
         self._MPI = MPI
         self._comm = comm
         self._known: dict[int, Identity] = {}  # new workers that have said hello
