@@ -460,7 +460,7 @@ def test_a_share_of_states_survives_its_way_as_bytes():
     state = mx.nd.array(np.arange(12).reshape(3, 4))
     half = state.astype("float16")
     states = {0: (state, None, half), "key": state[0:1]}
-    unpacked = kept_shares._unpack(kept_shares.pack(states))
+    unpacked = kept_shares.unpack(kept_shares.pack(states))
     assert list(unpacked) == [0, "key"]
     assert unpacked[0][0] == (described_array(state), None, described_array(half))
     assert unpacked[0][1][1].tobytes() == half.asnumpy().tobytes()
