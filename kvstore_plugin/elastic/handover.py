@@ -102,7 +102,7 @@ def _made(tree: Any, pieces: Sequence[Any]) -> Any:
 
 def _give_values(parameters: Sequence[Parameter], values: Sequence[NDArray | None]) -> None:
     """Initialize parameters that wait for their first forward pass, which the living workers have made."""
-    deferred_init.forget("")  # this process has waited for nobody
+    deferred_init.forget("")  # of the world of this process alone
     for parameter, value in zip(parameters, values):
         if value is not None and parameter._data is None:
             parameter._load_init(value, snapshots.devices_of(parameter))

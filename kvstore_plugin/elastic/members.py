@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvstore_plugin")
 
-# A worker that dies again and again at the same place must not be replaced for ever.
+# A worker that dies again and again at the same place must not be replaced endlessly.
 MOST_ROUNDS = 5
 
 
@@ -95,7 +95,7 @@ class Members:
         count, size = len(machines), comm.Get_size()
         if comm.Get_rank() == 0:
             _log.warning(
-                "mykv starts %s in the place of those that died.", f"{count} workers" if count > 1 else "a worker"
+                "mykv starts %s to replace the workers that died.", f"{count} workers" if count > 1 else "a worker"
             )
         several = len(set(self.wanted or ())) > 1
         new = new_workers.started(comm, machines if several else [], count)

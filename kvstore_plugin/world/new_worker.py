@@ -1,6 +1,6 @@
 """Starts a new worker: initializes MPI, tells the living workers which process this is, and runs the user's script.
 
-new_workers.py starts this file, not the script itself. MPI_Comm_spawn waits for ever for a process that ends before it
+new_workers.py starts this file, not the script itself. MPI_Comm_spawn waits endlessly for a process that ends before it
 has initialized MPI. A script may end before, and its imports take seconds. So this file comes first, and imports
 neither kvstore_plugin nor MXNet.
 

@@ -61,7 +61,7 @@ def end_without_disconnecting() -> None:
     """In a job with new workers, let MPI_Finalize not wait for them, nor for those that started them.
 
     Open MPI 5.0 exchanges messages with all processes of all communicators that hold a started process, dead ones too.
-    Then it waits for ever. It does so while this count of such communicators is above 1.
+    Then it waits endlessly. It does so while this count of such communicators is above 1.
     """
     if not _has_started and not is_respawned():
         return
@@ -325,7 +325,7 @@ def _own_command() -> tuple[list[str], dict[str, Any], list[str]]:
 
 
 def _parsed(line: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
-    """In the arguments of Python: its options, the kind of what it runs, the script, module or code, and the rest."""
+    """Divide the arguments of Python: its options, the kind of program, the program, and its own arguments."""
     at = 0
     while at < len(line):
         option = line[at]

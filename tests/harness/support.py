@@ -108,6 +108,17 @@ def conv_network(seed: int, dtype: str = "float32", ctx=None):
     return net
 
 
+def layers_named_after_others(others: int):
+    """Two layers of one shape, whose names count `others` layers before: with 9, 'dense10' sorts before 'dense9'."""
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        for _ in range(others):
+            nn.Dense(1)
+        net.add(nn.Dense(4, in_units=4, use_bias=False), nn.Dense(4, in_units=4, use_bias=False))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
 def fill(net, seed: int) -> None:
     """Give the parameters, in the order of their structure, values drawn by numpy from `seed`."""
     rng = np.random.RandomState(seed)

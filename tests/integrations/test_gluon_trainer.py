@@ -18,6 +18,7 @@ from harness.support import (
     checksum,
     clear_errors,
     dense_network,
+    layers_named_after_others,
     mx,
     numbers,
     parameters,
@@ -443,17 +444,6 @@ def test_trainers_made_before_the_import_and_sparse_ones_are_noticed(mpirun):
         assert result.stdout.count("sparse gluon.Trainer cannot train sparse parameters") == 2, result.text
 
 
-def _made_after_others(rank):
-    """Two layers of one shape that are 'dense9' and 'dense10' on rank 1, so that their names sort the other way."""
-    net = gluon.nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        for _ in range(9 * rank):
-            gluon.nn.Dense(1)
-        net.add(gluon.nn.Dense(4, in_units=4, use_bias=False), gluon.nn.Dense(4, in_units=4, use_bias=False))
-    net.initialize(mx.init.Xavier())
-    return net
-
-
 def _train_net(net, trainer, rank, steps=3):
     for step in range(steps):
         with autograd.record():
@@ -466,7 +456,7 @@ def _train_net(net, trainer, rank, steps=3):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("on_store", [False, True])
 def test_names_that_sort_differently_on_the_workers_are_an_error(rank, on_store):
-    net = _made_after_others(rank)
+    net = layers_named_after_others(9 * rank)
     names = [one.name for one in net.collect_params().values()]
     assert (sorted(names) != names) == (rank == 1)
     trainer = _trainer(net, "store", update_on_kvstore=on_store)
@@ -478,7 +468,7 @@ def test_names_that_sort_differently_on_the_workers_are_an_error(rank, on_store)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("on_store", [False, True])
 def test_a_list_of_parameters_keeps_its_order_whatever_their_names(rank, gather, on_store):
-    net = _made_after_others(rank)
+    net = layers_named_after_others(9 * rank)
     trainer = gluon.Trainer(
         list(net.collect_params().values()), *_SGD, kvstore=mx.kv.create("mykv"), update_on_kvstore=on_store
     )

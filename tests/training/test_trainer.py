@@ -18,6 +18,7 @@ from harness.support import (
     clear_errors,
     dense_network,
     fill,
+    layers_named_after_others,
     mx,
     numbers,
     parameters,
@@ -746,12 +747,7 @@ def test_step_returns_at_once(rank, gather):
 @pytest.mark.parametrize("on_store", [False, True])
 def test_states_belong_to_the_same_parameters_where_names_sort_differently(rank, gather, tmp_path, on_store):
     """On rank 1 the layers are 'dense9' and 'dense10', which gluon.Trainer would number the other way round."""
-    net = gluon.nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        for _ in range(9 * rank):
-            gluon.nn.Dense(1)
-        net.add(gluon.nn.Dense(4, in_units=4, use_bias=False), gluon.nn.Dense(4, in_units=4, use_bias=False))
-    net.initialize(mx.init.Xavier())
+    net = layers_named_after_others(9 * rank)
 
     def made():
         return mykv.DistributedTrainer(
