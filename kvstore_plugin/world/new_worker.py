@@ -33,10 +33,13 @@ def main() -> None:
     mpi4py.rc.initialize = mpi4py.rc.finalize = False
     from mpi4py import MPI
 
+    # If MPI_Comm_spawn has failed in the living workers, MPI_Init waits endlessly, and mpirun for this process.
+    signal.alarm(plan["wait"])
     try:
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
     except MPI.Exception:  # a living worker has died meanwhile; the others start another new worker
         os.kill(os.getpid(), signal.SIGKILL)
+    signal.alarm(0)
     parent = MPI.Comm.Get_parent()
     parent.Set_errhandler(MPI.ERRORS_RETURN)
     for rank in range(parent.Get_remote_size()):

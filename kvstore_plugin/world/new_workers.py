@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -231,6 +232,12 @@ def join() -> MPI.Intracomm:
 
     parent = MPI.Comm.Get_parent()
     living = range(parent.Get_remote_size())
+    # The living wait so long for all new workers, and then as long for MPI. If MPI_Comm_spawn has failed there after it
+    # has succeeded here, they do not come.
+    seconds = 2 * settings.value("MYKV_RESPAWN_WAIT_S")
+    watch = threading.Timer(seconds, _end_unneeded, [f"they have not joined it within {seconds:g} s"])
+    watch.daemon = True
+    watch.start()
     try:
         for rank in living:
             with contextlib.suppress(MPI.Exception):  # that worker has died; the living workers notice
@@ -240,6 +247,8 @@ def join() -> MPI.Intracomm:
         _await_go(parent)
     except MPI.Exception as error:
         _end_unneeded(error)
+    finally:
+        watch.cancel()
     _has_joined = True
     return full
 
@@ -261,8 +270,8 @@ def _await_go(parent: MPI.Intercomm) -> None:
         time.sleep(_LOOK_MS / 1000)
 
 
-def _end_unneeded(error: BaseException) -> NoReturn:
-    _log.warning("mykv: this new worker ends, since the others do not need it any more (%s).", error)
+def _end_unneeded(why: object) -> NoReturn:
+    _log.warning("mykv: this new worker ends, since the others do not need it any more (%s).", why)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -320,6 +329,7 @@ def _own_command() -> tuple[list[str], dict[str, Any], list[str]]:
         "what": what,
         "environment": {name: value for name, value in os.environ.items() if name.startswith(_PASSED_ON)},
         "process_watch": str(Path(__file__).with_name("process_watch.py")),
+        "wait": math.ceil(settings.value("MYKV_RESPAWN_WAIT_S")),
     }
     return options, plan, arguments
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +126,20 @@ def test_a_job_that_cannot_outlive_its_workers_is_told_what_it_needs(mpirun):
 )
 def test_what_a_python_runs_is_found_in_its_command_line(line, parsed):
     assert new_workers._parsed(line) == parsed
+
+
+def test_a_new_worker_that_mpi_never_starts_ends(tmp_path):
+    """As after MPI_Comm_spawn has failed in the living workers: mpirun would wait for the process."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(
+        "import time\nTHREAD_MULTIPLE, Exception = 3, OSError\ndef Init_thread(level): time.sleep(60)"
+    )
+    world = Path(new_workers.__file__).parent
+    plan = {"environment": {}, "process_watch": str(world / "process_watch.py"), "wait": 1}
+    done = subprocess.run(
+        [sys.executable, str(world / "new_worker.py"), json.dumps(plan)],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        timeout=30,
+    )
+    assert done.returncode == -signal.SIGALRM
