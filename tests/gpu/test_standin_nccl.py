@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -35,14 +36,10 @@ def _run(name: str, size: int, expect: dict[int, int] | None = None, **settings)
         )
         for rank in range(size)
     ]
-    deadline, output = time.monotonic() + _LIMIT, []
-    try:
-        for process in processes:
-            output.append(process.communicate(timeout=max(0.1, deadline - time.monotonic()))[0])
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    watch = threading.Timer(_LIMIT, lambda: [process.kill() for process in processes])
+    watch.start()
+    output = [process.communicate()[0] for process in processes]
+    watch.cancel()
     codes = {rank: process.returncode for rank, process in enumerate(processes)}
     assert codes == {**dict.fromkeys(codes, 0), **(expect or {})}, "\n".join(output)
     return "\n".join(output)
@@ -231,8 +228,9 @@ def duplicate(rank, size, unique_id):
 
 
 def not_blocking(rank, size, unique_id):
-    if rank == 1:
-        time.sleep(_WHILE)
+    looked = Path(os.environ["LOOKED"])  # rank 1 comes when rank 0 has looked at the state of its communicator
+    while rank == 1 and not looked.exists():
+        time.sleep(0.01)
     me = _Rank(rank, size, unique_id, blocking=False)
 
     def settle():
@@ -240,9 +238,11 @@ def not_blocking(rank, size, unique_id):
             time.sleep(0.001)
         assert me.nccl.async_error(me.comm) == 0
 
-    assert me.nccl.async_error(me.comm) == Nccl.IN_PROGRESS
-    with pytest.raises(NcclError, match="previous operation"):
-        me.nccl.ncclCommCount(me.comm, ctypes.byref(ctypes.c_int()))
+    if rank == 0:
+        assert me.nccl.async_error(me.comm) == Nccl.IN_PROGRESS
+        with pytest.raises(NcclError, match="previous operation"):
+            me.nccl.ncclCommCount(me.comm, ctypes.byref(ctypes.c_int()))
+        looked.touch()
     settle()
     array = me.array(np.ones(8, "float32"))
     codes = []
@@ -346,8 +346,9 @@ def test_two_ranks_on_one_gpu_are_refused():
     _run("duplicate", 2)
 
 
-def test_without_blocking_all_is_in_progress_for_a_while():
-    _run("not_blocking", 2, delay_us=0, nccl_launch_us=50_000)
+def test_without_blocking_all_is_in_progress_for_a_while(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOOKED", str(tmp_path / "looked"))
+    _run("not_blocking", 2, delay_us=0, nccl_launch_us=200_000)
 
 
 @pytest.mark.parametrize("told", [False, True])
