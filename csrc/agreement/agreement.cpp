@@ -34,7 +34,7 @@ Agreement::Agreement(const World& world, HostTable& table, size_t most_bytes, si
       outbox_(world, tree_, kTag),
       observed_{{}, LateHosts(world, tree_)} {}
 
-void Agreement::announce(uint32_t index, uint32_t places, std::optional<std::vector<char>> carried) {
+void Agreement::announce(uint32_t index, uint32_t places, std::optional<std::vector<char>> carried, Cause error) {
   if (closed_) return;
   Entry& entry = table_.entry(index);
   RankRecord& record = entry.records()[0];
@@ -43,7 +43,7 @@ void Agreement::announce(uint32_t index, uint32_t places, std::optional<std::vec
   m.key = entry.key;
   m.number = hash_bytes(entry.name, std::strlen(entry.name), record.signature_hash);
   m.priority = entry.operation.priority;
-  m.error = entry.error.get();
+  m.error = std::move(error);
   if (m.error.empty() && entry.key == entry.first) {
     m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.arrivals.last)];
     m.waited_ns = std::min(table_.waited_for_last(entry), Message::kMostWaited);

@@ -30,7 +30,12 @@ size_t Region::rounded(size_t bytes) {
 
 size_t Region::allocate(size_t bytes) { return take(rounded(bytes), true); }
 
-size_t Region::reserve(size_t bytes) { return take(rounded(std::max(bytes, kLarge + 1)), false); }
+size_t Region::reserve(size_t bytes) {
+  const size_t size = rounded(std::max(bytes, kLarge + 1));
+  const size_t offset = take(size, false);
+  if (keeps_memory_) segment_.clear(offset, size);
+  return offset;
+}
 
 size_t Region::take(size_t size, bool commit) {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -51,8 +56,9 @@ size_t Region::take(size_t size, bool commit) {
     }
   }
   std::optional<size_t> begin;
-  // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range.
-  if (size > kLarge) begin = take_free(size, commit);
+  // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range. But where the
+  // ranges have memory, it is used first.
+  if (size > kLarge || (keeps_memory_ && size >= kPage)) begin = take_free(size, commit);
   if (!begin) begin = take_new(size, commit);
   if (!begin) {
     free_all();
@@ -102,8 +108,8 @@ void Region::release(size_t offset, size_t bytes) {
     warm_[size].push_back(offset);
     return;
   }
-  segment_.discard(offset, size);
-  if (size <= kLarge) {
+  discard(offset, size);
+  if (size <= kLarge && !keeps_memory_) {
     cold_[size].push_back(offset);
   } else {
     free(offset, size);
@@ -111,6 +117,10 @@ void Region::release(size_t offset, size_t bytes) {
 }
 
 void Region::release_reserved(size_t offset, size_t bytes) { release(offset, std::max(bytes, kLarge + 1)); }
+
+void Region::discard(size_t offset, size_t size) const {
+  if (!keeps_memory_) segment_.discard(offset, size);
+}
 
 void Region::free(size_t offset, size_t size) {
   free_.add(offset, size);
@@ -123,7 +133,7 @@ void Region::free_all() {
   for (auto& [size, offsets] : warm_) {
     if (size < kPage) continue;
     for (const size_t offset : offsets) {
-      segment_.discard(offset, size);
+      discard(offset, size);
       free(offset, size);
     }
     warm_bytes_ -= size * offsets.size();

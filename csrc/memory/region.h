@@ -16,12 +16,16 @@ namespace mykv {
 
 class Region {
  public:
-  Region(const Segment& segment, size_t begin, size_t bytes) : segment_(segment), next_(begin), end_(begin + bytes) {}
+  // `keeps_memory`: whether memory stays with the segment when slots are released. It must where MPI sends and
+  // receives in slots: a network card that reads memory itself goes on using the pages that MPI has registered, and
+  // MPI does not notice that the kernel has put others in their place.
+  Region(const Segment& segment, size_t begin, size_t bytes, bool keeps_memory)
+      : segment_(segment), keeps_memory_(keeps_memory), next_(begin), end_(begin + bytes) {}
 
   // Allocates a slot of at least `bytes`, 64-byte aligned, and returns its offset in the segment. Throws Error when
   // memory is out.
   size_t allocate(size_t bytes);
-  // As allocate(), but in whole pages, and without memory before Segment::commit().
+  // As allocate(), but in whole pages, which read as zeros, and without new memory before Segment::commit().
   size_t reserve(size_t bytes);
   // Releases a slot; `bytes` as in allocate(). Some released slots keep their memory, since training steps ask for the
   // same sizes again and again.
@@ -33,12 +37,14 @@ class Region {
   size_t take(size_t size, bool commit);
   std::optional<size_t> take_free(size_t size, bool commit);
   std::optional<size_t> take_new(size_t size, bool commit);
-  // Adds pages whose memory was given back to the free ranges.
+  // Adds pages to the free ranges.
   void free(size_t offset, size_t size);
+  void discard(size_t offset, size_t size) const;
   // Turns all free slots into ranges, except slots smaller than a page.
   void free_all();
 
   const Segment& segment_;
+  const bool keeps_memory_;
   std::mutex mutex_;
   size_t next_;  // addresses from here on were never taken, or are free again
   size_t end_;

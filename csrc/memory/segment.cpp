@@ -3,9 +3,12 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
@@ -138,6 +141,15 @@ Segment::~Segment() {
 
 void Segment::commit(size_t offset, size_t bytes) const {
   if (!fd_) return;  // private memory is committed when it is touched
+  // What a region has kept of released memory needs nothing more. Descriptors share one position in the file, so only
+  // the result counts.
+  const off_t hole = lseek(fd_.get(), static_cast<off_t>(offset), SEEK_HOLE);
+  if (hole > static_cast<off_t>(offset)) {
+    const size_t kept = std::min(static_cast<size_t>(hole) - offset, bytes);
+    offset += kept;
+    bytes -= kept;
+  }
+  if (bytes == 0) return;
   const Turn turn(fd_.get());
   require_headroom(bytes);
   int failed;
@@ -147,6 +159,18 @@ void Segment::commit(size_t offset, size_t bytes) const {
   // If the kernel has no fallocate for memfd, memory is committed when it is touched.
   if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
     throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory (fallocate)");
+  }
+}
+
+void Segment::clear(size_t offset, size_t bytes) const {
+  if (!fd_) return discard(offset, bytes);
+  const auto end = static_cast<off_t>(offset + bytes);
+  for (off_t at = static_cast<off_t>(offset);;) {
+    const off_t data = lseek(fd_.get(), at, SEEK_DATA);
+    if (data < 0 || data >= end) return;  // only holes follow
+    const off_t hole = lseek(fd_.get(), data, SEEK_HOLE);
+    at = hole < 0 ? end : std::min(hole, end);
+    std::memset(base_ + data, 0, static_cast<size_t>(at - data));
   }
 }
 

@@ -36,6 +36,8 @@ class Segment {
   void commit(size_t offset, size_t bytes) const;
   // Gives the memory of whole pages back to the system; the pages read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;
+  // Writes zeros over what has memory of whole pages, without giving it back.
+  void clear(size_t offset, size_t bytes) const;
   // Never unmaps the segment: MPI, a GPU or another thread may still write to it.
   void keep_forever() { owned_ = false; }
 

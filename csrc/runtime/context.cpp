@@ -24,7 +24,7 @@ RuntimeContext::RuntimeContext(std::unique_ptr<World> made, const RuntimeOptions
       table(world.segment(), world.labels(host()), world.local_rank(), 0, several_hosts()),
       launcher(launcher_of(world, table)),
       gpus(gpus_of(world, options, launcher.get())),
-      region(world.segment(), world.region_begin(), world.region_bytes()),
+      region(world.segment(), world.region_begin(), world.region_bytes(), several_hosts()),
       pinned(world.segment(), region),
       transport(choose_transport(world, table, options.network)),
       nccl(gpus.nccl ? std::make_unique<NcclTransport>(world, table, launcher) : nullptr),

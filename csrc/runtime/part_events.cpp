@@ -47,7 +47,8 @@ void PartEvents::handle(const TableEvent& event) {
 
 void PartEvents::announce(const TableEvent& event) {
   if (!context_.agreement.speaks() || !requests_.announce(event.entry, event.generation)) return;
-  if (context_.table.state(event.entry) != State::announced) return;
+  std::optional<Cause> error = context_.table.announced_error(event.entry);
+  if (!error) return;
   const Entry& entry = context_.table.entry(event.entry);
   const Transport& transport = context_.transport_of(entry.operation);
   std::optional<std::vector<char>> carried;
@@ -55,9 +56,9 @@ void PartEvents::announce(const TableEvent& event) {
     carried.emplace();
     // A failed operation has no values: not all shares may lie in slots. A rank of this host that has ended the
     // operation breaks down, which all hosts hear.
-    if (entry.error.empty() && !transport.own_share(event.entry, &*carried)) return;
+    if (error->empty() && !transport.own_share(event.entry, &*carried)) return;
   }
-  context_.agreement.announce(event.entry, transport.places(entry.operation), std::move(carried));
+  context_.agreement.announce(event.entry, transport.places(entry.operation), std::move(carried), std::move(*error));
 }
 
 void PartEvents::start(const TableEvent& event) {

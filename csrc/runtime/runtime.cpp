@@ -44,7 +44,7 @@ Runtime::~Runtime() {
   } else if (!device_parts_->unsafe()) {
     context_.pinned.unregister();
   }
-  if (wishes_.lost()) context_.world.let_go();
+  if (wishes_.lost() || forked()) context_.world.let_go();  // no MPI after a death, nor in a fork
   const bool quiet = context_.transport->quiet() && context_.agreement.quiet() && context_.inquiry.quiet();
   if (!forked() && quiet) context_.world.is_quiet();
 }

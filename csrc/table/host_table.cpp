@@ -490,6 +490,14 @@ State HostTable::state(uint32_t index) {
   return lock_.run([&] { return entry(index).state; });
 }
 
+std::optional<Cause> HostTable::announced_error(uint32_t index) {
+  return lock_.run([&]() -> std::optional<Cause> {
+    const Entry& e = entry(index);
+    if (e.state != State::announced) return std::nullopt;
+    return e.error.get();
+  });
+}
+
 OperationState HostTable::operation_state(const Key& key) {
   return lock_.look(kLookUs, [&] {
     OperationState operation_state;

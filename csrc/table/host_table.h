@@ -125,6 +125,8 @@ class HostTable {
   int departed_rank() const { return header_->departed_rank.load(std::memory_order_acquire) - 1; }
   Departed departed() const;  // departed_rank(), and why
   State state(uint32_t index);
+  // Why an operation failed that has been announced to the other hosts, or is to be; nullopt: it is in another state.
+  std::optional<Cause> announced_error(uint32_t index);
 
   // For the stall watch, which must not block. Throws TableLocked when a rank keeps the table locked for a second: the
   // rank was stopped in the middle of a change.

@@ -16,7 +16,8 @@ namespace mykv {
 namespace {
 
 struct OwnRegion {
-  explicit OwnRegion(size_t bytes) : segment(Segment::create(bytes, &refused)), region(segment, 0, bytes) {}
+  OwnRegion(size_t bytes, bool keeps_memory)
+      : segment(Segment::create(bytes, &refused)), region(segment, 0, bytes, keeps_memory) {}
 
   size_t taken() const {
     struct stat status{};
@@ -34,7 +35,7 @@ struct OwnRegion {
 void bind_region(py::module_& m) {
   py::class_<OwnRegion>(m, "Region", py::buffer_protocol(),
                         "For tests: where a rank makes its slots, in memory of its own.")
-      .def(py::init<size_t>(), py::arg("nbytes"))
+      .def(py::init<size_t, bool>(), py::arg("nbytes"), py::arg("keeps_memory") = false)
       .def("allocate", [](OwnRegion& own, size_t bytes) { return own.region.allocate(bytes); })
       .def("reserve", [](OwnRegion& own, size_t bytes) { return own.region.reserve(bytes); })
       .def("release", [](OwnRegion& own, size_t offset, size_t bytes) { own.region.release(offset, bytes); })

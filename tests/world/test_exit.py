@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import textwrap
 import time
 from pathlib import Path
@@ -445,6 +447,50 @@ def test_forked_children_end_as_they_like_and_the_parent_goes_on(mpirun, first):
     """Also where the script itself has imported mpi4py, which then finalizes MPI, in the child too."""
     result = mpirun(2, first + _HEAD + _FORKING, timeout=90)
     assert result.code == 0 and result.stdout.count("done") == 2, result.text
+
+
+_NO_MPI_IN_FORKS = """
+#include <mpi.h>
+#include <pthread.h>
+#include <unistd.h>
+
+static int forked;
+static void note(void) { forked = 1; }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(0, 0, note); }
+int MPI_Comm_free(MPI_Comm* comm) {
+  if (forked) _exit(66);
+  return PMPI_Comm_free(comm);
+}
+"""
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_forked_child_that_drops_a_process_set_leaves_mpi_alone(mpirun, tmp_path, hosts):
+    """Its lock may be held by a thread that the child does not have."""
+    source, library = tmp_path / "watch.c", tmp_path / "watch.so"
+    source.write_text(_NO_MPI_IN_FORKS)
+    subprocess.run([os.environ.get("MPICC", "mpicc"), "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    script = f"""
+    import gc, os
+    import numpy as np
+    from mpi4py import MPI
+    import mykv_core as core
+
+    core.init(MPI.COMM_WORLD.py2f(), {{"virtual_hosts": {hosts}}})
+    group = core.make_group(MPI.COMM_WORLD.py2f(), [0, 1], {{"virtual_hosts": {hosts}}})
+    array = np.ones(10)
+    assert group.submit_allreduce("sum", [array], [array]).wait(30)
+    child = os.fork()
+    if child == 0:
+        del group
+        gc.collect()
+        os._exit(0)
+    print("child", os.waitpid(child, 0)[1], flush=True)
+    assert group.submit_allreduce("sum", [array], [array]).wait(30)
+    core.shutdown()
+    """
+    result = mpirun(2, textwrap.dedent(script), timeout=60, env={"LD_PRELOAD": str(library)})
+    assert result.code == 0 and result.stdout.count("child 0") == 2, result.text
 
 
 def test_exception_in_a_thread_ends_that_thread_only(job):
