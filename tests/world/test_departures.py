@@ -187,7 +187,10 @@ def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpiru
 
 
 def test_what_a_single_rank_posts_while_it_leaves_ends(mpirun):
-    """The post comes before the departure, and the arrival after it. Small; a part that the runtime's thread would sum; several."""
+    """The post comes before the departure, and the arrival after it.
+
+    Small; a part that the runtime's thread would sum; several.
+    """
     script = """
     import threading, time
     import numpy as np

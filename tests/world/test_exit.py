@@ -469,7 +469,8 @@ def test_a_forked_child_that_drops_a_process_set_leaves_mpi_alone(mpirun, tmp_pa
     """Its lock may be held by a thread that the child does not have."""
     source, library = tmp_path / "watch.c", tmp_path / "watch.so"
     source.write_text(_NO_MPI_IN_FORKS)
-    subprocess.run([os.environ.get("MPICC", "mpicc"), "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
+    compiler = os.environ.get("MPICC", "mpicc")
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library], check=True, timeout=60)
     script = f"""
     import gc, os
     import numpy as np
