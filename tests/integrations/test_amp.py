@@ -273,6 +273,30 @@ def test_a_step_fails_on_all_where_one_worker_has_no_amp(rank):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("make", [_on_store, _distributed])
+def test_a_worker_that_refuses_the_first_step_after_init_trainer_lets_nobody_wait(rank, gather, make):
+    """The step before it was without AMP. The step after it is right on all workers."""
+    net = dense_network(seed=0)
+    trainer = make(net)
+    with autograd.record():
+        loss = (net(_batch(0, rank)) ** 2).sum()
+    loss.backward()
+    trainer.step(4)
+    before = checksum(net)
+    trainer = _initialized(trainer)
+    if rank == 0:
+        _backward(net, trainer, _batch(1, rank))
+    with pytest.raises(UserWarning if rank == 1 else MXNetError):  # MXNet's error of a gradient that backward did not write
+        trainer.step(4)
+        checksum(net)
+    clear_errors()
+    assert gather(checksum(net)) == [before] * 2
+    _backward(net, trainer, _batch(2, rank))
+    trainer.step(4)
+    assert len(set(gather(checksum(net)))) == 1 and checksum(net) != before
+
+
+@pytest.mark.ranks(2)
 def test_where_nobody_chooses_the_trainer_updates_and_not_the_store(rank, gather):
     net = dense_network(seed=0)
     options = {"momentum": 0.9, "learning_rate": 0.1, **({"aggregate_num": 1} if IS_2 else {})}
