@@ -51,12 +51,11 @@ class Output:
         if not tag:
             self._look_for_failure(line.decode(errors="replace"))
             return line
-        rank, untagged = int(tag[1] or tag[2] or tag[3]), line[tag.end() :]
-        text = untagged.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
-        if text and not text.strip(
-            "\0"
-        ):  # Open MPI ends the notice of an abort with a NUL, which is no line of a worker
+        rank, raw = int(tag[1] or tag[2] or tag[3]), line[tag.end() :]
+        untagged = raw.lstrip(b"\0")  # Open MPI ends the notice of an abort with a NUL, before the worker's next line
+        if untagged != raw and not untagged.strip(b"\r\n"):
             return b""
+        text = untagged.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
         if text.startswith("-" * 60):
             self._in_notice ^= {rank}
         elif text.strip(" \t") and rank not in self._in_notice:

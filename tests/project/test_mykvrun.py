@@ -116,6 +116,18 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
         assert "MPI_ABORT" not in end
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
+    """It ends the notice of an abort, and comes alone or before what the worker writes next."""
+    output = Output(tagged=True, prefix=False)
+    hyphens = b"-" * 74
+    lines = [hyphens, b"MPI_ABORT was invoked on rank 1", hyphens, *([] if at_once else [b"\0"])]
+    lines += [(b"\0" if at_once else b"") + b"Traceback", b"ValueError: broken"]
+    shown = b"".join(output.take(b"[1,1]<stderr>: " + line + b"\n") for line in lines)
+    assert b"\0" not in shown and shown.endswith(hyphens + b"\nTraceback\nValueError: broken\n")
+    assert output.last_lines(1) == ["Traceback", "ValueError: broken"]
+
+
 def test_sigterm_ends_all_workers(tmp_path, script):
     process = _start(tmp_path, "-n", "2", script, "wait")
     try:
