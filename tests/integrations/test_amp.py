@@ -286,7 +286,8 @@ def test_a_worker_that_refuses_the_first_step_after_init_trainer_lets_nobody_wai
     trainer = _initialized(trainer)
     if rank == 0:
         _backward(net, trainer, _batch(1, rank))
-    with pytest.raises(UserWarning if rank == 1 else MXNetError):  # MXNet's error of a gradient that backward did not write
+    error = UserWarning if rank == 1 else MXNetError  # MXNet's error of a gradient that backward did not write
+    with pytest.raises(error):
         trainer.step(4)
         checksum(net)
     clear_errors()
