@@ -54,6 +54,7 @@ class Agreement {
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
   // All ranks of this host have arrived at the entry, which takes `places` sequence numbers. `carried`: what this host
   // brings to a carried operation: its sum; to a broadcast the root's host brings the values, other hosts nothing.
+  // `error`: why the operation failed on this host; empty: it did not.
   void announce(uint32_t entry, uint32_t places, std::optional<std::vector<char>> carried, Cause error);
   // The result of a carried operation that has its verdict. Forgets it.
   std::vector<char> take_result(const Key& key);

@@ -7,6 +7,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.processes import shared_memory
 from harness.support import mx
 
 _SMALL = {"MYKV_TABLE_PLACES": "64"}
@@ -98,12 +99,6 @@ def test_a_rank_far_ahead_comes_to_what_others_ask_for(rank, size, elements):
     assert time.monotonic() - begin < 40
 
 
-def _shared_memory() -> int:
-    """Bytes of shared memory that this process has touched."""
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssShmem"))
-
-
 @pytest.mark.ranks(2, env=_SMALL)
 def test_operations_that_find_no_place_keep_no_memory(rank, size):
     """Their values are copied into shared memory before the rank sees that the table is full."""
@@ -111,13 +106,12 @@ def test_operations_that_find_no_place_keep_no_memory(rank, size):
     core, count = mykv.world.process.core, 4000
     values, total = np.ones(4096, "float32"), np.empty(4096, "float32")
     assert core.submit_allreduce("first", [values], [total]).wait(60)
-    before = _shared_memory()
+    before = shared_memory()
     works = [core.submit_allreduce(f"ahead {k}", [values], [total]) for k in range(count if rank == 1 else 0)]
     if rank == 1:
-        assert _shared_memory() - before < count * values.nbytes // 8  # half of them are copied; 64 find a place
-        assert core.submit_allreduce("through", [values[:1]], [total[:1]]).wait(60)
-    else:
-        assert core.submit_allreduce("through", [values[:1]], [total[:1]]).wait(60)
+        assert shared_memory() - before < count * values.nbytes // 8  # half of them are copied; 64 find a place
+    assert core.submit_allreduce("through", [values[:1]], [total[:1]]).wait(60)
+    if rank == 0:
         works = [core.submit_allreduce(f"ahead {k}", [values], [total]) for k in range(count)]
     assert all(work.wait(60) for work in works)
     assert (total == 2).all()

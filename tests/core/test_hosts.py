@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from harness import dtypes, launcher
+from harness.processes import shared_memory
 
 _ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
 _WITH_MXNET = {"MYKV_VIRTUAL_HOSTS": "2"}
@@ -488,18 +489,12 @@ def test_memory_for_copies_is_bounded_however_slow_the_network_is(rank, size, ga
     array = np.ones(12 << 20, "float32")
     assert core.submit_allreduce("large", [array[: 1 << 19]], [array[: 1 << 19]]).wait(20)
     gather("warm")
-    before = _shared_memory()
+    before = shared_memory()
     assert core.submit_allreduce("large", [array], [array]).wait(60)
-    assert _shared_memory() - before < 8 << 20
+    assert shared_memory() - before < 8 << 20
     assert (array[1 << 19 :] == 2).all()
     gather("done")
     core.shutdown()
-
-
-def _shared_memory() -> int:
-    """Bytes of shared memory that this process has touched."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssShmem"))
 
 
 @pytest.mark.ranks(3, 4, env=_ENV)

@@ -30,8 +30,7 @@ class _Slots:
             offset = self.region.reserve(nbytes) if reserved else self.region.allocate(nbytes)
         except RuntimeError as error:
             assert "used up" in str(error)
-            # Sizes are rounded, to 64 KiB at most up to 4 MiB, and what is only reserved is larger than 4 MiB.
-            rounded = max(whole, 4 * _MIB + _PAGE) if reserved else whole + (60 * _KIB if nbytes <= 4 * _MIB else 0)
+            rounded = max(whole, 4 * _MIB + _PAGE) if reserved else self.rounded(whole)  # reserved: more than 4 MiB
             assert self.largest_gap() < rounded, "room that is free is not found"
             return False
         assert offset % (_PAGE if nbytes >= _PAGE else 64) == 0 and offset + nbytes <= self.nbytes

@@ -38,8 +38,13 @@ def _run(name: str, size: int, expect: dict[int, int] | None = None, **settings)
     ]
     watch = threading.Timer(_LIMIT, lambda: [process.kill() for process in processes])
     watch.start()
-    output = [process.communicate()[0] for process in processes]
-    watch.cancel()
+    try:
+        output = [process.communicate()[0] for process in processes]
+    finally:
+        watch.cancel()
+        for process in processes:
+            process.kill()
+            process.wait()
     codes = {rank: process.returncode for rank, process in enumerate(processes)}
     assert codes == {**dict.fromkeys(codes, 0), **(expect or {})}, "\n".join(output)
     return "\n".join(output)
