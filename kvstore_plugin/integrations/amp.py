@@ -27,7 +27,7 @@ from ..compat import patches
 from ..compat.mxnet import MXNetError, Parameter, all_finite, autograd, gluon, mx
 from ..coordination import agreement
 from ..gradients.parameter_groups import Company
-from ..store.kvstore import is_ours
+from ..store.names import is_ours
 from .distributed_optimizer import DistributedOptimizer
 
 _log = logging.getLogger("kvstore_plugin")

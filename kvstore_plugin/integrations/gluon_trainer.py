@@ -21,7 +21,8 @@ from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
-from ..store.kvstore import MyKV, created, is_ours
+from ..store.kvstore import MyKV
+from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import amp
@@ -97,6 +98,7 @@ def _init(
     *more: Any,
     **named: Any,
 ) -> None:
+    check_spelling(kvstore)
     if is_ours(kvstore):
         check_not_averaging(optimizer, "gluon.Trainer")
     original(self, params, optimizer, optimizer_params, kvstore, *more, **named)

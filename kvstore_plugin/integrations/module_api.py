@@ -14,7 +14,8 @@ from ..compat.mxnet import MXNetError
 from ..coordination import agreement, operation
 from ..coordination.step_label import value_of
 from ..sharded_optimizer import traits
-from ..store.kvstore import MyKV, created, is_ours
+from ..store.kvstore import MyKV
+from ..store.names import created, is_ours
 from ..world import process
 from .distributed_optimizer import check_not_averaging
 

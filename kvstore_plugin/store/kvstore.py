@@ -733,13 +733,3 @@ def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
         store = MyKV.__new__(MyKV)
         store._begin(scope, process_set)
     return _stores[scope]
-
-
-def is_ours(store: Any) -> bool:
-    """Whether the argument `kvstore` of MXNet's trainers is a store of this package, or its name."""
-    return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == "mykv")
-
-
-def created(store: Any) -> Any:
-    """The argument `kvstore` of MXNet's trainers, with the store in place of the name 'mykv'."""
-    return mx.kv.create("mykv") if isinstance(store, str) and is_ours(store) else store

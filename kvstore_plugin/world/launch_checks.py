@@ -1,7 +1,8 @@
 """Checks how this process was launched.
 
-Two mistakes are silent without these checks: an mpirun of one MPI that starts processes linked to another MPI (each
-process then believes that it is alone, and trains alone), and a launcher that binds each rank to one core of many.
+Mistakes that are silent without these checks: an mpirun of one MPI that starts processes linked to another MPI (each
+process then believes that it is alone, and trains alone), a launcher that binds each rank to one core of many, and a
+program that uses no store of this package although it was launched on several workers.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ _IMPLEMENTATIONS = (
 
 # What `srun --mpi=` must name for an MPI as its makers and PyPI build it; a cluster's own build may take others too.
 _SLURM_PLUGINS = {"Open MPI": "pmix", "MPICH": "pmi2", "Intel MPI": "pmi2", "MVAPICH": "pmi2"}
+
+# For each variable with the number of processes the one with the rank.
+_RANK_VARIABLES = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
 
 # Step numbers from here on are not steps of srun: the batch script (-5), interactive (-6) and others, as unsigned.
 _FIRST_SPECIAL_SLURM_STEP = 0xFFFFFFF0
@@ -196,6 +204,31 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
             cores,
             max(1, cores // local_size),
         )
+
+
+def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> None:
+    """Log a warning on rank 0 of a job of several processes that are about to end and have never called init().
+
+    mykvrun warns by itself. A process that a worker has started inherits the launcher's variables; it is no worker.
+    """
+    launched = launched_processes(environment)
+    if launched is None or launched[1] < 2 or "MYKVRUN_MARK" in environment or _is_child_of_python():
+        return
+    variable, count = launched
+    if environment.get(_RANK_VARIABLES[variable]) == "0":
+        _log.warning(
+            "The launcher started %d workers, but this worker has never called init(): if it has trained, then alone. "
+            "Check the name in mx.kv.create('mykv') and give the store to gluon.Trainer or Module, or use a "
+            "DistributedTrainer.",
+            count,
+        )
+
+
+def _is_child_of_python() -> bool:
+    try:
+        return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
+    except OSError:
+        return False
 
 
 def mark_start(environment: Mapping[str, str] = os.environ) -> None:

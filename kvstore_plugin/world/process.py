@@ -197,6 +197,16 @@ def _warn_if_nothing_was_exchanged() -> None:
         )
 
 
+def _warn_if_never_initialized() -> None:
+    """Log a warning at the end of a worker that has not joined the others, and has not failed either."""
+    if not _hooks_installed and os.getpid() == _imported_in and not hasattr(sys, "last_type"):
+        launch_checks.warn_of_separate_workers()
+
+
+_imported_in = os.getpid()
+atexit.register(_warn_if_never_initialized)
+
+
 def warn_of_strangers(group: Any, who: str) -> None:
     """Log how many foreign processes have asked for the memory of a new group; on one of its ranks per host."""
     if group.strangers():

@@ -224,3 +224,34 @@ def test_workers_that_exchange_nothing_are_told_so_at_the_end(mpirun, ranks, end
     text = mpirun(ranks, script).stderr
     expected = ranks > 1 and not exchange
     assert text.count("The 2 workers have exchanged nothing since init()") == expected, text
+
+
+_SEPARATE = "this worker has never called init()"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_workers_that_never_call_init_are_told_so_at_the_end(mpirun, ranks):
+    """As with a stock Trainer that was given no store: each worker trains alone."""
+    text = mpirun(ranks, "import kvstore_plugin").stderr
+    assert text.count(_SEPARATE) == (ranks > 1), text
+    assert ranks == 1 or "The launcher started 2 workers" in text
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()",
+        "import kvstore_plugin, os, sys\nif os.fork() == 0: sys.exit()\nos.wait(); kvstore_plugin.barrier()",
+        "import kvstore_plugin, subprocess, sys; kvstore_plugin.barrier()\n"
+        "subprocess.run([sys.executable, '-c', 'import kvstore_plugin'], check=True)",
+    ],
+    ids=["init", "fork", "process of a worker"],
+)
+def test_no_worker_is_told_that_it_has_never_called_init_without_a_reason(mpirun, script):
+    text = mpirun(2, script).stderr
+    assert _SEPARATE not in text, text
+
+
+def test_worker_that_fails_before_init_is_told_of_its_failure_only(mpirun):
+    text = mpirun(2, "import kvstore_plugin; raise KeyError('data')").stderr
+    assert "KeyError" in text and _SEPARATE not in text, text

@@ -1,0 +1,46 @@
+"""The name 'mykv' where MXNet takes a store or a store's name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Callable
+
+from ..compat import patches
+from ..compat.argument_errors import ArgumentValueError
+from ..compat.mxnet import KVStoreBase, mx
+from .kvstore import MyKV
+
+_NAME = "mykv"
+
+
+def is_ours(store: Any) -> bool:
+    """Whether the argument `kvstore` of MXNet's trainers is a store of this package, or its name."""
+    return isinstance(store, MyKV) or (isinstance(store, str) and store.lower() == _NAME)
+
+
+def created(store: Any) -> Any:
+    """The argument `kvstore` of MXNet's trainers, with the store in place of the name 'mykv'."""
+    check_spelling(store)
+    return mx.kv.create(_NAME) if isinstance(store, str) and is_ours(store) else store
+
+
+def check_spelling(store: Any) -> None:
+    """Raise a ValueError for a name that is almost 'mykv', and that no store has."""
+    if not isinstance(store, str) or store.lower() in KVStoreBase.kv_registry:
+        return
+    if difflib.get_close_matches(store.lower(), [_NAME]):
+        raise ArgumentValueError(
+            f"There is no store {store!r}, and MXNet would make a store with which each worker trains alone. "
+            f"Is {_NAME!r} meant?"
+        )
+
+
+@patches.replaces(
+    "kvstore.create",
+    why="MXNet takes an unknown name for a store of one process, without a word: each worker would train alone.",
+    does="Raises an error for a name that is almost 'mykv'.",
+    undone_by="another name",
+)
+def _create(original: Callable, name: Any = "local", *args: Any, **kwargs: Any) -> Any:
+    check_spelling(name)
+    return original(name, *args, **kwargs)

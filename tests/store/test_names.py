@@ -1,0 +1,46 @@
+import kvstore_plugin as mykv  # noqa: F401
+import mxnet as mx
+import pytest
+from harness.support import IS_2
+
+NEAR = ["mykw", "MyKw", "my_kv", "mykv ", "mkv", "mykvs"]
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_name_that_is_almost_mykv_is_an_error_and_no_store_of_one_process(name):
+    with pytest.raises(ValueError, match="Is 'mykv' meant") as caught:
+        mx.kv.create(name)
+    assert repr(name) in str(caught.value) and isinstance(caught.value, mx.base.MXNetError)
+
+
+def test_trainer_refuses_a_name_that_is_almost_mykv_when_it_is_made():
+    parameter = mx.gluon.Parameter("weight", shape=(2,))
+    parameter.initialize()
+    with pytest.raises(ValueError, match="Is 'mykv' meant"):
+        mx.gluon.Trainer([parameter], "sgd", kvstore="mykw")
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0 has no Module")
+def test_module_refuses_a_name_that_is_almost_mykv():
+    output = mx.sym.LinearRegressionOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1), mx.sym.var("label"))
+    module = mx.mod.Module(output, label_names=["label"])
+    module.bind([("data", (2, 3))], [("label", (2, 1))])
+    module.init_params()
+    with pytest.raises(ValueError, match="Is 'mykv' meant"):
+        module.init_optimizer(kvstore="mykw")
+
+
+@pytest.mark.parametrize("name", ["local", "device", "local_allreduce_cpu"])
+def test_other_stores_of_mxnet_are_made_as_before(name):
+    assert mx.kv.create(name).type == name
+    assert mx.kv.create().type == "local"
+
+
+def test_store_of_another_package_may_have_a_similar_name():
+    registry = mx.kv.KVStoreBase.kv_registry
+    store = object()
+    registry["mykv2"] = lambda: store
+    try:
+        assert mx.kv.create("MyKV2") is store
+    finally:
+        del registry["mykv2"]
