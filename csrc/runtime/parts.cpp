@@ -124,6 +124,7 @@ HostTable::Arriving Parts::offer_of(const Part& part, const Operation& operation
   offer.due = due(*part.posted, part.number);
   offer.came = part.came;
   offer.ends_step = request.step == StepPart::last && part.number == 0;
+  offer.awaited = request.awaited && context_.several_hosts();
   return offer;
 }
 

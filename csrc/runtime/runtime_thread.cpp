@@ -67,9 +67,10 @@ void RuntimeThread::work_until_leaving() {
   for (;;) {
     const uint32_t seen = bell.count();
     if (!take_loop()) {  // the stand-in rings when it has given the loop back, if this thread must go on
-      bell.wait(seen, kSleepUs);
+      bell.wait(seen, context_.several_hosts() ? kIdlePollUs : kSleepUs);
       continue;
     }
+    rests_ = false;
     if (failure_) std::rethrow_exception(failure_);
     if (awake_since_ == 0 && Timeline::marks_cycles()) awake_since_ = now_ns();
     // Read before work(), so that the last round still tells the other hosts that this rank leaves.
@@ -93,14 +94,19 @@ void RuntimeThread::work_until_leaving() {
     if (Timeline::marks_cycles() && worked_ && awake_since_ != 0) notes_.awake(awake_since_);
     const int64_t limit = rest(seen);
     awake_since_ = 0;
+    rests_ = limit == kRestUs;
     give_loop();
     if (limit > 0) bell.wait(seen, limit);
   }
 }
 
 void RuntimeThread::stand_in(const std::function<bool()>& over, int64_t until_ns) {
-  if (!may_stand_in() || !take_loop()) return;
+  if (!may_stand_in()) return;
   Bell& bell = context_.bell();
+  if (!take_loop()) {
+    if (context_.several_hosts()) bell.ring();  // nobody has rung for what this thread has posted
+    return;
+  }
   bell.stand_in(true);
   uint32_t seen = bell.count();
   bool left = true;
@@ -121,6 +127,7 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
   Bell& bell = context_.bell();
   bool last = false;
   bool rested = true;
+  bool moved = false;
   for (;;) {
     *seen = bell.count();
     if (needs_thread()) return true;
@@ -129,11 +136,12 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
     context_.table.look_after_lock();
     const bool worked = work();
     worked_ |= worked;
+    moved |= worked;
     advanced_ = false;
     const int64_t now = now_ns();
     if (over() || now >= until_ns) {
       // One more round usually finds nothing left, and need not wake the thread.
-      if (!worked || last) return worked || needs_thread();
+      if (!worked || last) return worked || needs_thread() || network_polling() || (moved && rests_);
       last = true;
       continue;
     }

@@ -41,8 +41,8 @@ class RuntimeThread {
 
   // The thread's function. Returns when this rank has left or cannot go on; all its operations have ended then.
   void run();
-  // Whether stand_in() is possible at all: on one host without GPUs, since MPI and CUDA know threads apart.
-  bool may_stand_in() const { return !context_.several_hosts() && !context_.gpus.any; }
+  // Whether stand_in() is possible at all: without GPUs, since CUDA knows threads apart.
+  bool may_stand_in() const { return !context_.gpus.any; }
   // For a thread that waits for a request: does the thread's work until over() or until `until_ns` (now_ns()),
   // whichever is first. Returns early when another thread has the loop, or when the runtime's thread must go on itself:
   // in a failure, or to leave.
@@ -60,6 +60,7 @@ class RuntimeThread {
   int64_t rest(uint32_t seen);
   int64_t poll(bool flowing, bool soon);
   bool gpus_polling() const { return context_.nccl && context_.nccl->polling(); }
+  bool network_polling() const { return context_.transport->polling() || context_.agreement.polling(); }
   bool lacks_only_time() const { return sender_.blocked() || events_.has_finished(); }
 
   RuntimeContext& context_;
@@ -74,6 +75,7 @@ class RuntimeThread {
   std::atomic<bool> loop_taken_{false};  // some thread has the loop
   std::exception_ptr failure_;           // of a stand-in, for the runtime's thread
   bool worked_ = false;                  // the thread has worked since it last waited
+  bool rests_ = false;                   // the thread sleeps for longer than messages of other hosts may wait
   bool advanced_ = false;                // some operation under way has advanced
   int64_t awake_since_ = 0;              // 0: not since it last slept, or the timeline marks no cycles
   int64_t flowed_ = 0;                   // when the thread last had work; coarse_now_ns()

@@ -71,6 +71,7 @@ class HostTable {
     Due due = Due::now;  // limits making an entry; a rank always joins an entry that another rank has made
     int64_t came = 0;    // when this rank came; now_ns()
     bool ends_step = false;
+    bool awaited = false;  // see Request::awaited
   };
   // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
@@ -88,6 +89,7 @@ class HostTable {
         if (made.table_full || made.departed) return made;
         claim(made);
         if (made.last) complete_set(made, inline_limit, rings);
+        if (offer.awaited && rings.one == local_rank_) rings.one = kNobody;
         return made;
       });
       if (!arrival.needs_memory || !commit_entries()) return arrival;

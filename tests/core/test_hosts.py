@@ -658,3 +658,44 @@ def test_ranks_that_may_not_share_memory_are_hosts_of_their_own_and_say_so_once(
     assert result.code == 0, result.text
     assert all(f"summed {rank}" in result.stdout for rank in range(3)), result.text
     assert result.text.count("memfd_create") == 1, result.text
+
+
+def _cpu_seconds(names: str) -> float:
+    """CPU time of this process's threads with this name."""
+    total = 0
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == names:
+            total += int((task / "schedstat").read_text().split()[0])
+    return total * 1e-9
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_thread_that_waits_moves_messages_between_hosts_itself(core, gather):
+    """Waking one thread after the other would cost more than the messages."""
+    array = np.ones(16, "float32")  # MPI has sent it when it is told to
+    core.submit_allreduce("first", [array], [array]).wait()
+    gather("both begin")
+    thread, caller = _cpu_seconds("mykv"), time.thread_time()
+    for _ in range(300):
+        core.submit_allreduce("small", [array], [array]).wait()
+    thread, caller = _cpu_seconds("mykv") - thread, time.thread_time() - caller
+    assert thread < caller / 2, (thread, caller)
+
+
+@pytest.mark.ranks(2, 4, env=_ENV)
+def test_operations_under_way_go_on_when_the_thread_that_waited_has_returned(core, rank, size, gather):
+    """The thread that waited had moved them on; from then on the runtime's thread does, although no bell rings."""
+    for turn in range(10):
+        late = np.ones(1024, "float32")
+        if rank != size - 1:
+            under_way = core.submit_allreduce("late", [late], [late])
+        _works(core, size, "waited for")
+        if rank == size - 1:
+            time.sleep(0.02 * turn)
+            under_way = core.submit_allreduce("late", [late], [late])
+        begun = time.monotonic()
+        while not under_way.done():
+            assert time.monotonic() - begun < 0.02 * turn + 0.5
+            time.sleep(0.001)
+        assert (late == size).all()
+    gather("all are done")
