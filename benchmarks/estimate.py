@@ -20,7 +20,7 @@ LATENCY, MESSAGE = 25e-6, 60e-6
 # Share of the bytes that travels between hosts. Top-k takes longer than its bytes, since it has to find them.
 COMPRESSION = {"none": 1.0, "fp16": 1 / 2, "bf16": 1 / 2, "2bit": 1 / 16}
 # Sum of ResNet-50's gradients in shared memory on 2 ranks: seconds per byte and rank.
-IN_MEMORY = 8.65e-3 / 102.2e6 / 2
+IN_MEMORY = 5.34e-3 / 102.2e6 / 2
 # Memory of mykv on a host beyond the gradients: ResNet-50 and BERT-base took 28 MB.
 OWN_MEMORY, OWN_SHARE = 28e6, 0.0
 # Share of a core of a rank that waits for another host.
