@@ -116,9 +116,11 @@ def fitted(results: Results) -> Network:
     if len(rows) < 2:
         raise SystemExit("The model needs the section 'agreement' of make bench-hosts.")
     # Relative errors count alike.
-    weights = 1 / np.array(times)
-    solved = np.linalg.lstsq(np.array(rows) * weights[:, None], np.ones(len(times)), rcond=None)[0]
-    return Network(max(float(solved[0]), 0.0), max(float(solved[1]), 0.0), 1e9 / 8)
+    weighted = np.array(rows) / np.array(times)[:, None]
+    latency, message = (float(one) for one in np.linalg.lstsq(weighted, np.ones(len(times)), rcond=None)[0])
+    if latency < 0:  # the best fit without a latency
+        latency, message = 0.0, float(weighted[:, 1].sum() / (weighted[:, 1] ** 2).sum())
+    return Network(latency, message, 1e9 / 8)
 
 
 def main() -> None:

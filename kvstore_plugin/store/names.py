@@ -31,7 +31,7 @@ def check_spelling(store: Any) -> None:
     if difflib.get_close_matches(store.lower(), [_NAME]):
         raise ArgumentValueError(
             f"There is no store {store!r}, and MXNet would make a store with which each worker trains alone. "
-            f"Is {_NAME!r} meant?"
+            "Is 'mykv' meant?"
         )
 
 
