@@ -699,3 +699,33 @@ def test_operations_under_way_go_on_when_the_thread_that_waited_has_returned(cor
             time.sleep(0.001)
         assert (late == size).all()
     gather("all are done")
+
+
+@pytest.mark.ranks(2, 4, env=_ENV)
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        ("mpi", "MPI failed in"),
+        ("memory", "no memory for what the hosts exchange"),
+        ("message", "malformed message from another host"),
+    ],
+)
+@pytest.mark.parametrize("host", [0, -1])
+def test_rank_that_breaks_down_ends_its_operations_on_all_ranks_at_once(core, rank, size, gather, fault, words, host):
+    import mykv_core_testing
+
+    breaks = core.host_ranks()[host][0]
+    _works(core, size, "before")
+    gather("the fault comes")
+    if rank == breaks:
+        mykv_core_testing.plant(fault, 1)
+    try:
+        array = np.ones(1 << 20, "float32")
+        begun = time.monotonic()
+        with pytest.raises(core.Error, match=words) as failure:
+            core.submit_allreduce("large", [array], [array]).wait(20)
+        # A failure detector, which there is not, would have 2 s to name a rank.
+        assert time.monotonic() - begun < (1.8 if fault == "mpi" else 10)
+        assert rank == breaks or f"rank {breaks}" in str(failure.value)
+    finally:
+        mykv_core_testing.plant(fault, 0)
