@@ -25,7 +25,7 @@ from ..store.kvstore import MyKV
 from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from . import amp
+from . import amp, separate_steps
 from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
@@ -233,12 +233,14 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
 @patches.replaces(
     "gluon.Trainer.step",
     why=_EARLIER + "A worker that cannot take a step would leave the others waiting.",
-    does="Fails on all workers, before any updates, where a batch size is no number or a gradient is stale.",
+    does="Fails on all workers, before any updates, where a batch size is no number or a gradient is stale. With "
+    "another store, warns where the workers exchange nothing.",
     undone_by=_ANOTHER_STORE,
 )
 def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
     if not is_ours(self._kvstore_params["kvstore"]):
         original(self, batch_size, ignore_stale_grad)
+        separate_steps.note(self)
         return
     _resume(self)
     _meet(self)

@@ -179,17 +179,17 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     if core.rank() == 0:
         launch_checks.mark_start()
         _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
-    _made_by_init = _operations()
+    _made_by_init = operations()
 
 
-def _operations() -> int:
-    """How many operations of all ranks this rank has made since the core was started."""
+def operations() -> int:
+    """How many operations of all ranks have ended on this rank since the core was started."""
     return sum(count for count, _ in core.statistics()["ways"].values())
 
 
 def _warn_if_nothing_was_exchanged() -> None:
     """Log a warning at the end of a job whose workers have trained separately, if they have trained at all."""
-    if core.size() > 1 and core.rank() == 0 and recoveries == 0 and _operations() == _made_by_init:
+    if core.size() > 1 and core.rank() == 0 and recoveries == 0 and operations() == _made_by_init:
         _log.warning(
             "The %d workers have exchanged nothing since init(). If they should have trained together, give the store "
             "'mykv' to gluon.Trainer or Module, or use a DistributedTrainer.",

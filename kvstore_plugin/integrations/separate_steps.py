@@ -1,0 +1,37 @@
+"""Notices a gluon.Trainer that was given no store, although several workers were to train together."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+
+from ..compat.mxnet import gluon
+from ..world import process
+
+_log = logging.getLogger("kvstore_plugin")
+
+# A program that sums gradients by itself seldom makes so many steps without an operation of this package.
+_STEPS = 10
+
+_seen: weakref.WeakKeyDictionary[gluon.Trainer, tuple[int, int]] = weakref.WeakKeyDictionary()
+_told = False
+
+
+def note(trainer: gluon.Trainer) -> None:
+    """Count a step of a Trainer without the store; warn once if nothing was exchanged during many of them."""
+    global _told
+    if _told or not process.is_initialized() or process.size() == 1 or process.rank() != 0:
+        return
+    steps, before = _seen.get(trainer, (0, -1))
+    if steps % _STEPS == 0:
+        operations = process.operations()
+        if operations == before:
+            _told = True
+            _log.warning(
+                "A gluon.Trainer has made %d steps in which the %d workers have exchanged nothing, so each of them "
+                "trains its own weights. Use a DistributedTrainer, or gluon.Trainer(..., kvstore='mykv').",
+                _STEPS,
+                process.size(),
+            )
+        before = operations
+    _seen[trainer] = (steps + 1, before)
