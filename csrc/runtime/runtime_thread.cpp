@@ -23,17 +23,39 @@ constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or t
 constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that the copies wait for
 constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
-constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
+constexpr unsigned long kSlackNs =
+    1000;                            // by which a short sleep between looks at the network may be longer, not 50 us
+constexpr int64_t kRestUs = 250000;  // sleep of an idle rank between hosts; after 500 ms it would count as stopped
 constexpr int64_t kLostPatienceNs = 2000000000;  // for the failure detector to name the process that has ended
 constexpr auto kStandstillPatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 constexpr auto kGonePatience = std::chrono::seconds(20);  // the same on ranks that stay; notices should end it earlier
+
+// Lets sleeps of the calling thread end at their time, from begin() on.
+class PreciseSleeps {
+ public:
+  PreciseSleeps() = default;
+  PreciseSleeps(const PreciseSleeps&) = delete;
+  PreciseSleeps& operator=(const PreciseSleeps&) = delete;
+  ~PreciseSleeps() {
+    if (before_ > 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(before_));
+  }
+  void begin() {
+    if (before_ > 0) return;
+    before_ = prctl(PR_GET_TIMERSLACK);
+    prctl(PR_SET_TIMERSLACK, kSlackNs);
+  }
+
+ private:
+  int before_ = 0;
+};
 
 }  // namespace
 
 void RuntimeThread::run() {
   prctl(PR_SET_NAME, "mykv");
   gpu::Memory::free_elsewhere();
-  prctl(PR_SET_TIMERSLACK, 1000UL);  // 1 us instead of 50: short sleeps between looks at the network
+  PreciseSleeps sleeps;
+  sleeps.begin();
   try {
     work_until_leaving();
     const std::string retired = device_parts_.retired();
@@ -128,6 +150,7 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
   bool last = false;
   bool rested = true;
   bool moved = false;
+  PreciseSleeps sleeps;
   for (;;) {
     *seen = bell.count();
     if (needs_thread()) return true;
@@ -147,6 +170,7 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
     }
     if (worked) continue;
     const int64_t limit = rest(*seen);
+    if (limit > 0 && network_polling()) sleeps.begin();
     if (limit > 0) bell.wait(*seen, std::min(limit, (until_ns - now) / 1000 + 1), Bell::Sleeper::stand_in);
     rested = true;
   }

@@ -137,7 +137,9 @@ def test_files_of_all_ranks_become_one_trace_and_one_page(mpirun, tmp_path):
 
     text = page.read_text()
     worst = _table(text, "Who came last")[0]
-    assert worst[0] == "2" and _LATE * 800 < float(worst[3]) < 10000 and "trainer0/bucket" in worst[5], worst
+    assert worst[0] == "2" and _LATE * 800 < float(worst[3]) < 10000, worst
+    # Other work on the machine may make a rank later than the test does.
+    assert "trainer0/bucket" in worst[5] or float(worst[3]) > _LATE * 1200, worst
     assert [row[:3] for row in _table(text, "Overlap with backward")] == [[str(r), "trainer0", "3"] for r in range(3)]
     assert "clock of rank" not in text, "the clocks of one machine were corrected"
     _check_page_stands_alone(text)
