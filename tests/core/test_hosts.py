@@ -270,6 +270,24 @@ def test_what_is_asked_of_a_rank_that_left_fails_at_once_however_often(core, ran
     assert time.monotonic() - begin < 15
 
 
+@pytest.mark.ranks(3, env=_ENV)
+@_one_and_two
+def test_operation_that_all_ranks_have_begun_ends_well_when_a_rank_leaves(core, rank, size, hosts, gather):
+    count = 6 << 20
+    buffer = core.allocate(4 * count)
+    array = np.frombuffer(buffer, "float32")
+    array.fill(1)
+    gather("memory is there")
+    work = core.submit_bucket("large", buffer, 0, count, "float32")
+    if rank == size - 1:
+        while not work.done() and [missing for _, _, missing, _ in core.waiting("large")] != [[]]:
+            time.sleep(0.001)
+        core.abandon("gone fishing")
+    assert work.wait(30)
+    assert (array == size).all()
+    gather("all have the sum")
+
+
 @pytest.mark.alone
 @pytest.mark.ranks(2, env=_ENV, timeout=120)
 @_one_and_two
