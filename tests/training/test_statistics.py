@@ -121,7 +121,7 @@ def test_rank_0_names_the_late_worker_of_another_host(rank, size, count):
     assert counted["late_among"] == ("workers of this host" if rank else "all workers")
     if rank == 0 or (rank in hosts[1] and len(hosts[1]) > 1):
         late = counted["late"][0]
-        assert late["rank"] == last and late["step_share"] > 0.8
+        assert late["rank"] == last and late["step_share"] > 0.6  # other work may hold another rank up once
         assert 0.6 * _LATE < late["step_wait"] < 0.9 * counted["seconds"] / _STEPS + _LATE
     if rank == 0:
         assert sum(one["steps"] for one in counted["late"]) == _STEPS
