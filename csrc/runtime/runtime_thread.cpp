@@ -23,9 +23,8 @@ constexpr int64_t kRetryUs = 1000;        // when the host's table is full, or t
 constexpr int64_t kGpuPollUs = 200;       // between looks at copies, and at streams that the copies wait for
 constexpr int64_t kLookNs = 100000000;    // between looks for questions of other hosts, at most
 constexpr int64_t kSleepUs = 1000000;     // upper bound of any sleep
-constexpr unsigned long kSlackNs =
-    1000;                            // by which a short sleep between looks at the network may be longer, not 50 us
-constexpr int64_t kRestUs = 250000;  // sleep of an idle rank between hosts; after 500 ms it would count as stopped
+constexpr unsigned long kSlackNs = 1000;  // of sleeps between looks at the network; Linux gives 50 us
+constexpr int64_t kRestUs = 250000;       // sleep of an idle rank between hosts; after 500 ms it would count as stopped
 constexpr int64_t kLostPatienceNs = 2000000000;  // for the failure detector to name the process that has ended
 constexpr auto kStandstillPatience = std::chrono::seconds(5);  // for operations that all ranks had agreed on
 constexpr auto kGonePatience = std::chrono::seconds(20);  // the same on ranks that stay; notices should end it earlier

@@ -63,6 +63,7 @@ _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
 _hooks_installed = False
+_init_called = False
 _interrupted: list[Any] = []  # work whose wait was interrupted
 _interrupted_lock = threading.Lock()
 
@@ -141,7 +142,8 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     >>> mykv.init()  # a no-op where a store or a trainer has called it already
     >>> print(f"worker {mykv.rank()} of {mykv.size()}")
     """
-    global _made_by_init
+    global _init_called, _made_by_init
+    _init_called = True
     if _forked:
         core.init  # noqa: B018 - raises
     if is_initialized():
@@ -198,8 +200,8 @@ def _warn_if_nothing_was_exchanged() -> None:
 
 
 def _warn_if_never_initialized() -> None:
-    """Log a warning at the end of a worker that has not joined the others, and has not failed either."""
-    if not _hooks_installed and os.getpid() == _imported_in and not hasattr(sys, "last_type"):
+    """Log a warning at the end of a worker that has not tried to join the others, and has not failed either."""
+    if not _init_called and os.getpid() == _imported_in and not hasattr(sys, "last_type"):
         launch_checks.warn_of_separate_workers()
 
 

@@ -241,11 +241,12 @@ def test_workers_that_never_call_init_are_told_so_at_the_end(mpirun, ranks):
     "script",
     [
         "import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()",
+        "import kvstore_plugin as mykv\ntry:\n    mykv.init(comm=5)\nexcept TypeError: pass",
         "import kvstore_plugin, os, sys\nif os.fork() == 0: sys.exit()\nos.wait(); kvstore_plugin.barrier()",
         "import kvstore_plugin, subprocess, sys; kvstore_plugin.barrier()\n"
         "subprocess.run([sys.executable, '-c', 'import kvstore_plugin'], check=True)",
     ],
-    ids=["init", "fork", "process of a worker"],
+    ids=["init", "init that failed", "fork", "process of a worker"],
 )
 def test_no_worker_is_told_that_it_has_never_called_init_without_a_reason(mpirun, script):
     text = mpirun(2, script).stderr
