@@ -107,12 +107,10 @@ def launch(workers: int, command: Sequence[str], log: Path, check: bool = True) 
     return text
 
 
-def digest(net: Any, trained_only: bool = False) -> str:
-    """Of the bits of all parameters of a network, by their names within it, or of those that have gradients."""
+def digest(net: Any) -> str:
+    """Of the bits of all parameters of a network, also running statistics, by their names within it."""
     found = hashlib.sha256()
     for _, parameter in sorted(net._collect_params_with_prefix().items()):
-        if trained_only and parameter.grad_req == "null":
-            continue
         found.update(parameter.data(parameter.list_ctx()[0]).asnumpy().tobytes())
     return found.hexdigest()
 
