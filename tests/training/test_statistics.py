@@ -306,17 +306,21 @@ _SLOW = re.compile(
 )
 
 
+def _tables(result):
+    return _TABLE.findall(result.stderr.replace("\0", ""))  # Open MPI may write a NUL before a line
+
+
 def test_rank_0_prints_the_table_once(mpirun):
     result = mpirun(2, _JOB, "nobody", "0", env={"MYKV_REPORT": "1"})
     assert result.code == 0, result.text
-    assert len(_TABLE.findall(result.stderr)) == 1 and len(_SLOW.findall(result.stderr)) == 1, result.text
+    assert len(_tables(result)) == 1 and len(_SLOW.findall(result.stderr)) == 1, result.text
     assert "mykv:" not in result.stdout
 
 
 def test_the_table_comes_every_so_often(mpirun):
     result = mpirun(2, _JOB, "nobody", "2.5", env={"MYKV_REPORT": "1.1"})
     assert result.code == 0, result.text
-    assert len(_TABLE.findall(result.stderr)) >= 3, result.text
+    assert len(_tables(result)) >= 3, result.text
 
 
 @pytest.mark.parametrize("fails", [0, 1])
@@ -324,7 +328,7 @@ def test_a_worker_that_fails_does_not_make_the_report_hang(mpirun, fails):
     result = mpirun(2, _JOB, str(fails), "0", env={"MYKV_REPORT": "1"})
     assert result.code != 0 and "this worker is broken" in result.stderr, result.text
     assert result.seconds < 30
-    tables = len(_TABLE.findall(result.stderr))
+    tables = len(_tables(result))
     assert tables == 1 if fails == 0 else tables <= 1, result.text
 
 
