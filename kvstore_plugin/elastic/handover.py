@@ -12,7 +12,7 @@ from ..coordination import agreement
 from ..parameters import deferred_init, load_tracking
 from ..world.process_set import global_process_set
 from . import shard_replicas, snapshots
-from .members import Members
+from .members import Members, Memory
 
 
 class _Told(NamedTuple):
@@ -25,8 +25,7 @@ class _Told(NamedTuple):
     names: list[bool]  # for each parameter, whether it has values
     training: list[dict[str, Any]]
     options: list[tuple[int, list[str]]]  # of each trainer
-    wanted: list[str] | None  # as Members has it, and the next
-    rounds: int
+    memory: Memory  # of Members
 
 
 def hand_over(
@@ -62,19 +61,18 @@ def hand_over(
             [array is not None for array in trees["parameters"]],
             [one.description() for one in copy.training],
             [trainer._options_of_world() for trainer in trainers],
-            members.wanted,
-            members.rounds,
+            members.memory,
         )
     told = broadcast_object(told, donor)
     packed = agreement.bytes_of_rank(global_process_set, "world/handover", packed, donor)
-    members.wanted, members.rounds = told.wanted, told.rounds
+    members.memory = told.memory
     if not is_new:
         return
     if told.scopes != scopes or len(told.names) != len(parameters):
         raise RuntimeError(
             "The script of a new worker has made other networks or trainers than those of the living workers, so it "
-            "cannot take over their state: a script with run_elastic(respawn=True) must make the same ones whenever "
-            "it begins."
+            "cannot take over their state: a script that gets new workers in run_elastic() must make the same ones "
+            "whenever it begins."
         )
     made: dict[Hashable, Any] = {
         key: _made(tree, pieces) for key, (tree, pieces) in shard_replicas.unpack(packed).items()

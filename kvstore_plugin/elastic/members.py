@@ -1,4 +1,8 @@
-"""Who takes part in elastic training: the living workers, and with respawn=True new workers for the dead ones."""
+"""Who takes part in elastic training: the living workers, and new workers.
+
+With respawn=True new workers replace dead ones. With grow_to=N workers are added where there is room (room.py):
+commit() raises `MoreWorkers` on all workers, which then begin again from that commit, as after a death.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..world import new_workers, process, settings
 from ..world.process_set import global_process_set
+from .room import Growth, Room
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -18,87 +23,174 @@ _log = logging.getLogger("kvstore_plugin")
 
 # A worker that dies again and again at the same place must not be replaced endlessly.
 MOST_ROUNDS = 5
+# A later MPI_Comm_spawn gives processes that cannot reach each other (opal_modex_recv fails with -46). A program of
+# MPI_Comm_spawn alone shows it.
+_ONCE = "mykv: Open MPI starts new workers over several machines only once in a job, so %s."
+
+
+class MoreWorkers(RuntimeError):
+    """There is room for more workers: training is interrupted after a commit, on all workers."""
+
+
+class Memory(NamedTuple):
+    """What a worker remembers of the workers, equal on all of them.
+
+    Attributes
+    ----------
+    wanted : tuple of str or None
+        The machine of each worker that the job wants, with respawn=True; None otherwise, and in a new worker until the
+        others have told it.
+    rounds : int
+        How often workers were replaced since the last commit of the training function.
+    joins : int
+        How often new workers have joined the job.
+    lost_slots : tuple of str
+        The machine of each worker that was replaced. Open MPI's launcher does not free the slots of these workers, so
+        each new worker needs another slot.
+    """
+
+    wanted: tuple[str, ...] | None = None
+    rounds: int = 0
+    joins: int = 0
+    lost_slots: tuple[str, ...] = ()
 
 
 class _Told(NamedTuple):
     """What a worker tells the others before new workers are started."""
 
     machine: str
-    wanted: list[str] | None
-    rounds: int
+    memory: Memory
+    growth: Growth | None
 
 
 class Members:
-    """The workers of a call of run_elastic().
+    """The workers of a call of run_elastic()."""
 
-    Attributes
-    ----------
-    wanted : list of str or None
-        The machine of each worker at the beginning, with respawn=True; None otherwise, and in a new worker until the
-        others have told it.
-    rounds : int
-        How often workers were replaced since the last commit of the training function.
-    """
-
-    def __init__(self, respawn: bool) -> None:
+    def __init__(self, respawn: bool, room: Room | None = None) -> None:
         self._respawn = respawn
-        self.rounds = 0
-        self.wanted: list[str] | None = None
+        self._room = room
+        self._growth: Growth | None = None  # what rank 0 has found, until new workers are started
+        self.memory = Memory()
         if respawn and not new_workers.is_waiting():
-            self.wanted = [process.machine_of(rank) for rank in range(global_process_set.size())]
+            self.memory = Memory(_machines())
 
-    def complete(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+    def look_for_room(self) -> bool:
+        """Whether rank 0 is to add workers now; False on the others."""
+        if self._room is None or global_process_set.rank() != 0:
+            return False
+        self._growth = self._room.growth(global_process_set.size(), self.memory.lost_slots)
+        if self._growth is None:
+            return False
+        if self.memory.joins > 0 and (len(set(_machines())) > 1 or "," in self._growth.hosts):
+            _log.warning(_ONCE, "no workers are added")
+            self._room.failed()
+            return False
+        return True
+
+    def committed(self) -> None:
+        """The training function has committed."""
+        self.memory = self.memory._replace(rounds=0)
+
+    def completed(self) -> None:
+        """Training goes on with the workers of now: the workers that were added are wanted too from now on."""
+        if self._respawn and global_process_set.size() > len(self.memory.wanted or ()):
+            self.memory = self.memory._replace(wanted=_machines())
+
+    def complete(self, comm: MPI.Intracomm, is_new: bool = False) -> MPI.Intracomm:
         """The living workers of a communicator, and new workers after them. Collective over the living workers.
+
+        A new worker calls it with `is_new`, when it has joined: others may join after it.
 
         Raises
         ------
         RuntimeError
             A new worker has not come in time, or workers were replaced too often without a commit.
         """
-        _, comm = all_agree(comm, True)
+        if not is_new:
+            _, comm = all_agree(comm, True)
+        is_counted = is_new
         while self._respawn:
-            comm, machines = self._missing(comm)
-            if not machines:
+            comm, machines, one_by_one = self._missing(comm)
+            growth, self._growth = self._growth, None  # after a death, the next commit looks again
+            if machines:
+                if not is_counted:
+                    self._count_round()
+                joined, comm = self._replaced(comm, machines[:1] if one_by_one else machines)
+                is_counted = joined is not None
+            elif growth is not None:
+                count = 1 if one_by_one else growth.count
+                joined, comm = self._grown(comm, count, growth.hosts)
+                if joined is not None and count < growth.count:
+                    self._growth = growth._replace(count=growth.count - count)
+            else:
                 break
-            if self.rounds >= MOST_ROUNDS:
-                raise RuntimeError(
-                    f"Dead workers were replaced {self.rounds} times without a commit in between: training cannot go "
-                    "on. The output of the workers that died shows why; a commit after fewer steps may help."
-                )
-            self.rounds += 1
-            joined, comm = self._joined(comm, machines)
-            if joined is not None:
-                return joined
+            comm = comm if joined is None else joined
         return comm
 
-    def _missing(self, comm: MPI.Intracomm) -> tuple[MPI.Intracomm, list[str]]:
-        """The living workers, and the machine of each worker that is missing."""
+    def _count_round(self) -> None:
+        rounds = self.memory.rounds
+        if rounds >= MOST_ROUNDS:
+            raise RuntimeError(
+                f"Dead workers were replaced {rounds} times without a commit in between: training cannot go on. The "
+                "output of the workers that died shows why; a commit after fewer steps may help."
+            )
+        self.memory = self.memory._replace(rounds=rounds + 1)
+
+    def _missing(self, comm: MPI.Intracomm) -> tuple[MPI.Intracomm, list[str], bool]:
+        """The living workers, the machine of each worker that is missing, and whether to start them one by one.
+
+        When a process dies, Open MPI's launcher ends all processes that were started together with it.
+        """
         from mpi4py import MPI
 
         while True:
             told: list[_Told] = []
             with contextlib.suppress(MPI.Exception):  # a worker has died
-                told = comm.allgather(_Told(socket.gethostname(), self.wanted, self.rounds))
+                told = comm.allgather(_Told(socket.gethostname(), self.memory, self._growth))
             size = comm.Get_size()
             are_told, comm = all_agree(comm, bool(told))
             if are_told and comm.Get_size() == size:
                 break
-        self.wanted = next((one.wanted for one in told if one.wanted is not None), None)
-        self.rounds = max(one.rounds for one in told)
-        if self.wanted is None:
+        memory = next((one.memory for one in told if one.memory.wanted is not None), None)
+        if memory is None or memory.wanted is None:
             raise RuntimeError("All workers that had the state of the training have died.")
-        left = collections.Counter(self.wanted) - collections.Counter(one.machine for one in told)
-        return comm, sorted(left.elements())[: max(0, len(self.wanted) - size)]
+        present = tuple(one.machine for one in told)
+        several = len({*present, *memory.wanted}) > 1
+        if several and memory.joins > 0 and size < len(memory.wanted):
+            if comm.Get_rank() == 0:
+                _log.warning(_ONCE, f"training goes on with {_workers(size)}")
+            memory = memory._replace(wanted=present)
+        self.memory = memory._replace(rounds=max(one.memory.rounds for one in told))
+        self._growth = next((one.growth for one in told if one.growth is not None), None)
+        left = collections.Counter(memory.wanted) - collections.Counter(present)
+        several = several or (self._growth is not None and "," in self._growth.hosts)
+        return comm, sorted(left.elements())[: max(0, len(memory.wanted) - size)], not several
 
-    def _joined(self, comm: MPI.Intracomm, machines: list[str]) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
-        """Start new workers; the communicator of all workers or None if a worker has died, and the living."""
-        count, size = len(machines), comm.Get_size()
+    def _grown(self, comm: MPI.Intracomm, count: int, hosts: str) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
+        """Add workers; the communicator of all workers or None if that fails, and the living."""
         if comm.Get_rank() == 0:
-            _log.warning(
-                "mykv starts %s to replace the workers that died.", f"{count} workers" if count > 1 else "a worker"
-            )
-        several = len(set(self.wanted or ())) > 1
-        new = new_workers.started(comm, machines if several else [], count)
+            _log.warning("mykv adds %s, since there is room.", _workers(count))
+        joined, comm = self._started(comm, count, hosts, is_needed=False)
+        if joined is None and self._room is not None:
+            self._room.failed()
+            if comm.Get_rank() == 0:
+                _log.warning("mykv could not add workers: training goes on without them.")
+        return joined, comm
+
+    def _replaced(self, comm: MPI.Intracomm, machines: list[str]) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
+        """Replace dead workers; the communicator of all workers or None if a worker has died, and the living."""
+        self.memory = self.memory._replace(lost_slots=(*self.memory.lost_slots, *machines))
+        if comm.Get_rank() == 0:
+            _log.warning("mykv starts %s to replace the workers that died.", _workers(len(machines)))
+        hosts = ",".join(f"{machine}:+{count}" for machine, count in collections.Counter(machines).items())
+        return self._started(comm, len(machines), hosts)
+
+    def _started(
+        self, comm: MPI.Intracomm, count: int, hosts: str, is_needed: bool = True
+    ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
+        """Start new workers; the communicator of all workers or None if a worker has died, and the living."""
+        size = comm.Get_size()
+        new = new_workers.started(comm, count, hosts)
         are_started, comm = all_agree(comm, new is not None)
         if new is None or not are_started:
             if new is not None:
@@ -113,6 +205,10 @@ class Members:
         if not in_time:
             if late is not None:
                 _log.error("%s", late)
+            if not is_needed:
+                new.give_up()
+                return None, comm
+            if late is not None:
                 new.kill()
             raise late or RuntimeError("Another worker has waited too long for a new worker.")
         here, comm = all_agree(comm, here)
@@ -122,7 +218,16 @@ class Members:
             new.give_up()
             return None, comm
         new.go()
+        self.memory = self.memory._replace(joins=self.memory.joins + 1)
         return full, comm
+
+
+def _machines() -> tuple[str, ...]:
+    return tuple(process.machine_of(rank) for rank in range(global_process_set.size()))
+
+
+def _workers(count: int) -> str:
+    return f"{count} workers" if count > 1 else "a worker"
 
 
 def all_agree(comm: MPI.Intracomm, mine: bool) -> tuple[bool, MPI.Intracomm]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import numbers
 import time
 from typing import TYPE_CHECKING, Any, Callable
 
@@ -18,7 +19,8 @@ from ..nn import sync_batch_norm
 from ..parameters import check_in_step
 from ..world import failure_detector, new_workers, process
 from ..world.process_set import global_process_set
-from .members import Members, all_agree
+from .members import Members, MoreWorkers, all_agree
+from .room import Room
 from .state import ElasticState
 
 if TYPE_CHECKING:
@@ -33,7 +35,13 @@ _has_respawned = False  # run_elastic(respawn=True) was called
 
 
 def run_elastic(
-    train: Callable, state: ElasticState | None = None, *arguments: Any, respawn: bool = False, **named: Any
+    train: Callable,
+    state: ElasticState | None = None,
+    *arguments: Any,
+    respawn: bool = False,
+    grow_to: int | None = None,
+    hostfile: str | None = None,
+    **named: Any,
 ) -> Any:
     """Call a training function, and call it again whenever a worker has died, until all remaining workers return.
 
@@ -56,6 +64,12 @@ def run_elastic(
         runs from its beginning, alone (`is_respawned`), up to this call. Here it gets the state from the others, and
         training goes on with as many workers as at the beginning. It needs Open MPI 5, started by ``mpirun --with-ft
         ulfm``.
+    grow_to : int, optional
+        Workers are also added, up to this number, where there is room: in each commit rank 0 looks at the hostfile.
+        Training goes on from that commit, with the workers that were added. Includes respawn=True.
+    hostfile : str, optional
+        A file that lists all hosts of the job, ``name slots=4`` in each line, as for mpirun. It may change, or come
+        into being, while the job runs. Without it the room is what the launcher had free when the job began.
 
     Returns
     -------
@@ -82,6 +96,10 @@ def run_elastic(
     >>> trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
     >>> mykv.run_elastic(train, mykv.ElasticState(net=net, trainer=trainer, epoch=0))
     """
+    room = None
+    if grow_to is not None or hostfile is not None:
+        process.require()
+        room, respawn = _checked_room(grow_to, hostfile), True
     if respawn:
         process.require()
         new_workers.check_possible()
@@ -89,22 +107,25 @@ def run_elastic(
 
         @functools.wraps(train)
         def run(state: ElasticState, *arguments: Any, **named: Any) -> Any:
-            return run_elastic(train, state, *arguments, respawn=respawn, **named)
+            more = {"respawn": respawn, "grow_to": grow_to, "hostfile": hostfile}
+            return run_elastic(train, state, *arguments, **more, **named)
 
         return run
     if not isinstance(state, ElasticState):
         raise TypeError(f"state must be an ElasticState, not {type(state).__name__}.")
     _count_call(respawn)
-    state._members = members = Members(respawn)
+    members = Members(respawn, room)
     if new_workers.is_waiting():
         if not respawn:
             raise RuntimeError("This process replaces another worker, so run_elastic() needs respawn=True here too.")
         mx.nd.waitall()
         process.leave_lost()
-        _recover(state, new_workers.join(), members, is_complete=True)
+        state._members = members
+        _recover(state, new_workers.join(), members, is_new=True)
         is_new = False
     else:
         state.commit()
+        state._members = members
         is_new = True
     while True:
         result = None
@@ -115,18 +136,31 @@ def run_elastic(
             mx.nd.waitall()
             barrier()
             finished = True
+        except MoreWorkers as growth:
+            # All workers have completed this commit, so they leave together, after the agreement.
+            _log.info("%s", growth)
+            finished = False
         except (RuntimeError, ValueError, UserWarning) as error:
             if failure_detector.lost(_GRACE_S) is None:
                 raise
             _log.info("Training was interrupted: %s", error)
             finished = False
-        if not finished:
             process.leave_lost()
         finished, comm = all_agree(process.world_communicator(), finished)
         if finished:
             return result
         _recover(state, comm, members)
         is_new = False
+
+
+def _checked_room(grow_to: int | None, hostfile: str | None) -> Room:
+    if grow_to is None:
+        raise ValueError("run_elastic(hostfile=...) needs grow_to=, the number of workers that the job may have.")
+    if isinstance(grow_to, bool) or not isinstance(grow_to, numbers.Integral):
+        raise TypeError(f"grow_to must be an integer, not {grow_to!r}.")
+    if grow_to < global_process_set.size():
+        raise ValueError(f"grow_to must be at least the {global_process_set.size()} workers of the job, not {grow_to}.")
+    return Room(int(grow_to), hostfile)
 
 
 def _count_call(respawn: bool) -> None:
@@ -139,15 +173,13 @@ def _count_call(respawn: bool) -> None:
     _has_respawned = _has_respawned or respawn
 
 
-def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_complete: bool = False) -> None:
-    """Join the remaining workers, and new workers, and restore the state. `is_complete`: `comm` has new workers."""
+def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_new: bool = False) -> None:
+    """Join the remaining workers, and new workers, and restore the state. `is_new`: this worker is one of them."""
     began = time.monotonic()
     while True:
         process.leave_lost()
-        if not is_complete:
-            # After its agreement no worker writes to memory of the old world.
-            comm = members.complete(comm)
-        is_complete = False
+        # After its agreement no worker writes to memory of the old world.
+        comm, is_new = members.complete(comm, is_new), False
         failure = None
         try:
             process.join_again(comm)
@@ -164,6 +196,7 @@ def _recover(state: ElasticState, comm: MPI.Intracomm, members: Members, is_comp
             break
         if comm.Get_size() == before:
             raise failure or MXNetError("Another worker could not go on after a worker was lost.")
+    members.completed()
     seconds = time.monotonic() - began
     left = global_process_set.size()
     _log.warning(

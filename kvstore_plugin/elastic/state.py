@@ -24,7 +24,7 @@ from ..training.trainer import DistributedTrainer
 from ..world import new_workers
 from ..world.process_set import global_process_set
 from . import handover, shard_replicas, snapshots
-from .members import Members
+from .members import Members, MoreWorkers
 
 _NEVER = -1
 _REFUSED = (
@@ -120,13 +120,17 @@ class ElasticState:
         """
         errors.check()
         try:
-            self._commit()
+            has_room = self._commit(self._members)
         except WorkersLost:
             raise
         except RuntimeError as error:
             raise errors.any_failure(error) from None
         if self._members is not None:
-            self._members.rounds = 0
+            self._members.committed()
+        if has_room:
+            raise MoreWorkers(
+                "mykv adds workers: run_elastic() goes on from this commit. Do not catch this in train()."
+            )
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
         """Call functions, without arguments, whenever workers were lost, before training goes on.
@@ -150,7 +154,8 @@ class ElasticState:
                 unique.setdefault(id(one.value), one.value)
         return list(unique.values())
 
-    def _commit(self) -> None:
+    def _commit(self, members: Members | None = None) -> bool:
+        """Whether `members` have room for more workers."""
         for trainer in self._trainers:
             trainer._before_commit()
         parameters = self._parameters()
@@ -158,7 +163,8 @@ class ElasticState:
             for value in parameter._data or ():
                 value.wait_to_read()
         with operation.waiting(global_process_set, "commit") as turn:
-            met = turn.meet("commit", [self._number])[:, 0]
+            has_room = members is not None and members.look_for_room()
+            met, rooms = turn.meet("commit", [self._number, has_room]).T
         if (met != met[0]).any():
             raise MXNetError(
                 f"The workers have made different numbers of commits: {met.tolist()}, in the order of ranks. Call "
@@ -168,6 +174,7 @@ class ElasticState:
         spare = self._copies[current is self._copies[0]]
         spare.take(parameters, self._trainers, self._values())
         spare.number = self._number = self._number + 1
+        return bool(rooms.any())
 
     def _last(self) -> _Copy:
         return max(self._copies, key=lambda one: one.number)

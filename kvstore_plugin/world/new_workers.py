@@ -1,4 +1,4 @@
-"""New workers in the place of dead workers: the living workers start them with MPI_Comm_spawn and join them.
+"""New workers, in the place of dead ones or added: the living workers start them with MPI_Comm_spawn and join them.
 
 The script of a new worker runs from its beginning. There init() makes a world of this process alone (MPI_COMM_SELF),
 until run_elastic() calls join(). The messages between a new worker and each living worker:
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
 
-from . import failure_detector, settings
+from . import failure_detector, launch_checks, settings
 from .loaded_files import loaded_files
 from .new_worker import MARK, TAG_HELLO
 from .process_watch import Followed, Identity, this_process
@@ -45,7 +45,7 @@ _has_started = False  # new workers
 
 
 def is_respawned() -> bool:
-    """Whether this process was started in the place of a worker that died (``run_elastic(respawn=True)``).
+    """Whether this process is a new worker, which `run_elastic` has started in a job that had begun before.
 
     Its script has begun from the beginning. Until run_elastic() is called, `rank` is 0 and `size` is 1 there. So a
     script asks this before it does what only the first start of the job should do.
@@ -88,18 +88,18 @@ class NotReached(RuntimeError):
     """New workers have not reached run_elastic in time."""
 
 
-def started(comm: MPI.Intracomm, machines: Sequence[str], count: int) -> NewWorkers | None:
+def started(comm: MPI.Intracomm, count: int, hosts: str) -> NewWorkers | None:
     """Start new workers; None if MPI fails here, as when a living worker has died meanwhile. Collective.
 
     Parameters
     ----------
-    comm, machines, count
+    comm, count, hosts
         As for `NewWorkers`.
     """
     from mpi4py import MPI
 
     try:
-        return NewWorkers(comm, machines, count)
+        return NewWorkers(comm, count, hosts)
     except MPI.Exception as error:  # of several kinds after a death
         _log.warning("mykv: MPI_Comm_spawn has failed (%s).", error)
         return None
@@ -112,12 +112,13 @@ class NewWorkers:
     ----------
     comm : Intracomm
         The living workers.
-    machines : sequence of str
-        The machine for each new worker; empty to let the launcher choose.
     count : int
+    hosts : str
+        Where the launcher gets more room, as ``name:slots,...``: all slots of that host, or with ``name:+slots`` so
+        many more of them. It starts the workers where slots are free.
     """
 
-    def __init__(self, comm: MPI.Intracomm, machines: Sequence[str], count: int) -> None:
+    def __init__(self, comm: MPI.Intracomm, count: int, hosts: str) -> None:
         global _has_started
         from mpi4py import MPI
 
@@ -128,22 +129,17 @@ class NewWorkers:
         self._count = count
         with _limited("MPI_Comm_spawn has not started a new worker"):
             try:
-                self._inter = self._started(machines)
+                self._inter = self._started(hosts)
             except MPI.Exception as error:
-                if not machines or _is_loss(error):
+                if not hosts or _is_loss(error):
                     raise
-                self._inter = self._started([])
+                self._inter = self._started("")
         self._inter.Set_errhandler(MPI.ERRORS_RETURN)
 
-    def _started(self, machines: Sequence[str]) -> MPI.Intercomm:
+    def _started(self, hosts: str) -> MPI.Intercomm:
         options, plan, arguments = _own_command()
         command = [*options, str(Path(__file__).with_name("new_worker.py")), json.dumps(plan), *arguments]
-        if not machines:
-            return self._comm.Spawn(sys.executable, command, self._count, _info(None), 0)
-        infos = [_info(machine) for machine in machines]
-        return self._comm.Spawn_multiple(
-            [sys.executable] * len(infos), [command] * len(infos), [1] * len(infos), infos, 0
-        )
+        return self._comm.Spawn(sys.executable, command, self._count, _info(hosts), 0)
 
     def await_here(self, seconds: float) -> bool:
         """Wait until all new workers have called join(); False if a new worker has died.
@@ -187,7 +183,7 @@ class NewWorkers:
         pids = ", ".join(f"process {known[rank][1]}" if rank in known else "a process" for rank in late)
         return (
             f"{len(late)} of {self._count} new workers ({pids}) have not reached run_elastic() within {seconds:g} s "
-            "after a worker had died. A new worker runs the script from its beginning, alone: does the script wait "
+            "after their start. A new worker runs the script from its beginning, alone: does the script wait "
             "there for other workers? Raise MYKV_RESPAWN_WAIT_S if the script takes longer."
         )
 
@@ -306,14 +302,16 @@ def _limited(what: str) -> Iterator[None]:
         watch.cancel()
 
 
-def _info(machine: str | None) -> MPI.Info:
+def _info(hosts: str) -> MPI.Info:
     from mpi4py import MPI
 
     info = MPI.Info.Create()
     info.Set("wdir", _began_in)
     info.Set("mpi_initial_errhandler", "mpi_errors_return")  # else a death meanwhile ends the job in its MPI_Init
-    if machine is not None:
-        info.Set("host", machine)
+    if hosts:
+        info.Set("PMIX_ADD_HOST", hosts)
+    if len(os.sched_getaffinity(0)) >= launch_checks.cores_of_job():
+        info.Set("PMIX_BINDTO", "none")  # the launcher does not bind this process, and would bind new ones
     return info
 
 

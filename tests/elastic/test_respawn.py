@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.marks import long
+from harness.several_hosts import Hosts
 from kvstore_plugin.world import new_workers
 
 _WORKER = Path(__file__).parents[1] / "programs" / "respawn.py"
@@ -65,6 +67,30 @@ def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths,
     env = {"MYKV_VIRTUAL_HOSTS": str(hosts)}
     undisturbed = _weights(job(3, {"kind": kind}, **env), 3, 0, 0)
     assert _weights(job(3, {"kind": kind, "deaths": deaths}, **env), 3, len(deaths), new) == undisturbed
+
+
+def test_a_new_worker_gets_a_slot_where_the_launcher_has_no_free_one(mpirun, tmp_path):
+    """Open MPI's launcher keeps the slot of a dead worker taken."""
+
+    def command(program: list[str]) -> list[str]:
+        full = ["--host", f"{socket.gethostname()}:2", "--bind-to", "none", "--with-ft", "ulfm"]
+        return [launcher.mpirun_path(), "-n", "2", *full, *program]
+
+    plan = {"folder": str(tmp_path), "deaths": [["forward", 4, 1, "first"], ["forward", 7, 1, "new"]]}
+    _weights(mpirun.start(2, _WORKER, json.dumps(plan), command=command).wait(_LIMIT_S), 2, 2, 1)
+
+
+@pytest.mark.long
+def test_over_several_machines_workers_are_replaced_once(mpirun, tmp_path):
+    """Open MPI cannot do it twice: training then goes on with fewer workers."""
+    plan = {"folder": str(tmp_path), "deaths": [["forward", 4, 3, "first"], ["forward", 8, 1, "first"]]}
+    with Hosts(2) as hosts:
+        hosts.require_network()
+        started = hosts.start(mpirun, [2, 2], _WORKER, json.dumps(plan), options=("--with-ft", "ulfm"))
+        result = started.wait(_LIMIT_S)
+    ends = re.findall(r"^end (\d) of (\d) (\w+) .* \[3, 4\] .* (\w+)$", result.stdout, re.MULTILINE)
+    assert len(ends) == 3 and {end[1] for end in ends} == {"3"} and len({end[3] for end in ends}) == 1, result.text
+    assert "only once in a job, so training goes on with 3 workers" in result.stderr, result.text
 
 
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):

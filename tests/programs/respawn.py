@@ -1,4 +1,5 @@
-"""A worker of the jobs of test_respawn.py: trains a small network, dies where it is told to, and shows its weights.
+"""A worker of the jobs of test_respawn.py and test_grow.py: trains a small network, dies where it is told to, and shows
+its weights.
 
 Arguments: a JSON object with
 `deaths`: a list of [moment, step, rank, who], where who is "first" (a worker of the beginning, by its first rank),
@@ -8,7 +9,10 @@ Arguments: a JSON object with
 `waits`: "new" for workers that never come to run_elastic(),
 `fails`: 1 + the rank that raises an exception at the end,
 `ends`: what a worker does to die, as code,
-`kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data).
+`kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data),
+`grow_to`, `hostfile`: of run_elastic(). All workers then have the whole batch, so that weights are the same with any
+power of two of workers,
+`writes`: {step: text of the hostfile}, which rank 0 writes before that step.
 """
 
 import json
@@ -17,6 +21,7 @@ import signal
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import kvstore_plugin as mykv
 import mxnet as mx
@@ -83,7 +88,7 @@ else:
     trainer = mykv.DistributedTrainer(
         net.collect_params(),
         "adam",
-        {"learning_rate": 0.003 * mykv.size()},
+        {"learning_rate": 0.006 if "grow_to" in plan else 0.003 * mykv.size()},
         elastic=True,
         update_on_kvstore=kind == "store",
     )
@@ -117,8 +122,10 @@ def train(state):
     while state.step < STEPS:
         inputs, labels = data(state.step)
         time.sleep(plan.get("pause", 0))
-        count = BATCH // mykv.size()
-        mine = slice(count * mykv.rank(), count * mykv.rank() + count)
+        if mykv.rank() == 0 and str(state.step) in plan.get("writes", {}):
+            Path(plan["hostfile"]).write_text(plan["writes"][str(state.step)])
+        count = BATCH if "grow_to" in plan else BATCH // mykv.size()
+        mine = slice(0, BATCH) if "grow_to" in plan else slice(count * mykv.rank(), count * mykv.rank() + count)
         die_if("forward", state.step)
         with autograd.record():
             loss = loss_of(net(mx.np.array(inputs[mine])), mx.np.array(labels[mine]))
@@ -136,7 +143,8 @@ def train(state):
 
 if plan.get("waits") == who:
     time.sleep(1000)
-assert mykv.run_elastic(train, state, respawn=True) == "done"
+grows = {name: plan[name] for name in ("grow_to", "hostfile") if name in plan}
+assert mykv.run_elastic(train, state, **(grows or {"respawn": True})) == "done"
 crc = 0
 for parameter in net.collect_params().values():
     crc = zlib.crc32(parameter.data().asnumpy().tobytes(), crc)

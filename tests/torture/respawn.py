@@ -1,18 +1,22 @@
 """Target: workers of an elastic job are killed at random moments, and replaced: run_elastic(respawn=True).
 
 Any worker is killed, also new ones, also while the others begin again after the death before. At the end there are as
-many workers as at the beginning, with the bits of a job in which nobody dies. The workers are those of
-tests/programs/respawn.py. A job may end with a sentence in two cases: states of the optimizer on the store have died
-with their copy, or a death fell into MPI_Comm_spawn (docs/elastic.md).
+many workers as at the beginning, with the bits of a job in which nobody dies. A part of the jobs also grows from 2 to 4
+workers meanwhile. The workers are those of tests/programs/respawn.py. A job may end with a sentence in two cases:
+states of the optimizer on the store have died with their copy, or a death fell into MPI_Comm_spawn (docs/elastic.md).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
+import socket
+import tempfile
 import time
+from pathlib import Path
 
 from harness.processes import send_signal
 
@@ -23,8 +27,8 @@ _START_S = 90.0
 _END_S = 180.0  # from the last kill
 _PAUSE_S = 0.3  # in each of 12 steps
 _WAIT_S = 40  # MYKV_RESPAWN_WAIT_S
-CASES = [(3, "plain"), (3, "store"), (2, "plain"), (3, "local")]  # workers, kind
-_END = r"^end (\d) of (\d) \w+ steps 12 sizes 12 \[(\d)\] updates \d+ weights (\w+)$"
+CASES = [(3, "plain"), (3, "store"), (2, "plain"), (3, "local"), (2, "grow")]  # workers, kind
+_END = r"^end (\d) of (\d) \w+ steps 12 sizes 12 \[([\d, ]+)\] updates \d+ weights (\w+)$"
 _LOST = re.compile(r"optimizer states of rank \d+ of \d+ are lost, since rank \d+, which kept their copy")
 _IN_SPAWN = re.compile(r"mykv ends the job: MPI")
 
@@ -38,7 +42,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
         case = cases[tally.tried % len(cases)]
         if case not in undisturbed:
             with _start(*case, pause=0) as job:
-                weights, problem = _weights(job.wait(_START_S), case[0])
+                weights, problem = _weights(job.wait(_START_S), *case)
             if problem:
                 tally.add(f"{case}: nobody was killed: {problem}")
                 break
@@ -55,8 +59,8 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
             elif _IN_SPAWN.search(ended.text):
                 in_spawn, problem = in_spawn + 1, None
             else:
-                weights, problem = _weights(ended, case[0])
-                if not problem and weights != undisturbed[case]:
+                weights, problem = _weights(ended, *case)
+                if not problem and weights and weights != undisturbed[case]:
                     problem = f"weights {weights}, and {undisturbed[case]} where nobody dies"
             tally.add(problem and f"{case}: killed {died}: {problem}\n{ended.tail}")
     tally.notes.append(
@@ -68,8 +72,13 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
 
 def _start(workers: int, kind: str, pause: float = _PAUSE_S) -> Job:
     env = {"MYKV_RESPAWN_WAIT_S": str(_WAIT_S)}
-    plan = json.dumps({"kind": kind, "pause": pause})
-    return Job(workers, "programs.respawn", plan, env=env, options=("--with-ft", "ulfm"))
+    plan: dict[str, object] = {"kind": kind, "pause": pause}
+    if kind == "grow":
+        hostfile = str(Path(tempfile.gettempdir(), f"mykv-torture-hosts-{os.getpid()}"))
+        Path(hostfile).unlink(missing_ok=True)
+        writes = {"2": f"{socket.gethostname()} slots=4"} if pause else {}
+        plan.update(kind="plain", grow_to=4, hostfile=hostfile, writes=writes)
+    return Job(workers, "programs.respawn", json.dumps(plan), env=env, options=("--with-ft", "ulfm"))
 
 
 def _kill_some(job: Job, chance: random.Random) -> int:
@@ -86,14 +95,16 @@ def _kill_some(job: Job, chance: random.Random) -> int:
     return len(died)
 
 
-def _weights(ended: Ended, workers: int) -> tuple[str, str | None]:
-    """The weights at the end, or what is wrong."""
+def _weights(ended: Ended, workers: int, kind: str) -> tuple[str, str | None]:
+    """The weights at the end ("" where three workers made other sums), or what is wrong."""
     if ended.hung:
         return "", "it hung"
     ends = re.findall(_END, ended.text, re.MULTILINE)
-    if sorted(int(end[0]) for end in ends) != list(range(workers)):
+    if sorted(int(end[0]) for end in ends) != list(range(max(workers, len(ends)))):
         return "", f"other workers are left: {[end[0] for end in ends]}"
-    if {end[1] for end in ends} | {end[2] for end in ends} != {str(workers)}:
+    if kind != "grow" and {end[1] for end in ends} | {end[2] for end in ends} != {str(workers)}:
         return "", "they were not always as many as at the beginning"
     weights = {end[3] for end in ends}
-    return weights.pop(), "they have not the same weights" if weights else None
+    if len(weights) > 1:
+        return "", "they have not the same weights"
+    return "" if "3" in ends[0][2] and kind == "grow" else weights.pop(), None
