@@ -25,7 +25,7 @@ _log = logging.getLogger("kvstore_plugin")
 MOST_ROUNDS = 5
 # A later MPI_Comm_spawn gives processes that cannot reach each other (opal_modex_recv fails with -46). A program of
 # MPI_Comm_spawn alone shows it.
-_ONCE = "mykv: Open MPI starts new workers over several machines only once in a job, so %s."
+_ONCE = "mykv: Open MPI starts new workers over several machines only once in a job, so no more workers join it."
 
 
 class MoreWorkers(RuntimeError):
@@ -82,7 +82,7 @@ class Members:
         if self._growth is None:
             return False
         if self.memory.joins > 0 and (len(set(_machines())) > 1 or "," in self._growth.hosts):
-            _log.warning(_ONCE, "no workers are added")
+            _log.warning(_ONCE)
             self._room.failed()
             return False
         return True
@@ -158,7 +158,7 @@ class Members:
         several = len({*present, *memory.wanted}) > 1
         if several and memory.joins > 0 and size < len(memory.wanted):
             if comm.Get_rank() == 0:
-                _log.warning(_ONCE, f"training goes on with {_workers(size)}")
+                _log.warning(_ONCE)
             memory = memory._replace(wanted=present)
         self.memory = memory._replace(rounds=max(one.memory.rounds for one in told))
         self._growth = next((one.growth for one in told if one.growth is not None), None)

@@ -99,7 +99,7 @@ PYTHON = {
 _CORE = ["core_numpy", "full_table", "table_lock", "collectives_random"]
 _HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
 CPP = {
-    "csrc/table/host_table.cpp": [*_CORE, "stall_watch"],
+    "csrc/table/host_table.cpp": [*_CORE, "stall_watch", "statistics", "gpu_nccl"],
     "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
     "csrc/runtime/requests.cpp": [*_CORE, "hosts", "stall_watch"],
     "csrc/runtime/sender.cpp": [*_CORE, "hosts"],
