@@ -36,8 +36,9 @@ _log = logging.getLogger("kvstore_plugin")
 
 _TAG_HERE, _TAG_GO = 32004, 32005
 _LOOK_MS = 20
-# Variables that the living worker has and the launcher's daemon may lack.
-_PASSED_ON = ("MYKV_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_")
+# Variables with these beginnings, which the living worker has and the launcher's daemon may lack.
+_THREADS = ("OMP_", "KMP_", "MKL_", "OPENBLAS_")
+_PASSED_ON = ("MYKV_", "MXNET_", "NCCL_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_", "PYTHONPATH", *_THREADS)
 
 _began_in = os.getcwd()  # before the script changes it
 _has_joined = False

@@ -153,18 +153,38 @@ def test_what_a_python_runs_is_found_in_its_command_line(line, parsed):
     assert new_workers._parsed(line) == parsed
 
 
+def _new_worker(folder, mpi: str, **plan) -> subprocess.CompletedProcess:
+    """Run new_worker.py with a module in the place of mpi4py.MPI; it finds it by the PYTHONPATH of a living worker."""
+    (folder / "mpi4py").mkdir()
+    (folder / "mpi4py" / "__init__.py").write_text("class rc: pass")
+    (folder / "mpi4py" / "MPI.py").write_text(f"THREAD_MULTIPLE, Exception, ERRORS_RETURN = 3, OSError, None\n{mpi}")
+    world = Path(new_workers.__file__).parent
+    environment = {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "MXNET_A": "2"}
+    plan = {"environment": environment, "process_watch": str(world / "process_watch.py"), "wait": 1, **plan}
+    line = [sys.executable, str(world / "new_worker.py"), json.dumps(plan), "argument"]
+    env = {**os.environ, "OMP_NUM_THREADS": "3"}
+    env.pop("PYTHONPATH", None)
+    return subprocess.run(line, env=env, timeout=30, capture_output=True, text=True)
+
+
 def test_a_new_worker_that_mpi_never_starts_ends(tmp_path):
     """As after MPI_Comm_spawn has failed in the living workers: mpirun would wait for the process."""
-    (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py" / "__init__.py").write_text("class rc: pass")
-    (tmp_path / "mpi4py" / "MPI.py").write_text(
-        "import time\nTHREAD_MULTIPLE, Exception = 3, OSError\ndef Init_thread(level): time.sleep(60)"
-    )
-    world = Path(new_workers.__file__).parent
-    plan = {"environment": {}, "process_watch": str(world / "process_watch.py"), "wait": 1}
-    done = subprocess.run(
-        [sys.executable, str(world / "new_worker.py"), json.dumps(plan)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        timeout=30,
-    )
+    done = _new_worker(tmp_path, "import time\ndef Init_thread(level): time.sleep(60)")
     assert done.returncode == -signal.SIGALRM
+
+
+def test_a_new_worker_gets_variables_that_its_machine_lacks(tmp_path):
+    script = tmp_path / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os, sys, mpi4py\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MXNET_A'], sys.argv[1:])"
+    )
+    mpi = """
+def Init_thread(level): pass
+class Comm:
+    Get_parent = classmethod(lambda cls: cls())
+    Get_remote_size = lambda self: 0
+    Set_errhandler = lambda self, handler: None
+"""
+    done = _new_worker(tmp_path, mpi, kind="script", what=str(script))
+    assert done.stdout == "3 2 ['argument']\n", done.stderr
