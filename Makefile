@@ -4,7 +4,7 @@
 #   make test            .venv with MXNet 1.9.1, then the tests without the mark `long`
 #   make test-all        the same with every test
 #   make test-mxnet2     .venv-mxnet2 with MXNet 2.0.0b1, then every test; with PYTEST_ARGS="-m smoke" the short part
-#   make test-clients    Sockeye, GluonTS, Keras-MXNet and four more train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
+#   make test-clients    Sockeye, GluonTS, Keras-MXNet and five more train on 2 workers (docs/clients.md); CLIENTS="gluonts sockeye" for some
 #   make test-machines   a part of the tests as older, smaller and stricter machines would run them (docs/reliability.md)
 #   make faults          plants faults in the code and sees whether the tests notice (docs/reliability.md); FAULTS_ARGS="--python 30 --cpp 6"
 #   make wheels          wheels that need no compiler, into dist/, for the Pythons of WHEEL_PYTHONS; they are tried without a compiler
@@ -96,7 +96,7 @@ test-mxnet2: .venv-mxnet2/.testing
 test-machines: $(VENV)/.testing
 	$(call in,$(VENV)) python tests/harness/machines.py $(workers) $(PYTEST_ARGS)
 
-ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp keras mxfusion d2l
+ALL_CLIENTS := sockeye gluonts gluoncv gluonnlp keras mxfusion d2l dgl
 CLIENTS ?= $(ALL_CLIENTS)
 
 test-clients: $(CLIENTS:%=.venv-client-%/.installed)
