@@ -88,8 +88,8 @@ def parse(arguments: list[str]) -> Request:
         parser.error("no program: mykvrun -n 4 python train.py")
     if found.elastic_of_horovod:
         raise LaunchError(
-            f"{found.elastic_of_horovod[0]} is Horovod's option to add workers, but elastic jobs of mykv only continue "
-            "with the workers that are left. Use --elastic."
+            f"{found.elastic_of_horovod[0]} is Horovod's option to add workers. Use --elastic, and in the script "
+            "run_elastic(..., grow_to=, hostfile=)."
         )
     if found.hosts and found.hostfile:
         raise LaunchError("-H and --hostfile must not both be given. Give one of them.")

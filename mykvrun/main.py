@@ -57,7 +57,7 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         print(shlex.join([*(["env", *variables] if variables else []), *command.arguments]), flush=True)
     if request.is_dry_run:
         return 0
-    output = Output(tagged=is_traced or job.tag_output, prefix=job.tag_output)
+    output = Output(tagged=is_traced or job.tag_output, prefix=job.tag_output, is_elastic=job.elastic)
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         mark = Path(folder) / "started"
         status = _start(command, output, str(mark))
@@ -141,6 +141,12 @@ def _say_who_failed(status: int, output: Output) -> None:
         _say(f"the job ended with {how}.")
         return
     where = f" on {failed.host}" if failed.host else ""
+    if output.is_elastic:  # the ranks of new workers begin at 0 again
+        _say(
+            f"a worker{where} died, and the job ended with {how}. The others may have finished all the same: let the "
+            "script write down that it is done."
+        )
+        return
     lines = output.last_lines(failed.rank)
     _say(
         f"rank {failed.rank}{where} failed first, and the job ended with {how}." + (" Its last lines:" if lines else "")

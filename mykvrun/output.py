@@ -37,10 +37,12 @@ class Output:
         Whether the launcher marks each line with its rank.
     prefix : bool
         Whether a tag is replaced by ``[3] ``; otherwise it is taken away.
+    is_elastic : bool, optional
+        Whether the job goes on when a worker dies.
     """
 
-    def __init__(self, tagged: bool, prefix: bool) -> None:
-        self.is_tagged, self._prefix = tagged, prefix
+    def __init__(self, tagged: bool, prefix: bool, is_elastic: bool = False) -> None:
+        self.is_tagged, self._prefix, self.is_elastic = tagged, prefix, is_elastic
         self._last: dict[int, collections.deque[str]] = {}
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
         self.failed: FailedWorker | None = None

@@ -44,15 +44,11 @@ class Memory(NamedTuple):
         How often workers were replaced since the last commit of the training function.
     joins : int
         How often new workers have joined the job.
-    lost_slots : tuple of str
-        The machine of each worker that was replaced. Open MPI's launcher does not free the slots of these workers, so
-        each new worker needs another slot.
     """
 
     wanted: tuple[str, ...] | None = None
     rounds: int = 0
     joins: int = 0
-    lost_slots: tuple[str, ...] = ()
 
 
 class _Told(NamedTuple):
@@ -78,10 +74,10 @@ class Members:
         """Whether rank 0 is to add workers now; False on the others."""
         if self._room is None or global_process_set.rank() != 0:
             return False
-        self._growth = self._room.growth(global_process_set.size(), self.memory.lost_slots)
+        self._growth = self._room.growth(global_process_set.size())
         if self._growth is None:
             return False
-        if self.memory.joins > 0 and (len(set(_machines())) > 1 or "," in self._growth.hosts):
+        if self.memory.joins > 0 and {*_machines(), self._growth.machine} != {socket.gethostname()}:
             _log.warning(_ONCE)
             self._room.failed()
             return False
@@ -115,11 +111,11 @@ class Members:
             if machines:
                 if not is_counted:
                     self._count_round()
-                joined, comm = self._replaced(comm, machines[:1] if one_by_one else machines)
+                joined, comm = self._replaced(comm, machines[:1] if one_by_one else machines, one_by_one)
                 is_counted = joined is not None
             elif growth is not None:
                 count = 1 if one_by_one else growth.count
-                joined, comm = self._grown(comm, count, growth.hosts)
+                joined, comm = self._grown(comm, growth._replace(count=count), one_by_one)
                 if joined is not None and count < growth.count:
                     self._growth = growth._replace(count=growth.count - count)
             else:
@@ -163,34 +159,40 @@ class Members:
         self.memory = memory._replace(rounds=max(one.memory.rounds for one in told))
         self._growth = next((one.growth for one in told if one.growth is not None), None)
         left = collections.Counter(memory.wanted) - collections.Counter(present)
-        several = several or (self._growth is not None and "," in self._growth.hosts)
+        several = several or (self._growth is not None and self._growth.machine != present[0])
         return comm, sorted(left.elements())[: max(0, len(memory.wanted) - size)], not several
 
-    def _grown(self, comm: MPI.Intracomm, count: int, hosts: str) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
+    def _grown(
+        self, comm: MPI.Intracomm, growth: Growth, one_by_one: bool
+    ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
         """Add workers; the communicator of all workers or None if that fails, and the living."""
         if comm.Get_rank() == 0:
-            _log.warning("mykv adds %s, since there is room.", _workers(count))
-        joined, comm = self._started(comm, count, hosts, is_needed=False)
+            _log.warning("mykv adds %s, since there is room.", _workers(growth.count))
+        hosts = "" if one_by_one else growth.hosts
+        joined, comm = self._started(comm, growth.count, hosts, is_known=one_by_one, grows=True)
         if joined is None and self._room is not None:
             self._room.failed()
             if comm.Get_rank() == 0:
                 _log.warning("mykv could not add workers: training goes on without them.")
         return joined, comm
 
-    def _replaced(self, comm: MPI.Intracomm, machines: list[str]) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
+    def _replaced(
+        self, comm: MPI.Intracomm, machines: list[str], one_by_one: bool
+    ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
         """Replace dead workers; the communicator of all workers or None if a worker has died, and the living."""
-        self.memory = self.memory._replace(lost_slots=(*self.memory.lost_slots, *machines))
         if comm.Get_rank() == 0:
             _log.warning("mykv starts %s to replace the workers that died.", _workers(len(machines)))
-        hosts = ",".join(f"{machine}:+{count}" for machine, count in collections.Counter(machines).items())
+        if one_by_one:
+            return self._started(comm, 1, "")
+        hosts = ",".join(f"{machine}:{count}" for machine, count in collections.Counter(machines).items())
         return self._started(comm, len(machines), hosts)
 
     def _started(
-        self, comm: MPI.Intracomm, count: int, hosts: str, is_needed: bool = True
+        self, comm: MPI.Intracomm, count: int, hosts: str, is_known: bool = True, grows: bool = False
     ) -> tuple[MPI.Intracomm | None, MPI.Intracomm]:
         """Start new workers; the communicator of all workers or None if a worker has died, and the living."""
         size = comm.Get_size()
-        new = new_workers.started(comm, count, hosts)
+        new = new_workers.started(comm, count, hosts, is_known)
         are_started, comm = all_agree(comm, new is not None)
         if new is None or not are_started:
             if new is not None:
@@ -205,7 +207,7 @@ class Members:
         if not in_time:
             if late is not None:
                 _log.error("%s", late)
-            if not is_needed:
+            if grows:
                 new.give_up()
                 return None, comm
             if late is not None:

@@ -10,7 +10,7 @@ import os
 import re
 import socket
 import time
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 _log = logging.getLogger("kvstore_plugin")
 
@@ -19,10 +19,20 @@ _LINE = re.compile(r"(?P<host>[^\s:=#]+)(?:\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+
 
 
 class Growth(NamedTuple):
-    """How many workers to start, and the hosts to tell the launcher of, as ``name:slots,...`` ("" for none)."""
+    """How many workers to start, and where.
+
+    Attributes
+    ----------
+    count : int
+    hosts : str
+        Hosts to tell the launcher of, as ``name:slots,...``; "" for the hosts that it knows.
+    machine : str
+        The machine of all of them; "" where they may be on several.
+    """
 
     count: int
     hosts: str
+    machine: str
 
 
 class Room:
@@ -44,25 +54,22 @@ class Room:
         self._tried: dict[str, int] = {}
         self._failed: dict[str, int] = {}  # slots for which the launcher, or a new worker, has failed
 
-    def growth(self, size: int, lost_slots: Sequence[str]) -> Growth | None:
-        """The workers that a job of `size` workers can start now; None without room. Looks once a second at most.
-
-        `lost_slots` has the machine of each slot that the launcher never frees.
-        """
+    def growth(self, size: int) -> Growth | None:
+        """The workers that a job of `size` workers can start now; None without room. Looks once a second at most."""
         if size >= self.most or time.monotonic() - self._looked < _EVERY_S:
             return None
         self._looked = time.monotonic()
-        slots, hosts = self._slots(), []
+        slots = self._slots()
         count = min(self.most, sum(slots.values())) - size
         if count <= 0 or slots == self._failed:
             return None
         self._tried = slots
         if self._path is None:
-            return Growth(count, "")
-        for host in slots:
-            lost = sum(_is_same(host, machine) for machine in lost_slots)
-            hosts.append(f"{host}:{slots[host] + lost}")
-        return Growth(count, ",".join(hosts))
+            return Growth(count, "", "")
+        this = socket.gethostname()
+        is_here = {host.split(".")[0] for host in slots} <= {this.split(".")[0], "localhost"}
+        hosts = ",".join(f"{host}:{number}" for host, number in slots.items())
+        return Growth(count, hosts, this if is_here else "")
 
     def failed(self) -> None:
         """Do not try again before the hostfile lists other slots."""
@@ -81,16 +88,6 @@ class Room:
         except (OSError, ValueError) as error:
             _log.warning("mykv cannot read the hostfile %s, so no workers are added: %s", self._path, error)
             return {}
-
-
-def _is_same(host: str, machine: str) -> bool:
-    """Whether a name of a hostfile means the machine that calls itself `machine`."""
-    if host == machine or host.split(".")[0] == machine.split(".")[0]:
-        return True
-    try:
-        return socket.gethostbyname(host) == socket.gethostbyname(machine)
-    except OSError:
-        return False
 
 
 def slots_of(text: str) -> dict[str, int]:

@@ -168,7 +168,7 @@ def warn_of_narrow_binding(local_rank: int, local_size: int, library: str) -> No
     if local_rank != 0:
         return
     mine = len(os.sched_getaffinity(0))
-    fair = cores_of_job() // local_size
+    fair = _cores_of_job() // local_size
     if mine < fair:
         option = _UNBINDING.get(parse_version(library)[0], _UNBINDING["MPICH"]).format(fair)
         _log.warning(
@@ -193,7 +193,7 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
     threads = given or len(os.sched_getaffinity(0))  # without the variable OpenMP takes all processors
     if threads == 1:
         return
-    cores = cores_of_job()
+    cores = _cores_of_job()
     if threads * local_size > cores:
         _log.warning(
             "The %d ranks of this host compute with %d threads each (%s) on %d cores, which is slow: set "
@@ -237,7 +237,7 @@ def mark_start(environment: Mapping[str, str] = os.environ) -> None:
         Path(environment["MYKVRUN_MARK"]).touch()
 
 
-def cores_of_job() -> int:
+def _cores_of_job() -> int:
     """Cores that this host lets the job use, before a launcher bound its ranks.
 
     That is the widest affinity of this process's ancestors, up to the launcher and the shell that called it. If the

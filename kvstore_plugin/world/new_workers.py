@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterator, NoReturn, Sequence
 
-from . import failure_detector, launch_checks, settings
+from . import failure_detector, settings
 from .loaded_files import loaded_files
 from .new_worker import MARK, TAG_HELLO
 from .process_watch import Followed, Identity, this_process
@@ -89,18 +89,18 @@ class NotReached(RuntimeError):
     """New workers have not reached run_elastic in time."""
 
 
-def started(comm: MPI.Intracomm, count: int, hosts: str) -> NewWorkers | None:
+def started(comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> NewWorkers | None:
     """Start new workers; None if MPI fails here, as when a living worker has died meanwhile. Collective.
 
     Parameters
     ----------
-    comm, count, hosts
+    comm, count, hosts, is_known
         As for `NewWorkers`.
     """
     from mpi4py import MPI
 
     try:
-        return NewWorkers(comm, count, hosts)
+        return NewWorkers(comm, count, hosts, is_known)
     except MPI.Exception as error:  # of several kinds after a death
         _log.warning("mykv: MPI_Comm_spawn has failed (%s).", error)
         return None
@@ -115,11 +115,13 @@ class NewWorkers:
         The living workers.
     count : int
     hosts : str
-        Where the launcher gets more room, as ``name:slots,...``: all slots of that host, or with ``name:+slots`` so
-        many more of them. It starts the workers where slots are free.
+        Where, as ``name:number,...``; "" to let the launcher choose.
+    is_known : bool
+        Whether the launcher has started workers on all of these hosts before, and `hosts` has how many to start on
+        each. Otherwise it has all slots of each host, and the launcher starts the workers where slots are free.
     """
 
-    def __init__(self, comm: MPI.Intracomm, count: int, hosts: str) -> None:
+    def __init__(self, comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> None:
         global _has_started
         from mpi4py import MPI
 
@@ -130,17 +132,17 @@ class NewWorkers:
         self._count = count
         with _limited("MPI_Comm_spawn has not started a new worker"):
             try:
-                self._inter = self._started(hosts)
+                self._inter = self._started(hosts, is_known)
             except MPI.Exception as error:
-                if not hosts or _is_loss(error):
+                if not hosts or not is_known or _is_loss(error):
                     raise
-                self._inter = self._started("")
+                self._inter = self._started("", True)
         self._inter.Set_errhandler(MPI.ERRORS_RETURN)
 
-    def _started(self, hosts: str) -> MPI.Intercomm:
+    def _started(self, hosts: str, is_known: bool) -> MPI.Intercomm:
         options, plan, arguments = _own_command()
         command = [*options, str(Path(__file__).with_name("new_worker.py")), json.dumps(plan), *arguments]
-        return self._comm.Spawn(sys.executable, command, self._count, _info(hosts), 0)
+        return self._comm.Spawn(sys.executable, command, self._count, _info(hosts, is_known), 0)
 
     def await_here(self, seconds: float) -> bool:
         """Wait until all new workers have called join(); False if a new worker has died.
@@ -303,16 +305,18 @@ def _limited(what: str) -> Iterator[None]:
         watch.cancel()
 
 
-def _info(hosts: str) -> MPI.Info:
+def _info(hosts: str, is_known: bool) -> MPI.Info:
     from mpi4py import MPI
 
     info = MPI.Info.Create()
     info.Set("wdir", _began_in)
     info.Set("mpi_initial_errhandler", "mpi_errors_return")  # else a death meanwhile ends the job in its MPI_Init
+    # Open MPI's launcher counts slots and cores of dead workers as taken.
+    info.Set("PMIX_BINDTO", "none")
+    if is_known:
+        info.Set("PMIX_MAPBY", "slot:OVERSUBSCRIBE")
     if hosts:
-        info.Set("PMIX_ADD_HOST", hosts)
-    if len(os.sched_getaffinity(0)) >= launch_checks.cores_of_job():
-        info.Set("PMIX_BINDTO", "none")  # the launcher does not bind this process, and would bind new ones
+        info.Set("PMIX_HOST" if is_known else "PMIX_ADD_HOST", hosts)
     return info
 
 

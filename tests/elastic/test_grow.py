@@ -137,19 +137,22 @@ def test_room(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("kvstore_plugin.elastic.room._EVERY_S", 0.0)
     file = tmp_path / "hosts"
     room = Room(6, str(file))
-    assert room.growth(2, []) is None
+    assert room.growth(2) is None
     file.write_text("node1 slots=2")
-    assert room.growth(2, []) is None
+    assert room.growth(2) is None
     file.write_text("node1 slots=2\nnode2 slots=2")
-    assert room.growth(2, ["node1.cluster", "node3", "node1"]) == (2, "node1:4,node2:2")
+    assert room.growth(2) == (2, "node1:2,node2:2", "")
     room.failed()
-    assert room.growth(2, []) is None
+    assert room.growth(2) is None
     file.write_text("node1 slots=2\nnode2 slots=8")
-    assert room.growth(2, []) == (4, "node1:2,node2:8")
-    assert room.growth(6, []) is None
+    assert room.growth(2) == (4, "node1:2,node2:8", "")
+    assert room.growth(6) is None
+    file.write_text("node1.cluster slots=4")
+    monkeypatch.setattr("socket.gethostname", lambda: "node1")
+    assert room.growth(2) == (2, "node1.cluster:4", "node1")
     file.write_text("node1 slots")
-    assert room.growth(2, []) is None
+    assert room.growth(2) is None
     assert "so no workers are added: line 1 is not of the form" in caplog.text
     monkeypatch.setattr("kvstore_plugin.elastic.room._EVERY_S", 60.0)
     file.write_text("node1 slots=3")
-    assert room.growth(2, []) is None
+    assert room.growth(2) is None

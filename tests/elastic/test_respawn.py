@@ -80,6 +80,16 @@ def test_a_new_worker_gets_a_slot_where_the_launcher_has_no_free_one(mpirun, tmp
     _weights(mpirun.start(2, _WORKER, json.dumps(plan), command=command).wait(_LIMIT_S), 2, 2, 1)
 
 
+def test_workers_that_mykvrun_has_bound_to_cores_are_replaced(tmp_path):
+    """Open MPI's launcher keeps the cores of a dead worker taken."""
+    plan = {"folder": str(tmp_path), "deaths": [["forward", 4, 1, "first"]]}
+    line = [sys.executable, "-m", "kvstore_plugin.run", "--elastic", "-n", "2", str(_WORKER), json.dumps(plan)]
+    env = launcher.environment(tmp_path)
+    result = subprocess.run(line, env=env, timeout=_LIMIT_S, capture_output=True, text=True, cwd=tmp_path)
+    assert len(re.findall(r"^end \d of 2 \w+ .* \[2\] ", result.stdout, re.MULTILINE)) == 2, result
+    assert result.returncode == 0 or ("a worker" in result.stderr and "may have finished" in result.stderr), result
+
+
 @pytest.mark.long
 def test_over_several_machines_workers_are_replaced_once(mpirun, tmp_path):
     """Open MPI cannot do it twice: training then goes on with fewer workers."""

@@ -116,6 +116,17 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
         assert "MPI_ABORT" not in end
 
 
+def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of_another(capsys):
+    """Ranks of new workers begin at 0 again."""
+    output = Output(tagged=True, prefix=False, is_elastic=True)
+    output.take(b"[1,0]<stdout>: still here\n")
+    output.take(b"prterun noticed that process rank 0 with PID 77 on node n1 exited on\n")
+    main._say_who_failed(137, output)
+    said = capsys.readouterr().err
+    assert "a worker on n1 died, and the job ended with signal 9. The others may have finished" in said
+    assert "still here" not in said
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
     """It ends the notice of an abort, and comes alone or before what the worker writes next."""
