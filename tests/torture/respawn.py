@@ -1,9 +1,9 @@
 """Target: workers of an elastic job are killed at random moments, and replaced: run_elastic(respawn=True).
 
 Any worker is killed, also new ones, also while the others begin again after the death before. At the end there are as
-many workers as at the beginning, with the bits of a job in which nobody dies. A part of the jobs also grows from 2 to 4
-workers meanwhile. The workers are those of tests/programs/respawn.py. A job may end with a sentence in two cases:
-states of the optimizer on the store have died with their copy, or a death fell into MPI_Comm_spawn (docs/elastic.md).
+many workers as at the beginning, with the bits of a job in which nobody dies. One job in five also grows from 2 to 4
+workers. The workers are those of tests/programs/respawn.py. A job may end with a sentence in two cases: states of the
+optimizer on the store have died with their copy, or a death fell into MPI_Comm_spawn (docs/elastic.md).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _PAUSE_S = 0.3  # in each of 12 steps
 _WAIT_S = 40  # MYKV_RESPAWN_WAIT_S
 CASES = [(3, "plain"), (3, "store"), (2, "plain"), (3, "local"), (2, "grow")]  # workers, kind
 _END = r"^end (\d) of (\d) \w+ steps 12 sizes 12 \[([\d, ]+)\] updates \d+ weights (\w+)$"
+_HOSTFILE = Path(tempfile.gettempdir(), f"mykv-torture-hosts-{os.getpid()}")
 _LOST = re.compile(r"optimizer states of rank \d+ of \d+ are lost, since rank \d+, which kept their copy")
 _IN_SPAWN = re.compile(r"mykv ends the job: MPI")
 
@@ -67,6 +68,7 @@ def run(budget: Budget, cases: list[tuple] = CASES) -> Tally:
         f"{kills} workers killed; {lost} jobs ended since states had died with their copy, {in_spawn} since a death "
         "fell into MPI_Comm_spawn"
     )
+    _HOSTFILE.unlink(missing_ok=True)
     return tally
 
 
@@ -74,10 +76,9 @@ def _start(workers: int, kind: str, pause: float = _PAUSE_S) -> Job:
     env = {"MYKV_RESPAWN_WAIT_S": str(_WAIT_S)}
     plan: dict[str, object] = {"kind": kind, "pause": pause}
     if kind == "grow":
-        hostfile = str(Path(tempfile.gettempdir(), f"mykv-torture-hosts-{os.getpid()}"))
-        Path(hostfile).unlink(missing_ok=True)
+        _HOSTFILE.unlink(missing_ok=True)
         writes = {"2": f"{socket.gethostname()} slots=4"} if pause else {}
-        plan.update(kind="plain", grow_to=4, hostfile=hostfile, writes=writes)
+        plan.update(kind="plain", grow_to=4, hostfile=str(_HOSTFILE), writes=writes)
     return Job(workers, "programs.respawn", json.dumps(plan), env=env, options=("--with-ft", "ulfm"))
 
 

@@ -134,7 +134,7 @@ def test_a_worker_killed_on_the_other_host_ends_the_job_and_leaves_no_process(mp
 
 
 def _names(running) -> list[str]:
-    """Of the processes of a launch."""
+    """Names of the living processes of a launch."""
     found = []
     for pid in running.members():
         with contextlib.suppress(OSError):  # it has ended meanwhile
