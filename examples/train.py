@@ -19,13 +19,15 @@ loss_of = gluon.loss.SoftmaxCrossEntropyLoss()
 
 for epoch in range(3):
     sampler.set_epoch(epoch)  # another order in each epoch
+    losses = []
     for numbers, labels in data:
         with autograd.record():
             loss = loss_of(net(numbers), labels)
         loss.backward()
         trainer.step(len(numbers))  # gradients are means over all workers
-    mean = mykv.allreduce(loss.mean(), name="loss")  # a call of all workers
+        losses.append(loss.mean())
+    mean = mykv.allreduce(sum(losses) / len(losses), name="loss")  # a call of all workers
     if mykv.rank() == 0:
-        print(f"epoch {epoch}: loss {float(mean):.3f} on {mykv.size()} workers")
+        print(f"epoch {epoch}: loss {float(mean):.3f}, rank 0 of {mykv.size()}")
 if mykv.rank() == 0:
     net.save_parameters("net.params")

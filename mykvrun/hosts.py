@@ -11,6 +11,7 @@ from typing import NamedTuple
 from .errors import LaunchError
 
 _HOST = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\])(?::([0-9]{1,6}))?")
+_SLOTS = re.compile(r"(\S+?)(?:\s+slots\s*=\s*([0-9]{1,6}))?(?:\s+max[-_]slots\s*=\s*[0-9]+)?")
 
 
 class Host(NamedTuple):
@@ -40,6 +41,8 @@ def parse_hosts(text: str) -> list[Host]:
 def read_hostfile(file: str) -> list[Host]:
     """Hosts in a file with a line for each: ``host slots=4`` as Open MPI and Horovod write it, or ``host:4`` as MPICH.
 
+    A host without a number takes one worker; ``max-slots=8`` of Open MPI means nothing here.
+
     Raises
     ------
     LaunchError
@@ -51,15 +54,15 @@ def read_hostfile(file: str) -> list[Host]:
         raise LaunchError(f"The hostfile {file} cannot be read: {error}.") from None
     hosts = []
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if not words:
+        line = line.partition("#")[0].strip()
+        if not line:
             continue
-        found = _HOST.fullmatch(words[0])
-        slots = [word[len("slots=") :] for word in words[1:] if word.startswith("slots=")]
-        count = [*slots, found.group(2) or "1"][0] if found else ""
-        if not found or not re.fullmatch("[1-9][0-9]{0,5}", count):
-            raise LaunchError(f"The hostfile {file}, line {number}: {line.strip()!r} is not HOST slots=WORKERS.")
-        hosts.append(Host(found.group(1), int(count)))
+        words = _SLOTS.fullmatch(line)
+        found = _HOST.fullmatch(words.group(1)) if words else None
+        slots = int(words.group(2) or found.group(2) or 1) if words and found else 0
+        if not found or not slots:
+            raise LaunchError(f"The hostfile {file}, line {number}: {line!r} is not HOST slots=WORKERS.")
+        hosts.append(Host(found.group(1), slots))
     if not hosts:
         raise LaunchError(f"The hostfile {file} names no host.")
     return _without_repetition(hosts, f"The hostfile {file}")

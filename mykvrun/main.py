@@ -63,8 +63,8 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         status = _start(command, output, str(mark))
         if status == 0 and job.is_local and (job.workers or 1) > 1 and not mark.exists():
             _say(
-                "no worker has called init() of mykv, so each worker worked alone. Import kvstore_plugin in the "
-                "program, and name its store 'mykv'."
+                "no worker has called init() of mykv, so each worker worked alone. Give gluon.Trainer or Module "
+                "the store 'mykv', or use a DistributedTrainer of kvstore_plugin."
             )
     return status
 

@@ -29,6 +29,9 @@ std::string shards_text(const std::vector<Shard>& shards) {
 }
 
 const std::string kOnGpu = " on GPU";
+const std::string kBatchSize = "batch size ";  // as step_label.py begins its text
+const std::string kSameBatchSize =
+    ". Give step() the same batch size on all workers, as DistributedSampler with last_batch='discard' does";
 constexpr char kAfterLabel = '\x1f';  // between the label and the core's own description of the operation
 
 std::vector<std::string> options_of(const std::string& label) {
@@ -142,8 +145,9 @@ std::string difference(const std::string& name, int rank, const std::string& sig
     }
   }
   tell_places(&one, &other);
+  const bool by_batch_size = one.find(kBatchSize) != std::string::npos && other.find(kBatchSize) != std::string::npos;
   return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
-         std::to_string(other_rank) + " has " + other;
+         std::to_string(other_rank) + " has " + other + (by_batch_size ? kSameBatchSize : "");
 }
 
 }  // namespace mykv

@@ -62,7 +62,7 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     elif isinstance(value, NDArray):
         value = (value,)
     else:
-        raise ArgumentTypeError(f"The {what} must be an NDArray or a list of NDArrays, not {type(value).__name__}.")
+        raise ArgumentTypeError(f"The {what} must be an NDArray or a list of NDArrays, not {_called(value)}.")
     for array in value:
         if type(array) not in _DENSE or HAS_GPUS:
             _check(array, what, dense)
@@ -76,7 +76,7 @@ def is_dense_array(value: Any) -> bool:
 
 def _check(array: Any, what: str, dense: bool = True) -> None:
     if not isinstance(array, NDArray):
-        raise ArgumentTypeError(f"The {what} must hold NDArrays, not {type(array).__name__}.")
+        raise ArgumentTypeError(f"The {what} must hold NDArrays, not {_called(array)}.")
     if dense and isinstance(array, SparseNDArray):
         raise ArgumentValueError(
             f"The {what} is a sparse array ({array.stype}), but only dense arrays can be reduced. Use "
@@ -87,6 +87,11 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
             f"The {what} lies on {array.context}, but {gpu_libraries.find()['cuda']['problem']}. Set MYKV_CUDA_LIBRARY "
             "to the library that MXNet uses, or use as_in_context(cpu())."
         )
+
+
+def _called(value: Any) -> str:
+    """What errors call a value that is no NDArray."""
+    return "numpy.ndarray: use mx.nd.array(x)" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def on_gpu(array: NDArray) -> bool:

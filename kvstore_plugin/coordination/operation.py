@@ -74,6 +74,7 @@ class Turn:
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None and not self._taken:
             self._taken = True
+            process.refusals += 1
             self.core.refuse(self.name, f"{self.call}: {str(error) or kind.__name__}", **self._options)
             self._tell()
 

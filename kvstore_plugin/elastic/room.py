@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import time
 from typing import NamedTuple
 
+from mykvrun.errors import LaunchError
+from mykvrun.hosts import read_hostfile
+
 _log = logging.getLogger("kvstore_plugin")
 
 _EVERY_S = 1.0
-_LINE = re.compile(r"(?P<host>[^\s:=#]+)(?:\s+slots\s*=\s*(?P<slots>\d+))?(?:\s+max[-_]slots\s*=\s*\d+)?")
 
 
 class Growth(NamedTuple):
@@ -43,7 +44,7 @@ class Room:
     most : int
         The number of workers that the job may have.
     hostfile : str, optional
-        A file in the form of Open MPI's hostfiles: ``name slots=4`` in each line. It may be missing, and changes while
+        A file as ``mykvrun --hostfile`` reads it: ``name slots=4`` in each line. It may be missing, and changes while
         the job runs. Without a file the room is what the launcher had free when the job began.
     """
 
@@ -52,6 +53,7 @@ class Room:
         self._path = None if hostfile is None else os.path.abspath(hostfile)
         self._looked = -_EVERY_S
         self._tried: dict[str, int] = {}
+        self._told = ""  # the last warning, which is not repeated
         self._failed: dict[str, int] = {}  # slots for which the launcher, or a new worker, has failed
 
     def growth(self, size: int) -> Growth | None:
@@ -80,31 +82,17 @@ class Room:
             from mpi4py import MPI
 
             return {"": MPI.COMM_WORLD.Get_attr(MPI.UNIVERSE_SIZE) or 0}
+        if not os.path.exists(self._path):
+            return self._warn(f"The hostfile {self._path} does not exist yet: workers are added once it does.")
         try:
-            with open(self._path) as file:
-                return slots_of(file.read())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            _log.warning("mykv cannot read the hostfile %s, so no workers are added: %s", self._path, error)
-            return {}
+            slots = {host.name: host.slots for host in read_hostfile(self._path)}
+        except LaunchError as error:
+            return self._warn(f"No workers are added. {error}")
+        self._told = ""
+        return slots
 
-
-def slots_of(text: str) -> dict[str, int]:
-    """The hosts of a hostfile, each with its number of slots (1 where the line has none).
-
-    Raises
-    ------
-    ValueError
-        A line has another form.
-    """
-    slots: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        line = line.split("#", 1)[0].strip()
-        if not line:
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None:
-            raise ValueError(f"line {number} is not of the form 'name slots=4': {line!r}")
-        slots[match["host"]] = slots.get(match["host"], 0) + int(match["slots"] or 1)
-    return slots
+    def _warn(self, text: str) -> dict[str, int]:
+        if text != self._told:
+            _log.warning("%s", text)
+        self._told = text
+        return {}

@@ -52,7 +52,8 @@ class ElasticState:
     Raises
     ------
     TypeError, ValueError
-        There is no trainer, a trainer is not elastic or has parameters that no network has, or a name is reserved.
+        There is no trainer, a trainer is not elastic or has parameters that no network has, a name is reserved, or
+        a member has none.
         Assigning a reserved name later is an AttributeError.
 
     Examples
@@ -63,7 +64,9 @@ class ElasticState:
     >>> state.commit()  # run_elastic() goes on from here when a worker dies
     """
 
-    def __init__(self, *, checkpoint: str | None = None, **members: Any) -> None:
+    def __init__(self, *unnamed: Any, checkpoint: str | None = None, **members: Any) -> None:
+        if unnamed:
+            raise TypeError("An ElasticState takes its members by name: ElasticState(net=net, trainer=trainer, ...).")
         for name in members:
             if name.startswith("_") or hasattr(ElasticState, name):
                 raise ValueError(_REFUSED.format(name=name))

@@ -25,7 +25,8 @@ def note(trainer: gluon.Trainer) -> None:
     steps, before = _seen.get(trainer, (0, -1))
     if steps % _STEPS == 0:
         operations = process.operations()
-        if operations == before:
+        # A program that has made steps together means this trainer to train alone, as for a comparison.
+        if operations == before and not process.core.statistics()["steps"]:
             _told = True
             _log.warning(
                 "A gluon.Trainer has made %d steps in which the %d workers have exchanged nothing, so each of them "

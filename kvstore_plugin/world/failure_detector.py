@@ -63,8 +63,8 @@ def _refusal(what: str = "elastic=True", otherwise: str = "elastic=False") -> st
         )
     if not launch_checks.outlives_processes():
         return (
-            f"{what} needs a job that continues after a process has died. Start it with `mpirun --with-ft ulfm` "
-            f"(Open MPI 5), or use {otherwise}."
+            f"{what} needs a job that continues after a process has died. Start it with `mykvrun --elastic`, "
+            f"which calls `mpirun --with-ft ulfm` of Open MPI 5, or use {otherwise}."
         )
     return None
 

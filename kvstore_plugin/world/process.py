@@ -58,7 +58,8 @@ _group: MPI.Group | None = None  # of _comm, which the user may free
 _groups: dict[int, Any] = {}  # the _group of each start of the core, by `generation`
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
-_made_by_init = 0  # operations that the last init() has made
+_tried_by_init = 0  # operations that were tried by the end of the last init()
+refusals = 0  # operations that this rank could not start: their arguments were wrong
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
 _failed = False
@@ -142,7 +143,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     >>> mykv.init()  # a no-op where a store or a trainer has called it already
     >>> print(f"worker {mykv.rank()} of {mykv.size()}")
     """
-    global _init_called, _made_by_init
+    global _init_called, _tried_by_init
     _init_called = True
     if _forked:
         core.init  # noqa: B018 - raises
@@ -181,7 +182,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     if core.rank() == 0:
         launch_checks.mark_start()
         _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
-    _made_by_init = operations()
+    _tried_by_init = _tried()
 
 
 def operations() -> int:
@@ -189,9 +190,14 @@ def operations() -> int:
     return sum(count for count, _ in core.statistics()["ways"].values())
 
 
+def _tried() -> int:
+    """Operations of this rank: those that have ended, those that have failed, and those that could not start."""
+    return operations() + core.failed_operations() + refusals
+
+
 def _warn_if_nothing_was_exchanged() -> None:
     """Log a warning at the end of a job whose workers have trained separately, if they have trained at all."""
-    if core.size() > 1 and core.rank() == 0 and recoveries == 0 and operations() == _made_by_init:
+    if core.size() > 1 and core.rank() == 0 and recoveries == 0 and _tried() == _tried_by_init:
         _log.warning(
             "The %d workers have exchanged nothing since init(). If they should have trained together, give the store "
             "'mykv' to gluon.Trainer or Module, or use a DistributedTrainer.",

@@ -134,6 +134,13 @@ def test_the_same_mistake_on_all_ranks_leaves_them_in_step(rank, size, case):
 
 
 @pytest.mark.ranks(2)
+def test_an_array_of_numpy_is_refused_with_what_to_use():
+    for call in (lambda: mykv.allreduce(np.ones(4)), lambda: mykv.grouped_allreduce([_good(), np.ones(4)])):
+        with pytest.raises(TypeError, match=r"not numpy.ndarray: use mx.nd.array\(x\)"):
+            call()
+
+
+@pytest.mark.ranks(2)
 def test_numbers_in_arrays_and_of_numpy(rank, size):
     for two in (2, np.float32(2), np.array([2.0]), mx.nd.array([2.0]), mx.np.array(2.0)):
         assert (value(mykv.allreduce(_good(), op=mykv.Sum, prescale_factor=two, priority=np.int64(1))) == 4).all()

@@ -428,7 +428,7 @@ def test_what_jobs_say_must_show_that_each_survivor_noticed_each_death(died_at, 
 def test_a_job_that_ends_with_its_first_process_is_refused():
     net = nn.Dense(1, in_units=1)
     net.initialize()
-    with pytest.raises(RuntimeError, match="mpirun --with-ft ulfm"):
+    with pytest.raises(RuntimeError, match="Start it with `mykvrun --elastic`, which calls `mpirun --with-ft ulfm`"):
         mykv.DistributedTrainer(net.collect_params(), "sgd", elastic=True)
 
 
@@ -443,6 +443,11 @@ def test_names_that_belong_to_the_state_itself_are_refused():
             setattr(state, name, 0)
     state.epoch, state._number = 1, 2
     assert state._values() == {"epoch": 1} and state._number == 2
+
+
+def test_members_without_a_name_are_refused():
+    with pytest.raises(TypeError, match="takes its members by name"):
+        mykv.ElasticState(nn.Dense(1))
 
 
 def test_process_sets_and_other_trainers_are_refused():

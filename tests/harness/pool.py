@@ -23,8 +23,10 @@ from .processes import Launch, send_signal
 _START_LIMIT = 60.0  # seconds for all ranks to say hello; a bare Python under mpirun takes under 1 s
 _EXIT_LIMIT = 15.0  # seconds for all ranks to leave when asked, MPI_Finalize included
 _GRACE = 5.0  # seconds for the other ranks to finish a test once one rank has failed it
-_DUMP_LIMIT = 1.0  # seconds for a hung rank to write its stacks and hand over its output
+_DUMP_LIMIT = 1.0  # seconds for a hung rank to hand over its output
+_STACKS_LIMIT = 10.0  # seconds for it to write its stacks, where other processes take the cores
 _LOG_TAIL = 8000  # characters of mpirun's own output that a failure shows
+_LAST_FRAME = "in <module>\n"
 _FRAMES_OF_PYTEST = ("/_pytest/", "/pluggy/", "harness/rank.py")
 
 
@@ -194,14 +196,12 @@ class Pool:
             outcome.output[rank] = captured.get(rank, "") + "\n" + self._stacks(rank)
 
     def _await_stacks(self, ranks: list[int]) -> None:
-        """Wait until the stacks of all `ranks` are there and grow no more."""
-        deadline = time.monotonic() + _DUMP_LIMIT
-        before: list[int] = []
+        """Wait until the stacks of all `ranks` are whole: the main thread's, which ends with its module, comes last."""
+        deadline = time.monotonic() + _STACKS_LIMIT
+        files = [self._directory / f"stacks.{rank}" for rank in ranks]
         while time.monotonic() < deadline:
-            sizes = [(self._directory / f"stacks.{rank}").stat().st_size for rank in ranks]
-            if all(sizes) and sizes == before:
+            if all(file.read_text(errors="replace").endswith(_LAST_FRAME) for file in files):
                 return
-            before = sizes
             time.sleep(0.1)
 
     def _stacks(self, rank: int) -> str:

@@ -79,3 +79,12 @@ def test_two_trainers_of_which_one_trains_together_are_not_warned(rank, warned):
         for net, trainer in zip(nets, trainers):
             _train(net, trainer, rank, 1)
     assert not warned()
+
+
+@pytest.mark.ranks(2)
+def test_a_trainer_without_a_store_after_steps_together_is_not_warned(rank, warned):
+    """As in a program that compares its weights with those of one process."""
+    nets = [dense_network(rank), dense_network(rank)]
+    _train(nets[0], mykv.DistributedTrainer(nets[0].collect_params(), *_SGD), rank, 3)
+    _train(nets[1], _stock(nets[1], kvstore=None), rank, 30)
+    assert not warned()

@@ -249,9 +249,9 @@ def test_hosts_and_hostfiles(tmp_path):
         with pytest.raises(LaunchError):
             hosts.parse_hosts(wrong)
     file = tmp_path / "hosts"
-    file.write_text("# two hosts\nnode1 slots=4\n\nnode2:2  # small\nnode3\n")
-    assert hosts.read_hostfile(str(file)) == [Host("node1", 4), Host("node2", 2), Host("node3", 1)]
-    for wrong in ("", "node1 slots=x", "node1 slots=0", "no/de"):
+    file.write_text("# three hosts\nnode1 slots=4\n\nnode2:2  # small\nnode3\nnode4.cluster  slots = 2 max-slots=8\n")
+    assert hosts.read_hostfile(str(file)) == [*map(Host, ("node1", "node2", "node3", "node4.cluster"), (4, 2, 1, 2))]
+    for wrong in ("", "a slots=x", "a slots=0", "no/de", "a slot=4", "a slots=4 b", "a slots", "a:0", "a b", "a\na:2"):
         file.write_text(wrong)
         with pytest.raises(LaunchError, match="hostfile"):
             hosts.read_hostfile(str(file))

@@ -36,7 +36,7 @@ _PROGRAMS = {
     "concepts.md": _Page(r"rank 1 of 2: \[0\.5, 10\.0\]", only_1=False),
     "elastic.md": _Page(r"rank 0 of 2 is at epoch 3", options=("--with-ft", "ulfm")),
     "errors.md": _Page(r"rank 0: .*lengths.*\(3,\).*\(4,\)", only_1=False),
-    "get-started.md": _Page(r"epoch 2: loss 0\.\d+ on 2 workers", only_1=False),
+    "get-started.md": _Page(r"epoch 2: loss 0\.\d+, rank 0 of 2", only_1=False),
     "gpu.md": _Page(""),
     "local-steps.md": _Page("", options=("--with-ft", "ulfm")),
     "optimizer-on-the-store.md": _Page(""),
@@ -59,7 +59,7 @@ def _blocks(page: Path) -> list[str]:
 
 
 def _numbers(text: str) -> list[float]:
-    return [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+) on 2 workers$", text, re.MULTILINE)]
+    return [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+), rank 0 of 2$", text, re.MULTILINE)]
 
 
 def test_the_program_is_the_same_text_everywhere():
