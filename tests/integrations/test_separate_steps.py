@@ -43,6 +43,8 @@ def _train(net, trainer, rank, steps, between=lambda: None):
 @pytest.fixture
 def warned(monkeypatch, caplog):
     monkeypatch.setattr(separate_steps, "_told", False)
+    mykv.shutdown()  # steps of earlier tests count no more
+    mykv.init()
     return lambda: [one.getMessage() for one in caplog.records if "exchanged nothing" in one.getMessage()]
 
 
