@@ -101,8 +101,6 @@ def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
 
 
 def _two_ways(results: Results, peer: str) -> list[tuple[str, float, Callable[[str], Spread | None]]]:
-    if peer == "mykv":
-        return [(f"{peer}, as installed", 2.5, lambda case: results.get(peer, case))]
     return [
         (f"{peer}, as installed", 1.0, lambda case: results.get(peer, case)),
         (f"{peer}, best settings", 2.0, lambda case: results.best(peer, case)),
@@ -122,6 +120,9 @@ def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     shown = []
     for label, peer, flavour in rows:
         whole = results.best(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
+        setups = {part.setup for part in (results.best(peer, f"breakdown/{flavour}", one) for one in parts) if part}
+        if whole and whole.setup not in setups:  # the parts were measured with one setup only
+            whole = results.get(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
         setup = whole.setup if whole else AS_INSTALLED
         found = {part: results.get(peer, f"breakdown/{flavour}", part, setup=setup) for part in parts}
         if any(one is None for one in found.values()):
