@@ -66,7 +66,7 @@ class LocalTrainer(DistributedTrainer):
         True: the average travels while the next period's steps run, and is applied in the next meeting. Then weights
         differ between workers by the steps that are not averaged yet, until `synchronize`.
     compression, compression_params : optional
-        How changes travel between hosts, as for `DistributedTrainer`.
+        How changes travel between hosts, as for `DistributedTrainer`. A compressor class of your own is refused.
     process_set, root_rank, prefix : optional
         As for `DistributedTrainer`. All workers begin the first local step with the values that the weights have on
         `root_rank` then. A worker outside the process set trains alone.
@@ -135,7 +135,7 @@ class LocalTrainer(DistributedTrainer):
                 _momentum(outer_momentum),
                 bool(nesterov),
                 bool(overlap),
-                compressions.choose(compression, compression_params).wire,
+                _between_hosts(compression, compression_params),
             )
         except Exception as error:
             parameter_groups.refuse(parameter_groups.sets_of(process_set, None), error)
@@ -530,6 +530,17 @@ def _check_dtype(name: str, parameter: Any) -> None:
         raise NotImplementedError(
             f"LocalTrainer takes dense parameters of float32 and float64, but {name} is {parameter._stype} of {dtype}."
         )
+
+
+def _between_hosts(compression: Any, compression_params: Any) -> str:
+    """The core's text for how changes travel between hosts."""
+    chosen = compressions.choose(compression, compression_params)
+    if isinstance(chosen, compressions.UserCompression):
+        raise ValueError(
+            f"LocalTrainer cannot use the compressor {compression!r} in its meetings. Use an attribute of Compression, "
+            "or compression_params."
+        )
+    return chosen.wire
 
 
 def _momentum(value: Any) -> float:

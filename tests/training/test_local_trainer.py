@@ -737,6 +737,18 @@ def test_optimizers_whose_states_depend_on_the_count_of_updates_cannot_begin_aga
         mykv.LocalTrainer(dense_network(0).collect_params(), name, period=2, reset_momentum=True)
 
 
+class _OwnCompressor:
+    """A compressor as Horovod's users write it."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "arguments, error, said",
@@ -749,6 +761,7 @@ def test_optimizers_whose_states_depend_on_the_count_of_updates_cannot_begin_aga
         ({"period": 2, "outer_momentum": 1}, ValueError, "outer_momentum"),
         ({"period": 2, "outer_learning_rate": float("nan")}, ValueError, "outer_learning_rate"),
         ({"period": 2, "warmup_steps": -1}, ValueError, "warmup_steps"),
+        ({"period": 2, "compression": _OwnCompressor}, ValueError, "cannot use the compressor .* in its meetings"),
     ],
 )
 def test_wrong_arguments(rank, arguments, error, said):
