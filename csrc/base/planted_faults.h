@@ -11,9 +11,9 @@ namespace mykv::testing {
 // mpi: an MPI call fails. memory: there is no memory for the exchange between hosts. message: a message of another host
 // is damaged. notice: the notice of a leaving rank to other hosts is lost. late: a thread that posts is delayed by half
 // a second before it arrives. ring: a thread that has changed a host's table is delayed by three seconds before it
-// rings the bells of the ranks that wait for the change.
-enum class Fault { mpi, memory, message, notice, late, ring };
-constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring"};
+// rings the bells of the ranks that wait for the change. linger: a thread that posts lingers for ten seconds.
+enum class Fault { mpi, memory, message, notice, late, ring, linger };
+constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring", "linger"};
 
 // For each kind, at which of its next chances the fault happens, 1 being the next; 0 and less: no fault is planted.
 // Exported, so that the module for tests (csrc/testing/) finds it by its name in the core that is loaded.

@@ -23,6 +23,10 @@ constexpr const char* kLostClass = "WorkersLost: ";
 constexpr const char* kMykv = "mykv: ";
 constexpr const char* kNotTaken = "MXNet's engine has not taken the operation";
 
+// Whether this thread is pushing an operation. The engine calls an operation that is ready on the thread that pushes
+// it.
+thread_local bool t_pushes = false;
+
 // The engine copies an error as a dmlc::Error, which adds nothing to std::runtime_error.
 class EngineError : public std::runtime_error {
  public:
@@ -230,6 +234,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   } catch (const std::exception& error) {
     for (Request& request : requests) request.refusal = error.what();
   }
+  if (t_pushes && requests.size() == 1) requests.front().may_linger = true;
   const StepPart step = requests.empty() ? StepPart::none : requests.front().step;
   const bool is_sum = step == StepPart::some || step == StepPart::last;
   if (is_sum) note_sum_begins(step == StepPart::last);
@@ -459,6 +464,10 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   const bool on_gpu =
       std::any_of(requests.begin(), requests.end(), [](const Request& r) { return r.devices != nullptr; });
   const int property = on_gpu ? kCpuPrioritized : kAsync;
+  const struct Pushing {
+    Pushing() { t_pushes = true; }
+    ~Pushing() { t_pushes = false; }
+  } pushing;
   try {
     api_.push(for_engine_of<run_pushed>(api_), new std::shared_ptr<Pushed>(pushed), &discard, {}, written, property,
               priority, shown.c_str());

@@ -73,6 +73,8 @@ struct Request {
   std::function<void(const Cause* error)> done;
   // A thread is about to wait for it by Runtime::stand_in(), so the runtime's thread need not be awake for it.
   bool awaited = false;
+  // The thread that posts it may stay awake for it for a moment, see Runtime::post().
+  bool may_linger = false;
 };
 
 }  // namespace mykv

@@ -125,6 +125,7 @@ HostTable::Arriving Parts::offer_of(const Part& part, const Operation& operation
   offer.came = part.came;
   offer.ends_step = request.step == StepPart::last && part.number == 0;
   offer.awaited = request.awaited && context_.several_hosts();
+  offer.more_parts = part.number + 1 < part.posted->parts;
   return offer;
 }
 
@@ -170,7 +171,8 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   if (posted.parts > 1 && ++posted.met == posted.parts) queue_.forget(posted);
   const bool ended = arrival.last || arrival.failed;
   const bool soon = posting && !ended && operation.bytes() <= transport.inline_limit() && waits_.expect_bell();
-  if (soon && !request.awaited) context_.bell().ring();
+  posted.lingers = soon && request.may_linger;
+  if (soon && !request.awaited && !posted.lingers) context_.bell().ring();
   if (!ended) return Arrived::under_way;
   // Unless the runtime's thread has read the event and taken the part already.
   std::optional<Part> mine = requests_.take(arrival.entry, arrival.generation);

@@ -41,9 +41,10 @@ struct RequestState {
   size_t met = 0;        // parts that have arrived in the host's table
   size_t under_way = 0;  // parts sent and not finished
   size_t finished = 0;
-  bool agreed = false;  // all ranks brought the same operation, and so bring all of its parts
-  bool ended = false;   // done was called, or is about to be
-  size_t happened = 0;  // how many of request.devices->after have; used by the runtime's thread only
+  bool lingers = false;  // the thread that posts it stays awake for it; used by that thread only
+  bool agreed = false;   // all ranks brought the same operation, and so bring all of its parts
+  bool ended = false;    // done was called, or is about to be
+  size_t happened = 0;   // how many of request.devices->after have; used by the runtime's thread only
   Cause error;
   bool recorded = false;  // by the timeline; `recorded` and `begun` never change
   int64_t begun = 0;

@@ -221,6 +221,16 @@ std::vector<uint32_t> Requests::entries() {
   return entries;
 }
 
+bool Requests::idle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return parts_.empty() && posted_.empty();
+}
+
+bool Requests::has_ended(const RequestState& posted) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return posted.ended;
+}
+
 Requests::Under Requests::under_way() {
   std::lock_guard<std::mutex> lock(mutex_);
   return {!parts_.empty(), large_parts_ > 0};

@@ -36,6 +36,9 @@ class Requests {
   // No request is taken any more. False: that was so already, for another reason.
   bool refuse_new(const Cause& reason);
   bool refuses_new();
+  // Whether this rank has no part under way.
+  bool idle();
+  bool has_ended(const RequestState& posted);
   // Whether the caller must end the request; true once.
   bool claim_end(RequestState& posted);
   // Refuses new requests, and forgets all parts. Returns the requests that the caller must end: posted requests,

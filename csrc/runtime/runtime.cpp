@@ -4,6 +4,7 @@
 
 #include <chrono>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/planted_faults.h"
@@ -15,6 +16,8 @@ namespace mykv {
 namespace {
 
 constexpr useconds_t kLateUs = 500000;                          // as a fault for tests
+constexpr int64_t kLingerNs = 20000;                            // less than two threads take to wake up
+constexpr int64_t kLongLingerNs = 10000000000;                  // as a fault for tests
 constexpr auto kLockPatience = std::chrono::seconds(1);         // for the table's lock, of a rank that breaks off
 constexpr auto kLeavingLockPatience = std::chrono::seconds(5);  // the same, of a rank that leaves
 
@@ -96,11 +99,21 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   requests_.take_over(posted, direct);
   if (direct) {
     if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
-    if (parts_.send(posted, 0, request.refusal, true)) return;
+    request.may_linger = request.may_linger && !context_.several_hosts() && work_.may_stand_in() && requests_.idle();
+    if (parts_.send(posted, 0, request.refusal, true)) {
+      if (posted->lingers) linger(*posted);
+      return;
+    }
     posted->next = 0;
     requests_.take_over(posted, false);
   }
   context_.bell().ring();
+}
+
+void Runtime::linger(const RequestState& posted) {
+  const auto over = [&] { return requests_.has_ended(posted); };
+  work_.stand_in(over, now_ns() + (testing::is_planted(testing::Fault::linger) ? kLongLingerNs : kLingerNs));
+  if (!over()) context_.bell().ring();  // the runtime's thread stays awake for the rest of the time that waits_ grants
 }
 
 std::vector<LateRank> Runtime::late_ranks() {

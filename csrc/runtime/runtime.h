@@ -64,7 +64,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void forget(const std::string& prefix);
   // The number of names that have turn counters.
   size_t counted_names() { return turns_.names(); }
-  // Returns at once. The request's buffers must stay until done was called.
+  // Returns at once, or with Request::may_linger after 20 us at most: if nothing else is under way, a small request may
+  // end on this thread, which saves waking the runtime's thread and then the thread that waits for the result. The
+  // request's buffers must stay until done was called.
   void post(Request request);
   // This rank's part of the host's segment, for requests in place.
   Region& region() { return context_.region; }
@@ -117,6 +119,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
  private:
   friend struct testing::RuntimeAccess;
   void post_checked(const std::shared_ptr<RequestState>& posted);
+  void linger(const RequestState& posted);
   void end_refused(RequestState& posted, const Cause& why);
   // What messages say when this rank leaves.
   std::string left_text(const std::string& reason) const;

@@ -168,9 +168,10 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
       continue;
     }
     if (worked) continue;
-    const int64_t limit = rest(*seen);
+    const int64_t limit = rest(*seen, until_ns);
     if (limit > 0 && network_polling()) sleeps.begin();
-    if (limit > 0) bell.wait(*seen, std::min(limit, (until_ns - now) / 1000 + 1), Bell::Sleeper::stand_in);
+    const int64_t left_us = (until_ns - now_ns()) / 1000 + 1;
+    if (limit > 0 && left_us > 0) bell.wait(*seen, std::min(limit, left_us), Bell::Sleeper::stand_in);
     rested = true;
   }
 }
@@ -224,7 +225,7 @@ bool RuntimeThread::work() {
 }
 
 // Waits without sleeping where that is worth it. Returns how long to sleep then (us); 0: not at all.
-int64_t RuntimeThread::rest(uint32_t seen) {
+int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   const Requests::Under under = requests_.under_way();
   const bool flowing = context_.transport->polling() || gpus_polling() || device_parts_.copying();
   if (worked_ || flowing) flowed_ = coarse_now_ns();
@@ -232,7 +233,7 @@ int64_t RuntimeThread::rest(uint32_t seen) {
     return poll(flowing, !under.large);
   }
   if (std::exchange(worked_, false) && under.parts) waits_.expect_bell();
-  if (under.parts && waits_.spin(context_.bell(), seen)) return 0;
+  if (under.parts && waits_.spin(context_.bell(), seen, until_ns)) return 0;
   int64_t limit = kSleepUs;
   if (context_.several_hosts()) {
     const bool polls = context_.agreement.speaks() || coarse_now_ns() - flowed_ < kDrainNs;

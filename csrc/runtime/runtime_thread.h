@@ -57,7 +57,7 @@ class RuntimeThread {
   bool needs_thread() const;
   bool nothing_left();
   Cause cause_of(const Cause& failure);
-  int64_t rest(uint32_t seen);
+  int64_t rest(uint32_t seen, int64_t until_ns = INT64_MAX);
   int64_t poll(bool flowing, bool soon);
   bool gpus_polling() const { return context_.nccl && context_.nccl->polling(); }
   bool network_polling() const { return context_.transport->polling() || context_.agreement.polling(); }

@@ -14,14 +14,15 @@ void Waits::Credit::settle(bool paid) {
 
 Waits::Waits(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCESSORS_ONLN)) {}
 
-bool Waits::spin(const Bell& bell, uint32_t seen) {
-  if (now_ns() >= until_.load(std::memory_order_relaxed)) return false;
+bool Waits::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
+  const auto is_over = [&] { return now_ns() >= until_.load(std::memory_order_relaxed); };
+  if (is_over()) return false;
   bool rang = bell.count() != seen;
-  while (!rang && now_ns() < until_.load(std::memory_order_relaxed)) {
+  while (!rang && !is_over() && now_ns() < until_ns) {
     sched_yield();
     rang = bell.count() != seen;
   }
-  bells_.settle(rang);
+  if (rang || is_over()) bells_.settle(rang);
   return rang;
 }
 

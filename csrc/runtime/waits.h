@@ -26,8 +26,9 @@ class Waits {
     until_.store(now_ns() + kSpinNs, std::memory_order_relaxed);
     return true;
   }
-  // Spins until the bell rings or the time is over; whether the bell rang. Only for the thread.
-  bool spin(const Bell& bell, uint32_t seen);
+  // Spins until the bell rings, the time is over or it is `until_ns` (now_ns()); whether the bell rang. Only for the
+  // thread.
+  bool spin(const Bell& bell, uint32_t seen, int64_t until_ns);
 
   // For a network, which cannot wake the thread: it polls. Only for the thread.
   // For small operations it polls without sleeping for about as long as a few wake-ups take on this host and others.

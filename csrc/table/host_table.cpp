@@ -274,7 +274,7 @@ std::vector<LateRank> HostTable::late_ranks() const {
   return late;
 }
 
-void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit, Rings& rings) {
+void HostTable::complete_set(ArriveResult& arrival, const Arriving& offer, size_t inline_limit, Rings& rings) {
   Entry& e = entry(arrival.entry);
   const Cause error = disagreement(e);
   if (error.empty()) note_complete(e);
@@ -308,24 +308,37 @@ void HostTable::complete_set(ArriveResult& arrival, size_t inline_limit, Rings& 
   }
   e.state = State::ready;
   append(TableEvent::Type::ready, arrival.entry);
-  wake_helpers(e, rings);
+  wake_workers(e, offer.more_parts, rings);
+}
+
+// The local ranks that are to work on the chunks of an operation without an owner. Those of an operation in place keep
+// no more ranks busy than there are cores, but two at the least: one rank may have something large to do first. With
+// more ranks than cores, only the memory decides which ranks these are: the first access of a process to each page of a
+// slot costs more than the work on it, and page tables take memory.
+RankRange HostTable::workers(const Entry& e) const {
+  if (!e.operation.in_place || e.operation.kind != Kind::allreduce) return {0, local_size()};
+  const auto size = static_cast<uint32_t>(local_size());
+  const uint32_t count = std::min(std::max(std::min(e.chunks, cores_), 2U), size);
+  if (size <= cores_) return {local_rank_, static_cast<int>(count)};
+  const uint64_t first = e.records()[0].slot;
+  return {static_cast<int>(hash_bytes(&first, sizeof first, 0) % size), static_cast<int>(count)};
+}
+
+bool HostTable::works_on(uint32_t index) {
+  const auto size = static_cast<uint32_t>(local_size());
+  return size <= cores_ || workers(entry(index)).contains(local_rank_, local_size());
 }
 
 // An operation has become ready on one host. Ranks that are not woken see that when it is done. Only ranks of a
 // broadcast, which copy the result themselves, and of an operation in parts, which may bring the next part now, are
-// all needed; the chunks of an operation in place keep no more ranks busy than there are cores.
-void HostTable::wake_helpers(const Entry& e, Rings& rings) const {
-  if (e.owner != kAnybody) {
+// all needed.
+void HostTable::wake_workers(const Entry& e, bool more_parts, Rings& rings) const {
+  if (e.owner == kAnybody) {
+    rings.some = workers(e);
+  } else if (!more_parts) {
     rings.one = e.owner;
-    return;
-  }
-  rings.here = true;
-  if (e.operation.in_place && e.operation.kind == Kind::allreduce) {
-    // At least one other rank: this rank may have something large to do first.
-    const uint32_t ranks = std::min({std::max(e.chunks, 2U), cores_, static_cast<uint32_t>(local_size())});
-    rings.next = ranks - 1;
   } else {
-    rings.others = true;
+    rings.all();
   }
 }
 
@@ -581,7 +594,7 @@ void HostTable::append(TableEvent::Type type, uint32_t index) { log_->append({ty
 
 void HostTable::ring(const Rings& rings) {
   const int size = local_size();
-  const bool any = rings.others || rings.listeners || rings.here || rings.one != kNobody || rings.next > 0;
+  const bool any = rings.others || rings.listeners || rings.here || rings.one != kNobody || rings.some.count > 0;
   if (any && testing::is_planted(testing::Fault::ring)) usleep(kRingsLateUs);
   if (rings.here) bells_[local_rank_].ring();
   if (rings.one != kNobody) bells_[rings.one].ring();
@@ -591,7 +604,7 @@ void HostTable::ring(const Rings& rings) {
     }
     return;
   }
-  for (int k = 1; k <= static_cast<int>(rings.next); ++k) bells_[(local_rank_ + k) % size].ring();
+  for (int k = 0; k < rings.some.count; ++k) bells_[(rings.some.first + k) % size].ring();
 }
 
 }  // namespace mykv

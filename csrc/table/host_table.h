@@ -49,6 +49,13 @@ struct ArriveResult {
   bool failed = false;        // the entry is done already, with an error
 };
 
+// `count` local ranks from `first` on; rank 0 follows the last one.
+struct RankRange {
+  int first = 0;
+  int count = 0;
+  bool contains(int rank, int size) const { return (rank - first + size) % size < count; }
+};
+
 class HostTable {
  public:
   // Bytes of shared memory that the table takes, in whole pages (most of them never touched).
@@ -71,7 +78,8 @@ class HostTable {
     Due due = Due::now;  // limits making an entry; a rank always joins an entry that another rank has made
     int64_t came = 0;    // when this rank came; now_ns()
     bool ends_step = false;
-    bool awaited = false;  // see Request::awaited
+    bool awaited = false;     // see Request::awaited
+    bool more_parts = false;  // the operation has parts after this one
   };
   // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
@@ -88,7 +96,7 @@ class HostTable {
         ArriveResult made = arrive_locked(offer, hash, rings);
         if (made.table_full || made.departed) return made;
         claim(made);
-        if (made.last) complete_set(made, inline_limit, rings);
+        if (made.last) complete_set(made, offer, inline_limit, rings);
         if (offer.awaited && rings.one == local_rank_) rings.one = kNobody;
         return made;
       });
@@ -103,6 +111,8 @@ class HostTable {
   bool agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone);
   // `chunks` more chunks of the operation are finished; the last chunk makes it done.
   void finish_chunks(uint32_t index, uint32_t chunks);
+  // Whether this rank works on the chunks of an operation that is ready and has no owner.
+  bool works_on(uint32_t index);
   // Claims this rank's own chunk before work on it begins. False: the operation was stopped.
   bool claim_chunk(uint32_t index);
   // A claimed chunk will not be finished, and this rank uses no memory of the operation any more. Needs no lock.
@@ -216,7 +226,7 @@ class HostTable {
     bool listeners = false;  // ... or only other ranks that listen
     bool here = false;       // this rank
     int one = kNobody;       // this local rank
-    uint32_t next = 0;       // so many local ranks after this one
+    RankRange some;          // these local ranks
   };
   // Calls run(rings) under the lock and returns its result. Rings the bells also where it throws.
   template <class Run>
@@ -231,7 +241,7 @@ class HostTable {
   void ring(const Rings& rings);
   ArriveResult arrive_locked(const Arriving& offer, uint64_t hash, Rings& rings);
   void note_complete(Entry& entry);
-  void complete_set(ArriveResult& arrival, size_t inline_limit, Rings& rings);
+  void complete_set(ArriveResult& arrival, const Arriving& offer, size_t inline_limit, Rings& rings);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
   bool may_make(Due due) const;
@@ -242,7 +252,8 @@ class HostTable {
   Cause disagreement(Entry& entry);
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
   bool give_launches(uint32_t index, Rings& rings);
-  void wake_helpers(const Entry& entry, Rings& rings) const;
+  RankRange workers(const Entry& entry) const;
+  void wake_workers(const Entry& entry, bool more_parts, Rings& rings) const;
   void append(TableEvent::Type type, uint32_t index);
 
   const Segment& segment_;

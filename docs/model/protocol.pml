@@ -305,7 +305,7 @@ inline arrive(op, may_run_inline) {
             last = 0;
             lock = 1;
             /* This rank's thread too: it may be another one than this. Of the others so many that two ranks are awake,
-             * as on two cores: wake_helpers(). */
+             * as on two cores: wake_workers(). */
             to_ring = (OWNER(op) == ANYBODY -> (1 << me) | (1 << ((me + 1) % RANKS)) : 1 << OWNER(op))
          :: else
          fi

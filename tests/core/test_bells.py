@@ -5,6 +5,7 @@ No MXNet: the core alone, on numpy arrays.
 
 from __future__ import annotations
 
+import os
 import resource
 import threading
 import time
@@ -147,3 +148,24 @@ def test_an_operation_in_place_ends_on_ranks_that_were_not_woken_for_it(core, ra
         assert core.submit_bucket(f"in place {count}", buffer, 0, count, "float32").wait(20)
         assert (array == size * (size + 1) / 2).all()
     gather("all have ended")
+
+
+@pytest.mark.ranks(4, env=_ENV)
+def test_with_more_ranks_than_cores_the_same_ranks_always_work_on_the_same_memory(core, rank, size, gather):
+    """Otherwise each process would pay for its first access to every slot, and have page tables for all of them."""
+    cores = os.sysconf("SC_NPROCESSORS_ONLN")
+    if size <= cores:
+        pytest.skip(f"{size} ranks are no more than the {cores} cores")
+    buffer = core.allocate(4 << 20)
+    array = np.frombuffer(buffer, "float32")
+    array[:] = 0
+    gather("together")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        array[:] = rank + 1
+        assert core.submit_bucket("same memory", buffer, 0, array.size, "float32").wait(20)
+        assert array.min() == array.max() == size * (size + 1) / 2  # takes no memory, so makes no faults
+    faults = gather(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    # The slots of the others have 3072 pages, of which a fault maps 16 at most.
+    assert 1 <= sum(count > 150 for count in faults) <= max(cores, 2), faults
+    assert core.submit_bucket("same memory", buffer, 0, array.size, "float32").wait(20)

@@ -32,7 +32,7 @@ size_t HostTransport::inline_limit() const { return kInlineBytes; }
 
 void HostTransport::start(uint32_t entry, const LocalShare& share) {
   const int32_t owner = table_.entry(entry).owner;
-  if (owner != kAnybody && owner != table_.local_rank()) return;
+  if (owner == kAnybody ? !table_.works_on(entry) : owner != table_.local_rank()) return;
   if (running_.size() <= entry) running_.resize(entry + 1);
   running_[entry] = ++order_;
   ready_.push({table_.entry(entry).operation.priority, order_, entry, share});
