@@ -48,6 +48,21 @@
 #define CHUNKS(op) (KIND(op) == SHARED -> 2 : 1)
 #define OWNER(op) (KIND(op) == OWNED -> 1 : ANYBODY)
 
+/* HostTable::workers() and works_on(), as on two cores: the thread of the rank that comes last is woken, which may be another
+ * one than that which posts, and that of the next rank; any rank that is awake works. With more ranks than cores
+ * (SAME_WORKERS) the same two ranks are always woken, and only they work. */
+#ifdef SAME_WORKERS
+#ifdef OTHERS_ARE_WOKEN
+#define WORKERS(me) 4
+#else
+#define WORKERS(me) 3
+#endif
+#define WORKS_ON(me) ((me) < 2)
+#else
+#define WORKERS(me) ((1 << (me)) | (1 << (((me) + 1) % RANKS)))
+#define WORKS_ON(me) 1
+#endif
+
 /* Each rank has two slots and takes the first that is free. */
 #define SLOTS 2
 #define MOST_CHUNKS 2
@@ -304,9 +319,8 @@ inline arrive(op, may_run_inline) {
             entry[at].state = READY;
             last = 0;
             lock = 1;
-            /* This rank's thread too: it may be another one than this. Of the others so many that two ranks are awake,
-             * as on two cores: wake_workers(). */
-            to_ring = (OWNER(op) == ANYBODY -> (1 << me) | (1 << ((me + 1) % RANKS)) : 1 << OWNER(op))
+            /* HostTable::wake_workers(). */
+            to_ring = (OWNER(op) == ANYBODY -> WORKERS(me) : 1 << OWNER(op))
          :: else
          fi
       :: else
@@ -566,7 +580,7 @@ inline handle_event() {
           running[k] = 0
        :: !(event & 1) && !rank[me].part[k].started ->
           rank[me].part[k].started = 1;
-          running[k] = (OWNER(rank[me].part[k].operation - 1) == ANYBODY ||
+          running[k] = (OWNER(rank[me].part[k].operation - 1) == ANYBODY && WORKS_ON(me) ||
                         OWNER(rank[me].part[k].operation - 1) == me)
        :: else
        fi

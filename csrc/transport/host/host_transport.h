@@ -1,6 +1,6 @@
-// All ranks share one host's memory. A part whose shares lie there already is cut into chunks. Any rank that is awake
-// takes the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. No rank waits
-// for a particular rank, so more ranks than cores, or ranks that wake up late, slow nothing down.
+// All ranks share one host's memory. A part whose shares lie there already is cut into chunks. A rank that is awake takes
+// the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. So a rank that wakes
+// up late slows nothing down. Where ranks outnumber the cores, only some of them take chunks (HostTable::works_on).
 //
 // A part that must be copied in and out has an owner instead, a different rank for each part. The owner does not copy
 // its own share, but reads and writes it in place. The other ranks copy their shares, which they would do anyway. The
