@@ -125,7 +125,7 @@ HostTable::Arriving Parts::offer_of(const Part& part, const Operation& operation
   offer.came = part.came;
   offer.ends_step = request.step == StepPart::last && part.number == 0;
   offer.awaited = request.awaited && context_.several_hosts();
-  offer.more_parts = part.number + 1 < part.posted->parts;
+  offer.first_of_several = part.number == 0 && part.posted->parts > 1;
   return offer;
 }
 

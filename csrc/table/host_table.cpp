@@ -308,7 +308,7 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& offer, size_
   }
   e.state = State::ready;
   append(TableEvent::Type::ready, arrival.entry);
-  wake_workers(e, offer.more_parts, rings);
+  wake_workers(e, offer.first_of_several, rings);
 }
 
 // The local ranks that are to work on the chunks of an operation without an owner. Those of an operation in place keep
@@ -329,13 +329,13 @@ bool HostTable::works_on(uint32_t index) {
   return size <= cores_ || workers(entry(index)).contains(local_rank_, local_size());
 }
 
-// An operation has become ready on one host. Ranks that are not woken see that when it is done. Only ranks of a
-// broadcast, which copy the result themselves, and of an operation in parts, which may bring the next part now, are
-// all needed.
-void HostTable::wake_workers(const Entry& e, bool more_parts, Rings& rings) const {
+// An operation has become ready on one host. Ranks that are not woken see that when it is done. All are needed for a
+// broadcast, whose result they copy themselves, and after the first of several parts, since they may bring the next
+// part now.
+void HostTable::wake_workers(const Entry& e, bool first_of_several, Rings& rings) const {
   if (e.owner == kAnybody) {
     rings.some = workers(e);
-  } else if (!more_parts) {
+  } else if (!first_of_several) {
     rings.one = e.owner;
   } else {
     rings.all();

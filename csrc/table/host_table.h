@@ -78,8 +78,8 @@ class HostTable {
     Due due = Due::now;  // limits making an entry; a rank always joins an entry that another rank has made
     int64_t came = 0;    // when this rank came; now_ns()
     bool ends_step = false;
-    bool awaited = false;     // see Request::awaited
-    bool more_parts = false;  // the operation has parts after this one
+    bool awaited = false;           // see Request::awaited
+    bool first_of_several = false;  // the first part of an operation that has more
   };
   // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
@@ -253,7 +253,7 @@ class HostTable {
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
   bool give_launches(uint32_t index, Rings& rings);
   RankRange workers(const Entry& entry) const;
-  void wake_workers(const Entry& entry, bool more_parts, Rings& rings) const;
+  void wake_workers(const Entry& entry, bool first_of_several, Rings& rings) const;
   void append(TableEvent::Type type, uint32_t index);
 
   const Segment& segment_;

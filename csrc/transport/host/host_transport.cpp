@@ -5,12 +5,11 @@
 namespace mykv {
 
 namespace {
-constexpr size_t kChunkBytes = 256 << 10;  // two slots' chunks, read and written, stay within a core's L2 cache
 constexpr size_t kInlineBytes = 32 << 10;  // below it a wake-up of the runtime thread costs more than the work
 }  // namespace
 
 HostTransport::HostTransport(const World& world, HostTable& table)
-    : table_(table), slots_(world.segment().base(), table) {}
+    : table_(table), slots_(world.segment().base(), table), chunk_bytes_(piece_bytes(table.local_size())) {}
 
 int32_t HostTransport::owner(const Operation& operation, uint64_t number) const {
   if (operation.road == Road::staged) return kAnybody;  // all shares are in slots
@@ -25,10 +24,10 @@ bool HostTransport::taken_from_root(const Operation& operation) const {
 
 uint32_t HostTransport::pieces(const Operation& operation) const {
   if (taken_from_root(operation)) return static_cast<uint32_t>(table_.local_size());
-  return static_cast<uint32_t>(std::max<size_t>(1, (operation.bytes() + kChunkBytes - 1) / kChunkBytes));
+  return static_cast<uint32_t>(std::max<size_t>(1, (operation.bytes() + chunk_bytes_ - 1) / chunk_bytes_));
 }
 
-size_t HostTransport::inline_limit() const { return kInlineBytes; }
+size_t HostTransport::inline_limit() const { return std::min(kInlineBytes, chunk_bytes_); }
 
 void HostTransport::start(uint32_t entry, const LocalShare& share) {
   const int32_t owner = table_.entry(entry).owner;
@@ -75,13 +74,13 @@ bool HostTransport::progress() {
 }
 
 void HostTransport::run_chunk(Entry& entry, uint32_t chunk) const {
-  const size_t step = kChunkBytes / item_size(entry.operation.dtype);
+  const size_t step = chunk_bytes_ / item_size(entry.operation.dtype);
   const size_t begin = chunk * step;
   slots_.combine(entry, begin, std::min(entry.operation.count, begin + step), entry.operation.root);
 }
 
 void HostTransport::run_owned(Entry& entry, const LocalShare& share) const {
-  const size_t step = kChunkBytes / item_size(entry.operation.dtype);
+  const size_t step = chunk_bytes_ / item_size(entry.operation.dtype);
   const size_t count = entry.operation.count;
   for (size_t begin = 0; begin < count; begin += step) {
     const size_t end = std::min(count, begin + step);

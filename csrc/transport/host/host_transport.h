@@ -1,6 +1,7 @@
-// All ranks share one host's memory. A part whose shares lie there already is cut into chunks. A rank that is awake takes
-// the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. So a rank that wakes
-// up late slows nothing down. Where ranks outnumber the cores, only some of them take chunks (HostTable::works_on).
+// All ranks share one host's memory. A part whose shares lie there already is cut into chunks. A rank that is awake
+// takes the next chunk: it reads the chunk from every rank's slot and writes the result into every slot. So a rank that
+// wakes up late slows nothing down. Where ranks outnumber the cores, only some of them take chunks
+// (HostTable::works_on).
 //
 // A part that must be copied in and out has an owner instead, a different rank for each part. The owner does not copy
 // its own share, but reads and writes it in place. The other ranks copy their shares, which they would do anyway. The
@@ -48,6 +49,7 @@ class HostTransport : public Transport {
 
   HostTable& table_;
   Slots slots_;
+  const size_t chunk_bytes_;
   std::priority_queue<Item> ready_;
   std::vector<uint64_t> running_;  // by entry: the order under which it was started, 0 when stopped
   uint64_t order_ = 0;

@@ -1,11 +1,20 @@
 // Arithmetic on the slots of a host: each rank's share of an operation lies in a slot of the shared segment.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <vector>
 
 #include "transport/transport.h"
 
 namespace mykv {
+
+// How many bytes of each slot a rank works on at a time, so that a piece is as much work with many ranks as with two.
+// Two slots' pieces, read and written, stay within a core's L2 cache.
+inline size_t piece_bytes(int local_size) {
+  constexpr size_t kPage = 4 << 10, kMost = 256 << 10;
+  return std::clamp(2 * kMost / static_cast<size_t>(local_size) / kPage * kPage, kPage, kMost);
+}
 
 class Slots {
  public:

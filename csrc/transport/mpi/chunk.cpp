@@ -10,7 +10,6 @@ namespace mykv {
 
 namespace {
 
-constexpr size_t kStepBytes = 256 << 10;   // work between two looks at the network
 constexpr size_t kDecodeBytes = 64 << 10;  // decoded of each host's values at a time, so that they stay in cache
 
 // Rows exchange their sums in this type, so that half precision is rounded once, as without a grid.
@@ -384,7 +383,9 @@ void Chunk::take_results() {
 }
 
 bool Chunk::step(bool spreading_too) {
-  const size_t stop = std::min(end_, cursor_ + kStepBytes / item_size(exchange_.operation().dtype));
+  // The work between two looks at the network.
+  const size_t bytes = piece_bytes(exchange_.world().local_size());
+  const size_t stop = std::min(end_, cursor_ + bytes / item_size(exchange_.operation().dtype));
   switch (phase_) {
     case Phase::reduce_on_host:
       exchange_.reduce_on_host(cursor_, stop);
