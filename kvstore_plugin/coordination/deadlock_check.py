@@ -7,7 +7,9 @@ in a call that waits has begun all steps before the call, and no rank has begun 
 
 Then all ranks get an error: in the call that waits, and in the gradients of the step. A rank that had not come to this
 call gets the same error in its next call that waits. In the same way a rank that waits finds ranks that save the states
-of an optimizer without it.
+of an optimizer without it, and ranks that wait in a call of another process set.
+
+Only members of the call's process set count: other ranks may go on while the members are in the call.
 """
 
 from __future__ import annotations
@@ -16,10 +18,11 @@ import contextlib
 import functools
 import threading
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence, Tuple
 
 from ..compat import errors
 from ..world import process
+from ..world.process_set import joined
 
 # For each trainer the thread that took its last step; None before the first step.
 _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()
@@ -35,6 +38,11 @@ _EQUAL_STEPS = (
     "the workers take different numbers of steps. Give all workers the same number of batches, as a DistributedSampler "
     "does, or put `with join(trainer):` around the training loop."
 )
+
+_EQUAL_ORDER = "make calls that wait in the same order on all workers, also calls of different process sets."
+
+# For each process set the thread that made its last call that waits.
+_callers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 # Names under which workers save and load optimizer states, and their process sets.
 _checkpoints: dict[str, Any] = {}
@@ -67,14 +75,14 @@ def failed(error: BaseException) -> None:
         return
     with contextlib.suppress(RuntimeError):
         for checkpoint, process_set in list(_checkpoints.items()):
-            if set(_who_saves(checkpoint, process_set)).intersection(error.ranks):
+            if set(_who_waits(checkpoint, process_set)).intersection(error.ranks):
                 process_set.core.refuse(checkpoint, str(error))
 
 
-def _who_saves(checkpoint: str, process_set: Any) -> list[int]:
-    """The ranks that wait in a checkpoint that this rank has not called."""
+def _who_waits(name: str, process_set: Any) -> list[int]:
+    """The ranks that wait under a name whose turn this rank has not taken."""
     try:
-        return process_set.core.waiting_for_this([checkpoint])[0]
+        return process_set.core.waiting_for_this([name])[0]
     except ValueError:  # the set was removed
         return []
 
@@ -94,47 +102,101 @@ def forget_states(scope: str) -> None:
     _checkpoints.pop(meeting_name(scope), None)
 
 
-def look(core: Any, name: str, call: str) -> Callable[[], None] | None:
-    """Give up a call that waits, on all ranks, if other ranks have begun a step or a save without this thread.
+def waiting_name(process_set: Any) -> str:
+    """The name by which calls that wait are matched."""
+    return f"{process_set.scope}/waiting"
 
-    The call may have succeeded meanwhile. Then the other ranks have gone on, and this rank takes their step later.
+
+def waits(turn: Any) -> None:
+    """Note that this thread makes a call that waits."""
+    if turn.name == waiting_name(turn.process_set):
+        _callers[turn.process_set] = threading.get_ident()
+
+
+def look(turn: Any) -> Callable[[], None] | None:
+    """Give up a call that waits, on all ranks, if members of its set have begun what this thread begins after the call.
+
+    The call may have succeeded meanwhile. Then the other ranks have gone on, and this rank follows later.
 
     Parameters
     ----------
-    core : Group
-        The group of the process set in which this rank waits.
-    name : str
-        The name by which the call is matched.
-    call : str
-        The call, as the other ranks are told.
+    turn : Turn
+        The call in which this rank waits.
 
     Returns
     -------
     callable or None
-        Refuses that step or save; to be called without arguments if the call fails.
+        Refuses what the other ranks have begun; to be called without arguments if the call fails.
     """
     try:
-        for trainer, thread in list(_threads.items()):
-            if thread != threading.get_ident() and not (thread is None and _is_alone()):
-                continue  # another thread may still take the step
-            awaited_by, refuse = _calls[trainer]
-            try:
-                others = awaited_by(trainer)
-            except ValueError:  # its process set was removed
-                continue
-            if others:
-                reason = _reason(call, others, getattr(trainer, "_when_steps_differ", _EQUAL_STEPS))
-                core.give_up(name, reason, "deadlock", others)
-                return functools.partial(refuse, trainer, reason)
-        for checkpoint, process_set in list(_checkpoints.items()) if _is_alone() else ():
-            others = _who_saves(checkpoint, process_set)
-            if others:
-                reason = f"rank {process.rank()} is in {call}, but {_ranks(others)} {_SAVING}"
-                core.give_up(name, reason, "deadlock", others)
-                return functools.partial(process_set.core.refuse, checkpoint, reason)
+        members = set(turn.process_set.ranks or ())
+        for find in (_steps, _checkpoints_begun, _calls_of_other_sets):
+            for ranks, what, refuse in find(turn):
+                others = sorted(members.intersection(ranks))
+                if others:
+                    reason = _reason(turn.call, others, what)
+                    turn.core.give_up(turn.name, reason, "deadlock", others)
+                    return functools.partial(refuse, reason)
     except RuntimeError:  # the core was shut down, or a rank keeps its table locked
         pass
     return None
+
+
+# Ranks that have begun something without this thread, what it is, and how to refuse it with a reason.
+_Begun = Iterator[Tuple[Iterable[int], str, Callable[[str], None]]]
+
+
+def _steps(turn: Any) -> _Begun:
+    for trainer, thread in list(_threads.items()):
+        if not _begins_later(thread):
+            continue
+        awaited_by, refuse = _calls[trainer]
+        try:
+            ranks = awaited_by(trainer)
+        except ValueError:  # its process set was removed
+            continue
+        advice = getattr(trainer, "_when_steps_differ", _EQUAL_STEPS)
+        what = f"in a step of a trainer that rank {process.rank()} has not taken: {advice}"
+        yield ranks, what, functools.partial(refuse, trainer)
+
+
+def _checkpoints_begun(turn: Any) -> _Begun:
+    for checkpoint, members in list(_checkpoints.items()) if _is_alone() else ():
+        yield _who_waits(checkpoint, members), _SAVING, functools.partial(_refuse, members, checkpoint)
+
+
+def _calls_of_other_sets(turn: Any) -> _Begun:
+    """Ranks that wait for this rank in a call of another set, while this rank waits for them.
+
+    Of two ranks that wait for each other, the lower one gives up its call. If both did, the number of errors would
+    depend on who looks first.
+    """
+    if turn.name != waiting_name(turn.process_set):
+        return
+    for other in joined():
+        if other is turn.process_set or not _begins_later(_callers.get(other)):
+            continue
+        name = waiting_name(other)
+        there = _who_waits(name, other)
+        ranks = _missing(turn).intersection(there) if there else set()
+        if ranks and process.rank() < min(ranks):
+            what = f"in a call of {other!r} that rank {process.rank()} has not made: {_EQUAL_ORDER}"
+            yield ranks, what, functools.partial(_refuse, other, name)
+
+
+def _refuse(process_set: Any, name: str, reason: str) -> None:
+    process_set.core.refuse(name, reason)
+
+
+def _missing(turn: Any) -> set[int]:
+    """The ranks that have not come to the call."""
+    missing = [set(one[2]) for one in turn.core.waiting(turn.name)]
+    return set.intersection(*missing) if missing else set()
+
+
+def _begins_later(thread: int | None) -> bool:
+    """Whether this thread makes the next step or call, after its present call; `thread` made the last (None: none)."""
+    return thread == threading.get_ident() or (thread is None and _is_alone())
 
 
 def _is_alone() -> bool:
@@ -142,10 +204,6 @@ def _is_alone() -> bool:
     return all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
 
 
-def _reason(call: str, others: Sequence[int], advice: str) -> str:
-    own = f"rank {process.rank()}"
-    return f"{own} is in {call}, but {_ranks(others)} in a step of a trainer that {own} has not taken: {advice}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]} is" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} are"
+def _reason(call: str, others: Sequence[int], what: str) -> str:
+    are = f"rank {others[0]} is" if len(others) == 1 else f"ranks {', '.join(map(str, others))} are"
+    return f"rank {process.rank()} is in {call}, but {are} {what}"

@@ -59,9 +59,10 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_options", "_taken", "call", "core", "name")
+    __slots__ = ("_options", "_taken", "call", "core", "name", "process_set")
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
+        self.process_set = process_set
         self.core = process_set.core
         self.core.rank()
         self.name, self.call = name, call
@@ -146,6 +147,7 @@ class Turn:
         MXNetError
             A rank is in another call that waits or in a step, has refused, has not come in time, or is gone.
         """
+        deadlock_check.waits(self)
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
@@ -170,7 +172,7 @@ class Turn:
         if look is not None:
             look()
         # Again and again: the core gives up a call only once the call has found room in the table of its host.
-        found = deadlock_check.look(self.core, self.name, self.call)
+        found = deadlock_check.look(self)
         if found is not None:
             refusals[:] = [found]
 
@@ -310,12 +312,7 @@ def waiting(process_set: Any, call: str) -> Turn:
             f"{call} waits for the other workers, which a communication hook must not do. In a hook use allreduce_(), "
             "grouped_allreduce_(), broadcast_(), reducescatter(), or a form of them that returns new arrays."
         )
-    return Turn(process_set, waiting_name(process_set), call)
-
-
-def waiting_name(process_set: Any) -> str:
-    """The name by which calls that wait are matched."""
-    return f"{process_set.scope}/waiting"
+    return Turn(process_set, deadlock_check.waiting_name(process_set), call)
 
 
 def gathering(process_set: Any, name: Any, call: str) -> Turn:

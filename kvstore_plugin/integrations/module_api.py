@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ..compat import arrays, patches
 from ..compat.mxnet import MXNetError
-from ..coordination import agreement, operation
+from ..coordination import agreement, deadlock_check, operation
 from ..coordination.step_label import value_of
 from ..sharded_optimizer import traits
 from ..store.kvstore import MyKV
@@ -60,7 +60,7 @@ class ModuleStore(MyKV):
         where = "on the store" if update_on_kvstore else "on the workers"
         agreement.check_names(
             self._process_set,
-            operation.waiting_name(self._process_set),
+            deadlock_check.waiting_name(self._process_set),
             param_names,
             "parameters of a Module",
             f"a Module that updates {where}",
@@ -93,7 +93,7 @@ class ModuleStore(MyKV):
         factor = value_of(optimizer.rescale_grad)
         call = "a Module's optimizer"
         numbers = [int(is_modules_own), module._exec_group.batch_size, *agreement.as_integers([factor])]
-        met = operation.exchange(self._process_set, operation.waiting_name(self._process_set), call, call, numbers)
+        met = operation.exchange(self._process_set, deadlock_check.waiting_name(self._process_set), call, call, numbers)
         factors = agreement.as_floats(met[:, 2])
         other = agreement.first_that_differs(met[:, 2:])
         if other is None:

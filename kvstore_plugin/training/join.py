@@ -17,7 +17,7 @@ import numpy as np
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, Parameter, fill_with_zeros
-from ..coordination import agreement, operation, step_label
+from ..coordination import agreement, deadlock_check, operation, step_label
 from ..parameters.naming import described_within
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -149,7 +149,7 @@ class join:
         self._failed = False
         # Another call that waits, in the block, meets the steps of other workers and fails with them. A worker that
         # catches this error gets another in its next step, and no worker takes a turn for this join() any more.
-        operation.when_failed[operation.waiting_name(self._process_set)] = self._note_failure
+        operation.when_failed[deadlock_check.waiting_name(self._process_set)] = self._note_failure
         for trainer in self._trainers:
             trainer._join = self
         return self
@@ -164,7 +164,7 @@ class join:
                 self._stand_in()
         finally:
             _running.pop(self._process_set, None)
-            operation.when_failed.pop(operation.waiting_name(self._process_set), None)
+            operation.when_failed.pop(deadlock_check.waiting_name(self._process_set), None)
             for trainer in self._trainers:
                 trainer._join = None
 

@@ -219,6 +219,11 @@ Examples
 """
 
 
+def joined() -> list[ProcessSet]:
+    """The sets that this process is a member of."""
+    return [global_process_set, *(one for one in list(_added.values()) if one.included())]
+
+
 class _EqualNumbers(process.Follower):
     """Lets all ranks count objects from the same numbers: before init(), some ranks may have made more objects."""
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -13,6 +15,7 @@ from kvstore_plugin.world import process
 from mxnet import autograd
 
 _SGD = ("sgd", {"learning_rate": 0.1})
+_LATE = 4.0  # seconds; a rank that waits looks for deadlocks after two
 _LIMIT = 20.0  # seconds; two workers that wait for each other would take longer
 
 
@@ -177,9 +180,125 @@ def test_a_call_that_succeeds_while_it_looks_for_the_reason_refuses_no_step(rank
     assert len(set(gather(checksum(net)))) == 1
 
 
+@pytest.fixture
+def pair():
+    """A process set of ranks 0 and 1."""
+    mykv.shutdown()  # the tests of another file may have left sets
+    mykv.init()
+    yield mykv.add_process_set([0, 1])
+    mykv.shutdown()
+    mykv.init()
+
+
+def _step_again(net, trainer, rank, folder):
+    _step(net, trainer, rank, 2)
+
+
+def _save(net, trainer, rank, folder):
+    trainer.save_states(str(folder / "states"))
+
+
+def _barrier(net, trainer, rank, folder):
+    mykv.barrier()
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("go_on", [_step_again, _save, _barrier])
+def test_others_go_on_while_a_process_set_waits(pair, rank, gather, tmp_path, go_on):
+    """Rank 2 is no member of the set, so its next step is no sign that the members take different numbers of steps."""
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, update_on_kvstore=go_on is _save)
+    for step in range(2):
+        _step(net, trainer, rank, step)
+    if rank == 1:
+        time.sleep(_LATE)
+    if rank < 2:
+        mykv.barrier(process_set=pair)
+    go_on(net, trainer, rank, tmp_path)
+    _step(net, trainer, rank, 3)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(3)
+def test_a_member_of_the_process_set_is_in_a_step(pair, rank, gather):
+    net = dense_network(seed=0)
+    trainer = _trainer(net, rank)
+    begin = time.monotonic()
+    for step in range(2):
+        _step(net, trainer, rank, step)
+    with pytest.raises(MXNetError, match=r"rank 0 is in barrier, but rank 1 is in a step of a trainer that rank 0 has"):
+        if rank == 0:
+            mykv.barrier(process_set=pair)
+        else:
+            _step(net, trainer, rank)
+    clear_errors()
+    assert time.monotonic() - begin < _LIMIT
+    if rank == 1:  # comes to the call that rank 0 was in
+        with pytest.raises(MXNetError, match="rank 0 is in barrier"):
+            mykv.barrier(process_set=pair)
+    _step(net, trainer, rank)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("in_pair", range(2))
+def test_workers_wait_in_calls_of_different_process_sets(pair, rank, gather, in_pair):
+    """The lower of the two ranks that wait for each other gives up its call."""
+    begin = time.monotonic()
+    lower = "barrier, but rank 1 is in a call of " + ("global_process_set" if in_pair == 0 else r"ProcessSet\(\[0, 1")
+    with pytest.raises(MXNetError, match=f"rank 0 is in {lower}.* that rank 0 has not made: make calls that wait in"):
+        mykv.barrier(process_set=pair if rank == in_pair else mykv.global_process_set)
+    assert time.monotonic() - begin < _LIMIT
+    if rank == 1:  # comes to the call that rank 0 was in
+        with pytest.raises(MXNetError, match="rank 0 is in barrier"):
+            mykv.barrier(process_set=pair if in_pair == 0 else mykv.global_process_set)
+    if rank < 2:
+        mykv.barrier(process_set=pair)
+    assert gather(rank) == [0, 1, 2]
+    mykv.barrier()
+
+
+@contextlib.contextmanager
+def _barrier_in_a_thread(process_set, delay):
+    def wait():
+        time.sleep(delay)
+        mykv.barrier(process_set=process_set)
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        yield
+        waiting.result()
+
+
+@pytest.mark.ranks(3)
+def test_each_process_set_has_a_thread(pair, rank, gather):
+    """Rank 0 is late in the thread of one set, and rank 1 in the thread of the other: no deadlock."""
+    if rank < 2:
+        with _barrier_in_a_thread(pair, _LATE * rank):
+            time.sleep((1.5 - 1.5 * rank) * _LATE)
+            mykv.barrier()
+    else:
+        mykv.barrier()
+    assert gather(rank) == [0, 1, 2]
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_waits_in_both_calls(pair, rank, gather):
+    """Rank 1 has a thread for each set, rank 0 makes one call after the other, and rank 2 is late: no deadlock."""
+    if rank == 1:
+        with _barrier_in_a_thread(pair, 0.0):
+            mykv.barrier()
+    else:
+        time.sleep(_LATE if rank == 2 else 0)
+        mykv.barrier()
+        if rank == 0:
+            mykv.barrier(process_set=pair)
+    assert gather(rank) == [0, 1, 2]
+
+
 @pytest.mark.ranks(1)
 def test_the_error_names_all_ranks_that_wait(rank):
     mykv.init()
-    one, several = (deadlock_check._reason("barrier", ranks, "go on") for ranks in ([3], [1, 2]))
-    assert one == "rank 0 is in barrier, but rank 3 is in a step of a trainer that rank 0 has not taken: go on"
-    assert several == "rank 0 is in barrier, but ranks 1, 2 are in a step of a trainer that rank 0 has not taken: go on"
+    one, several = (deadlock_check._reason("barrier", ranks, "in a step: go on") for ranks in ([3], [1, 2]))
+    assert one == "rank 0 is in barrier, but rank 3 is in a step: go on"
+    assert several == "rank 0 is in barrier, but ranks 1, 2 are in a step: go on"
