@@ -19,7 +19,7 @@ import contextlib
 import itertools
 import math
 import weakref
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Iterator
 
 import numpy as np
 
@@ -251,10 +251,14 @@ class _Prop(mx.operator.CustomOpProp):
         self.use_global_stats = use_global_stats == "True"
 
     def seen(self, array: NDArray) -> np.ndarray:
-        """The memory of an array, in the shape (outer, channels, inner)."""
-        axis = self.axis % len(array.shape)
-        outer, inner = math.prod(array.shape[:axis]), math.prod(array.shape[axis + 1 :])
-        return _values(array).reshape(outer, array.shape[axis], inner)
+        """The values of an array, in the shape (outer, channels, inner)."""
+        return self.parted(_values(array))
+
+    def parted(self, values: np.ndarray) -> np.ndarray:
+        """A view of the values in the shape (outer, channels, inner)."""
+        axis = self.axis % values.ndim
+        outer, inner = math.prod(values.shape[:axis]), math.prod(values.shape[axis + 1 :])
+        return values.reshape(outer, values.shape[axis], inner)
 
     def scale(self, gamma: NDArray) -> np.ndarray:
         """What normalized data are multiplied by, as float64."""
@@ -401,12 +405,14 @@ class _Forward(mx.operator.CustomOp):
         prop = self._prop
         batch = batch_norm_math.moments(_values(total))
         inverse = 1 / np.sqrt(batch.variance + prop.eps)
-        seen = prop.seen
-        batch_norm_math.normalize(seen(data), batch.mean, prop.scale(gamma) * inverse, _values(beta), seen(out_data[0]))
-        _values(out_data[1])[:] = np.concatenate([batch.mean, inverse, [batch.count]])
-        for running, value in zip(aux, (batch.mean, batch.variance)):
-            running = _values(running)
-            running[:] = prop.momentum * running + (1 - prop.momentum) * value
+        scale = prop.scale(gamma) * inverse
+        with _written(out_data[0]) as output:
+            batch_norm_math.normalize(prop.seen(data), batch.mean, scale, _values(beta), prop.parted(output))
+        with _written(out_data[1]) as statistics:
+            statistics[:] = np.concatenate([batch.mean, inverse, [batch.count]])
+        for one, value in zip(aux, (batch.mean, batch.variance)):
+            with _written(one) as running:
+                running[:] = prop.momentum * running + (1 - prop.momentum) * value
 
 
 class _Backward(mx.operator.CustomOp):
@@ -416,11 +422,13 @@ class _Backward(mx.operator.CustomOp):
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
         data, gradient, gamma, statistics, total = (one.as_nd_ndarray() for one in in_data)
-        seen = self._prop.seen
+        prop = self._prop
         mean, inverse, count = _parted(_values(statistics))
         means = _values(total).reshape(2, -1) / count
-        scale = self._prop.scale(gamma)
-        batch_norm_math.data_gradient(seen(data), seen(gradient), mean, inverse, scale, means, seen(out_data[0]))
+        scale = prop.scale(gamma)
+        seen = (prop.seen(one) for one in (data, gradient))
+        with _written(out_data[0]) as output:
+            batch_norm_math.data_gradient(*seen, mean, inverse, scale, means, prop.parted(output))
 
 
 def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label: str = "") -> NDArray:
@@ -470,6 +478,18 @@ def _parted(statistics: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
 def _of_parameters(dtype: Any) -> Any:
     """The dtype of the parameters for data of this dtype."""
     return np.float32 if dtype == np.float16 or _is_bfloat16(dtype) else dtype
+
+
+@contextlib.contextmanager
+def _written(array: NDArray) -> Iterator[np.ndarray]:
+    """The values of an array, to be written. For an array on a GPU they are a copy, which is copied back at the end."""
+    values = _values(array)
+    if not arrays.on_gpu(array):
+        yield values
+        return
+    values = values.copy()  # arrays.memory() is read-only there
+    yield values
+    mx.nd.array(values, array.context, array.dtype).copyto(array.as_nd_ndarray())
 
 
 def _values(array: NDArray) -> np.ndarray:

@@ -9,6 +9,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import BFLOAT16, IS_2, MXNetError, array, clear_errors, fill, mx, parameters, structure
+from kvstore_plugin.compat import arrays
 from kvstore_plugin.nn import batch_norm_math as moments
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -124,6 +125,24 @@ def test_hybridized_in_every_way_and_without_known_shapes(hybridize, dtype, rank
         expected = _Expected(data, gradient, 1, np.ones(5), np.zeros(5))
         _close(output, _part(expected.output, rank, size), _TOLERANCE[dtype])
         _close(of_data, _part(expected.of_data, rank, size), _TOLERANCE[dtype])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("hybridize", [None, {}])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_arrays_on_gpus_are_copied_through_the_host(hybridize, dtype, rank, size, gather, monkeypatch):
+    """Arrays on CPUs stand in, which Python takes for arrays on GPUs: it can read their values, not write in place."""
+    data, gradient = _batch(1, (7, 5, 2, 2), dtype)
+    net, layer = _layer(5, dtype, hybridize)
+    net(array(_part(data, rank, size)))  # gives the parameters their shapes
+    monkeypatch.setattr(arrays, "on_gpu", lambda one: True)
+    output, of_data = _run(net, _part(data, rank, size), _part(gradient, rank, size))
+    expected = _Expected(data, gradient, 1, np.ones(5), np.zeros(5))
+    _close(output, _part(expected.output, rank, size), _TOLERANCE[dtype])
+    _close(of_data, _part(expected.of_data, rank, size), _TOLERANCE[dtype])
+    _close(sum(gather(layer.gamma.grad().asnumpy())), expected.of_gamma, _TOLERANCE["float32"])
+    _close(layer.running_mean.data().asnumpy(), 0.1 * expected.mean, _TOLERANCE["float32"])
+    _close(layer.running_var.data().asnumpy(), 0.9 + 0.1 * expected.variance, _TOLERANCE["float32"])
 
 
 @pytest.mark.ranks(2)
