@@ -10,6 +10,7 @@ import functools
 from typing import Any, Callable, NamedTuple, Sequence
 
 from ..compat import arrays
+from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
 from ..coordination import agreement, operation
 from ..coordination.operation import Turn
@@ -152,7 +153,7 @@ def auxiliary_states(params: Any) -> list[_State]:
             continue
         replicas = arrays_of(value)
         if replicas is None:
-            raise ValueError(f"{described(name, value)} has no values yet: run a forward pass first.")
+            raise ArgumentValueError(f"{described(name, value)} has no values yet: run a forward pass first.")
         states.append(_State(name, list(arrays.as_list(replicas, f"value of {name}"))))
     return states
 
@@ -161,7 +162,7 @@ def _devices(states: list[_State]) -> int:
     """Number of devices that have each of the values; 1 without values."""
     numbers = {len(state.replicas) for state in states}
     if len(numbers) > 1:
-        raise ValueError(
+        raise ArgumentValueError(
             f"All auxiliary values must be on the same number of devices, but they are on {sorted(numbers)}."
         )
     return numbers.pop() if numbers else 1

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..collectives.row_sparse import is_row_sparse
 from ..compat import arrays
+from ..compat.argument_errors import ArgumentValueError
 from ..compat.arguments import whole_number
 from ..compat.mxnet import MXNetError, NDArray, Parameter
 from ..coordination import agreement, operation
@@ -109,7 +110,7 @@ def _is_due(named: Sequence[Named], every: int, process_set: ProcessSet) -> bool
         return True
     first = named[0].value
     if not isinstance(first, Parameter):
-        raise ValueError(
+        raise ArgumentValueError(
             f"every={every} works for Parameters, but params holds arrays. Leave every out, and call check_in_step in "
             f"every {every}th step only."
         )

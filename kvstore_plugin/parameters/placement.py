@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable, Sequence
 
+from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import Parameter, contexts
 from .naming import described_within
 
@@ -33,7 +34,7 @@ def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
             first = (name, parameter, devices)
         elif devices != first[2] and (len(devices) > 1 or len(first[2]) > 1):
             places = [", ".join(str(device) for device in one) for one in (first[2], devices)]
-            raise ValueError(
+            raise ArgumentValueError(
                 "Parameters with replicas must all be on the same devices in the same order, but "
                 f"{described_within(*first[:2])} is on {places[0]} and {described_within(name, parameter)} on "
                 f"{places[1]}."

@@ -18,6 +18,7 @@ from harness.support import (
     structure,
     value,
 )
+from kvstore_plugin.compat.argument_errors import ArgumentValueError
 from mxnet import autograd, gluon
 
 _CPUS = [mx.cpu(number) for number in range(3)]
@@ -337,5 +338,5 @@ def test_a_parameter_that_moves_away_from_the_others(rank):
     moved = list(structure(net).values())[-1]
     getattr(moved, "reset_device" if IS_2 else "reset_ctx")(_CPUS[1::-1])
     _fill_gradients(net, _CPUS[:2])
-    with pytest.raises(ValueError, match=r"same devices in the same order.*cpu\(1\), cpu\(0\)"):
+    with pytest.raises(ArgumentValueError, match=r"same devices in the same order.*cpu\(1\), cpu\(0\)"):
         trainer.step(1)

@@ -6,6 +6,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import IS_2, MXNetError, array, clear_errors, mx, parameters, structure
+from kvstore_plugin.compat.argument_errors import ArgumentValueError
 from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -290,7 +291,7 @@ def test_values_that_are_missing_on_one_rank(rank):
         with pytest.raises(MXNetError, match="rank 1.*has no values yet: run a forward pass first"):
             mykv.sync_aux_params(net)
     else:
-        with pytest.raises(ValueError, match=r"running_mean\)? has no values yet: run a forward pass first"):
+        with pytest.raises(ArgumentValueError, match=r"running_mean\)? has no values yet: run a forward pass first"):
             mykv.sync_aux_params(net)
 
 

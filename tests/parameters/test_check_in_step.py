@@ -19,6 +19,7 @@ from harness.support import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvstore_plugin.compat.argument_errors import ArgumentValueError
 from kvstore_plugin.parameters.check_in_step import digest
 from mxnet import autograd
 from mxnet.gluon import nn
@@ -170,7 +171,7 @@ def test_every_nth_call_checks(rank):
     for net in nets:
         with pytest.raises(MXNetError, match="rank 1"):
             mykv.check_in_step(net.collect_params(), every=3)
-    with pytest.raises(ValueError, match="every=2 works for Parameters, but params holds arrays"):
+    with pytest.raises(ArgumentValueError, match="every=2 works for Parameters, but params holds arrays"):
         mykv.check_in_step([array(np.zeros(3))], every=2)
     with pytest.raises(ValueError, match="every must be at least 1, not 0"):
         mykv.check_in_step([], every=0)
