@@ -163,6 +163,8 @@ class Agreement {
   Traffic received_;
   Outstanding outstanding_;
   std::map<KeyNumbers, Pending> pending_;
+  // If an end comes late, an entry may stay here until the runtime ends. It does no harm, since no key comes twice:
+  // turns count up, and a name is not used again after forget() (kvstore_plugin/coordination/operation_names.py).
   std::map<KeyNumbers, GivenUp> given_up_;
   std::map<KeyNumbers, std::vector<char>> results_;  // of carried operations
   KnownTexts texts_;

@@ -60,7 +60,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // The turn that was taken last under `name`, for another operation that goes with it under a second name. A counter
   // for the second name would fall behind on a rank that failed between the two.
   uint64_t last_turn(const std::string& name) { return turns_.last(name); }
-  // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression.
+  // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression. No rank may
+  // use such a name again: keys would come twice, and other ranks may still know an old operation by the same key.
   void forget(const std::string& prefix);
   // The number of names that have turn counters.
   size_t counted_names() { return turns_.names(); }
