@@ -34,6 +34,7 @@ PYTHON = {
         "mistakes",
         "clip_global_norm",
         "statistics",
+        "amp",
     ],
     "kvstore_plugin/store/kvstore.py": [
         "kvstore",
@@ -100,7 +101,7 @@ _CORE = ["core_numpy", "full_table", "table_lock", "collectives_random"]
 _HOSTS = ["hosts", "core_numpy", "compressed_exchange", "namespaces"]
 CPP = {
     "csrc/table/host_table.cpp": [*_CORE, "stall_watch", "statistics", "gpu_nccl"],
-    "csrc/runtime/parts.cpp": [*_CORE, "hosts"],
+    "csrc/runtime/parts.cpp": [*_CORE, "hosts", "gpu_staged"],
     "csrc/runtime/requests.cpp": [*_CORE, "hosts", "stall_watch"],
     "csrc/runtime/sender.cpp": [*_CORE, "hosts"],
     "csrc/runtime/part_events.cpp": [*_CORE, "hosts"],

@@ -622,6 +622,15 @@ def _hold_an_operation(core, on_gpu, cuda, gather):
 
 
 @pytest.mark.ranks(2, env=_ENV)
+def test_slots_are_used_again(core, size, on_gpu, cuda):
+    array, registered = on_gpu(np.zeros(_LARGE // 4, "float32")), []
+    for _ in range(20):
+        _done([_submit(core, "again", "allreduce", (_LARGE // 4,), inputs=[array], outputs=[array])])
+        registered.append(cuda.standin_registered())
+    assert registered[-1] == registered[4], registered
+
+
+@pytest.mark.ranks(2, env=_ENV)
 def test_shutdown_waits_for_copies_under_way(core, rank, on_gpu, cuda, gather):
     work = _hold_an_operation(core, on_gpu, cuda, gather)
     time.sleep(0.05)

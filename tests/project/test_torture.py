@@ -9,7 +9,21 @@ import sys
 import pytest
 from harness import launcher
 from harness.marks import long
-from torture import delays, drawing, elastic, fuzz, happenings, keys, kills, leave, programs, retry, soak, stops
+from torture import (
+    delays,
+    drawing,
+    elastic,
+    fuzz,
+    happenings,
+    keys,
+    kills,
+    launches,
+    leave,
+    programs,
+    retry,
+    soak,
+    stops,
+)
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -86,6 +100,10 @@ def test_small_steps_hold_nothing():
 
 def test_keys_that_were_dropped_leave_nothing():
     _survived(keys.run(Budget(_ENOUGH, most=2000), [("core", 2, 1, 500)]), 6000)
+
+
+def test_jobs_end_well_that_only_make_a_world():
+    _survived(launches.run(Budget(_ENOUGH, most=3), [(1, True), (2, False)]), 3)
 
 
 def test_a_parser_bears_what_a_fuzzer_tries_or_the_tool_is_noted_as_missing():
