@@ -476,10 +476,15 @@ def test_update_compares_batch_sizes_too(rank, size, gather, who):
     assert len({str(one) for one in gather((checksum(net), _counts(trainer)))}) == 1
 
 
+def _stock(params, *optimizer):
+    return gluon.Trainer(params, *optimizer, kvstore="mykv", update_on_kvstore=False)
+
+
 @pytest.mark.ranks(2, timeout=30)
-def test_update_does_not_wait(rank, gather):
+@pytest.mark.parametrize("make", [mykv.DistributedTrainer, _stock], ids=["own", "stock"])
+def test_update_does_not_wait(rank, gather, make):
     net = dense_network(rank)
-    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM)
+    trainer = make(net.collect_params(), *_ADAM)
     for _ in range(2):
         _backward(net, rank)
         trainer.allreduce_grads()
