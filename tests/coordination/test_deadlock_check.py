@@ -243,6 +243,16 @@ def test_a_member_of_the_process_set_is_in_a_step(pair, rank, gather):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("in_pair", range(2))
 def test_workers_wait_in_calls_of_different_process_sets(pair, rank, gather, in_pair):
+    _wait_in_different_sets(pair, rank, gather, in_pair)
+
+
+@pytest.mark.ranks(3, env={"MYKV_VIRTUAL_HOSTS": "3"})
+def test_workers_on_three_hosts_wait_in_calls_of_different_process_sets(pair, rank, gather):
+    assert mykv.local_size() == 1
+    _wait_in_different_sets(pair, rank, gather, 0)
+
+
+def _wait_in_different_sets(pair, rank, gather, in_pair):
     """The lower of the two ranks that wait for each other gives up its call."""
     begin = time.monotonic()
     lower = "barrier, but rank 1 is in a call of " + ("global_process_set" if in_pair == 0 else r"ProcessSet\(\[0, 1")
