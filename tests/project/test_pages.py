@@ -126,6 +126,15 @@ def test_the_figures_of_the_first_pages_are_those_of_the_benchmarks():
             assert line in measured, f"{page}: docs/benchmarks.md has no line {line}"
 
 
+@pytest.mark.parametrize("page", ["faq.md", "optimizer-on-the-store.md", "running.md", "tuning.md"])
+def test_times_on_other_pages_occur_in_the_benchmarks(page):
+    of_benchmarks = (_DOCS / "benchmarks.md").read_text() + (_DOCS / "benchmarks-hosts.md").read_text()
+    measured = [float(time) for time in re.findall(r"(\d+(?:\.\d+)?) ms\b", of_benchmarks)]
+    for time in re.findall(r"(\d+(?:\.\d+)?) ms\b", (_DOCS / page).read_text()):
+        decimals = len(time.partition(".")[2])
+        assert time in {f"{one:.{decimals}f}" for one in measured}, f"{page}: {time} ms is in no table of the benchmarks"
+
+
 def _cells(table: str) -> list[list[str]]:
     """The cells of a table of Markdown, without its head, links replaced by their texts in the first column."""
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
