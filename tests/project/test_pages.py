@@ -71,6 +71,7 @@ _NAMES_OF_2 = {
     "mx.metric": "mx.gluon.metric",
     "mykv.init()": "mykv.init()\nmx.npx.set_np()",
     "mxnet.contrib import amp": "mxnet import amp",
+    "net.collect_params().zero_grad()": "net.zero_grad()",
 }
 _NAVIGATION = (_ROOT / "mkdocs.yml").read_text()
 _GUIDES = re.findall(r": ([\w-]+\.md)$", _NAVIGATION.split("- Guides:")[1].split("- Coming from:")[0], re.MULTILINE)
