@@ -9,7 +9,7 @@ whose AMP is in mxnet.contrib.
 What the real task needs: Wikipedia and books as word pieces, divided by rank; sequences of 128 and then 512 pieces;
 12 layers of 768 units and 12 heads (110 M parameters), with dropout; a GPU for each worker; some thousand sequences in
 BATCH * ACCUMULATE * workers; a learning rate that rises in the first tenth of 100,000 steps and then falls; checkpoints
-(docs/training.md); between hosts `compression=mykv.Compression.fp16`.
+(docs/checkpoints.md); between hosts `compression=mykv.Compression.fp16`.
 """
 
 import contextlib

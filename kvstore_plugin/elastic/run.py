@@ -60,10 +60,10 @@ def run_elastic(
     *arguments, **named
         Passed to `train`.
     respawn : bool, optional
-        For each worker that has died a new one is started, on its machine if the launcher has room there. Its script
-        runs from its beginning, alone (`is_respawned`), up to this call. Here it gets the state from the others, and
-        training goes on with as many workers as at the beginning. It needs Open MPI 5, started by ``mpirun --with-ft
-        ulfm``.
+        For each worker that has died a new one is started, on its machine if that is possible; it needs no free slot.
+        Its script runs from its beginning, alone (`is_respawned`), up to this call. Here it gets the state from the
+        others, and training goes on with as many workers as at the beginning. It needs Open MPI 5, and a job that was
+        started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``).
     grow_to : int, optional
         Workers are also added, up to this number, where there is room: in each commit rank 0 looks at the hostfile.
         Training goes on from that commit, with the workers that were added. Includes respawn=True.

@@ -145,7 +145,7 @@ class DistributedTrainer(gluon.Trainer):
         `update_on_kvstore` nor `elastic`.
     elastic : bool, optional
         True: when a worker dies, training can go on without it, in `run_elastic` (see there). It needs a job that was
-        started with ``mpirun --with-ft ulfm``, and all parameters on all workers.
+        started with ``mykvrun --elastic`` (``mpirun --with-ft ulfm``), and all parameters on all workers.
 
     Raises
     ------

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 from harness import launcher
 from harness.marks import long
-from harness.support import IS_2
+from harness.support import IS_2, why_no_layers_in_bfloat16
 
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
@@ -23,39 +23,78 @@ class _Page(NamedTuple):
 
     output: str  # a regular expression
     only_1: bool = True  # blocks of MXNet 2.0 do not take its arrays
+    old_names: bool = False  # the page says which names MXNet 2.0 has in place of those of 1.9.1
     hosts: int = 1
     options: tuple[str, ...] = ()  # of mpirun
     more: str = ""  # code behind that of the page
 
 
 # Pages whose blocks of Python, in their order, are one program for two workers. Pieces that are no program, or need
-# more than MXNet, begin with "``` py" instead. The page on training has a test of its own (test_everyday.py), and
-# those on migration too (test_docs.py).
+# more than MXNet, begin with "``` py" instead. The pages on migration have tests of their own (test_docs.py).
+_SAME_WEIGHTS = "mykv.check_in_step(net.collect_params())\n"
 _PROGRAMS = {
+    "batchnorm.md": _Page("", only_1=False, more=_SAME_WEIGHTS),
+    "checkpoints.md": _Page("", only_1=False, more=_SAME_WEIGHTS),
     "compression.md": _Page(""),
     "concepts.md": _Page(r"rank 1 of 2: \[0\.5, 10\.0\]", only_1=False),
+    "containers.md": _Page(r"rank 1 of 2: host 0 of 1, \d+ cores", only_1=False),
+    "data.md": _Page(
+        r"167 batches on rank 1, 168 steps(?s:.*)weights: the same",
+        only_1=False,
+        more=_SAME_WEIGHTS + "mykv.barrier()\nprint('weights: the same')\n",
+    ),
     "elastic.md": _Page(r"rank 0 of 2 is at epoch 3", options=("--with-ft", "ulfm")),
     "errors.md": _Page(r"rank 0: .*lengths.*\(3,\).*\(4,\)", only_1=False),
     "get-started.md": _Page(r"epoch 2: loss 0\.\d+, rank 0 of 2", only_1=False),
     "gpu.md": _Page(""),
     "local-steps.md": _Page("", options=("--with-ft", "ulfm")),
     "optimizer-on-the-store.md": _Page(""),
+    "real-networks.md": _Page(r"(?s)(rank 0: 22.*rank 1: 38|rank 1: 38.*rank 0: 22)"),
     "several-hosts.md": _Page(r"rank 1: .*, local rank 0 of 1, host 1 of 2", only_1=False, hosts=2),
+    "precision-and-clipping.md": _Page(
+        r"rank 1: norm \d\.\d+", only_1=False, old_names=True, more="mykv.check_in_step(small.collect_params())\n"
+    ),
     "sparse.md": _Page(
         r"held \[0, 1, 99\] \[1.0, 0.0, 2.0\](?s:.*)held \[0, 1, 99\] \[1.0, 0.0, 2.0\]",
         more="print('held', total.indices.asnumpy().tolist(), rows.asnumpy()[[0, 1, 99], 0].tolist())\n",
     ),
     "timeline.md": _Page(""),
+    "training.md": _Page(
+        r"(?s)f1 0\.9\d+.*accuracy 0\.9\d+",
+        only_1=False,
+        old_names=True,
+        more=_SAME_WEIGHTS + "if mykv.rank() == 0:\n    print('accuracy', accuracy)\n",
+    ),
+    "tuning.md": _Page(r"rank 1 of 2: \d+\.\d\d ms"),
+}
+_NAMES_OF_2 = {
+    "mx.metric": "mx.gluon.metric",
+    "mykv.init()": "mykv.init()\nmx.npx.set_np()",
+    "mxnet.contrib import amp": "mxnet import amp",
+    "net.collect_params().zero_grad()": "net.zero_grad()",
 }
 _NAVIGATION = (_ROOT / "mkdocs.yml").read_text()
 _GUIDES = re.findall(r": ([\w-]+\.md)$", _NAVIGATION.split("- Guides:")[1].split("- Coming from:")[0], re.MULTILINE)
 _END = "import mxnet\nmxnet.nd.waitall()\nprint('the end')\n"  # errors that no line has read are raised
-_TESTED_ELSEWHERE = {"training.md", "learning-rate.md"}
+_TESTED_ELSEWHERE = {"learning-rate.md"}
+_NO_PROGRAM = {"statistics.md"}
 _LONG = ["compression.md", "elastic.md", "gpu.md", "local-steps.md", "timeline.md"]  # left out of `make test`
 
 
 def _blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def _program(name: str, page: _Page) -> str:
+    """The blocks of a page as one program for this MXNet and this processor."""
+    program = "\n".join([*_blocks(_DOCS / name), page.more, _END])
+    if IS_2 and page.old_names:
+        for old, new in _NAMES_OF_2.items():
+            program = program.replace(old, new)
+    if IS_2 or why_no_layers_in_bfloat16():
+        # amp.init('bfloat16') of 2.0.0b1 ends with a KeyError, and dense layers in float16 need a GPU.
+        program = program.replace('amp.init("bfloat16")', 'amp.init("float16", target_precision_ops=[])')
+    return program
 
 
 def _numbers(text: str) -> list[float]:
@@ -88,6 +127,17 @@ def test_the_figures_of_the_first_pages_are_those_of_the_benchmarks():
             assert line in measured, f"{page}: docs/benchmarks.md has no line {line}"
 
 
+@pytest.mark.parametrize("page", ["faq.md", "optimizer-on-the-store.md", "running.md", "tuning.md"])
+def test_times_on_other_pages_occur_in_the_benchmarks(page):
+    of_benchmarks = (_DOCS / "benchmarks.md").read_text() + (_DOCS / "benchmarks-hosts.md").read_text()
+    measured = [float(time) for time in re.findall(r"(\d+(?:\.\d+)?) ms\b", of_benchmarks)]
+    for time in re.findall(r"(\d+(?:\.\d+)?) ms\b", (_DOCS / page).read_text()):
+        decimals = len(time.partition(".")[2])
+        assert time in {f"{one:.{decimals}f}" for one in measured}, (
+            f"{page}: {time} ms is in no table of the benchmarks"
+        )
+
+
 def _cells(table: str) -> list[list[str]]:
     """The cells of a table of Markdown, without its head, links replaced by their texts in the first column."""
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][2:]
@@ -95,9 +145,12 @@ def _cells(table: str) -> list[list[str]]:
 
 
 def test_each_line_of_the_comparison_names_its_page_and_a_test():
-    comparison, proofs = (_DOCS / "comparison.md").read_text().split("\n## Where each line is explained and tested\n")
-    rows = _cells(proofs)
-    assert [row[0] for row in rows] == [row[0] for row in _cells(comparison)] and len(rows) > 10
+    comparison, others, proofs = re.split(r"\n## .+\n", (_DOCS / "comparison.md").read_text())
+    rows, of_others = _cells(proofs), _cells(others)
+    lines = [row[0] for row in rows]
+    assert lines == [row[0] for row in _cells(comparison)] and len(lines) > 10
+    assert [row[0] for row in of_others] == [line for line in lines if line in {row[0] for row in of_others}]
+    assert len(of_others) > 14 and {len(row) for row in of_others} == {4}
     for line, explained, tests in rows:
         page = re.fullmatch(r"\[.+\]\(([\w-]+\.md)(?:#.+)?\)", explained)
         assert page and (_DOCS / page.group(1)).exists(), line
@@ -107,6 +160,26 @@ def test_each_line_of_the_comparison_names_its_page_and_a_test():
             assert re.search(rf"^def {test}\(", (_ROOT / file).read_text(), re.MULTILINE), f"{line}: {file}::{test}"
 
 
+_LITTLE = "a all and at for from how in is it not of on or that the to when which who with"
+
+
+def _words(text: str) -> set[str]:
+    """The words of an anchor or a heading by their first five letters, without those that say little."""
+    return {word[:5] for word in re.findall(r"[a-z]+", text.lower()) if word not in _LITTLE.split()}
+
+
+@pytest.mark.parametrize("page", [page.name for page in sorted(_DOCS.glob("*.md"))])
+def test_anchors_stand_above_their_own_sections(page):
+    """An anchor of an earlier heading has no more words of another heading than of the one that it stands above."""
+    text = re.sub(r"^```.*?^```$", "", (_DOCS / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = {found.start(): found.group(1) for found in re.finditer(r"^#+ (.+)$", text, re.MULTILINE)}
+    for anchor in re.finditer(r'^<a id="([\w-]+)"></a>$', text, re.MULTILINE):
+        own = next((heading for place, heading in headings.items() if place > anchor.end()), None)
+        shared = {heading: len(_words(heading) & _words(anchor.group(1))) for heading in headings.values()}
+        best = max(shared, key=lambda heading: (shared[heading], heading == own))
+        assert shared[best] < 2 or best == own, f"#{anchor.group(1)} stands above {own!r}, and belongs to {best!r}"
+
+
 def test_guides_begin_with_code_that_runs():
     assert len(_GUIDES) > 8
     for name in _GUIDES:
@@ -114,6 +187,7 @@ def test_guides_begin_with_code_that_runs():
             first = re.search(r"^```.*$", (_DOCS / name).read_text(), re.MULTILINE)
             assert first and first.group() == "```python", f"{name} does not begin with code that runs"
         else:
+            assert name in _NO_PROGRAM, f"{name}: list it in _PROGRAMS"
             assert not _blocks(_DOCS / name), f"{name}: list it in _PROGRAMS, or begin its code with ``` py"
 
 
@@ -124,7 +198,7 @@ def test_the_code_on_the_page_runs(mpirun, tmp_path, name):
         pytest.skip("blocks of MXNet 2.0 do not take the arrays of such programs")
     if page.options and not launcher.is_open_mpi():
         pytest.skip("only Open MPI's mpirun has --with-ft ulfm")
-    program = "\n".join([*_blocks(_DOCS / name), page.more, _END])
+    program = _program(name, page)
     environment = {"MYKV_VIRTUAL_HOSTS": str(page.hosts)}
     result = mpirun(2, program, cwd=str(tmp_path), env=environment, options=page.options)
     assert result.code == 0 and result.stdout.count("the end") == 2, result.text
