@@ -19,7 +19,7 @@ by then. If all ranks ask, they meet again as the first time.
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
@@ -74,7 +74,14 @@ class GradientBucket:
     >>> trainer.step(1)
     """
 
-    def __init__(self, reduction: Reduction, planned: Operation, index: int, gradients: Sequence[NDArray]) -> None:
+    def __init__(
+        self,
+        reduction: Reduction,
+        planned: Operation,
+        index: int,
+        gradients: Sequence[NDArray],
+        when_updated: dict[Any, Callable[[], None]],
+    ) -> None:
         self.index = index
         self.arrays: list[NDArray] = list(gradients)
         self.parameters: list[Parameter] = [slot.parameter for slot in planned.slots]
@@ -83,6 +90,9 @@ class GradientBucket:
         self.scale: float = reduction.scale
         self.priority: int = max(slot.priority for slot in planned.slots)
         self._push_in_place = planned.push_in_place
+        # By any key: called without arguments after the updates of the step, not if it fails or is skipped on all
+        # workers. The buckets of a process set share it.
+        self._when_updated = when_updated
 
     def allreduce_(self) -> None:
         """Reduce all `arrays` in place, as the trainer does without a hook. Returns at once.
@@ -121,13 +131,23 @@ class HookedOperation:
         The number of the bucket.
     counts : dict of int
         How many operations the hook starts, by the bucket's name; on all ranks the same names have a count.
+    when_updated : dict of callable
+        What hooks do when the weights of this step are updated.
     """
 
-    def __init__(self, reduction: Reduction, planned: Operation, number: int, counts: dict[str, int]) -> None:
+    def __init__(
+        self,
+        reduction: Reduction,
+        planned: Operation,
+        number: int,
+        counts: dict[str, int],
+        when_updated: dict[Any, Callable[[], None]],
+    ) -> None:
         self._reduction = reduction
         self._planned = planned
         self._number = number
         self._counts = counts
+        self._when_updated = when_updated
         self._process_set = reduction.process_set
         self._name = planned.name
         self._comparison = Comparison(reduction.process_set)
@@ -245,7 +265,7 @@ class HookedOperation:
         """Call the hook, with one array for each parameter."""
         replicas = [slot.parameter._grad for slot in self._planned.slots]
         totals = [arrays.total(one) for one in replicas]
-        bucket = GradientBucket(self._reduction, self._planned, self._number, totals)
+        bucket = GradientBucket(self._reduction, self._planned, self._number, totals, self._when_updated)
         result = self._reduction.hook(bucket)
         if result is not None:
             raise TypeError(

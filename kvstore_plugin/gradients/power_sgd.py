@@ -14,6 +14,8 @@ by element, which rounds alike everywhere.
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
 import zlib
 from typing import BinaryIO, NamedTuple, Sequence
@@ -24,7 +26,7 @@ from ..collectives.reduce import broadcast_, grouped_allreduce_
 from ..collectives.reduce_ops import Sum
 from ..compat import arrays
 from ..compat.arguments import whole_number
-from ..compat.mxnet import NDArray, Parameter, mx
+from ..compat.mxnet import NDArray, Parameter, finite_flags, mx
 from ..sharded_optimizer import atomic_file
 from ..world import process
 from .communication_hook import GradientBucket
@@ -35,7 +37,7 @@ _DEPENDENT = 1e-12
 
 
 class _State(NamedTuple):
-    """What PowerSGD keeps for a gradient. The arrays are written in place, so that a failed step changes nothing.
+    """What PowerSGD keeps for a gradient. The arrays are written in place, in the update of a step.
 
     Attributes
     ----------
@@ -63,6 +65,58 @@ class _Matrix(NamedTuple):
     values: NDArray  # shape (n, m): the gradient plus the error
 
 
+class _Fresh(NamedTuple):
+    """What a step makes of a state."""
+
+    state: _State
+    error: NDArray
+    q: NDArray
+
+
+class _Step:
+    """The states that a step makes in the buckets of a process set; called when the step's weights are updated.
+
+    A step that fails, or whose gradients are not finite, changes no state.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: list[_Fresh] = []
+        self._finite: list[NDArray] = []  # of each bucket, 1 or 0
+        self._parameters: list[Parameter] = []  # a parameter of each bucket
+
+    def add(self, bucket: GradientBucket, fresh: Sequence[_Fresh]) -> None:
+        """Add the states of a bucket whose gradients were reduced."""
+        self._fresh.extend(fresh)
+        self._finite.extend(finite_flags([_real(one) for one in bucket.arrays if arrays.kind(one) == "float"]))
+        self._parameters.append(bucket.parameters[0])
+
+    def __call__(self) -> None:
+        flags = [*self._finite, *map(_is_reduced, self._parameters)]
+        for state, error, q in self._fresh:
+            at = error.context
+            is_good = functools.reduce(operator.mul, [one.as_in_context(at) for one in flags])
+            mx.nd.where(is_good.tile((q.shape[0],)), q, state.q, out=state.q)
+            mx.nd.where(is_good.tile((error.shape[0],)), error, state.error, out=state.error)
+
+
+def _is_reduced(parameter: Parameter) -> NDArray:
+    """1 if the gradient was reduced; 0 if its step has failed, also after the error was raised.
+
+    The operation that reads the gradient writes the result, and does not run after a failure. So the result is known
+    before the fence behind the updates, which raises the error (fence.py).
+    """
+    gradient = parameter._grad[0].as_nd_ndarray()
+    size = mx.nd.zeros((1,), ctx=gradient.context, dtype="int64")
+    mx.nd.size_array(gradient, out=size)
+    return (size > 0).astype("float32")
+
+
+def _real(array: NDArray) -> NDArray:
+    """The array in a dtype that numpy knows."""
+    plain = array.as_nd_ndarray()
+    return plain.astype("float32") if np.dtype(plain.dtype).kind == "V" else plain
+
+
 class PowerSGD:
     """A communication hook that sends gradient matrices as products of two narrow matrices, with error feedback.
 
@@ -70,7 +124,8 @@ class PowerSGD:
     gradient of shape (n, ...) with n * m elements needs (n + m) * rank numbers, and as many of float64 as `rank` has
     squares for each gradient. Gradients of one dimension, and gradients that would need more numbers than they have,
     are averaged as they are. What a step leaves out is kept and added to the gradient of the next step, which takes as
-    much memory as the gradients. A step whose gradients are not finite, as with AMP, changes no such state.
+    much memory as the gradients, and twice as much within a step. This state changes when the trainer updates the
+    parameters. So a step that fails, that AMP skips or that has a gradient which is not finite changes no state.
 
     Parameters
     ----------
@@ -113,6 +168,7 @@ class PowerSGD:
             self._states.clear()
             self._generation = process.generation
         plain, matrices = [], []
+        step = bucket._when_updated.setdefault(self, _Step())
         for name, parameter, given in zip(bucket.names, bucket.parameters, bucket.arrays):
             gradient = given.as_nd_ndarray()
             if self._compresses(gradient):
@@ -121,6 +177,7 @@ class PowerSGD:
                 plain.append(gradient)
         if not matrices:
             bucket.allreduce_()
+            step.add(bucket, [])
             return
         size = bucket.process_set.size()
         how = {
@@ -134,27 +191,27 @@ class PowerSGD:
         grouped_allreduce_([*left, *plain], **how)
         for gradient in plain if factor != 1.0 else ():
             gradient *= factor
+        fresh = []
         for width in sorted({one.shape[1] for one in left}):
             chosen = [number for number, one in enumerate(left) if one.shape[1] == width]
-            self._reduce(bucket, [matrices[one] for one in chosen], [left[one] for one in chosen], factor, how)
+            fresh += self._reduce(bucket, [matrices[one] for one in chosen], [left[one] for one in chosen], factor, how)
+        step.add(bucket, fresh)
 
     def _reduce(
         self, bucket: GradientBucket, matrices: Sequence[_Matrix], left: Sequence[NDArray], factor: float, how: dict
-    ) -> None:
+    ) -> list[_Fresh]:
         """The second half, for matrices with the same number of columns; `left` are the averages of P."""
         basis = _Basis(left, bucket)
         right = [mx.nd.dot(one.values, p, transpose_a=True) for one, p in zip(matrices, basis.columns)]
         grouped_allreduce_(right, **how)
+        fresh = []
         for number, (one, p, q) in enumerate(zip(matrices, basis.columns, right)):
             mean = _product(p, q)
-            n, m = mean.shape
-            error, kept = one.state.error, one.state.q
-            is_finite = _row(basis.is_finite, number)  # shape (1,)
-            fresh = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
-            mx.nd.where(is_finite.tile((m,)), q + fresh, kept).copyto(kept)
-            mx.nd.where(is_finite.tile((n,)), one.values - mean, error).copyto(error)
+            random = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
+            fresh.append(_Fresh(one.state, one.values - mean, q + random))
             result = mean if factor == 1.0 else mean * factor
             arrays.copy(result.reshape(one.gradient.shape), one.gradient)
+        return fresh
 
     def _compresses(self, gradient: NDArray) -> bool:
         if len(gradient.shape) < 2 or gradient.size == 0 or arrays.kind(gradient) != "float":
@@ -255,8 +312,6 @@ class _Basis:
         Of the shapes of the matrices. A column that depends on the columns before it is replaced by zeros.
     dropped : NDArray of float64, shape (number of matrices, columns)
         1 for such a column, otherwise 0.
-    is_finite : NDArray of float64, shape (number of matrices,)
-        1 if all elements of P are finite, otherwise 0.
     """
 
     def __init__(self, left: Sequence[NDArray], bucket: GradientBucket) -> None:
@@ -266,7 +321,6 @@ class _Basis:
         broadcast_(grams, process_set.ranks[0], process_set=process_set, priority=bucket.priority)
         width = left[0].shape[1]
         gram = [[_entry(grams, row, column) for column in range(width)] for row in range(width)]
-        self.is_finite = _is_finite([gram[one][one] for one in range(width)])
         factors, dropped = _gram_schmidt(gram)
         self.dropped = mx.nd.concat(*dropped, dim=1)
         self.columns = [
@@ -318,11 +372,6 @@ def _sum(terms: Sequence[NDArray]) -> NDArray:
     for one in terms[1:]:
         total = total + one
     return total
-
-
-def _is_finite(squares: Sequence[NDArray]) -> NDArray:
-    """Shape (matrices,): 1 where all squares are finite. NaN compares as false."""
-    return mx.nd.prod(mx.nd.concat(*[one <= 1e300 for one in squares], dim=1), axis=1)
 
 
 def _combined(matrix: NDArray, factors: Sequence[NDArray], number: int) -> NDArray:

@@ -157,21 +157,126 @@ def test_what_is_left_out_comes_later(rank, size):
     assert np.linalg.norm(total / 60 - same) < 0.2 * np.linalg.norm(same)
 
 
+def _are_same(before, after):
+    return sorted(before) == sorted(after) and all((before[key] == after[key]).all() for key in before)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("where", range(4))
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 256}, {"clip_global_norm": 1.0}], ids=str)
+def test_a_step_that_is_not_finite_changes_no_state(rank, size, gather, where, options):
+    """One gradient of one worker is not finite; the others must not lose what they have kept either."""
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook, **options)
+    _step(parameters, trainer, rank, 0)
+    before = hook._values()
+    _set(parameters, rank, 1)
+    if rank == 1:
+        parameters[where].grad()[:] = np.nan if where % 2 else np.inf
+    trainer.step(1)
+    assert not np.isfinite(parameters[where].data().asnumpy()).all()
+    assert _are_same(before, hook._values())
+    for one in parameters:
+        one.set_data(array(np.zeros(one.shape, "float32")))
+    _step(parameters, trainer, rank, 2)
+    assert not _are_same(before, hook._values())
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
+
+
 @pytest.mark.ranks(2)
-def test_a_step_that_is_not_finite_changes_no_state(rank, size):
-    """As with AMP, which skips such a step; the gradient that is used is not finite on all workers."""
+def test_float16_that_overflows_only_as_float16(rank, size):
+    """The means are finite in float32, in which they are computed, and not in the gradient's dtype."""
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook, dtype="float16", reduce_method="sum")
+    _step(parameters, trainer, rank, 0, "float16")
+    before = hook._values()
+    _set(parameters, rank, 1, "float16")
+    parameters[0].grad()[:] = 60000
+    trainer.step(1)
+    assert np.isinf(parameters[0].data().asnumpy()).any()
+    assert _are_same(before, hook._values())
+
+
+class _Scaler:
+    """AMP's scaler, as far as a Trainer uses it."""
+
+    loss_scale = 1.0
+
+    def __init__(self):
+        self.skipped = 0
+
+    def has_overflow(self, parameters):
+        found = not all(np.isfinite(one._grad[0].asnumpy()).all() for one in parameters)
+        self.skipped += found
+        return found
+
+
+@pytest.mark.ranks(2)
+def test_a_step_that_amp_skips_changes_no_state(rank, size):
+    """The hook compresses two gradients, and the overflow is in a third."""
+    hook = mykv.PowerSGD()
+
+    def some(bucket):
+        (hook if bucket.arrays[0].ndim > 1 else type(bucket).allreduce_)(bucket)
+
+    parameters, trainer = _trainer(some, num_groups=4)
+    _step(parameters, trainer, rank, 0)
+    before = hook._values()
+    trainer._amp_loss_scaler, trainer._amp_original_scale = _Scaler(), trainer._scale
+    _set(parameters, rank, 1)
+    if rank == 1:
+        parameters[2].grad()[:] = np.inf
+    trainer.step(1)
+    assert trainer._amp_loss_scaler.skipped == 1
+    assert _are_same(before, hook._values())
+    _step(parameters, trainer, rank, 2)
+    assert trainer._amp_loss_scaler.skipped == 1 and not _are_same(before, hook._values())
+
+
+@pytest.mark.ranks(2)
+def test_gradients_that_are_not_used_change_no_state(rank, size):
     hook = mykv.PowerSGD()
     parameters, trainer = _trainer(hook)
     _step(parameters, trainer, rank, 0)
     before = hook._values()
     _set(parameters, rank, 1)
-    if rank == 1:
-        parameters[0].grad()[:] = np.inf
-        parameters[1].grad()[:] = np.nan
     trainer.allreduce_grads()
-    assert not any(np.isfinite(one.grad().asnumpy()).all() for one in parameters[:2])
-    after = hook._values()
-    assert sorted(before) == sorted(after) and all((before[key] == after[key]).all() for key in before)
+    assert _are_same(before, hook._values())
+    _set(parameters, rank, 2)
+    trainer.allreduce_grads()
+    trainer.update(1)
+    assert not _are_same(before, hook._values())
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_later_bucket_that_fails_changes_no_state(rank, size, gather, late):
+    """The hook fails on one worker when it has reduced the gradients before on all."""
+    hook, parameters_of = mykv.PowerSGD(), []
+
+    def fails(bucket):
+        hook(bucket)
+        parameters_of.extend(bucket.parameters)
+        if rank == 1 and fails.now and len(parameters_of) == 4 * (step + 1):
+            raise ZeroDivisionError("a fault in the hook")
+
+    fails.now = False
+    parameters, trainer = _trainer(fails, num_groups=4)
+    for step in range(3):
+        fails.now = step == 1
+        if not fails.now:
+            _step(parameters, trainer, rank, step)
+            before = hook._values()
+            continue
+        _set(parameters, rank, step)
+        with pytest.raises(ZeroDivisionError if rank == 1 else MXNetError, match="a fault in the hook"):
+            trainer.step(1)
+            if late:
+                mx.nd.waitall()
+            parameters[0].data().asnumpy()
+        clear_errors()
+        assert _are_same(before, hook._values())
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -185,8 +290,7 @@ def test_a_failed_step_changes_no_state(rank, size, gather):
     with pytest.raises(MXNetError, match="batch size"):
         parameters[0].data().asnumpy()
     clear_errors()
-    after = hook._values()
-    assert all((before[key] == after[key]).all() for key in before)
+    assert _are_same(before, hook._values())
     _step(parameters, trainer, rank, 2)
     assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
 
