@@ -15,10 +15,11 @@ by element, which rounds alike everywhere.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 import weakref
 import zlib
-from typing import BinaryIO, NamedTuple, Sequence
+from typing import BinaryIO, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -34,6 +35,8 @@ from .communication_hook import GradientBucket
 # Gram-Schmidt subtracts the earlier columns from a column of P. If less than this share of its squared length is left,
 # the rest is a rounding error, since P has about 7 digits; such a column is replaced by zeros.
 _DEPENDENT = 1e-12
+
+_log = logging.getLogger("kvstore_plugin")
 
 
 class _State(NamedTuple):
@@ -79,7 +82,8 @@ class _Step:
     A step that fails, or whose gradients are not finite, changes no state.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, when_updated: Callable[[], None]) -> None:
+        self._when_updated = when_updated
         self._fresh: list[_Fresh] = []
         self._finite: list[NDArray] = []  # of each bucket, 1 or 0
         self._parameters: list[Parameter] = []  # a parameter of each bucket
@@ -91,6 +95,7 @@ class _Step:
         self._parameters.append(bucket.parameters[0])
 
     def __call__(self) -> None:
+        self._when_updated()
         flags = [*self._finite, *map(_is_reduced, self._parameters)]
         for state, error, q in self._fresh:
             at = error.context
@@ -161,14 +166,16 @@ class PowerSGD:
         self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
         self._generation = 0
         self._loaded: dict[str, np.ndarray] = {}  # by what save_states() calls them
+        self._checks_loaded = False  # until the first update: each state must have been loaded, and used
 
     def __call__(self, bucket: GradientBucket) -> None:
         """Reduce a bucket. Returns at once."""
         if self._generation != process.generation:  # the ranks may be others, and their matrices differ
+            self._checks_loaded &= not self._states  # otherwise what was loaded is used up
             self._states.clear()
             self._generation = process.generation
         plain, matrices = [], []
-        step = bucket._when_updated.setdefault(self, _Step())
+        step = bucket._when_updated.setdefault(self, _Step(self._end_check))
         for name, parameter, given in zip(bucket.names, bucket.parameters, bucket.arrays):
             gradient = given.as_nd_ndarray()
             if self._compresses(gradient):
@@ -237,13 +244,35 @@ class PowerSGD:
                 self._loaded_or(f"{name}/q", first),
                 first,
             ]
+            self._loaded.pop(f"{name}/error", None)
+            self._loaded.pop(f"{name}/q", None)
             state = _State(name, *(mx.nd.array(one, ctx=gradient.context, dtype=dtype) for one in made))
             self._states[parameter] = state
         return state
 
     def _loaded_or(self, key: str, default: np.ndarray) -> np.ndarray:
-        loaded = self._loaded.pop(key, None)
-        return default if loaded is None or loaded.shape != default.shape else loaded
+        loaded = self._loaded.get(key)
+        if loaded is not None and loaded.shape == default.shape:
+            return loaded
+        if self._checks_loaded:
+            found = "nothing" if loaded is None else f"an array of shape {loaded.shape}"
+            raise ValueError(
+                f"PowerSGD needs an array of shape {default.shape} as {key!r}, but load_states() has read {found}. "
+                "Load a file of the same network and the same rank."
+            )
+        return default
+
+    def _end_check(self) -> None:
+        """After the first update since load_states(): what was not used is of no use."""
+        if self._checks_loaded and self._loaded:
+            names = ", ".join(sorted({key.rpartition("/")[0] for key in self._loaded}))
+            _log.warning(
+                "PowerSGD.load_states() has read states of gradients that the trainer does not compress, and forgets "
+                "them: %s. These parameters are frozen, or the file is of another network.",
+                names,
+            )
+            self._loaded = {}
+        self._checks_loaded = False
 
     def save_states(self, fname: str) -> None:
         """Write this worker's state to a file, atomically. Waits for the steps so far.
@@ -270,6 +299,9 @@ class PowerSGD:
     def load_states(self, fname: str) -> None:
         """Load a state that save_states() has written on the worker with this rank; used from the next step on.
 
+        The next step raises a ValueError if the file has no state of a gradient, or a state of another shape: the file
+        is of another network or of another `rank`. States of gradients that are not there are left out, with a warning.
+
         Raises
         ------
         OSError, ValueError
@@ -280,7 +312,7 @@ class PowerSGD:
         if not all(key.endswith(("/error", "/q")) for key in loaded):
             raise ValueError(f"{fname} is not a file of PowerSGD.save_states(). Load a file that it has written.")
         self._states.clear()
-        self._loaded = loaded
+        self._loaded, self._checks_loaded = loaded, bool(loaded)
 
     def _values(self) -> dict[str, np.ndarray]:
         values = dict(self._loaded)
@@ -291,10 +323,11 @@ class PowerSGD:
 
     def __getstate__(self) -> dict:
         # A copy of a trainer has other Parameters, of the same names.
-        return {"rank": self.rank, "seed": self.seed, "_loaded": self._values()}
+        loaded = {"_loaded": self._values(), "_checks_loaded": self._checks_loaded}
+        return {"rank": self.rank, "seed": self.seed, **loaded}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, _states=weakref.WeakKeyDictionary(), _generation=0)
+        self.__dict__.update({"_checks_loaded": False, **state}, _states=weakref.WeakKeyDictionary(), _generation=0)
 
     def __repr__(self) -> str:
         return f"PowerSGD(rank={self.rank}, seed={self.seed})"

@@ -318,6 +318,78 @@ def test_states_are_saved_loaded_and_copied(rank, size, tmp_path):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "shapes, width, found",
+    [
+        ([(12, 9), (7, 9)], 2, "parameter 1/error', but load_states.. has read an array of shape .10, 12.*network"),
+        ([(12, 9), (10, 3, 2, 2), (8, 8)], 2, "'parameter 2/error', but load_states.. has read nothing"),
+        ([(12, 9), (10, 3, 2, 2)], 3, "'parameter 0/q', but load_states.. has read an array of shape .9, 2"),
+    ],
+    ids=["shape", "missing", "rank"],
+)
+def test_states_of_another_network_are_an_error(rank, size, tmp_path, shapes, width, found):
+    file = str(tmp_path / f"power-{rank}.npz")
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook)
+    _step(parameters, trainer, rank, 0)
+    hook.save_states(file)
+    other = mykv.PowerSGD(rank=width)
+    other.load_states(file)
+    parameters, trainer = _trainer(other, shapes=shapes)
+    with pytest.raises(ValueError, match=found):
+        _step(parameters, trainer, rank, 0)
+    clear_errors()
+    with pytest.raises(ValueError, match=found):  # until another file is loaded
+        _step(parameters, trainer, rank, 0)
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+def test_a_file_of_another_network_on_one_worker_fails_the_step_on_all(rank, size, gather, tmp_path):
+    file = str(tmp_path / f"power-{rank}.npz")
+    hook = mykv.PowerSGD()
+    _step(*_trainer(hook, shapes=[(20, 9)]), rank, 0)
+    hook.save_states(file)
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook)
+    if rank == 1:
+        hook.load_states(file)
+    with pytest.raises(ValueError if rank == 1 else MXNetError, match="(?s)parameter 0/error.*of shape .20, 9"):
+        _step(parameters, trainer, rank, 0)
+        parameters[0].data().asnumpy()
+    clear_errors()
+    hook = trainer._options.communication_hook
+    hook.__setstate__(mykv.PowerSGD().__getstate__())
+    _step(parameters, trainer, rank, 1)
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
+
+
+@pytest.mark.ranks(1)
+def test_a_file_from_before_the_first_step(rank, size, tmp_path):
+    file = str(tmp_path / "power.npz")
+    hook = mykv.PowerSGD()
+    hook.save_states(file)
+    hook.load_states(file)
+    _step(*_trainer(hook), rank, 0)
+    assert len(hook._values()) == 4
+
+
+@pytest.mark.ranks(2)
+def test_states_that_no_gradient_has_are_forgotten(rank, size, tmp_path, caplog):
+    file = str(tmp_path / f"power-{rank}.npz")
+    hook = mykv.PowerSGD()
+    _step(*_trainer(hook), rank, 0)
+    hook.save_states(file)
+    hook = mykv.PowerSGD()
+    hook.load_states(file)
+    parameters, trainer = _trainer(hook, shapes=_SHAPES[:1])
+    _set(parameters, rank, 0)
+    trainer.step(1)
+    assert "forgets them: parameter 1." in caplog.text
+    assert sorted(hook._values()) == ["parameter 0/error", "parameter 0/q"]
+
+
+@pytest.mark.ranks(2)
 def test_the_workers_need_the_same_arguments(rank, size):
     with pytest.raises(RuntimeError, match="(?s)PowerSGD.rank=2, seed=0.*PowerSGD.rank=3, seed=0"):
         _trainer(mykv.PowerSGD(rank=2 + rank))
