@@ -45,6 +45,7 @@ _PROGRAMS = {
         r"held \[0, 1, 99\] \[1.0, 0.0, 2.0\](?s:.*)held \[0, 1, 99\] \[1.0, 0.0, 2.0\]",
         more="print('held', total.indices.asnumpy().tolist(), rows.asnumpy()[[0, 1, 99], 0].tolist())\n",
     ),
+    "statistics.md": _Page(r"rank 1 came last in \d+% of the steps\nthe others waited \d+\.\d ms(?s:.*)20 steps, "),
     "timeline.md": _Page(""),
 }
 _NAVIGATION = (_ROOT / "mkdocs.yml").read_text()
