@@ -152,13 +152,17 @@ def updater_with(optimizer: Any, states: bytes) -> Any:
 
 def all_finite(arrays: Sequence[NDArray]) -> bool:
     """Whether no element of some floating-point arrays is infinite or NaN. Waits for the arrays."""
+    return all(flag.asscalar() for flag in finite_flags(arrays))
+
+
+def finite_flags(arrays: Sequence[NDArray]) -> list[NDArray]:
+    """Arrays of one element: 1 if no element of some of the floating-point arrays is infinite or NaN, else 0."""
     alike: dict[Any, list] = {}  # one call takes arrays of one dtype
     for array in arrays:
         alike.setdefault(array.dtype, []).append(array.as_nd_ndarray())
     packs = [one[i : i + _MOST_INPUTS] for one in alike.values() for i in range(0, len(one), _MOST_INPUTS)]
     with autograd.pause():
-        flags = [ndarray.multi_all_finite(*pack, num_arrays=len(pack)) for pack in packs]
-    return all(flag.asscalar() for flag in flags)
+        return [ndarray.multi_all_finite(*pack, num_arrays=len(pack)) for pack in packs]
 
 
 def forget_recorded(block: gluon.Block) -> None:

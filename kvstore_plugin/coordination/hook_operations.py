@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator
 
 _local = threading.local()
 
@@ -23,15 +23,36 @@ class HookOperations:
         The ranks that reduce the bucket.
     bucket : str
         The name whose last turn the operations take.
+    expected : int or None
+        How many operations the other ranks expect. None: they wait until they are told.
+    agree_on_more : callable
+        Called without arguments before the hook starts more operations than expected; raises if another rank does not.
     """
 
-    def __init__(self, process_set: Any, bucket: str) -> None:
+    def __init__(self, process_set: Any, bucket: str, expected: int | None, agree_on_more: Callable[[], None]) -> None:
         self.process_set = process_set
         self.bucket = bucket
-        self.started = 0  # how many operations the hook has started, or refused
+        self.expected = expected
+        self.by_hook = 0  # how many operations the hook has started
+        self.started = 0  # the same, and those that were refused
+        self._agree_on_more = agree_on_more
+
+    def next_of_hook(self) -> str:
+        """The name of the operation that the hook starts now.
+
+        Raises
+        ------
+        MXNetError
+            The hook starts more operations than expected, and not on all ranks.
+        """
+        if self.started == self.expected:
+            self._agree_on_more()
+            self.expected = None
+        self.by_hook += 1
+        return self.next_name()
 
     def next_name(self) -> str:
-        """The name of the hook's next operation."""
+        """The name of the next operation."""
         name = name_of(self.bucket, self.started)
         self.started += 1
         return name

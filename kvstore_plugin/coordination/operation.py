@@ -295,7 +295,7 @@ def _in_hook(hook: hook_operations.HookOperations, process_set: Any, name: Any, 
             f"{call}() in a communication hook must be over the process set of its bucket, {hook.process_set!r}, not "
             f"over {process_set!r}. Pass process_set=bucket.process_set."
         )
-    return Turn(process_set, hook.next_name(), described(call, name), hook.bucket)
+    return Turn(process_set, hook.next_of_hook(), described(call, name), hook.bucket)
 
 
 def waiting(process_set: Any, call: str) -> Turn:

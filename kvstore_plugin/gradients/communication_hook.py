@@ -6,8 +6,12 @@ may still run then: arrays are computed by MXNet's engine, and so are the sums t
 A bucket takes one turn in a step, in three parts. A comparison begins it: the gradients wait until it is known that all
 ranks take the same step, and carry the error otherwise. The operations of the hook follow. Another comparison ends it.
 The ends of all buckets come behind all hooks, so a hook that fails on one rank fails the step for all gradients of all
-ranks. The first time, the ranks also tell each other how many operations the hook has started. So a rank that refuses
-a later step, or whose hook fails, knows which operations the other ranks start and wait for.
+ranks. The end compares how many operations the hook has started.
+
+The first time, the ranks also tell each other this number, and expect it from then on. So a rank that refuses a later
+step, or whose hook fails, knows which operations the other ranks start and wait for. Before a hook starts more
+operations than expected, its rank asks the other ranks. A rank whose hook has ended without has refused this question
+by then. If all ranks ask, they meet again as the first time.
 
 (The idea is from PyTorch's communication hooks of DistributedDataParallel.)
 """
@@ -15,14 +19,15 @@ a later step, or whose hook fails, knows which operations the other ranks start 
 from __future__ import annotations
 
 import contextlib
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, Parameter
+from ..compat.mxnet import MXNetError, NDArray, Parameter, mx
 from ..coordination import hook_operations, operation
 from ..coordination.hook_operations import HookOperations
+from ..world import process
 from ..world.process_set import ProcessSet
 from .bucket_plan import Comparison, Operation, Reduction
 
@@ -69,7 +74,14 @@ class GradientBucket:
     >>> trainer.step(1)
     """
 
-    def __init__(self, reduction: Reduction, planned: Operation, index: int, gradients: Sequence[NDArray]) -> None:
+    def __init__(
+        self,
+        reduction: Reduction,
+        planned: Operation,
+        index: int,
+        gradients: Sequence[NDArray],
+        when_updated: dict[Any, Callable[[], None]],
+    ) -> None:
         self.index = index
         self.arrays: list[NDArray] = list(gradients)
         self.parameters: list[Parameter] = [slot.parameter for slot in planned.slots]
@@ -78,6 +90,9 @@ class GradientBucket:
         self.scale: float = reduction.scale
         self.priority: int = max(slot.priority for slot in planned.slots)
         self._push_in_place = planned.push_in_place
+        # By any key: called without arguments after the updates of the step, not if it fails or is skipped on all
+        # workers. The buckets of a process set share it.
+        self._when_updated = when_updated
 
     def allreduce_(self) -> None:
         """Reduce all `arrays` in place, as the trainer does without a hook. Returns at once.
@@ -116,19 +131,30 @@ class HookedOperation:
         The number of the bucket.
     counts : dict of int
         How many operations the hook starts, by the bucket's name; on all ranks the same names have a count.
+    when_updated : dict of callable
+        What hooks do when the weights of this step are updated.
     """
 
-    def __init__(self, reduction: Reduction, planned: Operation, number: int, counts: dict[str, int]) -> None:
+    def __init__(
+        self,
+        reduction: Reduction,
+        planned: Operation,
+        number: int,
+        counts: dict[str, int],
+        when_updated: dict[Any, Callable[[], None]],
+    ) -> None:
         self._reduction = reduction
         self._planned = planned
         self._number = number
         self._counts = counts
+        self._when_updated = when_updated
         self._process_set = reduction.process_set
         self._name = planned.name
         self._comparison = Comparison(reduction.process_set)
         self._priority = max(slot.priority for slot in planned.slots)
-        self._run = HookOperations(self._process_set, self._name)
+        self._run = self._new_run()
         self._has_met = False  # in this turn, or need not meet
+        self._may_ask = False  # in this turn, whether all ranks start more operations than expected
         self._has_ended = True  # the last turn; nothing is left of it
 
     def push(self, label: str) -> None:
@@ -150,16 +176,16 @@ class HookedOperation:
         except BaseException as error:
             self._meet_after(error)
             raise
-        self._meet(0, "its communication hook has started fewer operations")
+        fewer = "its communication hook has started fewer operations"
+        self._meet(0, fewer, lambda: self._refuse_awaited(fewer))
 
     def end(self) -> None:
         """End the turn: the gradients wait until the hook has run on all ranks, or carry the error of a rank."""
         self._has_ended = True
         name = _end_of(self._name)
         try:
-            self._comparison.push(
-                name, self._gradients(), self._priority, "the end of a communication hook", turn_of=self._name
-            )
+            label = f"the end of a communication hook that has started {self._run.by_hook} operations"
+            self._comparison.push(name, self._gradients(), self._priority, label, turn_of=self._name)
         except MXNetError:  # NaiveEngine has run it
             raise
         except BaseException as error:
@@ -180,6 +206,7 @@ class HookedOperation:
         if not self._has_met:
             self._has_met = True
             self._process_set.core.refuse(_meeting_of(self._name), reason)
+        self._refuse_question(reason)
         self._refuse_operations(self._counts.get(self._name, 0), reason)
         self._process_set.core.refuse(_end_of(self._name), reason, turn_of=self._name)
 
@@ -193,9 +220,43 @@ class HookedOperation:
         self._begin()
 
     def _begin(self) -> None:
-        self._run = HookOperations(self._process_set, self._name)
-        self._has_met = self._name in self._counts
+        self._run = self._new_run()
+        self._has_met = self._may_ask = self._name in self._counts
         self._has_ended = False
+
+    def _new_run(self) -> HookOperations:
+        return HookOperations(self._process_set, self._name, self._counts.get(self._name), self._ask_for_more)
+
+    def _ask_for_more(self) -> None:
+        """Wait until the hook starts more operations than expected on all ranks; then expect no number.
+
+        Raises
+        ------
+        MXNetError
+            The hook has ended on another rank, or has failed there.
+        """
+        expected = self._counts[self._name]
+        if not self._may_ask:  # the hook has caught the error
+            raise MXNetError(
+                f"The communication hook has started different numbers of operations for one bucket: more than "
+                f"{expected} on rank {process.rank()}. Start the same operations in the same order on all workers."
+            )
+        self._may_ask = False
+        answer = mx.nd.zeros((1,))
+        handles = arrays.handles([answer])
+        label = f"a communication hook that starts more than {expected} operations for one bucket"
+        try:
+            push = self._process_set.core.push_allreduce
+            push(_question_of(self._name), handles, handles, "sum", 1.0, self._priority, label, turn_of=self._name)
+            answer.wait_to_read()
+        except MXNetError as error:
+            raise MXNetError(
+                f"The communication hook has started different numbers of operations for one bucket: more than "
+                f"{expected} on rank {process.rank()}, but not on all workers: {error}. Start the same operations in "
+                "the same order on all workers."
+            ) from error
+        del self._counts[self._name]
+        self._has_met = False
 
     def _gradients(self) -> list[NDArray]:
         return [gradient for slot in self._planned.slots for gradient in slot.parameter._grad]
@@ -204,7 +265,7 @@ class HookedOperation:
         """Call the hook, with one array for each parameter."""
         replicas = [slot.parameter._grad for slot in self._planned.slots]
         totals = [arrays.total(one) for one in replicas]
-        bucket = GradientBucket(self._reduction, self._planned, self._number, totals)
+        bucket = GradientBucket(self._reduction, self._planned, self._number, totals, self._when_updated)
         result = self._reduction.hook(bucket)
         if result is not None:
             raise TypeError(
@@ -223,20 +284,18 @@ class HookedOperation:
         self.refuse_rest(reason)
 
     def _meet(self, state: int, reason: str, look: Callable[[], None] | None = None) -> None:
-        """The first time, tell the other ranks how many operations the hook has started; later keep the number.
+        """Where no number of operations is expected, tell the other ranks how many the hook has started.
 
-        Operations that only other ranks have started are refused with the reason.
+        Operations that only other ranks start are refused with the reason.
 
         Raises
         ------
         MXNetError
             The hook has started different numbers of operations, or another rank has refused the step.
         """
+        self._refuse_question(reason)
         if self._has_met:
-            if self._run.started < self._counts.get(self._name, 0):  # other ranks may wait for the rest
-                self._refuse_operations(self._counts[self._name], reason)
-            elif not state:
-                self._counts[self._name] = self._run.started
+            self._refuse_operations(self._counts[self._name], reason)  # other ranks may wait for them
             return
         self._has_met = True
         call = f"the first run of a communication hook, on {self._name}"
@@ -256,6 +315,12 @@ class HookedOperation:
                 f"{second}. Start the same operations in the same order on all workers."
             )
 
+    def _refuse_question(self, reason: str) -> None:
+        """Tell ranks that start more operations than expected that this rank does not."""
+        if self._may_ask:
+            self._may_ask = False
+            self._process_set.core.refuse(_question_of(self._name), reason, turn_of=self._name)
+
     def _refuse_operations(self, count: int, reason: str) -> None:
         """Refuse the hook's operations up to this number that this rank has not started."""
         while self._run.started < count:
@@ -273,6 +338,11 @@ class HookedOperation:
 def _meeting_of(name: str) -> str:
     """The name of the meeting in which ranks tell how many operations the hook has started."""
     return f"{name}/hooked"
+
+
+def _question_of(name: str) -> str:
+    """The name of the question whether all ranks start more operations than expected."""
+    return f"{name}/more"
 
 
 def _end_of(name: str) -> str:

@@ -86,6 +86,7 @@ class DenseReducer(SharedReducer):
         self._copies_all = False  # the ranks' proposals differ
         self._pushed: set[int] = set()  # ids of the operations of the last step
         self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
+        self._when_updated: dict[Any, Callable[[], None]] = {}  # what hooks do when the weights of a step are updated
         self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
         living.add(self)
 
@@ -162,6 +163,7 @@ class DenseReducer(SharedReducer):
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         self.leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._compares = compares
+        self._when_updated.clear()
         if self._moved():
             self._look_again()
         if load_tracking.any_of(self._parameters):
@@ -260,6 +262,10 @@ class DenseReducer(SharedReducer):
         if self._process_set.size() > 1:
             for fence in [self._fence] if self._compares is Comparing.UPDATE else self._fences:
                 fence.begin()
+
+    def updated(self) -> None:
+        while self._when_updated:
+            self._when_updated.popitem()[1]()
 
     def fence(self, broken: bool = False) -> None:
         if self._compares is Comparing.UPDATE:
@@ -375,7 +381,7 @@ class DenseReducer(SharedReducer):
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
 
     def _with_hook(self, operation: Operation, number: int) -> Operation:
-        hooked = HookedOperation(self._reduction, operation, number, self._hook_counts)
+        hooked = HookedOperation(self._reduction, operation, number, self._hook_counts, self._when_updated)
         return operation._replace(push=hooked.push, hooked=hooked)
 
     def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
@@ -441,6 +447,7 @@ class DenseReducer(SharedReducer):
             "_copies_all": False,
             "_pushed": set(),
             "_hook_counts": {},
+            "_when_updated": {},
             "_to_update": [],
         }
 

@@ -14,9 +14,12 @@ by element, which rounds alike everywhere.
 
 from __future__ import annotations
 
+import functools
+import logging
+import operator
 import weakref
 import zlib
-from typing import BinaryIO, NamedTuple, Sequence
+from typing import BinaryIO, Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,7 +27,7 @@ from ..collectives.reduce import broadcast_, grouped_allreduce_
 from ..collectives.reduce_ops import Sum
 from ..compat import arrays
 from ..compat.arguments import whole_number
-from ..compat.mxnet import NDArray, Parameter, mx
+from ..compat.mxnet import NDArray, Parameter, finite_flags, mx
 from ..sharded_optimizer import atomic_file
 from ..world import process
 from .communication_hook import GradientBucket
@@ -33,9 +36,11 @@ from .communication_hook import GradientBucket
 # the rest is a rounding error, since P has about 7 digits; such a column is replaced by zeros.
 _DEPENDENT = 1e-12
 
+_log = logging.getLogger("kvstore_plugin")
+
 
 class _State(NamedTuple):
-    """What PowerSGD keeps for a gradient. The arrays are written in place, so that a failed step changes nothing.
+    """What PowerSGD keeps for a gradient. The arrays are written in place, in the update of a step.
 
     Attributes
     ----------
@@ -63,6 +68,60 @@ class _Matrix(NamedTuple):
     values: NDArray  # shape (n, m): the gradient plus the error
 
 
+class _Fresh(NamedTuple):
+    """What a step makes of a state."""
+
+    state: _State
+    error: NDArray
+    q: NDArray
+
+
+class _Step:
+    """The states that a step makes in the buckets of a process set; called when the step's weights are updated.
+
+    A step that fails, or whose gradients are not finite, changes no state.
+    """
+
+    def __init__(self, when_updated: Callable[[], None]) -> None:
+        self._when_updated = when_updated
+        self._fresh: list[_Fresh] = []
+        self._finite: list[NDArray] = []  # of each bucket, 1 or 0
+        self._parameters: list[Parameter] = []  # a parameter of each bucket
+
+    def add(self, bucket: GradientBucket, fresh: Sequence[_Fresh]) -> None:
+        """Add the states of a bucket whose gradients were reduced."""
+        self._fresh.extend(fresh)
+        self._finite.extend(finite_flags([_real(one) for one in bucket.arrays if arrays.kind(one) == "float"]))
+        self._parameters.append(bucket.parameters[0])
+
+    def __call__(self) -> None:
+        self._when_updated()
+        flags = [*self._finite, *map(_is_reduced, self._parameters)]
+        for state, error, q in self._fresh:
+            at = error.context
+            is_good = functools.reduce(operator.mul, [one.as_in_context(at) for one in flags])
+            mx.nd.where(is_good.tile((q.shape[0],)), q, state.q, out=state.q)
+            mx.nd.where(is_good.tile((error.shape[0],)), error, state.error, out=state.error)
+
+
+def _is_reduced(parameter: Parameter) -> NDArray:
+    """1 if the gradient was reduced; 0 if its step has failed, also after the error was raised.
+
+    The operation that reads the gradient writes the result, and does not run after a failure. So the result is known
+    before the fence behind the updates, which raises the error (fence.py).
+    """
+    gradient = parameter._grad[0].as_nd_ndarray()
+    size = mx.nd.zeros((1,), ctx=gradient.context, dtype="int64")
+    mx.nd.size_array(gradient, out=size)
+    return (size > 0).astype("float32")
+
+
+def _real(array: NDArray) -> NDArray:
+    """The array in a dtype that numpy knows."""
+    plain = array.as_nd_ndarray()
+    return plain.astype("float32") if np.dtype(plain.dtype).kind == "V" else plain
+
+
 class PowerSGD:
     """A communication hook that sends gradient matrices as products of two narrow matrices, with error feedback.
 
@@ -70,7 +129,8 @@ class PowerSGD:
     gradient of shape (n, ...) with n * m elements needs (n + m) * rank numbers, and as many of float64 as `rank` has
     squares for each gradient. Gradients of one dimension, and gradients that would need more numbers than they have,
     are averaged as they are. What a step leaves out is kept and added to the gradient of the next step, which takes as
-    much memory as the gradients. A step whose gradients are not finite, as with AMP, changes no such state.
+    much memory as the gradients, and twice as much within a step. This state changes when the trainer updates the
+    parameters. So a step that fails, that AMP skips or that has a gradient which is not finite changes no state.
 
     Parameters
     ----------
@@ -106,13 +166,16 @@ class PowerSGD:
         self._states: weakref.WeakKeyDictionary[Parameter, _State] = weakref.WeakKeyDictionary()
         self._generation = 0
         self._loaded: dict[str, np.ndarray] = {}  # by what save_states() calls them
+        self._checks_loaded = False  # until the first update: each state must have been loaded, and used
 
     def __call__(self, bucket: GradientBucket) -> None:
         """Reduce a bucket. Returns at once."""
         if self._generation != process.generation:  # the ranks may be others, and their matrices differ
+            self._checks_loaded &= not self._states  # otherwise what was loaded is used up
             self._states.clear()
             self._generation = process.generation
         plain, matrices = [], []
+        step = bucket._when_updated.setdefault(self, _Step(self._end_check))
         for name, parameter, given in zip(bucket.names, bucket.parameters, bucket.arrays):
             gradient = given.as_nd_ndarray()
             if self._compresses(gradient):
@@ -121,6 +184,7 @@ class PowerSGD:
                 plain.append(gradient)
         if not matrices:
             bucket.allreduce_()
+            step.add(bucket, [])
             return
         size = bucket.process_set.size()
         how = {
@@ -134,27 +198,27 @@ class PowerSGD:
         grouped_allreduce_([*left, *plain], **how)
         for gradient in plain if factor != 1.0 else ():
             gradient *= factor
+        fresh = []
         for width in sorted({one.shape[1] for one in left}):
             chosen = [number for number, one in enumerate(left) if one.shape[1] == width]
-            self._reduce(bucket, [matrices[one] for one in chosen], [left[one] for one in chosen], factor, how)
+            fresh += self._reduce(bucket, [matrices[one] for one in chosen], [left[one] for one in chosen], factor, how)
+        step.add(bucket, fresh)
 
     def _reduce(
         self, bucket: GradientBucket, matrices: Sequence[_Matrix], left: Sequence[NDArray], factor: float, how: dict
-    ) -> None:
+    ) -> list[_Fresh]:
         """The second half, for matrices with the same number of columns; `left` are the averages of P."""
         basis = _Basis(left, bucket)
         right = [mx.nd.dot(one.values, p, transpose_a=True) for one, p in zip(matrices, basis.columns)]
         grouped_allreduce_(right, **how)
+        fresh = []
         for number, (one, p, q) in enumerate(zip(matrices, basis.columns, right)):
             mean = _product(p, q)
-            n, m = mean.shape
-            error, kept = one.state.error, one.state.q
-            is_finite = _row(basis.is_finite, number)  # shape (1,)
-            fresh = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
-            mx.nd.where(is_finite.tile((m,)), q + fresh, kept).copyto(kept)
-            mx.nd.where(is_finite.tile((n,)), one.values - mean, error).copyto(error)
+            random = mx.nd.broadcast_mul(_row(basis.dropped, number).astype(q.dtype), one.state.first_q)
+            fresh.append(_Fresh(one.state, one.values - mean, q + random))
             result = mean if factor == 1.0 else mean * factor
             arrays.copy(result.reshape(one.gradient.shape), one.gradient)
+        return fresh
 
     def _compresses(self, gradient: NDArray) -> bool:
         if len(gradient.shape) < 2 or gradient.size == 0 or arrays.kind(gradient) != "float":
@@ -180,13 +244,35 @@ class PowerSGD:
                 self._loaded_or(f"{name}/q", first),
                 first,
             ]
+            self._loaded.pop(f"{name}/error", None)
+            self._loaded.pop(f"{name}/q", None)
             state = _State(name, *(mx.nd.array(one, ctx=gradient.context, dtype=dtype) for one in made))
             self._states[parameter] = state
         return state
 
     def _loaded_or(self, key: str, default: np.ndarray) -> np.ndarray:
-        loaded = self._loaded.pop(key, None)
-        return default if loaded is None or loaded.shape != default.shape else loaded
+        loaded = self._loaded.get(key)
+        if loaded is not None and loaded.shape == default.shape:
+            return loaded
+        if self._checks_loaded:
+            found = "nothing" if loaded is None else f"an array of shape {loaded.shape}"
+            raise ValueError(
+                f"PowerSGD needs an array of shape {default.shape} as {key!r}, but load_states() has read {found}. "
+                "Load a file of the same network and the same rank."
+            )
+        return default
+
+    def _end_check(self) -> None:
+        """After the first update since load_states(): what was not used is of no use."""
+        if self._checks_loaded and self._loaded:
+            names = ", ".join(sorted({key.rpartition("/")[0] for key in self._loaded}))
+            _log.warning(
+                "PowerSGD.load_states() has read states of gradients that the trainer does not compress, and forgets "
+                "them: %s. These parameters are frozen, or the file is of another network.",
+                names,
+            )
+            self._loaded = {}
+        self._checks_loaded = False
 
     def save_states(self, fname: str) -> None:
         """Write this worker's state to a file, atomically. Waits for the steps so far.
@@ -213,6 +299,9 @@ class PowerSGD:
     def load_states(self, fname: str) -> None:
         """Load a state that save_states() has written on the worker with this rank; used from the next step on.
 
+        The next step raises a ValueError if the file has no state of a gradient, or a state of another shape: the file
+        is of another network or of another `rank`. States of gradients that are not there are left out, with a warning.
+
         Raises
         ------
         OSError, ValueError
@@ -223,7 +312,7 @@ class PowerSGD:
         if not all(key.endswith(("/error", "/q")) for key in loaded):
             raise ValueError(f"{fname} is not a file of PowerSGD.save_states(). Load a file that it has written.")
         self._states.clear()
-        self._loaded = loaded
+        self._loaded, self._checks_loaded = loaded, bool(loaded)
 
     def _values(self) -> dict[str, np.ndarray]:
         values = dict(self._loaded)
@@ -234,10 +323,11 @@ class PowerSGD:
 
     def __getstate__(self) -> dict:
         # A copy of a trainer has other Parameters, of the same names.
-        return {"rank": self.rank, "seed": self.seed, "_loaded": self._values()}
+        loaded = {"_loaded": self._values(), "_checks_loaded": self._checks_loaded}
+        return {"rank": self.rank, "seed": self.seed, **loaded}
 
     def __setstate__(self, state: dict) -> None:
-        self.__dict__.update(state, _states=weakref.WeakKeyDictionary(), _generation=0)
+        self.__dict__.update({"_checks_loaded": False, **state}, _states=weakref.WeakKeyDictionary(), _generation=0)
 
     def __repr__(self) -> str:
         return f"PowerSGD(rank={self.rank}, seed={self.seed})"
@@ -255,8 +345,6 @@ class _Basis:
         Of the shapes of the matrices. A column that depends on the columns before it is replaced by zeros.
     dropped : NDArray of float64, shape (number of matrices, columns)
         1 for such a column, otherwise 0.
-    is_finite : NDArray of float64, shape (number of matrices,)
-        1 if all elements of P are finite, otherwise 0.
     """
 
     def __init__(self, left: Sequence[NDArray], bucket: GradientBucket) -> None:
@@ -266,7 +354,6 @@ class _Basis:
         broadcast_(grams, process_set.ranks[0], process_set=process_set, priority=bucket.priority)
         width = left[0].shape[1]
         gram = [[_entry(grams, row, column) for column in range(width)] for row in range(width)]
-        self.is_finite = _is_finite([gram[one][one] for one in range(width)])
         factors, dropped = _gram_schmidt(gram)
         self.dropped = mx.nd.concat(*dropped, dim=1)
         self.columns = [
@@ -318,11 +405,6 @@ def _sum(terms: Sequence[NDArray]) -> NDArray:
     for one in terms[1:]:
         total = total + one
     return total
-
-
-def _is_finite(squares: Sequence[NDArray]) -> NDArray:
-    """Shape (matrices,): 1 where all squares are finite. NaN compares as false."""
-    return mx.nd.prod(mx.nd.concat(*[one <= 1e300 for one in squares], dim=1), axis=1)
 
 
 def _combined(matrix: NDArray, factors: Sequence[NDArray], number: int) -> NDArray:

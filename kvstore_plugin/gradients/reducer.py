@@ -77,6 +77,9 @@ class Reducer:
     def begin_updates(self) -> None:
         """Call this before updates that each worker makes by itself: fence() notes if they fail on this one alone."""
 
+    def updated(self) -> None:
+        """Call this after updates that each worker makes by itself, before fence(). Not after AMP has skipped them."""
+
     def fence(self, broken: bool = False) -> None:
         """Call this after the updates: no array of a failed step can be read before all updates have run.
 

@@ -800,7 +800,14 @@ class DistributedTrainer(gluon.Trainer):
                 trainer_state.mark_stale(self._params)
                 return
             with fenced(self._gradients if self._clipping is None else ()):  # clipping has a fence of its own
+                if self._options.communication_hook is None:
+                    self._update_on_all_places(ignore_stale_grad)
+                    return
+                before = trainer_state.updates_counted(self)
                 self._update_on_all_places(ignore_stale_grad)
+                if trainer_state.updates_counted(self) != before:  # AMP has not skipped them
+                    for one in self._gradients:
+                        one.updated()
 
     def _update_on_all_places(self, ignore_stale_grad: bool) -> None:
         given, places = self._params, self._places

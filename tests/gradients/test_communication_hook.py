@@ -253,6 +253,111 @@ def test_different_numbers_of_operations_are_an_error_on_all_workers(rank, size)
     clear_errors()
 
 
+class _Counting:
+    """A hook that starts `start` operations for each bucket; the first of them reduces the bucket."""
+
+    def __init__(self, start=1, touches=True, reads=False):
+        self.start, self.touches, self.reads = start, touches, reads
+
+    def __call__(self, bucket):
+        for number in range(self.start):
+            one = bucket.arrays[0] if self.touches else mx.nd.ones((3,))
+            if number == 0:
+                bucket.allreduce_()
+            else:
+                mykv.allreduce_(one, average=True)
+            if self.reads:
+                one.asnumpy()
+
+
+def _other_number(net, hook, rank, size, gather, before, after):
+    """One rank's hook starts `after` operations; all workers get an error that names a rank, and can go on."""
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, num_groups=3, communication_hook=hook)
+    for step in range(2):
+        _backward(net, rank, step)
+        trainer.step(_BATCH)
+    kept = checksum(net)
+    if rank == size - 1:
+        hook.start = after
+    _backward(net, rank, 2)
+    named = size - 1 if rank != size - 1 else rf"(?!{rank}\b)\d"  # the rank that differs learns of any other one
+    with pytest.raises(MXNetError, match=rf"rank {named}\b"):
+        trainer.step(_BATCH)
+        checksum(net)
+    clear_errors()
+    assert checksum(net) == kept
+    hook.start = before
+    for step in range(3, 5):
+        _backward(net, rank, step)
+        trainer.step(_BATCH)
+    assert len(set(gather(checksum(net)))) == 1 and checksum(net) != kept
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("touches", [False, True], ids=["other arrays", "the bucket's"])
+@pytest.mark.parametrize("reads", [False, True], ids=["lazy", "reads"])
+@pytest.mark.parametrize("before, after", [(1, 2), (1, 4), (2, 1), (3, 1)])
+def test_another_number_of_operations_later_is_an_error(rank, size, gather, touches, reads, before, after):
+    hook = _Counting(before, touches, reads)
+    _other_number(dense_network(0), hook, rank, size, gather, before, after)
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+@pytest.mark.parametrize("before, after", [(1, 3), (2, 1)])
+def test_another_number_of_operations_later_on_two_hosts(rank, size, gather, before, after):
+    _other_number(dense_network(0), _Counting(before), rank, size, gather, before, after)
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_all_workers_may_start_other_numbers_of_operations(rank, size, gather):
+    """As PowerSGD after some steps without it: more, fewer, and more again."""
+    net, plain, hook = dense_network(0), dense_network(0), _Counting()
+    trainer = mykv.DistributedTrainer(list(net.collect_params().values()), *_SGD, communication_hook=hook, **_SMALL)
+    for step, start in enumerate((1, 2, 4, 4, 1, 3, 5)):
+        hook.start = start
+        _backward(net, rank, step)
+        trainer.step(_BATCH)
+    _train(plain, rank, steps=7, **_SMALL)
+    _assert_close(net, plain)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("fails_after", [1, 2])
+def test_a_hook_that_raises_where_the_others_start_more_operations(rank, size, gather, fails_after):
+    net, hook = dense_network(0), _Counting()
+
+    def fails(bucket):
+        hook(bucket)
+        if rank == 1 and hook.start == fails_after and step == 1:
+            raise ZeroDivisionError("a fault in the hook")
+
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, communication_hook=fails, **_SMALL)
+    for step in range(4):
+        hook.start = (fails_after if rank == 1 else 3) if step == 1 else 1 + step
+        _backward(net, rank, step)
+        if step == 1:
+            kept = checksum(net)
+            with pytest.raises(ZeroDivisionError if rank == 1 else MXNetError, match="a fault in the hook"):
+                trainer.step(_BATCH)
+                checksum(net)
+            clear_errors()
+            assert checksum(net) == kept
+        else:
+            trainer.step(_BATCH)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_hook_that_reads_what_another_worker_does_not_start(rank, size):
+    """In its first run: the worker that reads waits in its hook, and the other for the number of operations."""
+    net = dense_network(0)
+    with pytest.raises(MXNetError, match="was refused by rank 0: its communication hook has started fewer operations"):
+        _train(net, rank, steps=1, communication_hook=_Counting(1 + rank, reads=True))
+        checksum(net)
+    clear_errors()
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     "call, error, message",

@@ -157,21 +157,126 @@ def test_what_is_left_out_comes_later(rank, size):
     assert np.linalg.norm(total / 60 - same) < 0.2 * np.linalg.norm(same)
 
 
+def _are_same(before, after):
+    return sorted(before) == sorted(after) and all((before[key] == after[key]).all() for key in before)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("where", range(4))
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 256}, {"clip_global_norm": 1.0}], ids=str)
+def test_a_step_that_is_not_finite_changes_no_state(rank, size, gather, where, options):
+    """One gradient of one worker is not finite; the others must not lose what they have kept either."""
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook, **options)
+    _step(parameters, trainer, rank, 0)
+    before = hook._values()
+    _set(parameters, rank, 1)
+    if rank == 1:
+        parameters[where].grad()[:] = np.nan if where % 2 else np.inf
+    trainer.step(1)
+    assert not np.isfinite(parameters[where].data().asnumpy()).all()
+    assert _are_same(before, hook._values())
+    for one in parameters:
+        one.set_data(array(np.zeros(one.shape, "float32")))
+    _step(parameters, trainer, rank, 2)
+    assert not _are_same(before, hook._values())
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
+
+
 @pytest.mark.ranks(2)
-def test_a_step_that_is_not_finite_changes_no_state(rank, size):
-    """As with AMP, which skips such a step; the gradient that is used is not finite on all workers."""
+def test_float16_that_overflows_only_as_float16(rank, size):
+    """The means are finite in float32, in which they are computed, and not in the gradient's dtype."""
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook, dtype="float16", reduce_method="sum")
+    _step(parameters, trainer, rank, 0, "float16")
+    before = hook._values()
+    _set(parameters, rank, 1, "float16")
+    parameters[0].grad()[:] = 60000
+    trainer.step(1)
+    assert np.isinf(parameters[0].data().asnumpy()).any()
+    assert _are_same(before, hook._values())
+
+
+class _Scaler:
+    """AMP's scaler, as far as a Trainer uses it."""
+
+    loss_scale = 1.0
+
+    def __init__(self):
+        self.skipped = 0
+
+    def has_overflow(self, parameters):
+        found = not all(np.isfinite(one._grad[0].asnumpy()).all() for one in parameters)
+        self.skipped += found
+        return found
+
+
+@pytest.mark.ranks(2)
+def test_a_step_that_amp_skips_changes_no_state(rank, size):
+    """The hook compresses two gradients, and the overflow is in a third."""
+    hook = mykv.PowerSGD()
+
+    def some(bucket):
+        (hook if bucket.arrays[0].ndim > 1 else type(bucket).allreduce_)(bucket)
+
+    parameters, trainer = _trainer(some, num_groups=4)
+    _step(parameters, trainer, rank, 0)
+    before = hook._values()
+    trainer._amp_loss_scaler, trainer._amp_original_scale = _Scaler(), trainer._scale
+    _set(parameters, rank, 1)
+    if rank == 1:
+        parameters[2].grad()[:] = np.inf
+    trainer.step(1)
+    assert trainer._amp_loss_scaler.skipped == 1
+    assert _are_same(before, hook._values())
+    _step(parameters, trainer, rank, 2)
+    assert trainer._amp_loss_scaler.skipped == 1 and not _are_same(before, hook._values())
+
+
+@pytest.mark.ranks(2)
+def test_gradients_that_are_not_used_change_no_state(rank, size):
     hook = mykv.PowerSGD()
     parameters, trainer = _trainer(hook)
     _step(parameters, trainer, rank, 0)
     before = hook._values()
     _set(parameters, rank, 1)
-    if rank == 1:
-        parameters[0].grad()[:] = np.inf
-        parameters[1].grad()[:] = np.nan
     trainer.allreduce_grads()
-    assert not any(np.isfinite(one.grad().asnumpy()).all() for one in parameters[:2])
-    after = hook._values()
-    assert sorted(before) == sorted(after) and all((before[key] == after[key]).all() for key in before)
+    assert _are_same(before, hook._values())
+    _set(parameters, rank, 2)
+    trainer.allreduce_grads()
+    trainer.update(1)
+    assert not _are_same(before, hook._values())
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("late", [False, True])
+def test_a_later_bucket_that_fails_changes_no_state(rank, size, gather, late):
+    """The hook fails on one worker when it has reduced the gradients before on all."""
+    hook, parameters_of = mykv.PowerSGD(), []
+
+    def fails(bucket):
+        hook(bucket)
+        parameters_of.extend(bucket.parameters)
+        if rank == 1 and fails.now and len(parameters_of) == 4 * (step + 1):
+            raise ZeroDivisionError("a fault in the hook")
+
+    fails.now = False
+    parameters, trainer = _trainer(fails, num_groups=4)
+    for step in range(3):
+        fails.now = step == 1
+        if not fails.now:
+            _step(parameters, trainer, rank, step)
+            before = hook._values()
+            continue
+        _set(parameters, rank, step)
+        with pytest.raises(ZeroDivisionError if rank == 1 else MXNetError, match="a fault in the hook"):
+            trainer.step(1)
+            if late:
+                mx.nd.waitall()
+            parameters[0].data().asnumpy()
+        clear_errors()
+        assert _are_same(before, hook._values())
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
 
 
 @pytest.mark.ranks(2)
@@ -185,8 +290,7 @@ def test_a_failed_step_changes_no_state(rank, size, gather):
     with pytest.raises(MXNetError, match="batch size"):
         parameters[0].data().asnumpy()
     clear_errors()
-    after = hook._values()
-    assert all((before[key] == after[key]).all() for key in before)
+    assert _are_same(before, hook._values())
     _step(parameters, trainer, rank, 2)
     assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
 
@@ -211,6 +315,78 @@ def test_states_are_saved_loaded_and_copied(rank, size, tmp_path):
     np.savez(tmp_path / "other.npz", a=np.zeros(1))
     with pytest.raises(ValueError, match="is not a file of PowerSGD.save_states"):
         copies[0].load_states(str(tmp_path / "other.npz"))
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "shapes, width, found",
+    [
+        ([(12, 9), (7, 9)], 2, "parameter 1/error', but load_states.. has read an array of shape .10, 12.*network"),
+        ([(12, 9), (10, 3, 2, 2), (8, 8)], 2, "'parameter 2/error', but load_states.. has read nothing"),
+        ([(12, 9), (10, 3, 2, 2)], 3, "'parameter 0/q', but load_states.. has read an array of shape .9, 2"),
+    ],
+    ids=["shape", "missing", "rank"],
+)
+def test_states_of_another_network_are_an_error(rank, size, tmp_path, shapes, width, found):
+    file = str(tmp_path / f"power-{rank}.npz")
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook)
+    _step(parameters, trainer, rank, 0)
+    hook.save_states(file)
+    other = mykv.PowerSGD(rank=width)
+    other.load_states(file)
+    parameters, trainer = _trainer(other, shapes=shapes)
+    with pytest.raises(ValueError, match=found):
+        _step(parameters, trainer, rank, 0)
+    clear_errors()
+    with pytest.raises(ValueError, match=found):  # until another file is loaded
+        _step(parameters, trainer, rank, 0)
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+def test_a_file_of_another_network_on_one_worker_fails_the_step_on_all(rank, size, gather, tmp_path):
+    file = str(tmp_path / f"power-{rank}.npz")
+    hook = mykv.PowerSGD()
+    _step(*_trainer(hook, shapes=[(20, 9)]), rank, 0)
+    hook.save_states(file)
+    hook = mykv.PowerSGD()
+    parameters, trainer = _trainer(hook)
+    if rank == 1:
+        hook.load_states(file)
+    with pytest.raises(ValueError if rank == 1 else MXNetError, match="(?s)parameter 0/error.*of shape .20, 9"):
+        _step(parameters, trainer, rank, 0)
+        parameters[0].data().asnumpy()
+    clear_errors()
+    hook = trainer._options.communication_hook
+    hook.__setstate__(mykv.PowerSGD().__getstate__())
+    _step(parameters, trainer, rank, 1)
+    assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
+
+
+@pytest.mark.ranks(1)
+def test_a_file_from_before_the_first_step(rank, size, tmp_path):
+    file = str(tmp_path / "power.npz")
+    hook = mykv.PowerSGD()
+    hook.save_states(file)
+    hook.load_states(file)
+    _step(*_trainer(hook), rank, 0)
+    assert len(hook._values()) == 4
+
+
+@pytest.mark.ranks(2)
+def test_states_that_no_gradient_has_are_forgotten(rank, size, tmp_path, caplog):
+    file = str(tmp_path / f"power-{rank}.npz")
+    hook = mykv.PowerSGD()
+    _step(*_trainer(hook), rank, 0)
+    hook.save_states(file)
+    hook = mykv.PowerSGD()
+    hook.load_states(file)
+    parameters, trainer = _trainer(hook, shapes=_SHAPES[:1])
+    _set(parameters, rank, 0)
+    trainer.step(1)
+    assert "forgets them: parameter 1." in caplog.text
+    assert sorted(hook._values()) == ["parameter 0/error", "parameter 0/q"]
 
 
 @pytest.mark.ranks(2)
