@@ -1,19 +1,11 @@
 // The Python bindings of the core. The module imports without MXNet and never initializes MPI by itself.
 #include <pybind11/pybind11.h>
 
-#include "python/bucket_classes.h"
-#include "python/build_facts.h"
+#include "python/bindings.h"
 #include "python/errors.h"
-#include "python/failed_end.h"
-#include "python/gpu.h"
-#include "python/gradient_norm.h"
 #include "python/group_class.h"
 #include "python/mpi_exit.h"
-#include "python/mxnet_functions.h"
-#include "python/stalls.h"
-#include "python/timeline.h"
 #include "python/work.h"
-#include "python/world_functions.h"
 
 PYBIND11_MODULE(mykv_core, m) {
   using namespace mykv;

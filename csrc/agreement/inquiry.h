@@ -2,13 +2,11 @@
 // questions no messages are sent.
 #pragma once
 
-#include <mpi.h>
-
-#include <list>
 #include <vector>
 
 #include "agreement/inbox.h"
 #include "agreement/question.h"
+#include "agreement/sendings.h"
 #include "table/host_table.h"
 #include "world/world.h"
 
@@ -20,8 +18,8 @@ class Inquiry {
       : world_(world),
         table_(table),
         questions_(world.control(), kQuestionTag),
-        answers_(world.control(), kAnswerTag) {}
-  ~Inquiry();
+        answers_(world.control(), kAnswerTag),
+        sendings_(world.control()) {}
 
   // The answer of another host.
   struct Answer : OperationStates {
@@ -34,8 +32,8 @@ class Inquiry {
   // Answers a question; false if there was none. Only for the first rank of a host.
   bool answer_one();
   // Moves messages that are being sent.
-  void progress();
-  bool sending() const { return !sending_.empty(); }
+  void progress() { sendings_.progress(); }
+  bool sending() const { return !sendings_.empty(); }
   // No message is under way, in either direction.
   bool quiet() const { return !sending() && questions_.quiet() && answers_.quiet(); }
 
@@ -43,20 +41,12 @@ class Inquiry {
   static constexpr int kQuestionTag = 2;
   static constexpr int kAnswerTag = 3;
 
-  void send(Numbers numbers, int to, int tag);
-  // The next message, and its sender; empty if there is none.
-  static Numbers receive(Inbox& inbox, int* from);
-
   const World& world_;
   HostTable& table_;
   Inbox questions_;
   Inbox answers_;
   uint64_t question_ = 0;  // number of this rank's last question
-  struct Sending {
-    Numbers numbers;
-    MPI_Request request;
-  };
-  std::list<Sending> sending_;
+  Sendings sendings_;
 };
 
 }  // namespace mykv

@@ -1,10 +1,10 @@
 #include "agreement/messages.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <limits>
 
+#include "agreement/reader.h"
 #include "base/error.h"
 
 namespace mykv {
@@ -13,12 +13,7 @@ namespace {
 
 enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8, kHasLate = 16, kHasValues = 32 };
 
-void put(std::vector<char>* out, const void* data, size_t bytes) {
-  const auto* p = static_cast<const char*>(data);
-  out->insert(out->end(), p, p + bytes);
-}
-
-void put(std::vector<char>* out, const std::string& text) {
+void put_text(std::vector<char>* out, const std::string& text) {
   const auto size = static_cast<uint16_t>(std::min<size_t>(text.size(), std::numeric_limits<uint16_t>::max()));
   put(out, &size, sizeof size);
   put(out, text.data(), size);
@@ -26,43 +21,6 @@ void put(std::vector<char>* out, const std::string& text) {
 
 // Instead of an operation.
 bool names_rank(Message::Type type) { return type == Message::Type::depart || type == Message::Type::lost; }
-
-void require(bool right) {
-  if (!right) throw Error("mykv received a malformed message from another host (different versions?)");
-}
-
-class Reader {
- public:
-  Reader(const char* data, size_t bytes) : data_(data), left_(bytes) {}
-  bool at_end() const { return left_ == 0; }
-  template <class T>
-  T number() {
-    T value;
-    std::memcpy(&value, take(sizeof value), sizeof value);
-    return value;
-  }
-  std::string text() {
-    const auto size = number<uint16_t>();
-    return std::string(take(size), size);
-  }
-  std::vector<char> values() {
-    const auto size = number<uint32_t>();
-    const char* const begin = take(size);
-    return std::vector<char>(begin, begin + size);
-  }
-
- private:
-  const char* take(size_t bytes) {
-    require(bytes <= left_);
-    const char* taken = data_;
-    data_ += bytes;
-    left_ -= bytes;
-    return taken;
-  }
-
-  const char* data_;
-  size_t left_;
-};
 
 void put_code(std::vector<char>* out, const Cause& cause) {
   const auto ranks = static_cast<uint16_t>(std::min<size_t>(cause.ranks.size(), std::numeric_limits<uint16_t>::max()));
@@ -133,10 +91,10 @@ void encode(const Message& message, std::vector<char>* out) {
   }
   if (message.type == Message::Type::announce) put(out, &message.priority, sizeof message.priority);
   if (message.has_texts) {
-    put(out, message.name);
-    put(out, message.signature);
+    put_text(out, message.name);
+    put_text(out, message.signature);
   }
-  if (!message.error.empty()) put(out, message.error.text);
+  if (!message.error.empty()) put_text(out, message.error.text);
   if (has_code) put_code(out, message.error);
   if (message.placement != 0) put(out, &message.placement, sizeof message.placement);
   if (message.late_rank >= 0) {

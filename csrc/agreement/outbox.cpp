@@ -4,8 +4,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/keep_forever.h"
-#include "base/mpi_check.h"
 
 namespace mykv {
 
@@ -14,11 +12,6 @@ namespace {
 constexpr int64_t kHoldNs = 200000;  // about two round trips between hosts
 
 }  // namespace
-
-Outbox::~Outbox() {
-  // MPI may still read messages that are being sent; their memory is never freed.
-  if (!sending_.empty()) keep_for_good(std::move(sending_));
-}
 
 void Outbox::up(const Message& message, bool may_wait) {
   if (up_.empty() && may_wait) held_since_ = now_ns();
@@ -44,11 +37,7 @@ void Outbox::past_children(const Message& message) {
 }
 
 bool Outbox::send_ready(bool may_hold) {
-  for (auto it = sending_.begin(); it != sending_.end();) {
-    int ended = 0;
-    check_mpi(MPI_Test(&it->request, &ended, MPI_STATUS_IGNORE), "MPI_Test between hosts");
-    it = ended ? sending_.erase(it) : std::next(it);
-  }
+  sendings_.progress();
   bool sent = false;
   if (!up_.empty() && !(may_hold && holds())) {
     held_ = 0;
@@ -69,13 +58,9 @@ bool Outbox::send_ready(bool may_hold) {
 
 bool Outbox::holds() const { return held_ > 0 && now_ns() - held_since_ < kHoldNs; }
 
-void Outbox::send(std::shared_ptr<const std::vector<char>> bytes, int to) {
+void Outbox::send(Sendings::Bytes bytes, int to) {
   traffic_.add(bytes->size());
-  sending_.push_back({std::move(bytes), MPI_REQUEST_NULL});
-  Sending& s = sending_.back();
-  check_mpi(
-      MPI_Isend(s.bytes->data(), static_cast<int>(s.bytes->size()), MPI_BYTE, to, tag_, world_.control(), &s.request),
-      "MPI_Isend between hosts");
+  sendings_.send(std::move(bytes), to, tag_);
 }
 
 }  // namespace mykv

@@ -6,12 +6,12 @@
 
 #include <atomic>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <vector>
 
 #include "agreement/host_tree.h"
 #include "agreement/messages.h"
+#include "agreement/sendings.h"
 #include "base/traffic.h"
 #include "world/world.h"
 
@@ -19,10 +19,8 @@ namespace mykv {
 
 class Outbox {
  public:
-  Outbox(const World& world, const HostTree& tree, int tag) : world_(world), tree_(tree), tag_(tag) {}
-  Outbox(const Outbox&) = delete;
-  Outbox& operator=(const Outbox&) = delete;
-  ~Outbox();
+  Outbox(const World& world, const HostTree& tree, int tag)
+      : world_(world), tree_(tree), tag_(tag), sendings_(world.control()) {}
 
   // To the host above. A message that may wait is sent with the next one that may not, or as send_ready() says.
   void up(const Message& message, bool may_wait);
@@ -37,11 +35,11 @@ class Outbox {
   // The number of messages that wait.
   size_t held() const { return held_; }
   // Whether messages are still on their way out.
-  bool sending() const { return !(sending_.empty() && up_.empty() && down_.empty() && direct_.empty()); }
+  bool sending() const { return !(sendings_.empty() && up_.empty() && down_.empty() && direct_.empty()); }
   const Traffic& sent() const { return traffic_; }
 
  private:
-  void send(std::shared_ptr<const std::vector<char>> bytes, int to);
+  void send(Sendings::Bytes bytes, int to);
   bool holds() const;
 
   const World& world_;
@@ -52,11 +50,7 @@ class Outbox {
   std::vector<char> direct_;  // for rank 0
   size_t held_ = 0;           // number of messages in up_ if all of them may wait, else 0
   int64_t held_since_ = 0;    // now_ns()
-  struct Sending {
-    std::shared_ptr<const std::vector<char>> bytes;
-    MPI_Request request;
-  };
-  std::list<Sending> sending_;
+  Sendings sendings_;
   Traffic traffic_;
 };
 

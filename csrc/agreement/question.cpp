@@ -1,67 +1,75 @@
 #include "agreement/question.h"
 
-#include "base/error.h"
+#include <utility>
+
+#include "agreement/reader.h"
 
 namespace mykv {
 
 namespace {
 
-void require_well_formed(bool right) {
-  if (!right) throw Error("mykv received a malformed question or answer from another host (different versions?)");
-}
+void put_number(std::vector<char>* out, uint64_t number) { put(out, &number, sizeof number); }
 
 }  // namespace
 
 // Encoded as the question's number, then the two halves of each key.
-Numbers encode(const Question& question) {
-  Numbers numbers{question.number};
-  for (const Key& key : question.keys) numbers.insert(numbers.end(), {key.high, key.low});
-  return numbers;
+std::vector<char> encode(const Question& question) {
+  std::vector<char> bytes;
+  put_number(&bytes, question.number);
+  for (const Key& key : question.keys) {
+    put_number(&bytes, key.high);
+    put_number(&bytes, key.low);
+  }
+  return bytes;
 }
 
-Question decode_question(const Numbers& numbers) {
-  require_well_formed(numbers.size() % 2 == 1);
-  Question question{numbers[0], {}};
-  for (size_t at = 1; at < numbers.size(); at += 2) question.keys.push_back({numbers[at], numbers[at + 1]});
+Question decode_question(const std::vector<char>& bytes) {
+  Reader reader(bytes.data(), bytes.size());
+  Question question{reader.number<uint64_t>(), {}};
+  while (!reader.at_end()) {
+    Key& key = question.keys.emplace_back();
+    key.high = reader.number<uint64_t>();
+    key.low = reader.number<uint64_t>();
+  }
   return question;
 }
 
 // Encoded as the question's number, then lists of ranks, each after its length: two for each key, one at the end.
-Numbers encode(const OperationStates& standings) {
-  Numbers numbers{standings.question};
+std::vector<char> encode(const OperationStates& states) {
+  std::vector<char> bytes;
+  put_number(&bytes, states.question);
   const auto add = [&](const std::vector<int>& ranks) {
-    numbers.push_back(ranks.size());
-    for (int rank : ranks) numbers.push_back(static_cast<uint64_t>(rank));
+    put_number(&bytes, ranks.size());
+    for (const int rank : ranks) put_number(&bytes, static_cast<uint64_t>(rank));
   };
-  for (size_t k = 0; k < standings.missing.size(); ++k) {
-    add(standings.missing[k]);
-    add(standings.through[k]);
+  for (size_t k = 0; k < states.missing.size(); ++k) {
+    add(states.missing[k]);
+    add(states.through[k]);
   }
-  add(standings.unresponsive);
-  return numbers;
+  add(states.unresponsive);
+  return bytes;
 }
 
-OperationStates decode_operation_states(const Numbers& numbers, int ranks) {
-  require_well_formed(numbers.size() >= 2);
-  OperationStates standings;
-  standings.question = numbers[0];
+OperationStates decode_operation_states(const std::vector<char>& bytes, int ranks) {
+  Reader reader(bytes.data(), bytes.size());
+  OperationStates states;
+  states.question = reader.number<uint64_t>();
   std::vector<std::vector<int>> lists;
-  for (size_t at = 1; at < numbers.size();) {
-    const uint64_t length = numbers[at++];
-    require_well_formed(length <= numbers.size() - at);
+  while (!reader.at_end()) {
     std::vector<int>& list = lists.emplace_back();
-    for (const size_t end = at + length; at < end; ++at) {
-      require_well_formed(numbers[at] < static_cast<uint64_t>(ranks));
-      list.push_back(static_cast<int>(numbers[at]));
+    for (auto left = reader.number<uint64_t>(); left > 0; --left) {
+      const auto rank = reader.number<uint64_t>();
+      require(rank < static_cast<uint64_t>(ranks));
+      list.push_back(static_cast<int>(rank));
     }
   }
-  require_well_formed(lists.size() % 2 == 1);
-  standings.unresponsive = std::move(lists.back());
+  require(lists.size() % 2 == 1);
+  states.unresponsive = std::move(lists.back());
   for (size_t k = 0; k + 1 < lists.size(); k += 2) {
-    standings.missing.push_back(std::move(lists[k]));
-    standings.through.push_back(std::move(lists[k + 1]));
+    states.missing.push_back(std::move(lists[k]));
+    states.through.push_back(std::move(lists[k + 1]));
   }
-  return standings;
+  return states;
 }
 
 }  // namespace mykv

@@ -1,5 +1,5 @@
-// Questions and answers between hosts about operations (inquiry.h), and their encoding as whole numbers. A message from
-// another host is checked before it is used.
+// Questions and answers between hosts about operations (inquiry.h), and their encoding for MPI, as numbers of 64 bits.
+// A message from another host is checked before it is used.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,6 @@
 #include "operations/operation.h"
 
 namespace mykv {
-
-using Numbers = std::vector<uint64_t>;
 
 struct Question {
   uint64_t number = 0;
@@ -25,10 +23,10 @@ struct OperationStates {
   std::vector<int> unresponsive;  // ranks of the host without a heartbeat for some seconds
 };
 
-Numbers encode(const Question& question);
-Numbers encode(const OperationStates& standings);
-// Throw Error if encode() cannot have made these numbers, in a world of `ranks` ranks.
-Question decode_question(const Numbers& numbers);
-OperationStates decode_operation_states(const Numbers& numbers, int ranks);
+std::vector<char> encode(const Question& question);
+std::vector<char> encode(const OperationStates& states);
+// Throw Error if encode() cannot have made these bytes, in a world of `ranks` ranks.
+Question decode_question(const std::vector<char>& bytes);
+OperationStates decode_operation_states(const std::vector<char>& bytes, int ranks);
 
 }  // namespace mykv

@@ -123,7 +123,7 @@ void HeadroomWatch::require(size_t bytes) {
   if (now.bytes < bytes || now.bytes - bytes < kReserve) {
     unchecked_ = 0;
     throw Error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory: of " + now.what + " " +
-                    mebibytes(now.bytes) + " are free",
+                    mebibytes(now.bytes) + " are free. Give the job more memory, or start fewer workers on this host",
                 ErrorCode::no_memory);
   }
   unchecked_ = std::min((now.bytes - bytes) / kFraction, kMostUnchecked);

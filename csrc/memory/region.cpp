@@ -66,7 +66,8 @@ size_t Region::take(size_t size, bool commit) {
   }
   if (!begin) begin = take_new(size, commit);
   if (!begin)
-    throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) + " bytes",
+    throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) +
+                    " bytes. Drop arrays that are no longer used, or exchange smaller arrays",
                 ErrorCode::no_memory);
   return *begin;
 }

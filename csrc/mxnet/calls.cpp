@@ -12,6 +12,14 @@ namespace mykv::mxnet {
 
 namespace {
 
+std::string device_text(int gpu) { return gpu < 0 ? "in host memory" : "on GPU " + std::to_string(gpu); }
+
+// The arrays of one call cannot be exchanged together: on devices as given.
+Error different_devices(const std::string& what, int one, int other) {
+  return Error(what + " are on different devices: " + device_text(one) + " and " + device_text(other) +
+               ". Copy them to one device first");
+}
+
 // Where the arrays of one request are: all in host memory, or all on GPUs.
 class Devices {
  public:
@@ -19,7 +27,8 @@ class Devices {
   void written(const Description& array) { add(array, &memory_.outputs); }
   // For a scattered request, whose memory must all lie on one device.
   void all_on(const Description& array) {
-    if (any_ && memory_.inputs[0] != array.gpu) throw Error("the arrays of one call are on different devices");
+    if (any_ && memory_.inputs[0] != array.gpu)
+      throw different_devices("the arrays of one call", memory_.inputs[0], array.gpu);
     if (any_) return;
     read(array);
     written(array);
@@ -33,20 +42,30 @@ class Devices {
  private:
   void add(const Description& array, std::vector<int>* list) {
     const bool on_gpu = array.gpu >= 0;
-    if (any_ && on_gpu != on_gpu_) throw Error("some arrays of one call are in host memory, and some on a GPU");
+    if (any_ && on_gpu != on_gpu_) throw different_devices("the arrays of one call", gpu_, array.gpu);
     any_ = true;
     on_gpu_ = on_gpu;
+    gpu_ = array.gpu;
     list->push_back(array.gpu);
   }
 
   bool any_ = false;
   bool on_gpu_ = false;
+  int gpu_ = -1;  // of the last array
   DeviceMemory memory_;
 };
 
 const Description& require_same(const Description& a, const Description& b) {
   if (a.dtype == b.dtype && a.shape == b.shape) return b;
-  throw Error("the arrays of one call differ: " + a.text() + " and " + b.text());
+  throw Error("the arrays of one call differ: " + a.text() + " and " + b.text() +
+              ". Give all the same shape and dtype");
+}
+
+void require_pairs(const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
+  if (inputs.empty()) throw Error("no array was given");
+  if (inputs.size() == outputs.size()) return;
+  throw Error("a group of " + std::to_string(inputs.size()) + " inputs needs as many outputs, not " +
+              std::to_string(outputs.size()) + ". Give an output for each input");
 }
 
 // An input and an output whose rows are moved: they differ only in the number of rows.
@@ -135,7 +154,10 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
   if (arrays.empty()) throw Error("no array was given");
   for (const Handle array : arrays) {
     const Description d = describe(common.bridge.api(), array);
-    if (!begins.empty() && d.dtype != dtype) throw Error("the arrays of one call differ in dtype");
+    if (!begins.empty() && d.dtype != dtype) {
+      throw Error(std::string("the arrays of one call differ in dtype: ") + dtype_name(dtype) + " and " + d.text() +
+                  ". Make a call for each dtype");
+    }
     dtype = d.dtype;
     devices.all_on(d);
     begins.push_back(count);
@@ -284,8 +306,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 }
 
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
-  if (inputs.empty()) throw Error("no array was given");
-  if (inputs.size() != outputs.size()) throw Error("a group needs as many outputs as inputs");
+  require_pairs(inputs, outputs);
   const Api& api = common.bridge.api();
   // For each dtype and device, a request in which the arrays of that dtype follow each other.
   struct Part {
@@ -301,8 +322,8 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   std::string shapes;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Description description = describe(api, inputs[i]);
-    if (require_same(description, describe(api, outputs[i])).gpu != description.gpu)
-      throw Error("an input and its output are on different devices");
+    const Description output = require_same(description, describe(api, outputs[i]));
+    if (output.gpu != description.gpu) throw different_devices("an input and its output", description.gpu, output.gpu);
     shapes += (i > 0 ? ", " : "") + description.text();
     auto part = std::find_if(parts.begin(), parts.end(),
                              [&](const Part& p) { return p.dtype == description.dtype && p.gpu == description.gpu; });

@@ -29,7 +29,8 @@ size_t Description::row_elements() const {
 std::string Description::text() const { return std::string(dtype_name(dtype)) + " " + shape_text(shape); }
 
 Description describe(const Api& api, Handle array) {
-  if (api.storage_type(array) != 0) throw Error("mykv takes dense arrays only");
+  if (api.storage_type(array) != 0)
+    throw Error("mykv takes dense arrays, and this array is sparse. Convert it with tostype('default') first");
   const Context context = api.context(array);
   const int type = context.device_type;
   if (type != kCpu && type != kCpuPinned && type != kCpuShared && type != kGpu)

@@ -1,7 +1,6 @@
-#include "python/bucket_classes.h"
-
 #include <pybind11/stl.h>
 
+#include "python/bindings.h"
 #include "python/buckets.h"
 
 namespace py = pybind11;

@@ -1,11 +1,10 @@
-#include "python/build_facts.h"
-
 #include <mpi.h>
 
 #include <memory>
 #include <string>
 
 #include "kernels/kernels.h"
+#include "python/bindings.h"
 #include "python/group.h"
 #include "python/groups.h"
 

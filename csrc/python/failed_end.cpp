@@ -1,5 +1,3 @@
-#include "python/failed_end.h"
-
 #include <dlfcn.h>
 #include <mpi.h>
 #include <unistd.h>
@@ -9,6 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

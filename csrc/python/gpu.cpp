@@ -1,9 +1,8 @@
-#include "python/gpu.h"
-
 #include <pybind11/stl.h>
 
 #include "gpu/device_memory.h"
 #include "gpu/libraries.h"
+#include "python/bindings.h"
 #include "python/group.h"
 #include "python/groups.h"
 

@@ -1,13 +1,13 @@
-#include "python/gradient_norm.h"
+#include "mxnet/gradient_norm.h"
 
 #include <pybind11/stl.h>
 
 #include <tuple>
 #include <vector>
 
-#include "mxnet/gradient_norm.h"
 #include "python/arguments.h"
 #include "python/attached_bridge.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

@@ -29,7 +29,9 @@ class Group {
   const World& world() const { return runtime_->world(); }
   bool forked() const { return runtime_->forked(); }
   const gpu::GpuRoads& gpus() const { return runtime_->gpus(); }
-  std::tuple<bool, bool, std::string> gpu_road() { return {gpus().any, gpus().nccl, gpus().reason}; }
+  std::tuple<bool, bool, std::string, bool> gpu_road() {
+    return {gpus().any, gpus().nccl, gpus().reason, gpus().chosen};
+  }
   bool runs(const Buffer& buffer) const { return buffer.runtime() == runtime_; }
   const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
   // Messages and bytes that this rank has sent to other hosts, and received, for the agreement.

@@ -23,8 +23,9 @@ void bind_group(py::module_& m) {
   bind_fact(m, group, "strangers", [](const World& w) { return w.strangers(); });
   bind_method(m, group, "agreement_traffic", &Group::agreement_traffic);
   bind_method(m, group, "exchange_traffic", &Group::exchange_traffic);
-  bind_method(m, group, "gpu_road", &Group::gpu_road,
-              "(whether some rank has a GPU, whether NCCL serves all ranks, why not).");
+  bind_method(
+      m, group, "gpu_road", &Group::gpu_road,
+      "(whether some rank has a GPU, whether NCCL serves all ranks, why not, whether MYKV_GPU chose host memory).");
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
   group.def("abandon", &Group::abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
   group.def("shutdown", [](Group& g) { g.abandon("it shut mykv down"); });

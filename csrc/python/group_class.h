@@ -36,6 +36,17 @@ void bind_fact(pybind11::module_& m, GroupClass& group, const char* name, Get ge
   m.def(name, [get] { return get(require_world()->world()); });
 }
 
+// The arguments of operations, which most methods have, with their defaults.
+struct OperationArguments {
+  pybind11::arg name{"name"};
+  pybind11::arg_v op = pybind11::arg("op") = "sum";
+  pybind11::arg_v scale = pybind11::arg("scale") = 1.0;
+  pybind11::arg_v priority = pybind11::arg("priority") = 0;
+  pybind11::arg_v label = pybind11::arg("label") = "";
+  pybind11::arg_v turn_of = pybind11::arg("turn_of") = "";
+  pybind11::arg_v wire = pybind11::arg("wire") = "";  // between hosts: a type, or a compressor; '': unchanged
+};
+
 void bind_group(pybind11::module_& m);
 // What bind_group() calls for a part of the methods each:
 void bind_submits(pybind11::module_& m, GroupClass& group);  // operations on arrays of numpy

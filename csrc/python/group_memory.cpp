@@ -8,11 +8,8 @@ namespace py = pybind11;
 namespace mykv {
 
 void bind_memory(py::module_& m, GroupClass& group) {
-  const auto op = py::arg("op") = "sum";
-  const auto scale = py::arg("scale") = 1.0;
-  const auto priority = py::arg("priority") = 0;
-  const auto wire = py::arg("wire") = "";
-  const py::arg name("name"), dtype("dtype");
+  const auto [name, op, scale, priority, label, turn_of, wire] = OperationArguments();
+  const py::arg dtype("dtype");
   bind_method(m, group, "reserve", &Group::reserve, py::arg("nbytes"));
   bind_method(m, group, "allocate", &Group::allocate, py::arg("nbytes"));
   bind_method(m, group, "submit_bucket", &Group::submit_bucket, name, py::arg("buffer"), py::arg("begin"),

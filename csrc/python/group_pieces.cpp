@@ -7,13 +7,8 @@ namespace py = pybind11;
 namespace mykv {
 
 void bind_pieces(py::module_& m, GroupClass& group) {
-  const auto op = py::arg("op") = "sum";
-  const auto scale = py::arg("scale") = 1.0;
-  const auto priority = py::arg("priority") = 0;
-  const auto label = py::arg("label") = "";
-  const auto turn_of = py::arg("turn_of") = "";
-  const auto wire = py::arg("wire") = "";
-  const py::arg name("name"), input("input"), output("output"), rows("rows"), arrays("arrays"), division("division");
+  const auto [name, op, scale, priority, label, turn_of, wire] = OperationArguments();
+  const py::arg input("input"), output("output"), rows("rows"), arrays("arrays"), division("division");
   bind_method(m, group, "push_allgather", &Group::push_allgather, name, input, output, rows, priority, label);
   bind_method(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
   bind_method(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority,

@@ -7,13 +7,8 @@ namespace py = pybind11;
 namespace mykv {
 
 void bind_pushes(py::module_& m, GroupClass& group) {
-  const auto op = py::arg("op") = "sum";
-  const auto scale = py::arg("scale") = 1.0;
-  const auto priority = py::arg("priority") = 0;
-  const auto label = py::arg("label") = "";
-  const auto turn_of = py::arg("turn_of") = "";
-  const auto wire = py::arg("wire") = "";
-  const py::arg name("name"), inputs("inputs"), outputs("outputs");
+  const auto [name, op, scale, priority, label, turn_of, wire] = OperationArguments();
+  const py::arg inputs("inputs"), outputs("outputs");
   bind_method(m, group, "push_allreduce", &Group::push_allreduce, name, inputs, outputs, op, scale, priority, label,
               wire, turn_of);
   bind_method(m, group, "push_broadcast", &Group::push_broadcast, name, py::arg("input"), outputs, py::arg("root") = 0,

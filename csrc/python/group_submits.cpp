@@ -9,13 +9,9 @@ namespace py = pybind11;
 namespace mykv {
 
 void bind_submits(py::module_& m, GroupClass& group) {
-  const auto op = py::arg("op") = "sum";
-  const auto scale = py::arg("scale") = 1.0;
+  const auto [name, op, scale, priority, label, turn_of, wire] = OperationArguments();
   const auto root = py::arg("root") = 0;
-  const auto priority = py::arg("priority") = 0;
-  const auto label = py::arg("label") = "";
-  const auto wire = py::arg("wire") = "";  // between hosts: a type of values, or a compressor; '': unchanged
-  const py::arg name("name"), outputs("outputs");
+  const py::arg outputs("outputs");
   bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, py::arg("inputs"), outputs, op, scale,
               priority, label, wire);
   bind_method(m, group, "submit_broadcast", &Group::submit_broadcast, name, py::arg("input"), outputs, root, priority,

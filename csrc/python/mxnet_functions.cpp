@@ -1,8 +1,7 @@
-#include "python/mxnet_functions.h"
-
 #include <pybind11/stl.h>
 
 #include "python/attached_bridge.h"
+#include "python/bindings.h"
 #include "python/errors.h"
 
 namespace py = pybind11;

@@ -1,6 +1,6 @@
 #include <pybind11/stl.h>
 
-#include "python/bucket_classes.h"
+#include "python/bindings.h"
 #include "python/buckets.h"
 
 namespace py = pybind11;

@@ -1,5 +1,3 @@
-#include "python/stalls.h"
-
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -14,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "python/bindings.h"
 #include "python/groups.h"
 #include "runtime/stall_watch.h"
 

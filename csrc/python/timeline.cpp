@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/file_descriptor.h"
-#include "python/timeline.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

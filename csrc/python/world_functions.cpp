@@ -1,5 +1,3 @@
-#include "python/world_functions.h"
-
 #include <mpi.h>
 #include <pybind11/stl.h>
 
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "python/bindings.h"
 #include "python/errors.h"
 #include "python/group.h"
 #include "python/groups.h"

@@ -83,7 +83,10 @@ void Runtime::end_refused(RequestState& posted, const Cause& why) {
 }
 
 void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
-  if (forked()) throw Error("mykv works only in the process that initialized it, not in a fork of it");
+  if (forked()) {
+    throw Error("mykv works only in the process that initialized it, and process " + std::to_string(getpid()) +
+                " is a fork of it. Use mykv in the parent only, or start the child with the method 'spawn'");
+  }
   Request& request = posted->request;
   const Operation& op = request.operation;
   TimelineNotes::begin(*posted);

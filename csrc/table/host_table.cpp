@@ -148,6 +148,48 @@ bool HostTable::commit_entries() {
   return true;
 }
 
+// Makes the entry at which this rank arrives first. False: there is none, for the reason in `arrival`.
+bool HostTable::make_entry(const Arriving& offer, uint64_t hash, ArriveResult* arrival, Rings& rings) {
+  if (departed_rank() >= 0) {
+    arrival->departed = true;
+    return false;
+  }
+  if (!may_make(offer.due) || !take_entry(arrival)) {
+    arrival->table_full = true;
+    return false;
+  }
+  Entry& e = entry(arrival->entry);
+  e.key = offer.key;
+  ++e.generation;
+  e.next = *bucket(offer.key);
+  *bucket(offer.key) = arrival->entry + 1;
+  e.state = State::gathering;
+  e.arrived = 0;
+  e.left.store(0, std::memory_order_relaxed);
+  e.signatures = {hash, false};
+  e.sequence = 0;
+  e.placement = 0;
+  e.operation = offer.operation;
+  e.next_chunk.store(0, std::memory_order_relaxed);
+  e.done_chunks.store(0, std::memory_order_relaxed);
+  e.claimed.store(kNotStopped, std::memory_order_relaxed);
+  e.chunks = offer.chunks;
+  e.owner = offer.owner;
+  e.first = offer.first;
+  e.arrivals.first = offer.came;
+  e.arrivals.later = 0;
+  e.arrivals.ends_step = offer.ends_step;
+  e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
+  bells_[local_rank_].ahead += offer.due != Due::now;
+  set_text(e.name, kNameBytes, *offer.name);
+  e.error.clear();
+  if (header_->listeners > 0) {
+    append(TableEvent::Type::made, arrival->entry);
+    rings.listeners = true;
+  }
+  return true;
+}
+
 ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Rings& rings) {
   ArriveResult arrival;
   const uint32_t link = find(offer.key);
@@ -157,44 +199,8 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Ring
       arrival.table_full = true;
       return arrival;
     }
-  } else {
-    if (departed_rank() >= 0) {
-      arrival.departed = true;
-      return arrival;
-    }
-    if (!may_make(offer.due) || !take_entry(&arrival)) {
-      arrival.table_full = true;
-      return arrival;
-    }
-    Entry& e = entry(arrival.entry);
-    e.key = offer.key;
-    ++e.generation;
-    e.next = *bucket(offer.key);
-    *bucket(offer.key) = arrival.entry + 1;
-    e.state = State::gathering;
-    e.arrived = 0;
-    e.left.store(0, std::memory_order_relaxed);
-    e.signatures = {hash, false};
-    e.sequence = 0;
-    e.placement = 0;
-    e.operation = offer.operation;
-    e.next_chunk.store(0, std::memory_order_relaxed);
-    e.done_chunks.store(0, std::memory_order_relaxed);
-    e.claimed.store(kNotStopped, std::memory_order_relaxed);
-    e.chunks = offer.chunks;
-    e.owner = offer.owner;
-    e.first = offer.first;
-    e.arrivals.first = offer.came;
-    e.arrivals.later = 0;
-    e.arrivals.ends_step = offer.ends_step;
-    e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
-    bells_[local_rank_].ahead += offer.due != Due::now;
-    set_text(e.name, kNameBytes, *offer.name);
-    e.error.clear();
-    if (header_->listeners > 0) {
-      append(TableEvent::Type::made, arrival.entry);
-      rings.listeners = true;
-    }
+  } else if (!make_entry(offer, hash, &arrival, rings)) {
+    return arrival;
   }
   Entry& e = entry(arrival.entry);
   RankRecord& mine = e.records()[local_rank_];

@@ -246,6 +246,7 @@ class HostTable {
   uint32_t find(const Key& key);
   bool may_make(Due due) const;
   bool take_entry(ArriveResult* arrival);
+  bool make_entry(const Arriving& offer, uint64_t hash, ArriveResult* arrival, Rings& rings);
   bool commit_entries();
   void end_locked(uint32_t index, const Cause& error, Rings& rings);
   void free_locked(uint32_t index);

@@ -68,22 +68,16 @@ void parse_news(const uint8_t* data, size_t bytes) {
   }
 }
 
-Numbers numbers_of(const uint8_t* data, size_t bytes) {
-  Numbers numbers(bytes / sizeof(uint64_t));
-  if (!numbers.empty()) std::memcpy(numbers.data(), data, numbers.size() * sizeof(uint64_t));
-  return numbers;
-}
-
 void parse_question(const uint8_t* data, size_t bytes) {
-  const Numbers numbers = numbers_of(data, bytes);
-  require(encode(decode_question(numbers)) == numbers, "a question changes on its way");
+  const std::vector<char> given(data, data + bytes);
+  require(encode(decode_question(given)) == given, "a question changes on its way");
 }
 
 void parse_answer(const uint8_t* data, size_t bytes) {
   constexpr int kRanks = 7;
-  const Numbers numbers = numbers_of(data, bytes);
-  const OperationStates standings = decode_operation_states(numbers, kRanks);
-  require(encode(standings) == numbers, "an answer changes on its way");
+  const std::vector<char> given(data, data + bytes);
+  const OperationStates standings = decode_operation_states(given, kRanks);
+  require(encode(standings) == given, "an answer changes on its way");
   for (const auto* const lists : {&standings.missing, &standings.through}) {
     for (const std::vector<int>& ranks : *lists) {
       for (int rank : ranks) require(rank >= 0 && rank < kRanks, "an answer names a rank that is none");

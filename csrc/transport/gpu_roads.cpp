@@ -119,7 +119,8 @@ GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
   if (settings.road == "nccl" && !result.reason.empty()) {
     throw Error("MYKV_GPU=nccl asks for NCCL, but " + result.reason);
   }
-  if (settings.road == "host") result.reason = "MYKV_GPU=host";
+  result.chosen = settings.road == "host";
+  if (result.chosen) result.reason = "MYKV_GPU=host";
   result.nccl = result.reason.empty();
   return result;
 }

@@ -16,6 +16,7 @@ struct Settings {
 struct GpuRoads {
   bool any = false;                            // some rank has a GPU
   bool nccl = false;                           // NCCL serves all ranks
+  bool chosen = false;                         // host memory, by MYKV_GPU=host
   std::string reason;                          // why NCCL does not
   std::vector<std::vector<std::string>> gpus;  // the GPUs that each rank sees: their bus ids
 

@@ -43,10 +43,10 @@ def push_broadcast(
             with_all_rows(dense).copyto(array)
 
 
-def sum_rows(
-    process_set: ProcessSet, name: str, what: str, values: Sequence[NDArray], targets: Sequence[NDArray], priority: int
-) -> None:
-    """Sum row_sparse arrays over the devices of each worker and over the workers. Waits for all workers.
+def summed(
+    process_set: ProcessSet, name: str, what: str, values: Sequence[NDArray], priority: int, label: str = ""
+) -> Rows:
+    """The sum of row_sparse arrays over the devices of each worker and over the workers. Waits for all workers.
 
     Parameters
     ----------
@@ -58,24 +58,16 @@ def sum_rows(
         What errors call the arrays, for example ``'value of key 3'``.
     values : sequence of row_sparse NDArray
         An array for each device.
-    targets : sequence of NDArray
-        Each gets the sum: a row_sparse target the rows that any worker holds, a dense target zeros in all other rows.
     priority : int
         Operations with a higher priority run first.
+    label : str, optional
+        Must be the same on all ranks.
 
     Raises
     ------
     ValueError, MXNetError
         As for `row_sparse.contribution`; the workers differ in shape or dtype, or a worker has refused or left.
     """
-    for array, rows in zip(targets, [summed(process_set, name, what, values, priority)] * len(targets)):
-        assign(array, rows)
-
-
-def summed(
-    process_set: ProcessSet, name: str, what: str, values: Sequence[NDArray], priority: int, label: str = ""
-) -> Rows:
-    """The sum as in `sum_rows`, on all workers with this label."""
     with operation.Turn(process_set, name, what) as turn:
         one = row_sparse.contribution(values, what)
         counts = turn.meet(f"{label}a sum of {one}", [one.indices.size])

@@ -127,6 +127,13 @@ def run_elastic(
         state.commit()
         state._members = members
         is_new = True
+    return _train_until_all_return(train, state, members, is_new, arguments, named)
+
+
+def _train_until_all_return(
+    train: Callable, state: ElasticState, members: Members, is_new: bool, arguments: tuple, named: dict
+) -> Any:
+    """Call the training function until it has returned on all workers. `is_new`: the first call follows no recovery."""
     while True:
         result = None
         try:

@@ -54,7 +54,7 @@ def _nccl_version(number: int) -> str:
 def check(findings: Any) -> None:
     """Test this rank's GPU together with the other ranks' GPUs: results, order behind streams, speed."""
     device = own_gpus()[0]
-    _, by_nccl, reason = process.core.gpu_road()
+    _, by_nccl, reason, _ = process.core.gpu_road()
     findings.facts["road of GPU arrays"] = "NCCL" if by_nccl else f"through host memory: {reason}"
     for dtype in _DTYPES:
         with findings.catching(f"operations on {dtype} on GPUs"):

@@ -13,7 +13,7 @@ from typing import Any, Callable, Sequence
 from ..collectives import gather
 from ..collectives.gradient_compression import gradient_compression
 from ..collectives.row_sparse import is_row_sparse
-from ..collectives.sparse_values import push_broadcast, sum_rows, summed
+from ..collectives.sparse_values import assign, push_broadcast, summed
 from ..compat import arrays
 from ..compat.mxnet import KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
 from ..coordination import deadlock_check, operation, operation_names
@@ -599,7 +599,9 @@ class MyKV(KVStoreBase):
         """Sum the row_sparse arrays of the first call of a list; on an error refuse the later calls."""
         call = listed[0]
         try:
-            sum_rows(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, targets, priority)
+            rows = summed(self._process_set, call.name, f"value of key {call.key!r}", call.inputs, priority)
+            for array in targets:
+                assign(array, rows)
         except Exception as error:
             for later in listed[1:]:
                 self._refuse(later.name, str(error), "push")

@@ -70,7 +70,7 @@ class StoredValues:
         if first.shape != array.shape or not is_alike:
             raise ArgumentValueError(
                 f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but is used with an "
-                f"array {first.shape} {arrays.dtype_name(first.dtype)}."
+                f"array {first.shape} {arrays.dtype_name(first.dtype)}. Use arrays like the key's, or another key."
             )
         if len(call.inputs) > 1 or len(call.outputs) > 1:
             self.check_devices(call)

@@ -205,7 +205,8 @@ class _Exchange:
             if like is None:
                 if parameter._data is not None:
                     raise ValueError(
-                        f"{naming.described(name, parameter)} has values on this rank, but none on rank {root}."
+                        f"{naming.described(name, parameter)} has values on this rank, but none on rank {root}. "
+                        f"Initialize it on rank {root} too."
                     )
                 continue
             held = parameter if parameter._data is None else parameter._data[0]
@@ -216,13 +217,14 @@ class _Exchange:
             if not fits or arrays.dtype_name(held.dtype) != arrays.dtype_name(like.dtype):
                 raise ValueError(
                     f"{naming.described(name, parameter)} is {parameter.shape} {arrays.dtype_name(held.dtype)} here, "
-                    f"but {like.shape} {arrays.dtype_name(like.dtype)} on rank {root}."
+                    f"but {like.shape} {arrays.dtype_name(like.dtype)} on rank {root}. Build the same network on all "
+                    "ranks."
                 )
         optimizer = _unwrapped(self._trainer._optimizer)
         if self._share.with_optimizer and type(described["optimizer"]) is not type(optimizer):
             raise ValueError(
                 f"The optimizer is {type(optimizer).__name__} here, but {type(described['optimizer']).__name__} on "
-                f"rank {root}."
+                f"rank {root}. Make the trainers with the same optimizer."
             )
 
     def _attach(self, attached: np.ndarray) -> None:

@@ -265,15 +265,18 @@ def _process_set_of(trainers: Any) -> ProcessSet | None:
         )
     for trainer in trainers:
         if not isinstance(trainer, DistributedTrainer):
-            raise TypeError(f"join() needs DistributedTrainers, not {type(trainer).__name__}.")
+            raise TypeError(
+                f"join() needs DistributedTrainers, not {type(trainer).__name__}. Train with a DistributedTrainer, or "
+                "let all workers make the same number of steps."
+            )
         trainer._company.check_undivided("join()")
         if trainer._is_elastic:
             raise ValueError(
                 "join() cannot be used with a trainer that has elastic=True, since join() needs all workers until its "
-                "end."
+                "end. Leave elastic out, or let all workers make the same number of steps."
             )
     if len({id(trainer) for trainer in trainers}) < len(trainers):
-        raise ValueError("join() was given a trainer twice.")
+        raise ValueError(f"join() was given a trainer twice, among {len(trainers)}. Pass each trainer once.")
     first = trainers[0]._company
     for trainer in trainers:
         if trainer._company.process_set is not first.process_set:

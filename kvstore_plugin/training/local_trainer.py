@@ -125,10 +125,7 @@ class LocalTrainer(DistributedTrainer):
     ) -> None:
         process.require()
         try:
-            self._period = None if period is None else whole_number("period", period, 1)
-            self._period_seconds = None if period_seconds is None else positive_number("period_seconds", period_seconds)
-            if (period is None) == (period_seconds is None):
-                raise ValueError("LocalTrainer needs either period (local steps) or period_seconds.")
+            self._period, self._period_seconds = _checked_periods(period, period_seconds)
             self._warmup_until = whole_number("warmup_steps", warmup_steps, 0)  # in steps of this trainer
             self._outer_options = OuterOptions(
                 positive_number("outer_learning_rate", outer_learning_rate),
@@ -160,11 +157,8 @@ class LocalTrainer(DistributedTrainer):
         )
         if self._shares:
             self._meetings = Meetings(self._shares[0].process_set, self._shares[0].scope)
-        if self._resets_momentum and traits.corrects_by_count(self._optimizer):
-            raise ValueError(
-                f"reset_momentum=True does not work with {type(self._optimizer).__name__}, which corrects its states "
-                "by the number of updates since the first. Leave reset_momentum out, or use an optimizer such as SGD."
-            )
+        if self._resets_momentum:
+            _check_can_reset(self._optimizer)
 
     @property
     def _warmup_left(self) -> int:
@@ -541,6 +535,24 @@ def _between_hosts(compression: Any, compression_params: Any) -> str:
             "or compression_params."
         )
     return chosen.wire
+
+
+def _checked_periods(steps: Any, seconds: Any) -> tuple[int | None, float | None]:
+    checked = (
+        None if steps is None else whole_number("period", steps, 1),
+        None if seconds is None else positive_number("period_seconds", seconds),
+    )
+    if (steps is None) == (seconds is None):
+        raise ValueError("LocalTrainer needs either period (local steps) or period_seconds.")
+    return checked
+
+
+def _check_can_reset(optimizer: Any) -> None:
+    if traits.corrects_by_count(optimizer):
+        raise ValueError(
+            f"reset_momentum=True does not work with {type(optimizer).__name__}, which corrects its states by the "
+            "number of updates since the first. Leave reset_momentum out, or use an optimizer such as SGD."
+        )
 
 
 def _momentum(value: Any) -> float:

@@ -135,7 +135,10 @@ def _number(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)):
         return value.item() if value.ndim == 0 else value.astype(np.float64)
     if not isinstance(value, numbers.Number):
-        raise TypeError(f"A metric counts with a {type(value).__name__}, which cannot be combined over workers.")
+        raise TypeError(
+            f"A metric counts with a {type(value).__name__}, which cannot be combined over workers. Count with "
+            "numbers, or combine its counts with allreduce()."
+        )
     return value
 
 

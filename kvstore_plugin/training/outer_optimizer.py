@@ -336,8 +336,13 @@ def check_state(state: dict[str, NDArray], parameters: Sequence[Parameter], opti
     """Raise a ValueError if velocities from a file do not fit parameters with values."""
     with_velocity = parameters if options.momentum else []
     own = {str(number): tuple(one._data[0].shape) for number, one in enumerate(with_velocity)}
-    if {key: tuple(value.shape) for key, value in state.items()} != own:
-        raise ValueError("The outer state in the file belongs to another network, or to another outer_momentum.")
+    held = {key: tuple(value.shape) for key, value in state.items()}
+    for key in [*own, *held]:
+        if held.get(key) != own.get(key):
+            raise ValueError(
+                f"The outer state of trained parameter {key} is {held.get(key, 'no array')} in the file, but must be "
+                f"{own.get(key, 'no array')}. Load it into the same network with the same outer_momentum."
+            )
 
 
 @contextlib.contextmanager

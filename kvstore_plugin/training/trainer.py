@@ -227,21 +227,26 @@ class DistributedTrainer(gluon.Trainer):
             parameter_groups.refuse(sets, error)
             raise
         self._begin(options)
-        places = {id(one.value): place for place, one in enumerate(named)}
-        scopes, is_common = parameter_groups.scopes_of(sets, [places[id(one)] for one in self._params])
-        if not is_common:
-            self._number_as_matched([one.value for one in named])
-        self._meet_members(options, scopes, roots, named_of)
+        self._meet_members(options, self._numbered_alike(sets, named), roots, named_of)
 
-    def _number_as_matched(self, params: list[Parameter]) -> None:
-        """Number the parameters in an order that is the same on all workers: by it workers exchange states.
+    def _numbered_alike(self, sets: Sequence[ProcessSet], named: Sequence[Named]) -> dict[ProcessSet, str]:
+        """Number the parameters in an order that is the same on all workers: by it workers exchange states. Collective.
 
         gluon.Trainer sorts the names in a ParameterDict. They begin with a counter of the process, so workers may
         differ, such as with 'dense9' and 'dense10' on one and 'dense10' and 'dense11' on another.
+
+        Returns
+        -------
+        dict
+            The prefix of operation names in each process set.
         """
-        self._params = params
-        self._param2idx = {parameter.name: number for number, parameter in enumerate(params)}
-        self._optimizer.param_dict = dict(enumerate(params))
+        places = {id(one.value): place for place, one in enumerate(named)}
+        scopes, is_common = parameter_groups.scopes_of(sets, [places[id(one)] for one in self._params])
+        if not is_common:
+            self._params = [one.value for one in named]
+            self._param2idx = {parameter.name: number for number, parameter in enumerate(self._params)}
+            self._optimizer.param_dict = dict(enumerate(self._params))
+        return scopes
 
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options

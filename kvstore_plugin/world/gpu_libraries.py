@@ -60,29 +60,28 @@ def log_road(core: Any) -> None:
     if core.rank() == 0:
         for sentence in unusable():
             _log.warning("%s", sentence)
-    some_gpu, by_nccl, reason = core.gpu_road()
+    some_gpu, by_nccl, reason, is_chosen = core.gpu_road()
     if not some_gpu or core.rank() != 0:
         return
     text = "Arrays on GPUs are exchanged " + _shown(by_nccl, reason)
     if text != _logged:
         _logged = text
-        _log.log(_level(by_nccl, reason), "%s.", text)
+        _log.log(_level(by_nccl or is_chosen), "%s.", text)
 
 
 def log_road_of_set(world: Any, group: Any, name: str) -> None:
     """Let the first member of a process set log how arrays on GPUs are exchanged in it, if not as in the world."""
-    some_gpu, by_nccl, reason = group.gpu_road()
+    some_gpu, by_nccl, reason, is_chosen = group.gpu_road()
     if some_gpu and group.rank() == 0 and by_nccl != world.gpu_road()[1]:
-        _log.log(_level(by_nccl, reason), "Arrays on GPUs of %s are exchanged %s.", name, _shown(by_nccl, reason))
+        _log.log(_level(by_nccl or is_chosen), "Arrays on GPUs of %s are exchanged %s.", name, _shown(by_nccl, reason))
 
 
 def _shown(by_nccl: bool, reason: str) -> str:
     return "by NCCL" if by_nccl else f"through host memory: {reason}"
 
 
-def _level(by_nccl: bool, reason: str) -> int:
-    chosen = by_nccl or reason.startswith("MYKV_")
-    return logging.INFO if chosen or not mxnet_has_cuda else logging.WARNING
+def _level(is_fine: bool) -> int:
+    return logging.INFO if is_fine or not mxnet_has_cuda else logging.WARNING
 
 
 def _packaged(name: str) -> list[str]:

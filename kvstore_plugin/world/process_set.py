@@ -161,7 +161,10 @@ class ProcessSet:
     def __reduce__(self) -> tuple:
         # A copy of a set that is added is that set, in this and in other processes.
         if self.ranks is None:
-            raise TypeError("A ProcessSet of a communicator cannot be copied before it was added.")
+            raise TypeError(
+                "A ProcessSet of a communicator cannot be copied before it was added. Call add_process_set() with it "
+                "first."
+            )
         return _set_of, (tuple(self.ranks),)
 
 

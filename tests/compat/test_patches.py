@@ -31,7 +31,7 @@ def _row(patch):
 
 
 def test_the_page_shows_the_table():
-    section = _PAGE.read_text().split("\n## What is replaced in MXNet\n")[1].split("\n## ")[0]
+    section = _PAGE.read_text().split("\n## What is replaced in MXNet\n")[1].split("\n##")[0]
     shown = [line for line in section.splitlines() if line.startswith("|")][2:]
     expected = [_row(patch) for patch in patches.table()]
     missing, unknown = set(expected) - set(shown), set(shown) - set(expected)

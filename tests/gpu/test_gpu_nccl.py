@@ -354,7 +354,7 @@ _FAILURES = (
     before = left()
     for name, (spoil, text) in cases.items():
         core.init(world.py2f(), {"virtual_hosts": hosts})
-        assert core.gpu_road() == (True, True, ""), core.gpu_road()
+        assert core.gpu_road() == (True, True, "", False), core.gpu_road()
         if name != "init":
             assert submit("well").wait(20)
         began = time.monotonic()
@@ -418,7 +418,7 @@ def test_another_nccl_on_one_rank_is_the_reason_why_it_does_not_serve(mpirun):
         mykv_core.find_gpus([gpu_support.cuda_library()], [gpu_support.nccl_library()])
         mykv_core.init(MPI.COMM_WORLD.py2f(), {})
         reason = "rank 0 has NCCL 22304 and rank 1 NCCL 21803 (by NCCL's own numbers)"
-        assert mykv_core.gpu_road() == (True, False, reason), mykv_core.gpu_road()
+        assert mykv_core.gpu_road() == (True, False, reason, False), mykv_core.gpu_road()
         assert mykv_core.transports()["nccl"] == reason
         mykv_core.shutdown()
     """

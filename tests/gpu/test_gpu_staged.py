@@ -715,15 +715,15 @@ def test_rank_0_logs_the_road_and_its_reason_once(caplog, monkeypatch):
     monkeypatch.setattr(gpu, "_logged", "")
     reason = "rank 1: NCCL was not found"
     host = "Arrays on GPUs are exchanged through host memory: "
-    assert logged(0, False, False, "the CUDA runtime finds no GPU") == []
-    assert logged(1, True, False, reason) == []
+    assert logged(0, False, False, "the CUDA runtime finds no GPU", False) == []
+    assert logged(1, True, False, reason, False) == []
     monkeypatch.setattr(gpu, "mxnet_has_cuda", True)
-    assert logged(0, True, False, reason) == [("WARNING", f"{host}{reason}.")]
-    assert logged(0, True, False, reason) == []
-    assert logged(0, True, False, "MYKV_GPU=host") == [("INFO", f"{host}MYKV_GPU=host.")]
-    assert logged(0, True, True, "") == [("INFO", "Arrays on GPUs are exchanged by NCCL.")]
+    assert logged(0, True, False, reason, False) == [("WARNING", f"{host}{reason}.")]
+    assert logged(0, True, False, reason, False) == []
+    assert logged(0, True, False, "MYKV_GPU=host", True) == [("INFO", f"{host}MYKV_GPU=host.")]
+    assert logged(0, True, True, "", False) == [("INFO", "Arrays on GPUs are exchanged by NCCL.")]
     monkeypatch.setattr(gpu, "mxnet_has_cuda", False)
-    assert logged(0, True, False, reason) == [("INFO", f"{host}{reason}.")]
+    assert logged(0, True, False, reason, False) == [("INFO", f"{host}{reason}.")]
 
 
 def test_the_first_member_of_a_set_logs_its_road_where_it_is_not_the_worlds(caplog, monkeypatch):
@@ -732,11 +732,11 @@ def test_the_first_member_of_a_set_logs_its_road_where_it_is_not_the_worlds(capl
     def logged(world, *road):
         return _logged(caplog, gpu.log_road_of_set, world, _Road(*road), "ProcessSet([1, 3])")
 
-    by_nccl, by_host = _Road(1, True, True, ""), _Road(1, True, False, "MYKV_GPU=host")
+    by_nccl, by_host = _Road(1, True, True, "", False), _Road(1, True, False, "MYKV_GPU=host", True)
     text, reason = "Arrays on GPUs of ProcessSet([1, 3]) are exchanged ", "it is on several hosts"
     monkeypatch.setattr(gpu, "mxnet_has_cuda", True)
-    assert logged(by_nccl, 0, True, False, reason) == [("WARNING", f"{text}through host memory: {reason}.")]
-    assert logged(by_host, 0, True, True, "") == [("INFO", f"{text}by NCCL.")]
-    assert logged(by_nccl, 1, True, False, reason) == []
-    assert logged(by_nccl, 0, True, True, "") == []
-    assert logged(by_host, 0, True, False, reason) == []
+    assert logged(by_nccl, 0, True, False, reason, False) == [("WARNING", f"{text}through host memory: {reason}.")]
+    assert logged(by_host, 0, True, True, "", False) == [("INFO", f"{text}by NCCL.")]
+    assert logged(by_nccl, 1, True, False, reason, False) == []
+    assert logged(by_nccl, 0, True, True, "", False) == []
+    assert logged(by_host, 0, True, False, reason, False) == []

@@ -35,7 +35,7 @@ def train(state, cuda: Cuda, nccl: Nccl, device: int) -> None:
     size, began = mykv.size(), time.monotonic()
     victim, _, road, nccl_tells = _WORLDS[size]
     nccl.standin_nccl_remote_error(int(nccl_tells))
-    _, by_nccl, _ = process.core.gpu_road()
+    _, by_nccl, _, _ = process.core.gpu_road()
     assert road == ("NCCL" if by_nccl else "host memory")
     arrays = [DeviceArray(np.full(_COUNT, 1.0, "float32"), device, cuda) for _ in range(_POSTED)]
     works = [_submit(f"{size}/{number}", array) for number, array in enumerate(arrays)]

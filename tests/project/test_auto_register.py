@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from harness.support import IS_2
+
+from mykvrun import auto_register
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PTH = _ROOT / "mykvrun" / "mykv-auto-register.pth"
@@ -110,6 +114,51 @@ def test_nothing_happens_until_the_name_is_used():
     """
     )
     assert done.returncode == 0 and "overriding" not in done.stderr, done.stderr
+
+
+def _names_on_the_page():
+    page = (_ROOT / "docs" / "architecture.md").read_text()
+    section = page.split("\n### In programs that do not import the package\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `(.*?)`(?: \((MXNet .*?)\))? \|", section, re.MULTILINE)
+
+
+def test_the_page_shows_what_is_replaced():
+    shown = [f"mxnet.{name}" for name, _ in _names_on_the_page()]
+    registry = f"mxnet.kvstore.base.KVStoreBase.kv_registry['{auto_register._NAME}']"
+    assert shown == [registry, *(f"{module}.{name}.{method}" for module, name, method, _ in auto_register._CALLS)]
+
+
+def test_nothing_else_is_replaced():
+    done = _python(
+        f"""
+    import site, sys, types
+    import mxnet as mx
+
+    def held():
+        found = {{}}
+        for module in [one for name, one in sys.modules.items() if name.split(".")[0] == "mxnet"]:
+            for name, value in list(vars(module).items() if isinstance(module, types.ModuleType) else ()):
+                found[f"{{module.__name__}}.{{name}}"] = value
+                if isinstance(value, type) and str(value.__module__).split(".")[0] == "mxnet":
+                    of_class = f"{{value.__module__}}.{{value.__qualname__}}"
+                    found.update({{f"{{of_class}}.{{key}}": one for key, one in list(vars(value).items())}})
+        for name, kind in mx.kv.KVStoreBase.kv_registry.items():
+            found[f"mxnet.kvstore.base.KVStoreBase.kv_registry[{{name!r}}]"] = kind
+        return found
+
+    before = held()
+    sys.path.insert(0, {str(_ROOT)!r})
+    from mykvrun import auto_register
+    auto_register._watch()
+    after = held()
+    print(*sorted(name for name in after if after[name] is not before.get(name)), sep="\\n")
+    """,
+        MYKV_AUTO_REGISTER="0",
+    )
+    assert done.returncode == 0, done.stderr
+    only_1 = "MXNet 1.9"
+    expected = sorted(f"mxnet.{name}" for name, release in _names_on_the_page() if not (IS_2 and release == only_1))
+    assert done.stdout.split() == expected
 
 
 def test_an_import_of_the_package_before_mxnet_ends_it():

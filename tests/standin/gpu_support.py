@@ -106,7 +106,7 @@ def start_core(request, **options):
         mykv_core.find_gpus([cuda_library()], [nccl_library()])
         mykv_core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": hosts, **options})
     if not options:
-        assert mykv_core.gpu_road() == (True, True, "")
+        assert mykv_core.gpu_road() == (True, True, "", False)
         assert mykv_core.transports()["nccl"] == ""
     return mykv_core
 

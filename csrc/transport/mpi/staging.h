@@ -26,7 +26,7 @@ class Staging {
 
   // A block of at least so many bytes, aligned to a cache line.
   Block take(size_t bytes) {
-    if (testing::is_planted(testing::Fault::memory)) throw no_memory();
+    if (testing::is_planted(testing::Fault::memory)) throw no_memory(bytes);
     for (Block& kept : free_) {
       if (kept.bytes < bytes) continue;
       Block block = std::move(kept);
@@ -40,7 +40,7 @@ class Staging {
     Block block;
     block.bytes = (bytes + kLine - 1) / kLine * kLine;
     block.memory.reset(static_cast<char*>(std::aligned_alloc(kLine, block.bytes)));
-    if (block.memory == nullptr) throw no_memory();
+    if (block.memory == nullptr) throw no_memory(bytes);
     return block;
   }
   void give_back(Block block) {
@@ -48,7 +48,11 @@ class Staging {
   }
 
  private:
-  static Error no_memory() { return Error("there is no memory for what the hosts exchange", ErrorCode::no_memory); }
+  static Error no_memory(size_t bytes) {
+    return Error("there is no memory for what the hosts exchange: malloc() gives no " + std::to_string(bytes) +
+                     " bytes. Give the job more memory, or start fewer workers on this host",
+                 ErrorCode::no_memory);
+  }
 
   std::vector<Block> free_;
 };
