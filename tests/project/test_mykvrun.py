@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,7 +15,7 @@ import sys
 import time
 
 import pytest
-from harness import launcher
+from harness import launcher, several_hosts
 
 from mykvrun import commands, hosts, main
 from mykvrun.command_line import parse
@@ -395,6 +397,94 @@ def test_hosts_and_hostfiles(tmp_path):
             hosts.read_hostfile(str(file))
     with pytest.raises(LaunchError, match="cannot be read"):
         hosts.read_hostfile(str(tmp_path / "none"))
+
+
+_WHERE = """
+import socket
+import kvstore_plugin as mykv
+import mxnet as mx
+
+mykv.init()
+total = mykv.allreduce(mx.nd.ones(1), average=False).asscalar()
+here = f"rank {mykv.rank()} on {socket.gethostname()}"
+print(here, "host", mykv.cross_rank(), "of", mykv.cross_size(), total, flush=True)
+"""
+_SSH = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+case $1 in a) number=1 ;; b) number=2 ;; *) echo "ssh: unknown host $1" >&2; exit 255 ;; esac
+name=$1
+shift
+exec {enter} $number "mount --bind {hosts} /etc/hosts && hostname $name && $*"
+"""
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """A command line on host a, from which ``ssh`` reaches host b: network namespaces with names and addresses."""
+    module = several_hosts.network_module()
+    reason = module.unavailable()
+    if reason:
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        try:
+            network = stack.enter_context(module.Network(2))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces cannot be joined: {error}")
+        hosts, ssh = tmp_path / "etc-hosts", tmp_path / "bin" / "ssh"
+        hosts.write_text(f"127.0.0.1 localhost\n{network.address(1)} a\n{network.address(2)} b\n")
+        ssh.parent.mkdir()
+        ssh.write_text(_SSH.format(enter=shlex.quote(network._script("enter")), hosts=shlex.quote(str(hosts))))
+        ssh.chmod(0o755)
+        yield lambda *words: [str(ssh), "a", f"PATH={shlex.quote(str(ssh.parent))}:$PATH", shlex.join(words)]
+
+
+@pytest.mark.parametrize("how", ["-H", "--hostfile", "--check"])
+def test_workers_on_two_hosts_as_the_readme_starts_them(tmp_path, two_hosts, how):
+    """``mykvrun -H a:2,b:2 python where.py`` and the like in network namespaces, which need root."""
+    (tmp_path / "where.py").write_text(_WHERE)
+    (tmp_path / "hostfile").write_text("a slots=2\nb slots=2\n")
+    named = ["--hostfile", str(tmp_path / "hostfile")] if how == "--hostfile" else ["-H", "a:2,b:2"]
+    program = ["--check"] if how == "--check" else [sys.executable, str(tmp_path / "where.py")]
+    command = two_hosts(sys.executable, "-m", "mykvrun", *named, *program)
+    process = subprocess.Popen(
+        command,
+        env=launcher.environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, stdout + stderr
+    if how == "--check":
+        assert re.search(r"host 1 +b, ranks 2-3\n", stdout) and "All that was checked works" in stdout, stdout
+    else:
+        assert sorted(stdout.splitlines()) == [
+            f"rank {rank} on {'ab'[rank // 2]} host {rank // 2} of 2 4.0" for rank in range(4)
+        ], stderr
+
+
+def test_a_hostfile_of_this_host(tmp_path, script):
+    (tmp_path / "hosts").write_text("# this host\nlocalhost slots=3\n")
+    code, stdout, stderr = _run(tmp_path, "--hostfile", str(tmp_path / "hosts"), script)
+    assert code == 0, stderr
+    assert stdout.splitlines() == ["sum [3.0, 3.0]"] * 3
+
+
+def test_check_runs_the_self_test_before_the_program(tmp_path, script):
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "--check")
+    assert code == 0 and "sum" not in stdout, stdout + stderr
+    report = stdout
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "--check", script)
+    assert code == 0 and stdout.splitlines()[-2:] == ["sum [2.0, 2.0]"] * 2, stdout + stderr
+    assert stdout.splitlines()[0] == report.splitlines()[0]
+    # Where it fails, the program is not started.
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "-x", "MYKV_KERNELS=none", "--check", script)
+    assert code != 0 and "sum" not in stdout, stdout + stderr
 
 
 def _words(job, mpi=_OPEN_MPI):
