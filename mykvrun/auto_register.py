@@ -2,8 +2,9 @@
 
 An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
 nothing, and does nothing but put a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
-When MXNet has been imported, it waits at the places where MXNet takes a store's name. The first use of the name 'mykv'
-imports kvstore_plugin. Until then neither MPI nor mpi4py is imported.
+Before MXNet is imported, it puts back what MXNet needs of numpy. Afterwards it waits at the places where MXNet takes a
+store's name. The first use of the name 'mykv', or of a name that is almost 'mykv', imports kvstore_plugin, which knows
+what to do with it. Until then neither MPI nor mpi4py is imported.
 
 ``MYKV_AUTO_REGISTER=0`` switches it off (kvstore_plugin/world/settings.py lists the setting).
 """
@@ -12,14 +13,16 @@ import os
 import sys
 
 _NAME = "mykv"
-# Where MXNet takes the name of a store: module, class, method, and the place of the argument `kvstore`. With one device
-# MXNet drops the name before it makes a store, so the registry of stores alone is not enough.
+# Where MXNet takes the name of a store: module, class or '', function, name and place of the argument. With one device
+# MXNet drops the name before it makes a store, and it takes an unknown name for a store of one process, so the registry
+# of stores alone is not enough.
 _CALLS = (
-    ("mxnet.gluon.trainer", "Trainer", "__init__", 4),
-    ("mxnet.module.module", "Module", "init_optimizer", 1),
-    ("mxnet.model", "FeedForward", "fit", 7),
+    ("mxnet.kvstore", "", "create", "name", 0),
+    ("mxnet.gluon.trainer", "Trainer", "__init__", "kvstore", 4),
+    ("mxnet.module.module", "Module", "init_optimizer", "kvstore", 1),
+    ("mxnet.model", "FeedForward", "fit", "kvstore", 7),
 )
-_replaced = []  # class, name of the method, the method, and what stands in its place
+_replaced = []  # module or class, name of the function, the function, and what stands in its place
 
 
 class _Finder:
@@ -61,9 +64,25 @@ class _Loader:
 
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
+        self._import_with_numpy(module)
         if _finder in sys.meta_path:  # kvstore_plugin may have been imported meanwhile
             _watch()
+
+    def _import_with_numpy(self, module):
+        import contextlib
+
+        from . import numpy_for_mxnet
+
+        with contextlib.suppress(ImportError):  # MXNet says itself that numpy is missing
+            numpy_for_mxnet.put_bool_back()
+        try:
+            self._loader.exec_module(module)
+        except ModuleNotFoundError:
+            raise
+        except Exception as error:
+            if "numpy" in sys.modules and numpy_for_mxnet.is_too_new():
+                raise numpy_for_mxnet.too_new() from error
+            raise
 
 
 _finder = _Finder()
@@ -88,30 +107,40 @@ def _watch():
     if base is None:  # a stand-in for MXNet, or a release without such stores
         return
     base.KVStoreBase.kv_registry.setdefault(_NAME, _create)
-    for module, name, method, position in _CALLS:
-        owner = getattr(sys.modules.get(module), name, None)  # MXNet 2 has fewer of them
-        original = None if owner is None else vars(owner).get(method)
+    for module, name, function, argument, position in _CALLS:
+        owner = sys.modules.get(module)
+        owner = getattr(owner, name, None) if name else owner  # MXNet 2 has fewer of them
+        original = None if owner is None else vars(owner).get(function)
         if original is not None:
-            substitute = _watched(owner, method, original, position)
-            _replaced.append((owner, method, original, substitute))
-            setattr(owner, method, substitute)
+            substitute = _watched(owner, function, original, argument, position)
+            _replaced.append((owner, function, original, substitute))
+            setattr(owner, function, substitute)
 
 
-def _watched(owner, method, original, position):
-    """A method that imports kvstore_plugin where its argument `kvstore` is the name 'mykv'."""
+def _watched(owner, function, original, argument, position):
+    """A function that imports kvstore_plugin where its argument is the name 'mykv', or almost that name."""
     import functools
 
     @functools.wraps(original)
     def watched(*args, **named):
-        store = named.get("kvstore", args[position] if len(args) > position else None)
+        store = named.get(argument, args[position] if len(args) > position else None)
         # After withdraw() another wrapper may still call this one.
         waits = any(substitute is watched for _, _, _, substitute in _replaced)
-        if waits and isinstance(store, str) and store.lower() == _NAME:
+        if waits and isinstance(store, str) and _is_meant(store.lower()):
             _import_package()
-            return getattr(owner, method)(*args, **named)
+            return getattr(owner, function)(*args, **named)
         return original(*args, **named)
 
     return watched
+
+
+def _is_meant(name):
+    """Whether a name of no other store is 'mykv' or almost: kvstore_plugin/store/names.py makes that an error."""
+    if name == _NAME or name in sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry:
+        return name == _NAME
+    import difflib
+
+    return bool(difflib.get_close_matches(name, [_NAME]))
 
 
 def _create():

@@ -6,7 +6,9 @@ import argparse
 import shlex
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from .errors import LaunchError
 from .hosts import parse_hosts, read_hostfile
@@ -20,46 +22,63 @@ _EPILOG = """examples:
 In an allocation of Slurm the job is started with srun, elsewhere with the mpirun of the MPI that mpi4py uses.
 The options of horovodrun are understood too."""
 
-# Options of horovodrun that choose how Horovod works inside, with and without a value. They have no effect here.
-_HOROVOD_FLAGS = [
-    "--gloo",
-    "--mpi",
-    "--tcp",
-    "--disable-cache",
-    "--autotune",
-    "--no-autotune",
-    "--hierarchical-allreduce",
-    "--no-hierarchical-allreduce",
-    "--hierarchical-allgather",
-    "--no-hierarchical-allgather",
-    "--mpi-threads-disable",
-    "--no-mpi-threads-disable",
-    "--log-with-timestamp",
-    "--log-hide-timestamp",
-    "--timeline-mark-cycles",
-    "--no-timeline-mark-cycles",
-]
-_HOROVOD_VALUES = [
-    "--gloo-timeout-seconds",
-    "--fusion-threshold-mb",
-    "--cycle-time-ms",
-    "--cache-capacity",
-    "--num-nccl-streams",
-    "--thread-affinity",
-    "--log-level",
-    "--start-timeout",
-    "--autotune-log-file",
-    "--autotune-warmup-samples",
-    "--autotune-steps-per-sample",
-]
-_HOROVOD_ELASTIC = [
-    "--min-np",
-    "--max-np",
-    "--min-num-proc",
-    "--max-num-proc",
-    "--host-discovery-script",
-    "--slots-per-host",
-]
+# Options of horovodrun 0.28 that choose how Horovod works inside, by their number of values. They have no effect here.
+_HOROVOD_IGNORED = {
+    0: [
+        "--gloo",
+        "--mpi",
+        "--disable-cache",
+        "--autotune",
+        "--no-autotune",
+        "--hierarchical-allreduce",
+        "--no-hierarchical-allreduce",
+        "--hierarchical-allgather",
+        "--no-hierarchical-allgather",
+        "--mpi-threads-disable",
+        "--no-mpi-threads-disable",
+        "--log-with-timestamp",
+        "--log-without-timestamp",
+        "--log-hide-timestamp",
+        "--no-log-hide-timestamp",
+        "--timeline-mark-cycles",
+        "--no-timeline-mark-cycles",
+    ],
+    1: [
+        "--gloo-timeout-seconds",
+        "--fusion-threshold-mb",
+        "--cycle-time-ms",
+        "--cache-capacity",
+        "--num-nccl-streams",
+        "--thread-affinity",
+        "--log-level",
+        "--start-timeout",
+        "--autotune-log-file",
+        "--autotune-warmup-samples",
+        "--autotune-steps-per-sample",
+        "--autotune-bayes-opt-max-samples",
+        "--autotune-gaussian-process-noise",
+        # Horovod too uses these only for jobs that grow.
+        "--elastic-timeout",
+        "--reset-limit",
+    ],
+    2: ["--blacklist-cooldown-range"],
+}
+_GROWS = "is Horovod's option to add workers. Use --elastic, and in the script run_elastic(..., grow_to=, hostfile=)."
+# Options of horovodrun without which the job would be another one: number of values, and why they are refused.
+_HOROVOD_REFUSED = {
+    "--min-np": (1, _GROWS),
+    "--max-np": (1, _GROWS),
+    "--min-num-proc": (1, _GROWS),
+    "--max-num-proc": (1, _GROWS),
+    "--host-discovery-script": (1, _GROWS),
+    "--slots-per-host": (1, _GROWS),
+    "--config-file": (
+        1,
+        "is not read: its settings are Horovod's. Write those that you need on the command line, such as --timeline "
+        "and --stall-check-warning-time-seconds.",
+    ),
+    "--jsrun": (0, "is not known here: start the job with jsrun itself, as any program of MPI."),
+}
 
 
 @dataclass
@@ -72,6 +91,8 @@ class Request:
     is_verbose: bool
     launcher: str
     ignored: list[str]
+    timestamps: bool
+    output_folder: str | None
 
 
 def parse(arguments: list[str]) -> Request:
@@ -84,15 +105,19 @@ def parse(arguments: list[str]) -> Request:
     """
     parser = _parser()
     found = parser.parse_args(arguments)
+    if found.check_build:  # of Horovod: it starts no program
+        found.check, found.program = True, []
+        found.workers = found.workers or (None if found.hosts or found.hostfile else 1)
     if not found.program and not found.check:
         parser.error("no program: mykvrun -n 4 python train.py")
-    if found.elastic_of_horovod:
-        raise LaunchError(
-            f"{found.elastic_of_horovod[0]} is Horovod's option to add workers. Use --elastic, and in the script "
-            "run_elastic(..., grow_to=, hostfile=)."
-        )
+    if found.refused:
+        raise LaunchError(f"{found.refused[0]} {_HOROVOD_REFUSED[found.refused[0]][1]}")
     if found.hosts and found.hostfile:
         raise LaunchError("-H and --hostfile must not both be given. Give one of them.")
+    if found.output_filename and found.elastic:
+        raise LaunchError(
+            "--output-filename and --elastic must not both be given: ranks of new workers begin at 0 again."
+        )
     hosts = parse_hosts(found.hosts) if found.hosts else read_hostfile(found.hostfile) if found.hostfile else []
     job = Job(
         program=found.program or [sys.executable],
@@ -105,10 +130,20 @@ def parse(arguments: list[str]) -> Request:
         tag_output=found.tag_output,
         ssh_port=found.ssh_port,
         ssh_key=found.ssh_identity_file,
-        interfaces=found.network_interfaces,
-        mpi_arguments=shlex.split(found.mpi_args or ""),
+        interfaces=",".join(found.network_interfaces) or None,
+        tcp_only=found.tcp,
+        mpi_arguments=[*shlex.split(found.binding_args or ""), *shlex.split(found.mpi_args or "")],
     )
-    return Request(job, found.dry_run, found.check, found.verbose, found.launcher, found.ignored)
+    return Request(
+        job,
+        is_dry_run=found.dry_run,
+        is_check=found.check,
+        is_verbose=found.verbose,
+        launcher=found.launcher,
+        ignored=found.ignored,
+        timestamps=found.timestamps,
+        output_folder=found.output_filename,
+    )
 
 
 def _variables(found: argparse.Namespace) -> dict[str, str | None]:
@@ -141,6 +176,18 @@ class _Note(argparse.Action):
         getattr(namespace, self.dest).append(option)
 
 
+class _Version(argparse.Action):
+    """Prints the version, and ends the program."""
+
+    def __call__(self, parser, *_):  # type: ignore[no-untyped-def]
+        try:
+            version = metadata.version("mykv")
+        except metadata.PackageNotFoundError:
+            version = "of a source tree"
+        print(f"mykv {version}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -171,23 +218,39 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--report-every", dest="report", metavar="S", help="the same, and also every S seconds")
     add("--tag-output", action="store_true", help="begin each line of output with the rank that wrote it")
+    timestamps = ("--prefix-output-with-timestamp", "-prefix-timestamp")
+    add(*timestamps, dest="timestamps", action="store_true", help="begin each line of output with the time")
+    add("--output-filename", metavar="FOLDER", help="write each rank's output to FOLDER/rank.RANK too")
     add("--check", action="store_true", help="run the self-test on all hosts first; without a program nothing else")
     add("--dry-run", action="store_true", help="print the command, and start nothing")
     add("--verbose", action="store_true", help="print the command, and start it")
     add("--launcher", choices=("auto", "mpirun", "srun"), default="auto", help="srun within Slurm, else mpirun (auto)")
     add("-p", "--ssh-port", type=_positive, metavar="PORT", help="port of ssh on the other hosts (Open MPI)")
     add("-i", "--ssh-identity-file", metavar="FILE", help="ssh's private key (Open MPI)")
-    add("--network-interfaces", "--network-interface", "--nics", metavar="NAMES", help="interfaces that MPI uses")
+    interfaces = ("--network-interfaces", "--network-interface", "--nics")
+    add(*interfaces, action="append", default=[], metavar="NAMES", help="interfaces that MPI uses")
+    add("--tcp", action="store_true", help="MPI uses TCP between hosts, and no faster network")
     add("--mpi-args", metavar="TEXT", help='more options for mpirun or srun: --mpi-args="--mca btl tcp,self"')
     add("--stall-check-warning-time-seconds", dest="stall_warn", metavar="S", help="MYKV_STALL_WARN_S")
     add("--stall-check-shutdown-time-seconds", dest="stall_abort", metavar="S", help="MYKV_STALL_ABORT_S")
-    hidden = argparse.SUPPRESS
-    add("--no-stall-check", dest="stall_warn", action="store_const", const="0", help=hidden)
-    for option in _HOROVOD_FLAGS:
-        add(option, dest="ignored", nargs=0, action=_Note, default=[], help=hidden)
-    for option in _HOROVOD_VALUES:
-        add(option, dest="ignored", action=_Note, default=[], help=hidden)
-    for option in _HOROVOD_ELASTIC:
-        add(option, dest="elastic_of_horovod", action=_Note, default=[], help=hidden)
-    add("program", nargs=argparse.REMAINDER, help=hidden)
+    add("-v", "--version", nargs=0, action=_Version, help="print the version of mykv")
+    _add_hidden(parser)
     return parser
+
+
+def _add_hidden(parser: argparse.ArgumentParser) -> None:
+    """The program, and options that only horovodrun's command lines have."""
+
+    def add(*names: str, **settings: Any) -> None:
+        parser.add_argument(*names, help=argparse.SUPPRESS, **settings)
+
+    add("--no-stall-check", dest="stall_warn", action="store_const", const="0")
+    add("--stall-check", dest="stall_warn", action="store_const", const=None)
+    add("-cb", "--check-build", action="store_true")
+    add("--binding-args")
+    for values, options in _HOROVOD_IGNORED.items():
+        for option in options:
+            add(option, dest="ignored", nargs=values, action=_Note, default=[])
+    for option, (values, _) in _HOROVOD_REFUSED.items():
+        add(option, dest="refused", nargs=values, action=_Note, default=[])
+    add("program", nargs=argparse.REMAINDER)

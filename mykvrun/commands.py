@@ -7,7 +7,13 @@ from typing import Mapping, NamedTuple
 
 from .errors import LaunchError
 from .job import Job
-from .mpi import INTEL_MPI, OPEN_MPI, Mpi
+from .mpi import INTEL_MPI, MPICH, OPEN_MPI, Mpi
+
+_TCP_ONLY = {
+    OPEN_MPI: {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib,uct,ofi,usnic,ugni,portals4", "NCCL_IB_DISABLE": "1"},
+    MPICH: {"FI_PROVIDER": "tcp", "UCX_TLS": "tcp,sm,self", "NCCL_IB_DISABLE": "1"},
+    INTEL_MPI: {"I_MPI_OFI_PROVIDER": "tcp", "FI_PROVIDER": "tcp", "NCCL_IB_DISABLE": "1"},
+}
 
 
 class Command(NamedTuple):
@@ -51,19 +57,24 @@ def _open_mpi(job: Job, mpi: Mpi) -> Command:
         arguments += ["--with-ft", "ulfm"]
     cores = job.bound_cores()
     if job.outnumbers_cores():
-        arguments += ["--oversubscribe", "--bind-to", "none"]
-    elif cores:
-        arguments += ["--map-by", f"slot:PE={cores}"]
-    else:
-        arguments += ["--bind-to", "none"]
-    if job.tag_output:
-        arguments += ["--output", "tag"] if mpi.major >= 5 else ["--tag-output"]
+        arguments.append("--oversubscribe")
+    if not job.binds_itself:
+        is_bound = cores and not job.outnumbers_cores()
+        arguments += ["--map-by", f"slot:PE={cores}"] if is_bound else ["--bind-to", "none"]
+    if job.tag_output or job.reading:
+        tag = "tag:raw" if job.reading == "pieces" else "tag"
+        arguments += ["--output", tag] if mpi.major >= 5 else ["--tag-output"]
     arguments += _open_mpi_network(job, is_prrte=mpi.major >= 5)
-    variables = job.environment(job.share_of_cores())
+    variables = _variables(job, mpi, job.share_of_cores())
     if not job.is_local:
         for name in job.forwarded(variables):
             arguments += ["-x", name]
     return Command([*arguments, *job.mpi_arguments, *job.program], variables)
+
+
+def _variables(job: Job, mpi: Mpi, cores: int | None, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables of the workers: those that MPI needs for TCP alone, and those of the job."""
+    return {**(_TCP_ONLY[mpi.kind] if job.tcp_only else {}), **job.environment(cores, environment)}
 
 
 def _open_mpi_network(job: Job, is_prrte: bool) -> list[str]:
@@ -83,7 +94,7 @@ def _open_mpi_network(job: Job, is_prrte: bool) -> list[str]:
 def _hydra(job: Job, mpi: Mpi) -> Command:
     """Command for MPICH and Intel MPI, which share the process manager Hydra."""
     arguments = [mpi.mpirun, "-n", str(job.workers)]
-    variables = job.environment(job.share_of_cores())
+    variables = _variables(job, mpi, job.share_of_cores())
     if job.hosts and mpi.kind == INTEL_MPI:
         counts = {host.slots for host in job.hosts}
         if len(counts) > 1:
@@ -94,11 +105,15 @@ def _hydra(job: Job, mpi: Mpi) -> Command:
     elif job.hosts:
         arguments += ["-hosts", ",".join(f"{host.name}:{host.slots}" for host in job.hosts)]
     cores = None if job.outnumbers_cores() else job.bound_cores()
-    if mpi.kind == INTEL_MPI:
+    if job.binds_itself:
+        pass
+    elif mpi.kind == INTEL_MPI:
         variables.update({"I_MPI_PIN_DOMAIN": str(cores)} if cores else {"I_MPI_PIN": "0"})
     else:
         arguments += ["-bind-to", f"core:{cores}" if cores else "none"]
-    if job.tag_output:
+    if job.reading:
+        arguments += ["-prepend-pattern", f"{job.mark}%r:"]
+    elif job.tag_output:
         arguments.append("-prepend-rank")
     if job.ssh_port or job.ssh_key:
         raise LaunchError(f"{mpi.kind}'s mpirun has no option for ssh's port or key: write them into ~/.ssh/config.")
@@ -138,11 +153,11 @@ def srun_command(job: Job, mpi: Mpi, srun: str, environment: Mapping[str, str] =
     cores = job.cores_per_worker or (int(text) if text.isdigit() else None)
     if cores:
         arguments.append(f"--cpus-per-task={cores}")  # srun does not take it over from sbatch since Slurm 22.05
-    if job.tag_output:
+    if job.tag_output or job.reading:
         arguments.append("--label")
     if job.ssh_port or job.ssh_key or job.interfaces:
         raise LaunchError(
             "srun uses neither ssh nor chosen interfaces: leave these options out, or add --launcher mpirun."
         )
-    variables = job.environment(cores, environment)
+    variables = _variables(job, mpi, cores, environment)
     return Command([*arguments, "--export=ALL", *job.mpi_arguments, *job.program], variables)

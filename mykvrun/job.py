@@ -13,6 +13,8 @@ from .hosts import Host, is_bound, is_this_host, usable_cores
 # Variables with these beginnings, and these variables, reach workers of other hosts.
 _PREFIXES = ("MYKV_", "MXNET_", "DMLC_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NCCL_", "CUDA_")
 _NAMES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONHASHSEED")
+# Options of mpirun that choose where workers run and what they are bound to.
+_BINDING = ("bind-to", "map-by", "rank-by", "rankfile", "cpu-set", "cpu-list", "binding", "cpu-bind")
 
 
 @dataclass
@@ -33,6 +35,12 @@ class Job:
         OMP_NUM_THREADS of each worker; None: as the user's environment has it, else as many as its cores.
     variables : dict
         Variables that are set for all workers. A value of None stands for this environment's.
+    tcp_only : bool
+        Whether MPI uses TCP between hosts, and no faster network.
+    reading : str
+        How mykvrun reads what workers write: "" not at all, "lines", or "pieces" as they come.
+    mark : str
+        A word that no worker writes, for launchers that put such a word before each piece.
     """
 
     program: list[str]
@@ -46,6 +54,9 @@ class Job:
     ssh_port: int | None = None
     ssh_key: str | None = None
     interfaces: str | None = None
+    tcp_only: bool = False
+    reading: str = ""
+    mark: str = ""
     mpi_arguments: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -63,6 +74,11 @@ class Job:
     def is_local(self) -> bool:
         """Whether all workers run on this host."""
         return all(is_this_host(host.name) for host in self.hosts)
+
+    @property
+    def binds_itself(self) -> bool:
+        """Whether the user's own options for the launcher bind the workers; no launcher takes such options twice."""
+        return any(word.lstrip("-").partition("=")[0] in _BINDING for word in self.mpi_arguments)
 
     def most_on_a_host(self) -> int:
         """The largest number of workers that a host gets."""

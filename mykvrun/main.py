@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -19,8 +20,11 @@ from .command_line import Request, parse
 from .commands import Command, inside_slurm, mpirun_command, srun_command
 from .errors import LaunchError
 from .job import Job
-from .mpi import INTEL_MPI, MPICH, Mpi, find_mpi
-from .output import Output, relay
+from .mpi import OPEN_MPI, Mpi, find_mpi
+from .output import OPEN_MPI_4, OPEN_MPI_LINES, OPEN_MPI_PIECES, SRUN, Marks, Output, Stream, hydra_marks, relay
+
+# Options of mpirun and srun for their output, which they take once.
+_OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -46,10 +50,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(job: Job, mpi: Mpi, request: Request) -> int:
     """Start a job and wait for it, or only print its command."""
-    # In a terminal a progress bar shall move, so there are no tags. Elsewhere tags tell each worker's last lines.
-    # The mpirun of MPICH and of Intel MPI marks pieces of lines, which nothing can put together again.
-    is_traced = not request.is_dry_run and mpi.kind not in (MPICH, INTEL_MPI) and not sys.stderr.isatty()
-    command = _command(replace(job, tag_output=job.tag_output or is_traced), mpi, request)
+    uses_srun = _uses_srun(job, request)
+    read = job if request.is_dry_run else replace(job, reading=_reading(job, request, uses_srun), mark=_mark())
+    command = srun_command(read, mpi, uses_srun) if uses_srun else mpirun_command(read, mpi)
     if not request.is_dry_run:
         _check_program(job, command)
     if request.is_dry_run or request.is_verbose:
@@ -57,7 +60,14 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         print(shlex.join([*(["env", *variables] if variables else []), *command.arguments]), flush=True)
     if request.is_dry_run:
         return 0
-    output = Output(tagged=is_traced or job.tag_output, prefix=job.tag_output, is_elastic=job.elastic)
+    output = Output(
+        _marks(read, mpi, bool(uses_srun)) if read.reading else None,
+        prefix=job.tag_output,
+        timestamps=request.timestamps,
+        is_elastic=job.elastic,
+        folder=_folder(request.output_folder),
+        workers=job.workers or 1,
+    )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         mark = Path(folder) / "started"
         status = _start(command, output, str(mark))
@@ -69,14 +79,47 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
     return status
 
 
-def _command(job: Job, mpi: Mpi, request: Request) -> Command:
+def _uses_srun(job: Job, request: Request) -> str:
+    """The program srun where it starts the job, else ''."""
     srun = shutil.which("srun")
-    wants_srun = request.launcher == "srun" or (request.launcher == "auto" and inside_slurm() and not job.elastic)
-    if wants_srun and srun:
-        return srun_command(job, mpi, srun)
-    if request.launcher == "srun":
+    if request.launcher == "srun" and not srun:
         raise LaunchError("--launcher srun: there is no srun on PATH.")
-    return mpirun_command(job, mpi)
+    wants_srun = request.launcher == "srun" or (request.launcher == "auto" and inside_slurm() and not job.elastic)
+    return srun if srun and wants_srun else ""
+
+
+def _reading(job: Job, request: Request, uses_srun: str) -> str:
+    """How the ranks' output is read: in a terminal as it comes, since progress bars shall move, else in lines."""
+    if any(word.lstrip("-") in _OUTPUT for word in job.mpi_arguments):
+        return ""
+    in_lines = job.tag_output or request.timestamps or request.output_folder or not sys.stderr.isatty()
+    # srun marks whole lines only, so a progress bar would not move.
+    return "lines" if in_lines else "" if uses_srun else "pieces"
+
+
+def _mark() -> str:
+    return f"mykvrun-{secrets.token_hex(4)}-"
+
+
+def _marks(job: Job, mpi: Mpi, uses_srun: bool) -> Marks:
+    if uses_srun:
+        return SRUN
+    if mpi.kind != OPEN_MPI:
+        return hydra_marks(job.mark)
+    if mpi.major < 5:
+        return OPEN_MPI_4
+    return OPEN_MPI_PIECES if job.reading == "pieces" else OPEN_MPI_LINES
+
+
+def _folder(name: str | None) -> Path | None:
+    """The folder of --output-filename, which exists then."""
+    if not name:
+        return None
+    try:
+        Path(name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"The folder {name} of --output-filename cannot be made: {error.strerror}.") from None
+    return Path(name)
 
 
 def _check_program(job: Job, command: Command) -> None:
@@ -101,13 +144,16 @@ def _start(command: Command, output: Output, mark: str) -> int:
         raise LaunchError(f"{command.arguments[0]} cannot be started: {error.strerror}.") from None
     assert process.stdout and process.stderr
     with _passing_on_signals(process):
-        pairs = ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer))
-        threads = [threading.Thread(target=relay, args=(*pair, output)) for pair in pairs]
+        threads = [
+            threading.Thread(target=relay, args=(source, sink.buffer, Stream(output, name, moves=sink.isatty())))
+            for name, source, sink in (("stdout", process.stdout, sys.stdout), ("stderr", process.stderr, sys.stderr))
+        ]
         for thread in threads:
             thread.start()
         code = process.wait()
         for thread in threads:
             thread.join()
+    output.close()
     status = code if code >= 0 else 128 - code
     if status != 0:
         _say_who_failed(status, output)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
-from typing import BinaryIO, NamedTuple
+import time
+from pathlib import Path
+from typing import BinaryIO, Iterator, NamedTuple
 
 _KEPT_LINES = 20
 
-# "[1,3]<stderr>: text" of Open MPI, "[3] text" of Hydra, "3: text" of srun.
-_TAGS = re.compile(rb"\[[0-9]+,([0-9]+)\]<(?:stdout|stderr|stddiag)>: ?|\[([0-9]+)\] |([0-9]+): ")
-
 # What launchers say of the worker that ended first.
 _FAILED_RANK = (
-    re.compile(r"Process name: \[[^\]]*?[@,]1,(?P<rank>[0-9]+)\]"),  # Open MPI: a status
+    re.compile(r"Process name: \[[^\]]*?[@,]1,(?P<rank>[0-9]+)\]"),  # Open MPI 5: a status
+    re.compile(r"Process name: \[\[[0-9]+,1\],(?P<rank>[0-9]+)\]"),  # Open MPI 4: a status
     re.compile(r"process rank (?P<rank>[0-9]+) with PID [0-9]+ on node (?P<host>\S+)"),  # Open MPI: a signal, an abort
     re.compile(r"\(rank (?P<rank>[0-9]+) in comm "),  # MPICH, Intel MPI: an abort
     re.compile(r"=\s+RANK (?P<rank>[0-9]+) PID [0-9]+ RUNNING AT (?P<host>\S+)"),  # Intel MPI
@@ -28,50 +29,207 @@ class FailedWorker(NamedTuple):
     host: str
 
 
+class Marks(NamedTuple):
+    """How a launcher marks what a rank writes."""
+
+    mark: re.Pattern[bytes]  # its first group is the rank
+    beginning: re.Pattern[bytes]  # of a mark, at the end of what has been read so far
+    in_lines: bool  # a mark also stands within a line: each piece that a worker writes is marked
+    lasts: bool  # a mark stands for all lines up to the next mark
+
+
+def _marks(*atoms: bytes, in_lines: bool, lasts: bool = False) -> Marks:
+    """Marks that consist of atoms; each beginning of an atom matches the atom."""
+    beginning = functools.reduce(lambda inner, atom: atom + b"(?:" + inner + b")?", reversed(atoms))
+    mark = b"".join(atoms)
+    return Marks(re.compile(mark if in_lines else b"(?m)^" + mark), re.compile(beginning + rb"\Z"), in_lines, lasts)
+
+
+_OPEN_MPI = (rb"\[", b"[0-9]+", b",", b"([0-9]+)", rb"\]", b"<", b"s", b"t", b"d", b"[a-z]+", b">", b":")
+# "[1,3]<stderr>: text" of Open MPI 5, which puts lines together, unless it is told not to; those of its releases differ
+# in whether each line of a piece is marked then, or only the piece.
+OPEN_MPI_LINES = _marks(*_OPEN_MPI, b" ", in_lines=False)
+OPEN_MPI_PIECES = _marks(*_OPEN_MPI, b" ", in_lines=True, lasts=True)
+# "[1,3]<stderr>:text" of Open MPI 4.
+OPEN_MPI_4 = _marks(*_OPEN_MPI, in_lines=True)
+# "3: text" of srun.
+SRUN = _marks(b" *", b"([0-9]+)", b":", b" ", in_lines=False)
+
+
+def hydra_marks(word: str) -> Marks:
+    """Marks of MPICH and Intel MPI: a word that no worker writes, the rank, and a colon."""
+    return _marks(*(re.escape(letter).encode() for letter in word), b"([0-9]+)", b":", in_lines=True)
+
+
 class Output:
-    """Reads both streams of a launcher line by line.
+    """What is shown and kept of what workers write.
 
     Parameters
     ----------
-    tagged : bool
-        Whether the launcher marks each line with its rank.
+    marks : Marks, optional
+        How the launcher marks what each rank writes; None if it does not.
     prefix : bool
-        Whether a tag is replaced by ``[3] ``; otherwise it is taken away.
-    is_elastic : bool, optional
+        Whether each line of a rank begins with ``[3] ``.
+    timestamps : bool
+        Whether each line begins with the time.
+    is_elastic : bool
         Whether the job goes on when a worker dies.
+    folder : Path, optional
+        Where a folder ``rank.3`` for each rank gets the files ``stdout`` and ``stderr``.
+    workers : int
+        How many ranks there are, for the width of the folders' numbers.
     """
 
-    def __init__(self, tagged: bool, prefix: bool, is_elastic: bool = False) -> None:
-        self.is_tagged, self._prefix, self.is_elastic = tagged, prefix, is_elastic
+    def __init__(
+        self,
+        marks: Marks | None = None,
+        *,
+        prefix: bool = False,
+        timestamps: bool = False,
+        is_elastic: bool = False,
+        folder: Path | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.marks, self._prefix, self.is_elastic = marks, prefix, is_elastic
+        self._timestamps, self._folder, self._workers = timestamps, folder, workers
+        self._files: dict[tuple[int, str], BinaryIO] = {}
         self._last: dict[int, collections.deque[str]] = {}
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
         self.failed: FailedWorker | None = None
 
-    def take(self, line: bytes) -> bytes:
-        """Remember a line, look whether the launcher names a worker that has ended, and return the line to be shown."""
-        tag = _TAGS.match(line) if self.is_tagged else None
-        if not tag:
-            self._look_for_failure(line.decode(errors="replace"))
-            return line
-        rank, raw = int(tag[1] or tag[2] or tag[3]), line[tag.end() :]
-        untagged = raw.lstrip(b"\0")  # Open MPI ends the notice of an abort with a NUL, before the worker's next line
-        if untagged != raw and not untagged.strip(b"\r\n"):
+    @property
+    def changes_lines(self) -> bool:
+        """Whether each line is shown with something before it."""
+        return self._prefix or self._timestamps
+
+    def take(self, rank: int | None, line: bytes, stream: str) -> bytes:
+        """Remember a line of a rank, or of the launcher (None), and return what is to be shown of it."""
+        text = line.lstrip(b"\0")  # Open MPI ends the notice of an abort with a NUL, before the worker's next line
+        if text != line and not text.strip(b"\r\n"):
             return b""
-        text = untagged.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
+        self._look_for_failure(rank, text.decode(errors="replace"))
+        before = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self._timestamps else b""
+        if rank is None:
+            return before + text
+        self._remember(rank, text)
+        if self._folder:
+            self._file(rank, stream).write(text)
+        return before + (b"[%d] " % rank if self._prefix else b"") + text
+
+    def _remember(self, rank: int, line: bytes) -> None:
+        text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
         if text.startswith("-" * 60):
             self._in_notice ^= {rank}
         elif text.strip(" \t") and rank not in self._in_notice:
             self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(text)
-        return b"[%d] %s" % (rank, untagged) if self._prefix else untagged
 
-    def _look_for_failure(self, text: str) -> None:
+    def _file(self, rank: int, stream: str) -> BinaryIO:
+        if (rank, stream) not in self._files:
+            assert self._folder
+            folder = self._folder / f"rank.{rank:0{len(str(self._workers - 1))}}"
+            folder.mkdir(parents=True, exist_ok=True)
+            self._files[rank, stream] = (folder / stream).open("wb", buffering=0)
+        return self._files[rank, stream]
+
+    def _look_for_failure(self, rank: int | None, text: str) -> None:
+        is_launchers = rank is None or (self.marks is not None and self.marks.lasts)
+        if self.failed or not (is_launchers or text.startswith("Abort(")):
+            return
         found = next(filter(None, (pattern.search(text) for pattern in _FAILED_RANK)), None)
-        if found and self.failed is None:
-            self.failed = FailedWorker(int(found["rank"]), found.groupdict().get("host") or "")
+        if found:
+            # MPICH's library writes the notice of an abort, in which the rank may be that of another communicator.
+            of_world = int(found["rank"]) if is_launchers else rank
+            assert of_world is not None
+            self.failed = FailedWorker(of_world, found.groupdict().get("host") or "")
 
     def last_lines(self, rank: int) -> list[str]:
         """The last lines that a rank has written, at most 20."""
         return list(self._last.get(rank, ()))
+
+    def close(self) -> None:
+        """Close the files of the ranks."""
+        for file in self._files.values():
+            file.close()
+
+
+class Stream:
+    """Takes what a launcher writes to stdout or stderr to pieces.
+
+    Parameters
+    ----------
+    output : Output
+    name : str
+        ``"stdout"`` or ``"stderr"``.
+    moves : bool
+        Whether a line with a carriage return is shown before it ends: a progress bar in a terminal.
+    """
+
+    def __init__(self, output: Output, name: str, moves: bool) -> None:
+        self._output, self._name, self._moves = output, name, moves and not output.changes_lines
+        self._unread = b""  # may be the beginning of a mark
+        self._rank: int | None = None  # whose line it is that the next piece goes on with
+        self._open: dict[int | None, bytes] = {}  # lines that have not ended
+        self._shown: dict[int | None, int] = {}  # how much of them is shown
+
+    def take(self, data: bytes) -> bytes:
+        """What is to be shown after so much more has been read; no data stands for the end."""
+        is_end = not data
+        data, self._unread = self._unread + data, b""
+        if not is_end:
+            data, self._unread = self._divided(data)
+        shown = b"".join(self._piece(rank, text) for rank, text in self._pieces(data))
+        if is_end and self._open:
+            ends = [self._line(rank, self._open[rank]) for rank in sorted(self._open, key=str)]
+            shown += b"\n".join(filter(None, ends))
+            shown += b"\n" if self._name == "stderr" else b""  # mykvrun's own line may follow
+        return shown
+
+    def _divided(self, data: bytes) -> tuple[bytes, bytes]:
+        """What can be read, and what cannot yet, since a mark may begin there."""
+        marks = self._output.marks
+        if marks is None:
+            return data, b""
+        if marks.in_lines:
+            beginning = marks.beginning.search(data)
+            end = beginning.start() if beginning else len(data)
+        else:
+            end = data.rfind(b"\n") + 1
+        return data[:end], data[end:]
+
+    def _pieces(self, data: bytes) -> Iterator[tuple[int | None, bytes]]:
+        """Pieces with their ranks; a piece that is the launcher's has None."""
+        marks = self._output.marks
+        start = 0
+        for mark in marks.mark.finditer(data) if marks else ():
+            yield from self._of_rank(data[start : mark.start()])
+            self._rank, start = int(mark[1]), mark.end()
+        yield from self._of_rank(data[start:])
+
+    def _of_rank(self, text: bytes) -> Iterator[tuple[int | None, bytes]]:
+        """Text between two marks: the rest of a line of one rank, and lines of the launcher."""
+        lasts = self._output.marks is None or self._output.marks.lasts
+        end = len(text) if lasts or b"\n" not in text else text.index(b"\n") + 1
+        if end:
+            yield self._rank, text[:end]
+        if not lasts and text[:end].endswith(b"\n"):
+            self._rank = None
+        if text[end:]:
+            yield None, text[end:]
+
+    def _piece(self, rank: int | None, text: bytes) -> bytes:
+        *lines, rest = _lines(self._open.pop(rank, b"") + text)
+        shown = b"".join(self._line(rank, line) for line in lines)
+        if rest:
+            self._open[rank] = rest
+            if (rank is None and not self._output.changes_lines) or (self._moves and b"\r" in rest):
+                shown += rest[self._shown.get(rank, 0) :]
+                self._shown[rank] = len(rest)
+        return shown
+
+    def _line(self, rank: int | None, line: bytes) -> bytes:
+        seen = self._shown.pop(rank, 0)
+        shown = self._output.take(rank, line, self._name)
+        return line[seen:] if seen else shown
 
 
 def _lines(data: bytes) -> list[bytes]:
@@ -79,19 +237,11 @@ def _lines(data: bytes) -> list[bytes]:
     return [line + b"\n" for line in data.split(b"\n")[:-1]] + [data.rpartition(b"\n")[2]]
 
 
-def relay(source: BinaryIO, sink: BinaryIO, output: Output) -> None:
-    """Copy a stream to another until its end. Lines that have tags are shown as ``output`` returns them.
-
-    Where the launcher sets no tags every byte is passed on at once, also of a line that has not ended.
-    """
-    rest = b""
+def relay(source: BinaryIO, sink: BinaryIO, stream: Stream) -> None:
+    """Copy what a launcher writes until its end, as ``stream`` returns it."""
     while True:
         some = source.read1(65536)  # type: ignore[attr-defined]
-        *lines, rest = _lines(rest + some)
-        if not some:
-            lines = [rest]
-        shown = [output.take(line) for line in lines]
-        sink.write(b"".join(shown) if output.is_tagged else some)
+        sink.write(stream.take(some))
         sink.flush()
         if not some:
             return

@@ -9,31 +9,16 @@ import sys
 import weakref
 from typing import Any, Callable, Sequence
 
+from mykvrun import numpy_for_mxnet
+
 _INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs, such as mxnet-cu112"
-
-
-def _numpy_with_bool() -> str:
-    """Put numpy.bool back, which MXNet uses and numpy 1.24 removed, and return numpy's version.
-
-    MXNet requires numpy<1.24 for that reason, but there is no such numpy for Python 3.12.
-    """
-    import numpy
-
-    major, minor = (int(number) for number in re.findall(r"\d+", numpy.__version__)[:2])
-    if (major, minor) >= (2, 0) and "mxnet" not in sys.modules:
-        raise ImportError(f"numpy {numpy.__version__} is too new for MXNet: {_numpy_remedy()}.", name="mxnet")
-    if (major, minor) >= (1, 24) and "bool" not in vars(numpy):
-        numpy.bool = bool
-    return numpy.__version__
-
-
-def _numpy_remedy() -> str:
-    return "pip install 'numpy<2'" if sys.version_info >= (3, 12) else "pip install 'numpy<1.24'"
 
 
 def _import_mxnet() -> Any:
     try:
-        numpy_version = _numpy_with_bool()
+        if "mxnet" not in sys.modules and numpy_for_mxnet.is_too_new():
+            raise numpy_for_mxnet.too_new()
+        numpy_for_mxnet.put_bool_back()
         import mxnet
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
@@ -44,9 +29,10 @@ def _import_mxnet() -> Any:
         raise
     except Exception as error:
         python = ".".join(str(number) for number in sys.version_info[:3])
+        numpy_version = sys.modules["numpy"].__version__
         raise ImportError(
             f"MXNet cannot be imported with Python {python} and numpy {numpy_version} ({type(error).__name__}: "
-            f"{error}); it works with Python 3.8 to 3.11 and numpy<1.24: {_numpy_remedy()}.",
+            f"{error}); it works with Python 3.8 to 3.11 and numpy<1.24: {numpy_for_mxnet.remedy()}.",
             name="mxnet",
         ) from error
     version = getattr(mxnet, "__version__", "unknown")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Sequence
 
 import pytest
 from harness.support import IS_2
@@ -25,10 +26,14 @@ _START = f"""
 """
 
 
-def _python(code: str, *options: str, **variables: str) -> subprocess.CompletedProcess:
+# Some of those in tests/store/test_names.py, each with another use first.
+NEAR = ["MyKw", "mykv ", "mkv"]
+
+
+def _python(code: str, *options: str, arguments: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess:
     code = "\n".join(line[4:] if line.startswith("    ") else line for line in code.splitlines())
     environment = {**os.environ, **variables}
-    command = [sys.executable, *options, "-c", code]
+    command = [sys.executable, *options, "-c", code, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
@@ -175,6 +180,97 @@ def test_an_import_of_the_package_before_mxnet_ends_it():
     """
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_name_that_is_almost_mykv_is_an_error_without_an_import(name):
+    done = _python(
+        _START
+        + f"""
+    net = mx.gluon.nn.Dense(1, in_units=1)
+    net.initialize()
+    uses = [
+        lambda: mx.gluon.Trainer(net.collect_params(), "sgd", kvstore={name!r}),
+        lambda: mx.kvstore.create(name={name!r}),
+        lambda: mx.kv.create({name!r}),
+    ]
+    turn = int(sys.argv[1])
+    for use in uses[turn:] + uses[:turn]:  # each of them may be the first
+        try:
+            use()
+        except ValueError as error:
+            assert "Is 'mykv' meant" in str(error), error
+            continue
+        raise SystemExit("the name was taken without an error")
+    """,
+        arguments=[str(NEAR.index(name) % 3)],
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_of_other_stores_import_nothing():
+    done = _python(
+        _START
+        + """
+    mx.kv.KVStoreBase.kv_registry["mykv2"] = lambda: "another"
+    assert mx.kv.create("MyKV2") == "another"
+    assert [mx.kv.create(name).type for name in ("local", "device")] == ["local", "device"]
+    assert mx.kv.create().type == "local"
+    assert "kvstore_plugin" not in sys.modules
+    """
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _import_with(tmp_path, version: str, mxnet: str, then: str = "") -> subprocess.CompletedProcess:
+    """A program that imports MXNet first, with stand-ins for numpy and MXNet."""
+    (tmp_path / "numpy.py").write_text(f"__version__ = {version!r}\n")
+    (tmp_path / "mxnet.py").write_text(mxnet)
+    return _python(
+        f"""
+    import sys
+    sys.path[:0] = [{str(tmp_path)!r}, {str(_ROOT)!r}]
+    exec(open({str(_PTH)!r}).read())
+    assert "numpy" not in sys.modules
+    import mxnet
+    import numpy
+    {then}
+    """,
+        "-I",
+        "-S",
+    )
+
+
+@pytest.mark.parametrize("version", ["1.24.4", "1.26.4"])
+def test_mxnet_may_be_imported_first_with_a_numpy_that_has_no_bool(tmp_path, version):
+    """As on Python 3.12, for which there is no older numpy."""
+    done = _import_with(tmp_path, version, "import numpy\nbool_of_mxnet = numpy.bool\n", "assert numpy.bool is bool")
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_old_numpy_stays_as_it_is(tmp_path):
+    done = _import_with(tmp_path, "1.23.5", "", "assert not hasattr(numpy, 'bool')")
+    assert done.returncode == 0, done.stderr
+
+
+def test_numpy_2_is_a_sentence_where_mxnet_fails(tmp_path):
+    done = _import_with(tmp_path, "2.1.0", "import numpy\nnumpy.product\n")
+    assert re.search(r"\nImportError: numpy 2.1.0 is too new for MXNet: pip install 'numpy<\S+'\.\n$", done.stderr)
+    assert "has no attribute 'product'" in done.stderr  # the cause stands above
+    done = _import_with(tmp_path, "2.1.0", "", "assert not hasattr(numpy, 'bool')")  # an MXNet that can
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "version, mxnet, last",
+    [
+        ("2.1.0", "import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("1.26.4", "raise AttributeError('of MXNet')", "AttributeError: of MXNet"),
+    ],
+)
+def test_other_errors_of_mxnet_stay_as_they_are(tmp_path, version, mxnet, last):
+    done = _import_with(tmp_path, version, mxnet)
+    assert done.stderr.splitlines()[-1] == last, done.stderr
 
 
 def test_an_installation_that_cannot_be_imported_is_an_error_at_each_use():

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
+import re
+import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -10,7 +15,7 @@ import sys
 import time
 
 import pytest
-from harness import launcher
+from harness import launcher, several_hosts
 
 from mykvrun import commands, hosts, main
 from mykvrun.command_line import parse
@@ -18,7 +23,16 @@ from mykvrun.errors import LaunchError
 from mykvrun.hosts import Host
 from mykvrun.job import Job
 from mykvrun.mpi import INTEL_MPI, MPICH, OPEN_MPI, Mpi
-from mykvrun.output import FailedWorker, Output
+from mykvrun.output import (
+    OPEN_MPI_4,
+    OPEN_MPI_LINES,
+    OPEN_MPI_PIECES,
+    SRUN,
+    FailedWorker,
+    Output,
+    Stream,
+    hydra_marks,
+)
 
 _OPEN_MPI = Mpi(OPEN_MPI, 5, "/mpi/bin/mpirun")
 _MPICH = Mpi(MPICH, 0, "/mpi/bin/mpirun")
@@ -42,7 +56,7 @@ if "wait" in sys.argv:
 @pytest.fixture(autouse=True)
 def _four_cores(monkeypatch, request):
     """The commands do not depend on the machine, unless a test starts a job."""
-    if "script" not in request.fixturenames:
+    if not {"script", "two_hosts"} & set(request.fixturenames):
         for name in ("OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_CPUS_PER_TASK"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr("mykvrun.job.usable_cores", lambda: 4)
@@ -118,25 +132,136 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
 
 def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of_another(capsys):
     """Ranks of new workers begin at 0 again."""
-    output = Output(tagged=True, prefix=False, is_elastic=True)
-    output.take(b"[1,0]<stdout>: still here\n")
-    output.take(b"prterun noticed that process rank 0 with PID 77 on node n1 exited on\n")
+    output = Output(OPEN_MPI_LINES, is_elastic=True)
+    _read(output, b"[1,0]<stdout>: still here\nprterun noticed that process rank 0 with PID 77 on node n1 exited on\n")
     main._say_who_failed(137, output)
     said = capsys.readouterr().err
     assert "a worker on n1 died, and the job ended with signal 9. The others may have finished" in said
     assert "still here" not in said
 
 
+def _read(output, *pieces, moves=False):
+    """What is shown of pieces of a launcher's output, in a terminal if ``moves``."""
+    stream = Stream(output, "stdout", moves)
+    return b"".join(stream.take(piece) for piece in (*pieces, b""))
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
     """It ends the notice of an abort, and comes alone or before what the worker writes next."""
-    output = Output(tagged=True, prefix=False)
+    output = Output(OPEN_MPI_LINES)
     hyphens = b"-" * 74
     lines = [hyphens, b"MPI_ABORT was invoked on rank 1", hyphens, *([] if at_once else [b"\0"])]
     lines += [(b"\0" if at_once else b"") + b"Traceback", b"ValueError: broken"]
-    shown = b"".join(output.take(b"[1,1]<stderr>: " + line + b"\n") for line in lines)
+    shown = _read(output, *(b"[1,1]<stderr>: " + line + b"\n" for line in lines))
     assert b"\0" not in shown and shown.endswith(hyphens + b"\nTraceback\nValueError: broken\n")
     assert output.last_lines(1) == ["Traceback", "ValueError: broken"]
+
+
+_BROKEN = (
+    b"M1:Traceback\nM0:one\nlauncher\nM1:  line 3\n"  # whole lines of two ranks and of the launcher
+    b"M0:tw" + b"M1:Value" + b"M0:o\n" + b"M1:Error\nM1:\n" + b"M1:the end"  # pieces of lines
+)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    "marks, form",
+    [(hydra_marks("mykvrun-17.+-"), b"mykvrun-17.+-%s:"), (OPEN_MPI_4, b"[1,%s]<stderr>:")],
+    ids=["Hydra", "Open MPI 4"],
+)
+def test_pieces_of_lines_are_put_together_wherever_they_are_cut(marks, form, size):
+    """MPICH, Intel MPI and Open MPI 4 mark each piece that a worker writes; what is read ends anywhere."""
+    text = _BROKEN.replace(b"M0:", form % b"0").replace(b"M1:", form % b"1")
+    output = Output(marks)
+    shown = _read(output, *(text[i : i + size] for i in range(0, len(text), size)))
+    assert sorted(shown.split(b"\n")) == sorted(
+        [b"Traceback", b"one", b"launcher", b"  line 3", b"two", b"ValueError", b"", b"the end"]
+    )
+    assert output.last_lines(1) == ["Traceback", "  line 3", "ValueError", "the end"]
+    assert output.last_lines(0) == ["one", "two"]
+
+
+def test_a_progress_bar_moves_in_a_terminal():
+    """Open MPI 5.0.11 marks a piece of several lines once, 5.0.8 marks each line."""
+    stream = Stream(Output(OPEN_MPI_PIECES), "stderr", moves=True)
+    assert stream.take(b"[1,0]<stderr>: \rbar 1%") == b"\rbar 1%"
+    assert stream.take(b"[1,1]<stderr>: half a [1,0]<stderr>: \rbar 2%[1,") == b"\rbar 2%"
+    assert stream.take(b"1]<stderr>: line\nand another\n") == b"half a line\nand another\n"
+    assert stream.take(b"[1,0]<stderr>:  end\n") == b" end\n"
+    assert stream._output.last_lines(0) == ["bar 2% end"]
+    assert stream._output.last_lines(1) == ["half a line", "and another"]
+
+
+def test_what_a_worker_writes_about_marks_stays_as_it_is_where_lines_are_marked():
+    shown = _read(Output(OPEN_MPI_LINES), b"[1,0]<stdout>: see [1,3]<stdout>: text\n 7: no mark\n")
+    assert shown == b"see [1,3]<stdout>: text\n 7: no mark\n"
+    assert _read(Output(SRUN, prefix=True), b"0: a 1: b\n 1: c\n") == b"[0] a 1: b\n[1] c\n"
+    assert _read(Output(), b"as it", b" comes") == b"as it comes"
+
+
+def test_lines_begin_with_the_time_and_the_rank():
+    shown = _read(Output(OPEN_MPI_LINES, prefix=True, timestamps=True), b"[1,0]<stdout>: a\nlauncher\n")
+    assert re.fullmatch(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ){1}\[0\] a\n\d{4}-[-\d]+ [:\d]+ launcher\n", shown), shown
+
+
+def test_the_output_of_each_rank_goes_to_files_too(tmp_path, script):
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "--output-filename", str(tmp_path / "out"), script, "fail")
+    assert code == 1 and stdout.splitlines() == ["sum [2.0, 2.0]"] * 2
+    for rank in (0, 1):
+        assert (tmp_path / "out" / f"rank.{rank}" / "stdout").read_text() == "sum [2.0, 2.0]\n"
+    assert "ValueError: this worker is broken" in (tmp_path / "out" / "rank.1" / "stderr").read_text()
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "--output-filename", script, script)
+    assert code == 2 and "of --output-filename cannot be made" in stderr
+
+
+def test_folders_of_ranks_are_in_order(tmp_path):
+    output = Output(OPEN_MPI_LINES, folder=tmp_path, workers=11)
+    _read(output, b"[1,3]<stdout>: a\n[1,10]<stdout>: b\n")
+    output.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.03", "rank.10"]
+
+
+_IN_A_TERMINAL = """
+import sys, time
+import kvstore_plugin as mykv
+
+mykv.init()
+for percent in (10, 20, 30):
+    sys.stderr.write(f"\\rbar {percent}%")
+    sys.stderr.flush()
+    time.sleep(1.0)
+    mykv.barrier()
+if mykv.rank() == 1:
+    raise ValueError("this worker is broken")
+mykv.barrier()
+"""
+
+
+def test_in_a_terminal_a_bar_moves_and_the_last_lines_of_the_failed_worker_follow(tmp_path):
+    (tmp_path / "bar.py").write_text(_IN_A_TERMINAL)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "mykvrun", "-n", "2", str(tmp_path / "bar.py")]
+    process = subprocess.Popen(command, env=launcher.environment(tmp_path), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    text, before_the_next = b"", None
+    try:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and select.select([ours], [], [], 120)[0]:
+            try:
+                text += os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+            if before_the_next is None and b"bar 10%" in text:
+                before_the_next = b"bar 20%" not in text
+        assert process.wait(30) == 1, text
+    finally:
+        process.kill()
+        os.close(ours)
+    assert before_the_next, text
+    end = text.decode().replace("\r\n", "\n").partition("\nmykvrun: rank 1")[2]
+    assert "failed first, and the job ended with status 1. Its last lines:\n" in end
+    assert "\n  ValueError: this worker is broken\n" in end
 
 
 def test_sigterm_ends_all_workers(tmp_path, script):
@@ -220,16 +345,31 @@ def test_a_mistyped_program_is_one_sentence(tmp_path, monkeypatch, capsys):
     assert "not found" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("mpi", "tags"), [(_OPEN_MPI, True), (_MPICH, False), (_INTEL, False)])
-def test_ranks_are_marked_only_where_whole_lines_are(mpi, tags, monkeypatch):
-    """With PYTHONUNBUFFERED=1, print("a", 1) writes pieces, and Hydra marks each of them."""
+@pytest.mark.parametrize("in_terminal", [False, True])
+@pytest.mark.parametrize(
+    "mpi, marks",
+    [
+        (_OPEN_MPI, ["--output", "tag"]),
+        (_OPEN_MPI._replace(major=4), ["--tag-output"]),
+        (_MPICH, ["-prepend-pattern"]),
+        (_INTEL, ["-prepend-pattern"]),
+    ],
+    ids=["Open MPI 5", "Open MPI 4", "MPICH", "Intel MPI"],
+)
+def test_each_launcher_marks_what_a_rank_writes(mpi, marks, in_terminal, monkeypatch):
     started = []
     monkeypatch.setattr(main, "find_mpi", lambda: mpi)
     monkeypatch.setattr(main, "_start", lambda command, output, mark: started.append((command, output)) or 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: in_terminal, raising=False)
     assert main.main(["-n", "1", "true"]) == 0
     ((command, output),) = started
-    assert output.is_tagged == tags
-    assert ("tag" in command.arguments, "-prepend-rank" in command.arguments) == (tags, False)
+    text = " ".join(command.arguments)
+    assert " ".join(marks) in text and output.marks is not None
+    assert ("tag:raw" in text) == (in_terminal and mpi is _OPEN_MPI)
+    # The user's own option for that, which launchers take once.
+    assert main.main(["-n", "1", f"--mpi-args={marks[0]} x", "true"]) == 0
+    command, output = started[1]
+    assert command.arguments.count(marks[0]) == 1 and output.marks is None
 
 
 def test_workers_that_train_alone_without_mykv_are_told(tmp_path):
@@ -257,6 +397,94 @@ def test_hosts_and_hostfiles(tmp_path):
             hosts.read_hostfile(str(file))
     with pytest.raises(LaunchError, match="cannot be read"):
         hosts.read_hostfile(str(tmp_path / "none"))
+
+
+_WHERE = """
+import socket
+import kvstore_plugin as mykv
+import mxnet as mx
+
+mykv.init()
+total = mykv.allreduce(mx.nd.ones(1), average=False).asscalar()
+here = f"rank {mykv.rank()} on {socket.gethostname()}"
+print(here, "host", mykv.cross_rank(), "of", mykv.cross_size(), total, flush=True)
+"""
+_SSH = """#!/bin/bash
+while [[ $1 == -* ]]; do shift; done
+case $1 in a) number=1 ;; b) number=2 ;; *) echo "ssh: unknown host $1" >&2; exit 255 ;; esac
+name=$1
+shift
+exec {enter} $number "mount --bind {hosts} /etc/hosts && hostname $name && $*"
+"""
+
+
+@pytest.fixture
+def two_hosts(tmp_path):
+    """A command line on host a, from which ``ssh`` reaches host b: network namespaces with names and addresses."""
+    module = several_hosts.network_module()
+    reason = module.unavailable()
+    if reason:
+        pytest.skip(reason)
+    with contextlib.ExitStack() as stack:
+        try:
+            network = stack.enter_context(module.Network(2))
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"network namespaces cannot be joined: {error}")
+        hosts, ssh = tmp_path / "etc-hosts", tmp_path / "bin" / "ssh"
+        hosts.write_text(f"127.0.0.1 localhost\n{network.address(1)} a\n{network.address(2)} b\n")
+        ssh.parent.mkdir()
+        ssh.write_text(_SSH.format(enter=shlex.quote(network._script("enter")), hosts=shlex.quote(str(hosts))))
+        ssh.chmod(0o755)
+        yield lambda *words: [str(ssh), "a", f"PATH={shlex.quote(str(ssh.parent))}:$PATH", shlex.join(words)]
+
+
+@pytest.mark.parametrize("how", ["-H", "--hostfile", "--check"])
+def test_workers_on_two_hosts_as_the_readme_starts_them(tmp_path, two_hosts, how):
+    """``mykvrun -H a:2,b:2 python where.py`` and the like in network namespaces, which need root."""
+    (tmp_path / "where.py").write_text(_WHERE)
+    (tmp_path / "hostfile").write_text("a slots=2\nb slots=2\n")
+    named = ["--hostfile", str(tmp_path / "hostfile")] if how == "--hostfile" else ["-H", "a:2,b:2"]
+    program = ["--check"] if how == "--check" else [sys.executable, str(tmp_path / "where.py")]
+    command = two_hosts(sys.executable, "-m", "mykvrun", *named, *program)
+    process = subprocess.Popen(
+        command,
+        env=launcher.environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, stdout + stderr
+    if how == "--check":
+        assert re.search(r"host 1 +b, ranks 2-3\n", stdout) and "All that was checked works" in stdout, stdout
+    else:
+        assert sorted(stdout.splitlines()) == [
+            f"rank {rank} on {'ab'[rank // 2]} host {rank // 2} of 2 4.0" for rank in range(4)
+        ], stderr
+
+
+def test_a_hostfile_of_this_host(tmp_path, script):
+    (tmp_path / "hosts").write_text("# this host\nlocalhost slots=3\n")
+    code, stdout, stderr = _run(tmp_path, "--hostfile", str(tmp_path / "hosts"), script)
+    assert code == 0, stderr
+    assert stdout.splitlines() == ["sum [3.0, 3.0]"] * 3
+
+
+def test_check_runs_the_self_test_before_the_program(tmp_path, script):
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "--check")
+    assert code == 0 and "sum" not in stdout, stdout + stderr
+    report = stdout
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "--check", script)
+    assert code == 0 and stdout.splitlines()[-2:] == ["sum [2.0, 2.0]"] * 2, stdout + stderr
+    assert stdout.splitlines()[0] == report.splitlines()[0]
+    # Where it fails, the program is not started.
+    code, stdout, stderr = _run(tmp_path, "-n", "2", "-x", "MYKV_KERNELS=none", "--check", script)
+    assert code != 0 and "sum" not in stdout, stdout + stderr
 
 
 def _words(job, mpi=_OPEN_MPI):
@@ -328,6 +556,134 @@ def test_options_that_do_not_go_together(line, said, capsys):
     assert said in capsys.readouterr().err
 
 
+# Options of horovodrun 0.28 (horovod/runner/launch.py), with values.
+_WITH_A_MEANING = {
+    "-np 2": "workers",
+    "--num-proc 2": "workers",
+    "-p 2222": "ssh_port",
+    "--ssh-port 2222": "ssh_port",
+    "-i key": "ssh_key",
+    "--ssh-identity-file key": "ssh_key",
+    "-H a:2": "hosts",
+    "--hosts a:2": "hosts",
+    "-hostfile FILE": "hosts",
+    "--hostfile FILE": "hosts",
+    "--network-interfaces eth0,eth1": "interfaces",
+    "--network-interface eth0": "interfaces",
+    "--timeline-filename t.json": "variables",
+    "--no-stall-check": "variables",
+    "--stall-check-warning-time-seconds 5": "variables",
+    "--stall-check-shutdown-time-seconds 5": "variables",
+    "--tcp": "tcp_only",
+    "--mpi-args=--mca --x": "mpi_arguments",
+    "--binding-args=--map-by node": "mpi_arguments",
+}
+_FOR_THE_LAUNCHER = [
+    "--verbose",
+    "--stall-check",
+    "--output-filename out",
+    "-prefix-timestamp",
+    "--prefix-output-with-timestamp",
+    "-cb",
+    "--check-build",
+]
+_WITHOUT_EFFECT = [
+    "--disable-cache",
+    "--start-timeout 5",
+    "--fusion-threshold-mb 32",
+    "--cycle-time-ms 1",
+    "--cache-capacity 5",
+    "--hierarchical-allreduce",
+    "--no-hierarchical-allreduce",
+    "--hierarchical-allgather",
+    "--no-hierarchical-allgather",
+    "--autotune",
+    "--no-autotune",
+    "--autotune-log-file f",
+    "--autotune-warmup-samples 3",
+    "--autotune-steps-per-sample 3",
+    "--autotune-bayes-opt-max-samples 3",
+    "--autotune-gaussian-process-noise 0.8",
+    "--elastic-timeout 600",
+    "--reset-limit 3",
+    "--blacklist-cooldown-range 60 300",
+    "--timeline-mark-cycles",
+    "--no-timeline-mark-cycles",
+    "--mpi-threads-disable",
+    "--no-mpi-threads-disable",
+    "--num-nccl-streams 1",
+    "--thread-affinity 1",
+    "--gloo-timeout-seconds 30",
+    "--log-level INFO",
+    "--log-with-timestamp",
+    "--log-without-timestamp",
+    "--log-hide-timestamp",
+    "--no-log-hide-timestamp",
+    "--gloo",
+    "--mpi",
+]
+_REFUSED = [
+    "--min-np 2",
+    "--min-num-proc 2",
+    "--max-np 8",
+    "--max-num-proc 8",
+    "--slots-per-host 4",
+    "--host-discovery-script s.sh",
+    "--config-file c.yaml",
+    "--jsrun",
+]
+
+
+def _words_of(option):
+    return [option] if "=" in option else option.split()
+
+
+@pytest.mark.parametrize("option", _WITH_A_MEANING)
+def test_options_of_horovodrun_that_mean_something(option, tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\n")
+    words = [str(tmp_path / "hosts") if word == "FILE" else word for word in _words_of(option)]
+    field = _WITH_A_MEANING[option]
+    plain, request = parse(["-n", "1", "python", "x.py"]), parse(["-n", "1", *words, "python", "x.py"])
+    assert getattr(request.job, field) != getattr(plain.job, field) and not request.ignored
+    assert request.job.program == ["python", "x.py"]
+
+
+@pytest.mark.parametrize("option", _FOR_THE_LAUNCHER + _WITHOUT_EFFECT)
+def test_other_options_of_horovodrun_are_taken(option):
+    request = parse(["-np", "2", *_words_of(option), "python", "x.py"])
+    assert request.ignored == ([option.split()[0]] if option in _WITHOUT_EFFECT else [])
+    assert request.job.workers == 2
+    assert request.is_check == (option in ("-cb", "--check-build"))
+
+
+@pytest.mark.parametrize("option", _REFUSED)
+def test_options_of_horovodrun_without_which_the_job_is_another_are_refused_in_a_sentence(option, capsys):
+    assert main.main(["-np", "2", *option.split(), "python", "x.py"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"mykvrun: {option.split()[0]} is ") and said.count("\n") == 1
+
+
+def test_what_options_of_horovodrun_mean_for_the_launcher(monkeypatch):
+    job = parse(["-np", "2", "--network-interface", "eth0", "--network-interface", "eth1", "--tcp", "x"]).job
+    assert "--mca btl_tcp_if_include eth0,eth1" in _words(job)
+    assert commands.mpirun_command(job, _OPEN_MPI).variables["OMPI_MCA_pml"] == "ob1"
+    assert commands.mpirun_command(job, _MPICH).variables["FI_PROVIDER"] == "tcp"
+    # Launchers take an option for binding once.
+    job = parse(["-np", "2", "--binding-args=--bind-to socket --map-by socket", "x"]).job
+    for mpi in (_OPEN_MPI, _MPICH):
+        assert _words(job, mpi).replace("--", "-").count("-bind-to") == 1
+    assert "slot:PE" not in _words(job) and _words(job).endswith("--bind-to socket --map-by socket x")
+    assert "I_MPI_PIN_DOMAIN" not in commands.mpirun_command(job, _INTEL).variables
+    assert parse(["--check-build", "--verbose"]).job.workers == 1
+
+
+@pytest.mark.parametrize("option", ["-v", "--version"])
+def test_version(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse([option])
+    assert ended.value.code == 0 and re.fullmatch(r"mykv \S+\n", capsys.readouterr().out)
+
+
 def test_options_after_the_program_are_the_programs():
     request = parse(["-n", "2", "python", "train.py", "-n", "9", "--epochs", "3"])
     assert request.job.program == ["python", "train.py", "-n", "9", "--epochs", "3"]
@@ -357,6 +713,7 @@ thus causing the job to be terminated. The first process to do so was:
     [
         (_OPEN_MPI_SIGNAL, FailedWorker(1, "vm")),
         (_OPEN_MPI_STATUS, FailedWorker(11, "")),
+        (_OPEN_MPI_STATUS.replace("[prterun-vm-2072@1,11]", "[[14460,1],11]"), FailedWorker(11, "")),
         ("[1] Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort", FailedWorker(1, "")),
         ("=   RANK 3 PID 123 RUNNING AT node2\n", FailedWorker(3, "node2")),
         ("srun: error: node7: task 5: Exited with exit code 1\n", FailedWorker(5, "node7")),
@@ -364,9 +721,15 @@ thus causing the job to be terminated. The first process to do so was:
     ],
 )
 def test_what_launchers_say_of_the_failed_worker(text, failed):
-    output = Output(tagged=text.startswith("[1,"), prefix=True)
-    shown = b"".join(output.take(line + b"\n") for line in text.encode().split(b"\n"))
+    output = Output(OPEN_MPI_LINES if text.startswith("[1,") else None, prefix=True)
+    shown = _read(output, text.encode())
     assert output.failed == failed
     if text is _OPEN_MPI_SIGNAL:
         assert output.last_lines(1) == ["bar 2%", "the end"]
         assert shown.startswith(b"[0] a\n[1] bar 1%\rbar 2%\n[1] the end\n----")
+
+
+def test_the_abort_of_a_worker_of_mpich_names_its_rank_in_the_world():
+    output = Output(hydra_marks("m-"))
+    _read(output, b"m-3:Abort(7) on node 3 (rank 1 in comm 496): application called MPI_Abort\n")
+    assert output.failed == FailedWorker(3, "")

@@ -54,8 +54,6 @@ _PROGRAMS = [
 _FOLDERS = ("store", "project/test_selftest.py")
 _LIMIT = 900.0  # seconds for one command
 _NO_IMPORT = """
-import numpy
-numpy.bool = bool  # MXNet needs it, and only kvstore_plugin puts it back in new releases of numpy
 import mxnet as mx
 print("workers", mx.kv.create("mykv").num_workers)
 """
