@@ -58,6 +58,19 @@ def test_metadata_name_every_python_and_one_version(archive):
     assert "version:" not in (ROOT / "CITATION.cff").read_text().replace("cff-version:", "")
 
 
+def test_the_version_stands_in_one_file(sources):
+    """Measurements name the version that was measured, and the changelog those that were released."""
+    (version,) = re.findall(r"version=\"(.*)\"", (ROOT / "setup.py").read_text())
+    measured = ("docs/benchmarks.md", "docs/benchmarks-hosts.md", "benchmarks/pictures.json", "CHANGELOG.md")
+    holds = [
+        name
+        for name in sources
+        if name not in measured
+        and re.search(rf"(?<![\d.]){re.escape(version)}(?![\d.])", (ROOT / name).read_text(errors="replace"))
+    ]
+    assert holds == ["setup.py"]
+
+
 def test_the_changelog_keeps_its_form():
     text = (ROOT / "CHANGELOG.md").read_text()
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
