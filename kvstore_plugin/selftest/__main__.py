@@ -26,7 +26,7 @@ from typing import Callable, Iterator
 import numpy as np
 
 from ..world import core as core_loader
-from ..world import gpu_libraries, launch_checks, process, settings, version
+from ..world import gpu_libraries, launch_checks, log_prefix, process, settings, version
 from . import gpu as selftest_gpu
 
 _LIMIT = 120.0  # seconds for everything after the launch
@@ -90,6 +90,7 @@ def main() -> int:
     log = logging.getLogger("kvstore_plugin")
     log.addHandler(found)
     log.propagate = False
+    log_prefix.remove()  # the report names the ranks
     look_at_installation(found)
     look_at_machine(found)
     with found.catching("libraries for GPUs"):

@@ -116,6 +116,14 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
     return ("SLURM_STEP_NUM_TASKS", tasks) if started_by_srun and tasks is not None else None
 
 
+def launched_rank(environment: Mapping[str, str]) -> int | None:
+    """This process's rank among several that a launcher says it started; None in a process that is alone."""
+    launched = launched_processes(environment)
+    if launched is None or launched[1] < 2:
+        return None
+    return count_of(environment.get(_RANK_VARIABLES[launched[0]], ""))
+
+
 def count_of(text: str) -> int | None:
     """The number in a launcher's variable, of at most 64 bits; launchers use no digits other than 0 to 9."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None

@@ -19,7 +19,17 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 from . import core as core_loader
-from . import failure_detector, gpu_libraries, launch_checks, mpi, mpi_settings, new_workers, settings, stall_watch
+from . import (
+    failure_detector,
+    gpu_libraries,
+    launch_checks,
+    log_prefix,
+    mpi,
+    mpi_settings,
+    new_workers,
+    settings,
+    stall_watch,
+)
 from .version import VERSION
 
 if TYPE_CHECKING:
@@ -459,6 +469,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     _machines = _machines if names is None else (_group, names)
     core = loaded
+    log_prefix.joined(core.rank(), core.size())
     _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
     recoveries = 0 if read_settings else recoveries + 1

@@ -259,3 +259,37 @@ def test_no_worker_is_told_that_it_has_never_called_init_without_a_reason(mpirun
 def test_worker_that_fails_before_init_is_told_of_its_failure_only(mpirun):
     text = mpirun(2, "import kvstore_plugin; raise KeyError('data')").stderr
     assert "KeyError" in text and _SEPARATE not in text, text
+
+
+_WARNED = """
+import logging, sys
+import kvstore_plugin as mykv
+log = logging.getLogger("kvstore_plugin")
+handler = logging.StreamHandler(sys.stdout)
+handler.setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
+logging.getLogger().addHandler(handler)
+log.warning("before %s%%", 5)
+mykv.init()
+log.warning("during")
+mykv.shutdown()
+log.warning("after")
+"""
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_each_message_begins_with_the_rank_where_there_are_several(mpirun, ranks):
+    """Before init(), after it, and when the rank has left; the program's own format stays as it is."""
+    result = mpirun(ranks, _WARNED)
+    assert result.code == 0, result.text
+    for text in ("before 5%", "during", "after"):
+        expected = (
+            [f"[WARNING] mykv on rank {rank}: {text}" for rank in range(ranks)] if ranks > 1 else [f"[WARNING] {text}"]
+        )
+        assert sorted(line for line in result.stdout.splitlines() if line.endswith(text)) == expected, result.text
+
+
+def test_warnings_of_two_ranks_say_who_warns(mpirun):
+    script = "import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()"
+    stderr = mpirun(2, script, env={"OMP_NUM_THREADS": "1", "MYKV_PART_BYTE": "5"}).stderr
+    lines = [line for line in stderr.splitlines() if "MYKV_PART_BYTE," in line or "exchanged nothing" in line]
+    assert len(lines) == 2 and all(line.startswith("mykv on rank 0: ") for line in lines), stderr
