@@ -191,6 +191,8 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     launch_checks.warn_of_many_threads(core.local_rank(), core.local_size())
     if core.rank() == 0:
         launch_checks.mark_start()
+        if not new_workers.is_waiting():
+            launch_checks.tell_of_one_worker(core.size())
         _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
     _tried_by_init = _tried()
 

@@ -261,6 +261,35 @@ def test_worker_that_fails_before_init_is_told_of_its_failure_only(mpirun):
     assert "KeyError" in text and _SEPARATE not in text, text
 
 
+_ALONE = "No launcher started this program, so it trains with one worker. For two workers: mykvrun -n 2 python "
+_INIT = "import kvstore_plugin as mykv; mykv.init()\n"
+
+
+def test_a_script_without_a_launcher_is_told_once_that_one_worker_trains(mpirun):
+    result = mpirun(0, f"{_INIT}mykv.shutdown(); mykv.init(); print('run')", "--epochs", "a b")
+    assert result.code == 0, result.text
+    assert result.stderr.count(_ALONE) == 1 and result.stdout == "run\n", result.text
+    (line,) = [line for line in result.stderr.splitlines() if _ALONE in line]
+    assert line.endswith("script.py --epochs 'a b'"), line
+
+
+@pytest.mark.parametrize(
+    "ranks, before, python",
+    [
+        (1, "", ()),
+        (2, "", ()),
+        (0, "import logging; logging.getLogger('kvstore_plugin').setLevel(logging.ERROR)", ()),
+        (0, "import builtins; builtins.__IPYTHON__ = True", ()),  # as in a notebook
+        (0, "import pytest", ()),
+        (0, "", ("-i",)),
+    ],
+    ids=["a launcher and one worker", "two workers", "level", "notebook", "tests", "interactive"],
+)
+def test_who_is_meant_to_be_alone_or_is_not_alone_is_told_nothing(mpirun, ranks, before, python):
+    result = mpirun(ranks, f"{before}\n{_INIT}print('run')", python=python)
+    assert "No launcher started" not in result.text and "run" in result.stdout, result.text
+
+
 _WARNED = """
 import logging, sys
 import kvstore_plugin as mykv
