@@ -149,7 +149,7 @@ def look_at_installation(found: Findings) -> None:
         facts["mykv_core"] = f"compiled by {info['compiler']}"
         facts["MPI built against"] = info["mpi"]
         facts["core chosen"] = getattr(core, "__chosen__", "the only core, compiled for one MPI on installation")
-        facts["MPI loaded"] = loaded.strip("\0 \n").partition("\n")[0].partition(",")[0]
+        facts["MPI loaded"] = launch_checks.first_line(loaded)
         facts["kernels"] = f"{core.kernel_path()} (built: {', '.join(info['kernels'])})"
         launch_checks.check_library(info["mpi"], loaded, info["mpi_abi"])
     facts["mpi4py"] = "cannot be imported"

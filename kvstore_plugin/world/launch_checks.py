@@ -60,6 +60,11 @@ def parse_version(text: str) -> tuple[str, str]:
     return text.strip("\0 \n").partition("\n")[0], ""
 
 
+def first_line(text: str) -> str:
+    """Name and full version in a text of ``MPI_Get_library_version``."""
+    return " ".join(text.strip("\0 \n").partition("\n")[0].partition(",")[0].split())
+
+
 def _short(text: str) -> str:
     return " ".join(parse_version(text)).strip()
 

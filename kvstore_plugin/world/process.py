@@ -193,8 +193,23 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         launch_checks.mark_start()
         if not new_workers.is_waiting():
             launch_checks.tell_of_one_worker(core.size())
-        _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
+        _log_start()
     _tried_by_init = _tried()
+
+
+def _log_start() -> None:
+    """Log one line: what this job consists of."""
+    workers, hosts = core.size(), len(core.host_ranks())
+    _log.info(
+        "mykv %s: %d worker%s on %d host%s. MPI: %s. Transports: %s.",
+        VERSION,
+        workers,
+        "s" * (workers != 1),
+        hosts,
+        "s" * (hosts != 1),
+        launch_checks.first_line(core.mpi_library_version()),
+        ", ".join(name for name, why_unused in core.transports().items() if not why_unused),
+    )
 
 
 def operations() -> int:

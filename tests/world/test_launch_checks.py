@@ -290,6 +290,23 @@ def test_who_is_meant_to_be_alone_or_is_not_alone_is_told_nothing(mpirun, ranks,
     assert "No launcher started" not in result.text and "run" in result.stdout, result.text
 
 
+@pytest.mark.parametrize(
+    "ranks, hosts, expected",
+    [(1, 1, "1 worker on 1 host."), (2, 1, "2 workers on 1 host."), (2, 2, "2 workers on 2 hosts.")],
+)
+def test_init_logs_one_line_of_what_the_job_is(mpirun, ranks, hosts, expected):
+    script = f"import logging; logging.basicConfig(level=logging.INFO)\n{_INIT}from mpi4py import MPI\n"
+    script += "print(MPI.Get_library_version())"
+    result = mpirun(ranks, script, env={"MYKV_VIRTUAL_HOSTS": str(hosts)})
+    lines = [
+        line for line in result.stderr.splitlines() if line.startswith("INFO:kvstore_plugin:") and "Transports" in line
+    ]
+    assert len(lines) == 1 and expected in lines[0], result.text
+    assert lines[0].endswith(f"Transports: {'host' if hosts == 1 else 'host, mpi'}."), lines
+    implementation, major = launch.parse_version(result.stdout)
+    assert launch.parse_version(lines[0].partition("MPI: ")[2]) == (implementation, major), result.text
+
+
 _WARNED = """
 import logging, sys
 import kvstore_plugin as mykv
