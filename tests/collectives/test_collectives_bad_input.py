@@ -308,10 +308,9 @@ _DIFFERING = {
 
 
 _SHAPES = ["Give the same shapes and dtypes on all workers"]
-_REMEDIES = {
-    case: _SHAPES
-    for case in ("shape", "dtype", "number of members", "dtypes of a group", "group and one", "members to scatter")
-}
+_REMEDIES = dict.fromkeys(
+    ("shape", "dtype", "number of members", "dtypes of a group", "group and one", "members to scatter"), _SHAPES
+)
 
 
 @pytest.mark.ranks(3, long=(2,))
