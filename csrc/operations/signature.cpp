@@ -17,6 +17,9 @@ std::string shape_text(const std::vector<size_t>& shape) {
 
 namespace {
 
+const std::string kOnGpu = " on GPU";
+const std::string kOwners = "the owners of ";
+
 std::string shards_text(const std::vector<Shard>& shards) {
   char digest[24];
   uint64_t hash = 0;
@@ -25,13 +28,13 @@ std::string shards_text(const std::vector<Shard>& shards) {
     hash = hash_bytes(numbers, sizeof numbers, hash);
   }
   std::snprintf(digest, sizeof digest, "%08x", static_cast<unsigned>(hash));
-  return "the owners of " + std::to_string(shards.size()) + " shards (division " + digest + ")";
+  return kOwners + std::to_string(shards.size()) + " shards (division " + digest + ")";
 }
 
-const std::string kOnGpu = " on GPU";
-const std::string kBatchSize = "batch size ";  // as step_label.py begins its text
-const std::string kSameBatchSize =
-    ". Give step() the same batch size on all workers, as DistributedSampler with last_batch='discard' does";
+// As step_label.py begins its texts.
+const std::string kBatchSize = "batch size ";
+const std::string kLearningRate = "learning rate ";
+const std::string kSameCalls = "Make the same calls with the same arguments on all workers";
 constexpr char kAfterLabel = '\x1f';  // between the label and the core's own description of the operation
 
 std::vector<std::string> options_of(const std::string& label) {
@@ -52,11 +55,42 @@ std::string joined(const std::vector<std::string>& options) {
   return text;
 }
 
-// What a signature with a label says about the arrays: ' of float32 (3, 4)'.
+// What a signature says about the arrays: ' of float32 (3, 4)'.
 std::string arrays_of(const std::string& signature) {
-  const size_t division = signature.find("(division ");
-  const size_t of = signature.find(" of ", division == std::string::npos ? signature.find(kAfterLabel) : division);
+  const size_t division = signature.find("(division "), label = signature.find(kAfterLabel);
+  const size_t of = signature.find(" of ", division != std::string::npos ? division
+                                           : label != std::string::npos  ? label
+                                                                         : 0);
   return of == std::string::npos ? "" : signature.substr(of);
+}
+
+// The same without what is behind the shape: where the arrays are, and how they travel.
+std::string shape_of(const std::string& signature) {
+  std::string text = arrays_of(signature);
+  for (const std::string& rest : {std::string(", as "), std::string(", compressed by "), kOnGpu})
+    text = text.substr(0, text.find(rest));
+  return text;
+}
+
+// What to do, as the end of an error. `one` and `other` are what it shows of the two signatures.
+std::string remedy(const std::string& one, const std::string& other, const std::string& signature,
+                   const std::string& other_signature) {
+  const auto label_of = [](const std::string& text) { return text.substr(0, text.find(kAfterLabel) + 1); };
+  const auto both = [&](const std::string& text) {
+    return one.find(text) != std::string::npos && other.find(text) != std::string::npos;
+  };
+  if (both(kBatchSize))
+    return "Give step() the same batch size on all workers, as DistributedSampler with last_batch='discard' does";
+  if (both(kLearningRate)) return "Set the same learning rate on all workers, before the same step";
+  if (both(", layout ") || both(kOwners))
+    return "Initialize the same parameters in the same order on all workers, and cast or freeze them alike";
+  if (label_of(signature) != label_of(other_signature)) return kSameCalls;
+  if (shape_of(signature) != shape_of(other_signature))
+    return "Give the same shapes and dtypes on all workers; parameters have them if all workers build the same network";
+  const auto travels = [](const std::string& text) { return arrays_of(text).substr(shape_of(text).size()); };
+  if (both(" between hosts") || travels(signature) != travels(other_signature))
+    return "Use the same compression and the same kind of device on all workers";
+  return kSameCalls;
 }
 
 // If only one of the two texts says " on GPU", adds " on CPU" to the other text.
@@ -145,9 +179,8 @@ std::string difference(const std::string& name, int rank, const std::string& sig
     }
   }
   tell_places(&one, &other);
-  const bool by_batch_size = one.find(kBatchSize) != std::string::npos && other.find(kBatchSize) != std::string::npos;
   return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
-         std::to_string(other_rank) + " has " + other + (by_batch_size ? kSameBatchSize : "");
+         std::to_string(other_rank) + " has " + other + ". " + remedy(one, other, signature, other_signature);
 }
 
 }  // namespace mykv

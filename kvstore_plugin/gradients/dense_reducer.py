@@ -388,12 +388,13 @@ class DenseReducer(SharedReducer):
         labels = [slot.label for slot in active]
         what = f"parameters with gradients of {self._scope}"
         self._ask(lambda carrier: agreement.check_names(self._process_set, carrier, labels, what))
-        own = agreement.digest([str(operation) for operation in proposed])
+        own = [agreement.digest([str(operation) for operation in proposed]), agreement.digest(_shapes(active))]
         label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
-        (least,), (most,) = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, [own], label))
+        least, most = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, own, label))
         self._hook_counts.clear()  # on all ranks
-        knew, self._copies_all = self._copies_all, bool(least != most)
-        if self._copies_all and not knew and self._process_set.rank() == 0:
+        knew, (self._copies_all, fails) = self._copies_all, (least != most).tolist()
+        # Other shapes give an error that names the parameter, and their layout has no other reason.
+        if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
             _log.warning(
                 "All gradients of %s are reduced by copying, which is slower, since the workers have initialized its "
                 "parameters in different orders, or some on CPUs and some on GPUs. Initialize the parameters alike on "
@@ -460,6 +461,12 @@ def _bytes_of(operation: Operation) -> int:
     """Bytes of the gradients that an operation reduces, on one device."""
     gradients = [slot.parameter._grad[0] for slot in operation.slots if slot.parameter._grad is not None]
     return sum(gradient.size * np.dtype(gradient.dtype).itemsize for gradient in gradients)
+
+
+def _shapes(slots: Sequence[Slot]) -> list[str]:
+    """Shapes and dtypes of the gradients, on one device."""
+    gradients = [(slot.label, slot.parameter._grad[0]) for slot in slots]
+    return [f"{label} {gradient.shape} {np.dtype(gradient.dtype).name}" for label, gradient in gradients]
 
 
 def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:

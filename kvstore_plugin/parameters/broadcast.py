@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Mapping, Sequence
 
+import numpy as np
+
 from ..collectives.row_sparse import is_row_sparse
 from ..compat import arrays
 from ..compat.mxnet import NAME_KEYED_DICTS, NDArray, Parameter
@@ -93,17 +95,19 @@ def broadcast_parameters(
 def _compared(process_set: ProcessSet, carrier: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:
     """The names for the parameters' operations, and the extremes of their states over the ranks. Collective.
 
-    Errors show the names. Where ranks count parameters, as in 'parameter 3', the name has the Parameter's own name too
-    if that is the same on all ranks.
+    Errors show the names. Where ranks count parameters, as in 'parameter 3', the name has the Parameter's own name too,
+    or, where ranks have named it differently, its name on the set's first rank.
     """
-    own = [getattr(value, "name", name) for name, value, _ in named]
+    own = [getattr(value, "name", name) if name.startswith("parameter ") else name for name, value, _ in named]
     numbers = [*(_state(one.value) for one in named), *(agreement.digest([name]) for name in own)]
     least, most = agreement.extremes(process_set, carrier, numbers)
     count = len(named)
-    names = [
-        f"{name} ({mine})" if is_alike and name.startswith("parameter ") and mine != name else name
-        for (name, _, _), mine, is_alike in zip(named, own, least[count:] == most[count:])
-    ]
+    alike = least[count:] == most[count:]
+    if not alike.all():
+        shown = "\0".join(name if same else f"{name} on rank {process.rank()}" for name, same in zip(own, alike))
+        first = agreement.bytes_of_rank(process_set, carrier, np.frombuffer(shown.encode(), dtype=np.uint8), 0)
+        own = first.tobytes().decode().split("\0")
+    names = [name if given == name else f"{name} ({given})" for (name, _, _), given in zip(named, own)]
     return names, least[:count], most[:count]
 
 

@@ -25,8 +25,10 @@ from typing import Callable, Iterator
 
 import numpy as np
 
+from mykvrun.progress import Progress
+
 from ..world import core as core_loader
-from ..world import gpu_libraries, launch_checks, process, settings, version
+from ..world import gpu_libraries, launch_checks, log_prefix, process, settings, version
 from . import gpu as selftest_gpu
 
 _LIMIT = 120.0  # seconds for everything after the launch
@@ -63,6 +65,26 @@ class Findings(logging.Handler):
             self.wrong.append(f"{what}: {error}" if str(error) else f"{what}: {type(error).__name__}")
 
 
+class _Stages:
+    """What the self-test is doing now, which rank 0 shows as progress and a time limit names."""
+
+    def __init__(self) -> None:
+        self.now = ""
+        self._progress = Progress(6, "self-test", "stage") if _launcher_rank(_RANK) == 0 else None
+
+    def begin(self, what: str) -> None:
+        """The last stage is over, and the next begins."""
+        if self._progress is not None:
+            self._progress.advance(int(bool(self.now)))
+            self._progress.tell(what)
+        self.now = what
+
+    def end(self) -> None:
+        """Show no progress any more."""
+        if self._progress is not None:
+            self._progress.close()
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "python -m kvstore_plugin.selftest",
@@ -82,14 +104,16 @@ def main() -> int:
         Exit code, the same on all ranks.
     """
     with_gpu = _arguments().gpu
-    stage = ["the installation"]
-    watch = threading.Timer(_LIMIT, _give_up, [stage])
+    stages = _Stages()
+    stages.begin("the installation")
+    watch = threading.Timer(_LIMIT, _give_up, [stages])
     watch.daemon = True
     watch.start()
     found = Findings()
     log = logging.getLogger("kvstore_plugin")
     log.addHandler(found)
     log.propagate = False
+    log_prefix.remove()  # the report names the ranks
     look_at_installation(found)
     look_at_machine(found)
     with found.catching("libraries for GPUs"):
@@ -97,26 +121,26 @@ def main() -> int:
     if with_gpu:
         selftest_gpu.look(found)
     if found.wrong:  # MPI may not even start, so no other rank can be asked
-        return _report_alone(found)
+        return _report_alone(found, stages)
 
-    stage[0] = "the start of MPI and the meeting of the ranks (init)"
+    stages.begin("the start of MPI and the meeting of the ranks (init)")
     with found.catching("init"):
         process.init()
     if found.wrong:
-        return _report_alone(found)
+        return _report_alone(found, stages)
     from mpi4py import MPI
 
     comm = MPI.COMM_WORLD.Dup()
-    stage[0] = "the exchange of findings (mpi4py)"
+    stages.begin("the exchange of findings (mpi4py)")
     everyone, places = comm.gather(found.facts), comm.gather(found.place)
-    stage[0] = "the sums"
+    stages.begin("the sums")
     check_sums(found)
     if with_gpu:
-        stage[0] = "the tests of GPUs"
+        stages.begin("the tests of GPUs")
         selftest_gpu.check(found)
-    stage[0] = "the measurements"
+    stages.begin("the measurements")
     speed = measure() if not found.wrong else {}
-    stage[0] = "the exchange of findings (mpi4py)"
+    stages.begin("the exchange of findings (mpi4py)")
     wrong, slow = comm.gather(found.wrong), comm.gather(found.slow)
     code = 0
     if comm.rank == 0:
@@ -124,6 +148,7 @@ def main() -> int:
         compare(found, everyone, places)
         look_at_hosts(found, places)
         found.facts.update(speed)
+        stages.end()
         _print(found)
         code = int(bool(found.wrong))
     return comm.bcast(code)
@@ -148,7 +173,7 @@ def look_at_installation(found: Findings) -> None:
         facts["mykv_core"] = f"compiled by {info['compiler']}"
         facts["MPI built against"] = info["mpi"]
         facts["core chosen"] = getattr(core, "__chosen__", "the only core, compiled for one MPI on installation")
-        facts["MPI loaded"] = loaded.strip("\0 \n").partition("\n")[0].partition(",")[0]
+        facts["MPI loaded"] = launch_checks.first_line(loaded)
         facts["kernels"] = f"{core.kernel_path()} (built: {', '.join(info['kernels'])})"
         launch_checks.check_library(info["mpi"], loaded, info["mpi_abi"])
     facts["mpi4py"] = "cannot be imported"
@@ -311,8 +336,9 @@ def _launcher_rank(variables: tuple[str, ...]) -> int:
     return next((rank for rank in ranks if rank is not None), 0)
 
 
-def _report_alone(found: Findings) -> int:
+def _report_alone(found: Findings, stages: _Stages) -> int:
     """Report without the other ranks: rank 0 in full, the first rank of each other host one line for each finding."""
+    stages.end()
     if _launcher_rank(_RANK) == 0:
         _print(found)
         return 1
@@ -324,10 +350,10 @@ def _report_alone(found: Findings) -> int:
     return 1
 
 
-def _give_up(stage: list[str]) -> None:
+def _give_up(stages: _Stages) -> None:
     print(
-        f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {stage[0]} took longer than {_LIMIT:.0f} s: another "
-        "rank has failed or cannot be reached; try two ranks on one host first, then two hosts.",
+        f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {stages.now} took longer than {_LIMIT:.0f} s: "
+        "another rank has failed or cannot be reached; try two ranks on one host first, then two hosts.",
         file=sys.stderr,
         flush=True,
     )

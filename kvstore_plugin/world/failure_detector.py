@@ -189,7 +189,7 @@ class _Watch:
         who = f"rank {numbers} of {size} has" if ended else f"a rank of {size} has"
         who = f"ranks {numbers} of {size} have" if len(ended) > 1 else who
         self.sentence = f"{who} ended: killed, or left before the others were done"
-        _log.warning("mykv on rank %d: %s.", self._comm.Get_rank(), self.sentence)
+        _log.warning("%s.", self.sentence)
         core_loader.load().lose(self.sentence, ended)
         core_loader.load().watch(False)  # this watch calls lose() no more
         self.noticed.set()

@@ -7,14 +7,19 @@ program that uses no store of this package although it was launched on several w
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import logging
+import multiprocessing
 import os
 import re
+import shlex
+import sys
 from pathlib import Path
 from typing import Mapping
 
 _log = logging.getLogger("kvstore_plugin")
+_told_of_one_worker = False
 
 # Patterns in the texts of MPI_Get_library_version(), and of the build (build_backend/mykv_mpi.py), with the
 # implementations that they mean; the group is the major version.
@@ -53,6 +58,11 @@ def parse_version(text: str) -> tuple[str, str]:
         if found:
             return name, found.group(1)
     return text.strip("\0 \n").partition("\n")[0], ""
+
+
+def first_line(text: str) -> str:
+    """Name and full version in a text of ``MPI_Get_library_version``."""
+    return " ".join(text.strip("\0 \n").partition("\n")[0].partition(",")[0].split())
 
 
 def _short(text: str) -> str:
@@ -114,6 +124,14 @@ def launched_processes(environment: Mapping[str, str]) -> tuple[str, int] | None
     tasks = count_of(environment.get("SLURM_STEP_NUM_TASKS", ""))
     started_by_srun = step is not None and step < _FIRST_SPECIAL_SLURM_STEP and "SLURM_PROCID" in environment
     return ("SLURM_STEP_NUM_TASKS", tasks) if started_by_srun and tasks is not None else None
+
+
+def launched_rank(environment: Mapping[str, str]) -> int | None:
+    """This process's rank among several that a launcher says it started; None in a process that is alone."""
+    launched = launched_processes(environment)
+    if launched is None or launched[1] < 2:
+        return None
+    return count_of(environment.get(_RANK_VARIABLES[launched[0]], ""))
 
 
 def count_of(text: str) -> int | None:
@@ -204,6 +222,36 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
             cores,
             max(1, cores // local_size),
         )
+
+
+def tell_of_one_worker(size: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Log a warning, once, in a script that was started without a launcher: one worker trains.
+
+    Notebooks, an interactive Python, tests and commands of this package are meant to be alone.
+    """
+    global _told_of_one_worker
+    main = sys.modules.get("__main__")
+    is_alone = size == 1 and launched_processes(environment) is None and multiprocessing.parent_process() is None
+    is_meant = (
+        hasattr(sys, "ps1") or sys.flags.interactive or hasattr(builtins, "__IPYTHON__") or "pytest" in sys.modules
+    )
+    own = (getattr(main, "__package__", None) or "").startswith("kvstore_plugin")
+    if _told_of_one_worker or not is_alone or is_meant or own or not hasattr(main, "__file__"):
+        return
+    _told_of_one_worker = True
+    _log.warning(
+        "No launcher started this program, so it trains with one worker. For two workers: mykvrun -n 2 %s",
+        shlex.join(_command()),
+    )
+
+
+def _command() -> list[str]:
+    """This process's command line, with Python by its name alone."""
+    try:
+        words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        words = [sys.executable, *sys.argv]
+    return ["python", *words[1:]]
 
 
 def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> None:

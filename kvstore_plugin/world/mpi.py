@@ -30,7 +30,8 @@ def start(core: ModuleType) -> ModuleType:
     if not MPI.Is_initialized():
         core.finalize_mpi_at_exit()  # mpi4py finalizes only an MPI that its import has initialized
         mpi_settings.apply()
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with mpi_settings.removing_files(MPI.Get_library_version()):
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "MPI was initialized without MPI_THREAD_MULTIPLE. Let kvstore_plugin.init() initialize MPI, or request "

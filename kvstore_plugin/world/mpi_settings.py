@@ -19,12 +19,16 @@ parameters.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any, MutableMapping
+from typing import Any, Iterator, MutableMapping
 
 from . import launch_checks
 
@@ -41,6 +45,10 @@ _PREFIX = "OMPI_MCA_"
 # hangs if all processes of another host have died. In such jobs ULFM's agreement in MPI_Finalize precedes the barrier.
 _OUTLIVING = {"OMPI_MCA_async_mpi_finalize": "1"}
 
+# Where Open MPI has its files of shared memory, and the variables of a process that a launcher has started.
+_SHARED_MEMORY, _FILES = "/dev/shm", "OMPI_MCA_btl_sm_backing_directory"
+_LAUNCHED = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID")
+
 _late: dict[str, str] = {}  # settings that came too late, after the initialization of MPI
 
 
@@ -55,6 +63,34 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
         _late.update(missing)
     else:
         environment.update(missing)
+
+
+@contextlib.contextmanager
+def removing_files(library: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Initialize MPI inside: without a launcher the files of Open MPI are in a folder that is removed at exit.
+
+    mpirun removes the files of its processes. Open MPI 5 never removes those of a process that it did not start.
+    """
+    is_launched = any(name.startswith(_LAUNCHED) for name in environment)
+    is_open_mpi = launch_checks.parse_version(library)[0] == "Open MPI"
+    folder = None
+    if is_open_mpi and not is_launched and not _is_set(_FILES, environment):
+        with contextlib.suppress(OSError):
+            folder = tempfile.mkdtemp(prefix="mykv-", dir=_SHARED_MEMORY)
+    if folder is None:
+        yield
+        return
+    atexit.register(_remove, folder, os.getpid())
+    environment[_FILES] = folder
+    try:
+        yield
+    finally:
+        del environment[_FILES]  # programs that this process starts may live longer than the folder
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:  # and not a forked child
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def warn_if_late(core: Any) -> None:

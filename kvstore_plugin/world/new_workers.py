@@ -102,7 +102,7 @@ def started(comm: MPI.Intracomm, count: int, hosts: str, is_known: bool) -> NewW
     try:
         return NewWorkers(comm, count, hosts, is_known)
     except MPI.Exception as error:  # of several kinds after a death
-        _log.warning("mykv: MPI_Comm_spawn has failed (%s).", error)
+        _log.warning("MPI_Comm_spawn has failed (%s).", error)
         return None
 
 
@@ -270,7 +270,7 @@ def _await_go(parent: MPI.Intercomm) -> None:
 
 
 def _end_unneeded(why: object) -> NoReturn:
-    _log.warning("mykv: this new worker ends, since the others do not need it any more (%s).", why)
+    _log.warning("This new worker ends, since the others do not need it any more (%s).", why)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):
             stream.flush()

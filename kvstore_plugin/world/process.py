@@ -19,7 +19,17 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
 from . import core as core_loader
-from . import failure_detector, gpu_libraries, launch_checks, mpi, mpi_settings, new_workers, settings, stall_watch
+from . import (
+    failure_detector,
+    gpu_libraries,
+    launch_checks,
+    log_prefix,
+    mpi,
+    mpi_settings,
+    new_workers,
+    settings,
+    stall_watch,
+)
 from .version import VERSION
 
 if TYPE_CHECKING:
@@ -181,8 +191,25 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     launch_checks.warn_of_many_threads(core.local_rank(), core.local_size())
     if core.rank() == 0:
         launch_checks.mark_start()
-        _log.info("mykv %s: %d workers on %d hosts.", VERSION, core.size(), len(core.host_ranks()))
+        if not new_workers.is_waiting():
+            launch_checks.tell_of_one_worker(core.size())
+        _log_start()
     _tried_by_init = _tried()
+
+
+def _log_start() -> None:
+    """Log one line: what this job consists of."""
+    workers, hosts = core.size(), len(core.host_ranks())
+    _log.info(
+        "mykv %s: %d worker%s on %d host%s. MPI: %s. Transports: %s.",
+        VERSION,
+        workers,
+        "s" * (workers != 1),
+        hosts,
+        "s" * (hosts != 1),
+        launch_checks.first_line(core.mpi_library_version()),
+        ", ".join(name for name, why_unused in core.transports().items() if not why_unused),
+    )
 
 
 def operations() -> int:
@@ -459,6 +486,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     _machines = _machines if names is None else (_group, names)
     core = loaded
+    log_prefix.joined(core.rank(), core.size())
     _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
     recoveries = 0 if read_settings else recoveries + 1

@@ -45,4 +45,4 @@ def _watch(core: Any, warn: float, abort: float) -> None:
         if reports is None:
             return
         for _, sentence in reports:
-            _log.warning("mykv on rank %d: %s", core.rank() if core.is_initialized() else -1, sentence)
+            _log.warning("%s", sentence)

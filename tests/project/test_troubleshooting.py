@@ -78,7 +78,7 @@ _INTERNAL = {
         ", on GPU",
         "an error without a text",
     ],
-    "passes on the texts of other messages": ["mykv on rank …:", "rank …:", "mykv: …"],
+    "passes on the texts of other messages": ["rank …:", "mykv: …"],
     "a wrong use of the core, which kvstore_plugin prevents": [
         "a timeline is being recorded already",
         "the timeline belongs to the process that this one is a fork of",

@@ -7,6 +7,8 @@ import importlib
 import sys
 import time
 
+from mykvrun.progress import Progress
+
 from .tally import Budget, Tally
 from .targets import TARGETS
 
@@ -30,7 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     for number, name in enumerate(names):
         share = (end - time.monotonic()) / (len(names) - number)
         begin = time.monotonic()
-        tally = tallies[name] = importlib.import_module(TARGETS[name]).run(Budget(share, seed, given.most))
+        with Progress(round(share), name, "s") as progress:
+            budget = Budget(share, seed, given.most, progress)
+            tally = tallies[name] = importlib.import_module(TARGETS[name]).run(budget)
         print(f"\n{name}: {time.monotonic() - begin:.0f} s", *tally.notes, sep="\n  ", flush=True)
         for failure in tally.failures:
             print(f"FAILED {name}: {failure}", flush=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from mykvrun.progress import Progress
+
 
 class Budget:
     """How long a target may go on, and the seed that it begins with.
@@ -15,10 +17,15 @@ class Budget:
     seed : int
     most : int, optional
         How often it tries at most, for tests; as often as time allows by default.
+    progress : Progress, optional
+        Shows the seconds that have passed.
     """
 
-    def __init__(self, seconds: float, seed: int = 0, most: int | None = None) -> None:
+    def __init__(
+        self, seconds: float, seed: int = 0, most: int | None = None, progress: Progress | None = None
+    ) -> None:
         self.seed, self.most = seed, most
+        self._seconds, self._progress = seconds, progress
         self._end = time.monotonic() + seconds
 
     def left(self) -> float:
@@ -27,6 +34,9 @@ class Budget:
 
     def allows(self, tally: Tally) -> bool:
         """Whether to try once more."""
+        if self._progress is not None:
+            self._progress.tell(f"{tally.tried} tried, {len(tally.failures)} failed")
+            self._progress.reach(self._seconds - self.left())
         return self.left() > 0 and (self.most is None or tally.tried < self.most)
 
 

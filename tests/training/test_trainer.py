@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import fractions
 import inspect
+import logging
 import time
 
 import kvstore_plugin as mykv
@@ -703,8 +704,25 @@ def test_other_shapes_on_the_ranks_are_an_error_on_both(rank):
 
 
 @pytest.mark.ranks(2)
+def test_other_shapes_are_an_error_and_no_warning_of_other_orders(rank, caplog):
+    """Each worker's network gets its shapes from its own data, after the trainer was made."""
+    net = nn.Dense(4)
+    net.initialize(mx.init.Constant(0.1))
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD)
+    with pytest.raises(MXNetError) as failure, caplog.at_level(logging.WARNING):
+        with autograd.record():
+            loss = net(mx.np.ones((2, 3 + rank)) if IS_2 else mx.nd.ones((2, 3 + rank))).sum()
+        loss.backward()
+        trainer.step(2)
+        mx.nd.waitall()
+    assert "weight" in str(failure.value) and "same shapes and dtypes on all workers" in str(failure.value)
+    assert "different orders" not in caplog.text
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("alike", [True, False])
-def test_errors_have_the_names_of_counted_parameters_where_all_ranks_have_them(rank, alike):
+def test_errors_have_the_names_of_counted_parameters(rank, alike):
     parameters = [_parameter("w" if alike else f"w{rank}", (3,), rank), _parameter("head_bias", (3 + rank,), rank)]
     with pytest.raises(MXNetError) as failure:
         mykv.DistributedTrainer(parameters, *_SGD)
@@ -714,7 +732,8 @@ def test_errors_have_the_names_of_counted_parameters_where_all_ranks_have_them(r
     parameters = [_parameter("w" if alike else f"w{rank}", (3 + rank,), rank)]
     with pytest.raises(MXNetError) as failure:
         mykv.broadcast_parameters(parameters)
-    assert f"parameter 0{' (w)' if alike else ''} differs between ranks" in str(failure.value)
+    assert f"parameter 0 ({'w' if alike else 'w0 on rank 0'}) differs between ranks" in str(failure.value)
+    assert "same shapes and dtypes on all workers" in str(failure.value)
     clear_errors()
 
 

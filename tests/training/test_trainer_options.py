@@ -573,7 +573,8 @@ def test_other_learning_rates_are_an_error_that_shows_both(rank, gather, on_stor
     before = checksum(net)
     trainer.set_learning_rate(0.25 if rank else 0.5)
     _backward(net, rank)
-    with pytest.raises(MXNetError, match="rank 0 has learning rate 0.5, rank 1 has learning rate 0.25"):
+    shown = r"rank 0 has learning rate 0.5, rank 1 has learning rate 0.25\. Set the same learning rate on all workers"
+    with pytest.raises(MXNetError, match=shown):
         trainer.step(4)
         mx.nd.waitall()
     clear_errors()

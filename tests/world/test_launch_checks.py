@@ -180,6 +180,15 @@ def test_mxnet_that_cannot_be_imported(mpirun, shadow):
         assert word in _sentence(result), result.text
 
 
+def test_numpy_2_is_one_sentence_with_the_command_that_works(mpirun):
+    """Also where MXNet is imported only afterwards: kvstore_plugin looks at numpy first."""
+    script = f"import numpy; numpy.__version__ = '2.1.3'\n{_CREATE}"
+    result = mpirun(0, script)
+    limit = "numpy<2" if sys.version_info >= (3, 12) else "numpy<1.24"
+    for word in ("ImportError", "numpy 2.1.3 is too new for MXNet", f"pip install '{limit}'"):
+        assert word in _sentence(result), result.text
+
+
 @pytest.mark.parametrize("text", ["many", *map(long, ["-1", "0", "1.5", ""])])
 def test_setting_that_is_no_number(mpirun, text):
     result = mpirun(0, _CREATE, env={"MYKV_PART_BYTES": text})
@@ -259,3 +268,83 @@ def test_no_worker_is_told_that_it_has_never_called_init_without_a_reason(mpirun
 def test_worker_that_fails_before_init_is_told_of_its_failure_only(mpirun):
     text = mpirun(2, "import kvstore_plugin; raise KeyError('data')").stderr
     assert "KeyError" in text and _SEPARATE not in text, text
+
+
+_ALONE = "No launcher started this program, so it trains with one worker. For two workers: mykvrun -n 2 python "
+_INIT = "import kvstore_plugin as mykv; mykv.init()\n"
+
+
+def test_a_script_without_a_launcher_is_told_once_that_one_worker_trains(mpirun):
+    result = mpirun(0, f"{_INIT}mykv.shutdown(); mykv.init(); print('run')", "--epochs", "a b")
+    assert result.code == 0, result.text
+    assert result.stderr.count(_ALONE) == 1 and result.stdout == "run\n", result.text
+    (line,) = [line for line in result.stderr.splitlines() if _ALONE in line]
+    assert line.endswith("script.py --epochs 'a b'"), line
+
+
+@pytest.mark.parametrize(
+    "ranks, before, python",
+    [
+        (1, "", ()),
+        (2, "", ()),
+        (0, "import logging; logging.getLogger('kvstore_plugin').setLevel(logging.ERROR)", ()),
+        (0, "import builtins; builtins.__IPYTHON__ = True", ()),  # as in a notebook
+        (0, "import pytest", ()),
+        (0, "", ("-i",)),
+    ],
+    ids=["a launcher and one worker", "two workers", "level", "notebook", "tests", "interactive"],
+)
+def test_who_is_meant_to_be_alone_or_is_not_alone_is_told_nothing(mpirun, ranks, before, python):
+    result = mpirun(ranks, f"{before}\n{_INIT}print('run')", python=python)
+    assert "No launcher started" not in result.text and "run" in result.stdout, result.text
+
+
+@pytest.mark.parametrize(
+    "ranks, hosts, expected",
+    [(1, 1, "1 worker on 1 host."), (2, 1, "2 workers on 1 host."), (2, 2, "2 workers on 2 hosts.")],
+)
+def test_init_logs_one_line_of_what_the_job_is(mpirun, ranks, hosts, expected):
+    script = f"import logging; logging.basicConfig(level=logging.INFO)\n{_INIT}from mpi4py import MPI\n"
+    script += "print(MPI.Get_library_version())"
+    result = mpirun(ranks, script, env={"MYKV_VIRTUAL_HOSTS": str(hosts)})
+    lines = [
+        line for line in result.stderr.splitlines() if line.startswith("INFO:kvstore_plugin:") and "Transports" in line
+    ]
+    assert len(lines) == 1 and expected in lines[0], result.text
+    assert lines[0].endswith(f"Transports: {'host' if hosts == 1 else 'host, mpi'}."), lines
+    implementation, major = launch.parse_version(result.stdout)
+    assert launch.parse_version(lines[0].partition("MPI: ")[2]) == (implementation, major), result.text
+
+
+_WARNED = """
+import logging, sys
+import kvstore_plugin as mykv
+log = logging.getLogger("kvstore_plugin")
+handler = logging.StreamHandler(sys.stdout)
+handler.setFormatter(logging.Formatter("[%(levelname)s] %(message)s"))
+logging.getLogger().addHandler(handler)
+log.warning("before %s%%", 5)
+mykv.init()
+log.warning("during")
+mykv.shutdown()
+log.warning("after")
+"""
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_each_message_begins_with_the_rank_where_there_are_several(mpirun, ranks):
+    """Before init(), after it, and when the rank has left; the program's own format stays as it is."""
+    result = mpirun(ranks, _WARNED)
+    assert result.code == 0, result.text
+    for text in ("before 5%", "during", "after"):
+        expected = (
+            [f"[WARNING] mykv on rank {rank}: {text}" for rank in range(ranks)] if ranks > 1 else [f"[WARNING] {text}"]
+        )
+        assert sorted(line for line in result.stdout.splitlines() if line.endswith(text)) == expected, result.text
+
+
+def test_warnings_of_two_ranks_say_who_warns(mpirun):
+    script = "import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()"
+    stderr = mpirun(2, script, env={"OMP_NUM_THREADS": "1", "MYKV_PART_BYTE": "5"}).stderr
+    lines = [line for line in stderr.splitlines() if "MYKV_PART_BYTE," in line or "exchanged nothing" in line]
+    assert len(lines) == 2 and all(line.startswith("mykv on rank 0: ") for line in lines), stderr

@@ -184,7 +184,7 @@ _STEP = "a step with batch size 4, learning rate 0.1 (allreduce sum of float32 (
 
 
 def _write(path, rank=0, size=2, job="one", zero=1_000_000, rows=("a",), events=(), hosts=None) -> str:
-    about = {"mykv": "0.1.0", "host": f"h{rank}", "rank": rank, "size": size, "job": job, "unix_time_at_zero_us": zero}
+    about = {"mykv": "1.2.3", "host": f"h{rank}", "rank": rank, "size": size, "job": job, "unix_time_at_zero_us": zero}
     about["host_ranks"] = hosts or [list(range(size))]
     names = [{"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}}]
     for tid, row in enumerate(rows, 1):
@@ -263,7 +263,7 @@ def test_a_timeline_without_operations_makes_a_page(tmp_path):
 
 
 def _files(tmp_path) -> dict[str, str]:
-    joined = {"otherData": {"mykv": "0.1.0", "ranks": [0, 1]}, "traceEvents": []}
+    joined = {"otherData": {"mykv": "1.2.3", "ranks": [0, 1]}, "traceEvents": []}
     files = {"empty": "", "text": "no JSON", "list": "[]", "profile": '{"traceEvents": []}', "joined": joined}
     files["cut"] = '{"traceEvents": ['
     files["row"] = {**json.loads(Path(_write(tmp_path / "x")).read_text()), "traceEvents": [_call(3, 0, 1, 0)]}

@@ -1,0 +1,67 @@
+"""The progress of long work, by tqdm where it is installed and stderr is a terminal; elsewhere nothing of it is shown.
+
+The self-test uses it, and so do benchmarks/, tests/torture/ and tests/wheels/. No installation needs tqdm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any
+
+
+class Progress:
+    """A bar below what the program prints; used as a context manager.
+
+    Parameters
+    ----------
+    total : float
+        How much there is to do.
+    what : str
+        Stands before the bar.
+    unit : str, optional
+        What `total` counts.
+    """
+
+    def __init__(self, total: float, what: str, unit: str = "") -> None:
+        self._bar: Any = None
+        if sys.stderr is None or not sys.stderr.isatty():
+            return
+        with contextlib.suppress(ImportError):
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, desc=what, unit=unit, leave=False, dynamic_ncols=True, file=sys.stderr)
+
+    def advance(self, by: float = 1) -> None:
+        """So much more is done."""
+        if self._bar is not None:
+            self._bar.update(by)
+
+    def reach(self, done: float) -> None:
+        """So much is done in all, at most `total`."""
+        if self._bar is not None:
+            self._bar.update(min(done, self._bar.total) - self._bar.n)
+
+    def tell(self, now: str) -> None:
+        """Show what is being done."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(now)
+
+    def write(self, text: str) -> None:
+        """Print a line to stderr."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(text, file=sys.stderr, flush=True)
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
