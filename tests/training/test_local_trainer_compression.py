@@ -79,3 +79,21 @@ def test_k_counts_the_elements_of_each_weight(rank, kind):
         changed = int((after[name] != values).sum())
         # Each piece that a host owns rounds its part of k up.
         assert min(_K, values.size) <= changed <= min(_K + 3, values.size), name
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+@pytest.mark.parametrize("overlap", [False, True], ids=["at once", "overlap"])
+@pytest.mark.parametrize("compression", [{"type": "2bit", "threshold": 0.01}, _CHOICES["topk share"]])
+def test_a_meeting_without_steps_does_not_spend_what_error_feedback_has_kept(gather, rank, compression, overlap):
+    nets = []
+    for more in (0, 3):
+        net, trainer = _made(0, compression, period=4, overlap=overlap)
+        _train(net, trainer, range(8), rank)
+        trainer.synchronize()
+        for _ in range(more):
+            trainer.synchronize()
+        _train(net, trainer, range(8, 12), rank)
+        trainer.synchronize()
+        nets.append(net)
+    assert len(set(gather(checksum(nets[0])))) == 1
+    assert checksum(nets[0]) == checksum(nets[1])
