@@ -157,6 +157,11 @@ def test_a_job_that_cannot_outlive_its_workers_is_told_what_it_needs(mpirun):
         (["-m", "package.train", "--epochs", "3"], ([], "module", "package.train", ["--epochs", "3"])),
         (["-um", "train"], (["-u"], "module", "train", [])),
         (["-W", "error", "-c", "print(1)", "a"], (["-W", "error"], "code", "print(1)", ["a"])),
+        (["-Xpycache_prefix=/data/pyc", "train.py"], (["-Xpycache_prefix=/data/pyc"], "script", "train.py", [])),
+        (["-uWignore:::numpy.m", "train.py"], (["-uWignore:::numpy.m"], "script", "train.py", [])),
+        (["-uW", "ignore:::numpy.m", "train.py"], (["-uW", "ignore:::numpy.m"], "script", "train.py", [])),
+        (["-umpackage.train", "-c", "3"], (["-u"], "module", "package.train", ["-c", "3"])),
+        (["-cprint(1)", "a"], ([], "code", "print(1)", ["a"])),
     ],
 )
 def test_what_a_python_runs_is_found_in_its_command_line(line, parsed):
