@@ -103,6 +103,12 @@ def test_over_several_machines_workers_are_replaced_once(mpirun, tmp_path):
     assert "only once in a job, so no more workers join it" in result.stderr, result.text
 
 
+def test_a_new_worker_prints_no_report_before_it_has_joined(job):
+    result = job(2, {"deaths": [["forward", 4, 1, "first"]]}, MYKV_REPORT="1")
+    _weights(result, 2, 1, 1)
+    assert set(re.findall(r"steps, on rank 0 of (\d)", result.stderr)) == {"2"}, result.text
+
+
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
     deaths = [["forward", 4, 1, "first"], ["begin", -1, 0, "every new"]]
     result = job(2, {"deaths": deaths})
