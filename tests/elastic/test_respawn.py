@@ -103,6 +103,17 @@ def test_over_several_machines_workers_are_replaced_once(mpirun, tmp_path):
     assert "only once in a job, so no more workers join it" in result.stderr, result.text
 
 
+@pytest.mark.parametrize(
+    "part, named",
+    [("value", "'score' of the ElasticState"), ("scheduler", "'scheduler' of the optimizer of 'trainer'")],
+)
+def test_a_state_that_pickle_does_not_take_is_an_error_at_the_beginning(job, part, named):
+    result = job(2, {"unpicklable": part})
+    said = f"TypeError: A new worker of run_elastic.. could not get {named}.*pickle.* on rank 1"
+    assert re.search(said, result.stderr), result.text
+    assert "at 1" not in result.stdout, result.text
+
+
 def test_a_new_worker_prints_no_report_before_it_has_joined(job):
     result = job(2, {"deaths": [["forward", 4, 1, "first"]]}, MYKV_REPORT="1")
     _weights(result, 2, 1, 1)

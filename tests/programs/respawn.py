@@ -10,6 +10,7 @@ Arguments: a JSON object with
 `fails`: 1 + the rank that raises an exception at the end,
 `ends`: what a worker does to die, as code,
 `kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data),
+`unpicklable`: "value" or "scheduler", for what pickle does not take on rank 1,
 `grow_to`, `hostfile`: of run_elastic(). All workers then have the whole batch, so that weights are the same with any
 power of two of workers,
 `writes`: {step: text of the hostfile}, which rank 0 writes before that step.
@@ -33,6 +34,8 @@ STEPS, BATCH = 12, 12
 
 mx.npx.set_np()
 plan = json.loads(sys.argv[1])
+if "unpicklable" in plan:
+    sys.modules["cloudpickle"] = None  # as where it is not installed
 kind, ends = plan.get("kind", "plain"), plan.get("ends", "os.kill(os.getpid(), signal.SIGKILL)")
 who = "new" if mykv.is_respawned() else "first"
 
@@ -92,7 +95,11 @@ else:
         elastic=True,
         update_on_kvstore=kind == "store",
     )
-state = mykv.ElasticState(net=net, trainer=trainer, step=0, sizes=[])
+state = mykv.ElasticState(net=net, trainer=trainer, step=0, sizes=[], score=None)
+if mykv.rank() == 1 and plan.get("unpicklable") == "value":
+    state.score = lambda: 0
+if mykv.rank() == 1 and plan.get("unpicklable") == "scheduler":
+    trainer._optimizer.lr_scheduler = type("Falling", (mx.lr_scheduler.LRScheduler,), {"__call__": lambda *_: 0.1})()
 loss_of = gluon.loss.L2Loss()
 
 copied, commits = snapshots._copied, []
