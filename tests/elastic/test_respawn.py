@@ -52,7 +52,7 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
 @pytest.mark.parametrize(
     "kind, hosts, deaths, new",
     [
-        ("plain", 1, _FIRST_THEN_NEXT, 2),
+        pytest.param("plain", 1, _FIRST_THEN_NEXT, 2, marks=pytest.mark.smoke),
         ("store", 2, _FIRST_THEN_NEXT, 2),
         long("deferred", 1, [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
         long("local", 2, _FIRST_THEN_NEXT, 2),

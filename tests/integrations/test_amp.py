@@ -128,7 +128,7 @@ _EACH_ON_STORE = pytest.mark.parametrize(
 
 @pytest.mark.ranks(1, 4)
 @_EACH_ON_STORE
-@pytest.mark.parametrize("case", ["infinite on one", "nan on the last", "none"])
+@pytest.mark.parametrize("case", [pytest.param("infinite on one", marks=pytest.mark.smoke), "nan on the last", "none"])
 def test_an_overflow_with_the_optimizer_on_the_store(rank, size, gather, make, case):
     _require_skipped_steps(rank, size, gather, make, case)
 

@@ -56,6 +56,7 @@ def test_training_goes_on_with_fewer_workers_and_with_all_in_another_order(rank,
     _require_fewer_and_another_order(rank, size, gather, begin, kind)
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(4, env=_HOSTS)
 @pytest.mark.parametrize("kind", ["trainer", "stock"])
 def test_training_goes_on_with_fewer_workers_on_two_hosts(rank, size, gather, begin, kind):

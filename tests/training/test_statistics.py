@@ -75,7 +75,9 @@ def test_counts_are_what_was_called(size, rank, count):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("kind", ["DistributedTrainer", "on the store", "copied", "Trainer"])
+@pytest.mark.parametrize(
+    "kind", [pytest.param("DistributedTrainer", marks=pytest.mark.smoke), "on the store", "copied", "Trainer"]
+)
 def test_the_late_worker_is_named(rank, kind, count):
     net = dense_network(3)
     trainer = _trainers(net)[kind]()
@@ -256,6 +258,7 @@ def test_wrong_arguments_of_callbacks(target, every, kind):
             made(target, every)
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(2)
 def test_the_estimator_shows_them(rank):
     from mxnet.gluon.contrib.estimator import estimator
