@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import launcher
 from harness.marks import long
@@ -62,11 +63,19 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
         long("plain", 1, [["forward", 3, 0, "first"], ["forward", 5, 1, "first"], ["forward", 7, 2, "first"]], 3),
     ],
 )
-def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths, new):
-    """The weights have the bits of a job in which nobody dies. A new worker begins alone, on one host."""
+def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths, new, tmp_path):
+    """The weights have the bits of a job in which nobody dies, and are those of the same steps in one process.
+
+    A new worker begins alone, on one host.
+    """
     env = {"MYKV_VIRTUAL_HOSTS": str(hosts)}
     undisturbed = _weights(job(3, {"kind": kind}, **env), 3, 0, 0)
-    assert _weights(job(3, {"kind": kind, "deaths": deaths}, **env), 3, len(deaths), new) == undisturbed
+    plan = {"kind": kind, "deaths": deaths, "saves": str(tmp_path / "replaced.npy")}
+    assert _weights(job(3, plan, **env), 3, len(deaths), new) == undisturbed
+    if kind in ("plain", "store"):
+        assert job(1, {"kind": "alone", "saves": str(tmp_path / "alone.npy")}).code == 0
+        replaced, alone = (np.load(tmp_path / f"{name}.npy") for name in ("replaced", "alone"))
+        np.testing.assert_allclose(replaced, alone, rtol=1e-4, atol=1e-6)
 
 
 def test_a_new_worker_gets_a_slot_where_the_launcher_has_no_free_one(mpirun, tmp_path):
