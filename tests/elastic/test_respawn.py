@@ -194,6 +194,34 @@ def test_what_a_python_runs_is_found_in_its_command_line(line, parsed):
     assert new_workers._parsed(line) == parsed
 
 
+def test_a_worker_is_started_elsewhere_where_its_machine_takes_none(mpirun):
+    """MPI_Comm_spawn is a stand-in here, since with Open MPI a known host takes any number of new workers."""
+    script = """
+    from mpi4py import MPI
+    from kvstore_plugin.world import new_workers
+
+    class Comm:
+        def __init__(self, error):
+            self.error, self.tried = error, []
+
+        def Spawn(self, command, arguments, count, info, root):
+            self.tried.append(info.Get("PMIX_HOST"))
+            if self.tried[-1] is not None:
+                raise MPI.Exception(self.error)
+            return self
+
+        def Set_errhandler(self, handler):
+            pass
+
+    for error in (MPI.ERR_SPAWN, MPI.ERR_PROC_FAILED):
+        comm = Comm(error)
+        print(new_workers.started(comm, 1, "node9:1", is_known=True) is not None, comm.tried, flush=True)
+    """
+    result = mpirun(1, script, timeout=_LIMIT_S)
+    # After a death all living workers try again on that machine.
+    assert result.stdout.splitlines() == ["True ['node9:1', None]", "False ['node9:1']"], result.text
+
+
 def _new_worker(folder, mpi: str, **plan) -> subprocess.CompletedProcess:
     """Run new_worker.py with a module in the place of mpi4py.MPI; it finds it by the PYTHONPATH of a living worker."""
     (folder / "mpi4py").mkdir()
