@@ -53,6 +53,7 @@ def count(gather):
     return run
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(1, 2)
 def test_counts_are_what_was_called(size, rank, count):
     store = mx.kv.create("mykv")
@@ -75,9 +76,7 @@ def test_counts_are_what_was_called(size, rank, count):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    "kind", [pytest.param("DistributedTrainer", marks=pytest.mark.smoke), "on the store", "copied", "Trainer"]
-)
+@pytest.mark.parametrize("kind", ["DistributedTrainer", "on the store", "copied", "Trainer"])
 def test_the_late_worker_is_named(rank, kind, count):
     net = dense_network(3)
     trainer = _trainers(net)[kind]()
