@@ -52,6 +52,8 @@ class Compressor {
 
   // Whether all summands and their sum must be compressed with the same draws.
   virtual bool draws_alike() const { return false; }
+  // Whether the message has a fixed number of elements, not a fraction of them.
+  virtual bool counts_elements() const { return false; }
 
   // Bytes of the message for a piece; 0 for a piece without elements.
   size_t bytes(const Piece& piece) const;

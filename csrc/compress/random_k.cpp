@@ -30,6 +30,7 @@ class RandomK : public TypedCompressor<RandomK> {
   // The same elements are sent of every host's values and of their sum: otherwise an element would have to be chosen
   // twice to arrive, and would arrive that much later.
   bool draws_alike() const override { return true; }
+  bool counts_elements() const override { return few_.is_number(); }
 
   template <class T>
   double encode_values(const Piece& piece, const T* values, const Input& input, char* payload) const {

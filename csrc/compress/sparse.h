@@ -15,6 +15,7 @@ class Few {
   explicit Few(Parameters& parameters);
   // For a piece: the same fraction as for the array, at least one element. A number is rounded up, a fraction down.
   size_t of(const Piece& piece) const;
+  bool is_number() const { return k_ >= 1; }
 
  private:
   double k_;

@@ -40,6 +40,8 @@ class TopK : public TypedCompressor<TopK> {
  public:
   explicit TopK(Parameters& parameters) : TypedCompressor(parameters), few_(parameters) {}
 
+  bool counts_elements() const override { return few_.is_number(); }
+
   template <class T>
   double encode_values(const Piece& piece, const T* values, const Input&, char* payload) const {
     static thread_local Selection<Key<T>> found;

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "compress/compressor.h"
 #include "mxnet/description.h"
 #include "operations/signature.h"
 
@@ -308,7 +309,9 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
   require_pairs(inputs, outputs);
   const Api& api = common.bridge.api();
-  // For each dtype and device, a request in which the arrays of that dtype follow each other.
+  // For each dtype and device, a request in which the arrays of that dtype follow each other. A compressor that sends a
+  // number of elements counts them for each array, so each array needs a request of its own.
+  const bool apart = common.operation.compressor != nullptr && common.operation.compressor->counts_elements();
   struct Part {
     DType dtype;
     int gpu;
@@ -325,8 +328,9 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     const Description output = require_same(description, describe(api, outputs[i]));
     if (output.gpu != description.gpu) throw different_devices("an input and its output", description.gpu, output.gpu);
     shapes += (i > 0 ? ", " : "") + description.text();
-    auto part = std::find_if(parts.begin(), parts.end(),
-                             [&](const Part& p) { return p.dtype == description.dtype && p.gpu == description.gpu; });
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
+      return !apart && p.dtype == description.dtype && p.gpu == description.gpu;
+    });
     if (part == parts.end()) part = parts.insert(parts.end(), {description.dtype, description.gpu, {}, {}, {}, 0});
     if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     const size_t count = description.count();
@@ -341,8 +345,12 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   for (const Part& part : parts) {
     Operation operation = common.operation;
     operation.set_arrays(part.dtype, part.count);
-    std::string name =
-        call.requests.empty() ? common.name : std::string("the ") + dtype_name(part.dtype) + " of " + common.name;
+    std::string name = common.name;
+    if (!call.requests.empty() && apart) {
+      name = "array " + std::to_string(call.requests.size() + 1) + " of " + name;
+    } else if (!call.requests.empty()) {
+      name = std::string("the ") + dtype_name(part.dtype) + " of " + name;
+    }
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
     const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
     if (place > 0) name += ", device " + std::to_string(place + 1);

@@ -57,9 +57,9 @@ def broadcast_object(
     with operation.waiting(process_set, operation.described("broadcast_object", name)) as turn:
         root = process_set.position_of(root_rank)
         is_root = turn.core.rank() == root
-        pickled = _pickled(obj) if is_root else b""
-        sizes = turn.meet(f"{turn.call} from rank {root_rank}", [len(pickled)])[:, 0]
-    received = _Broadcast(process_set, name, root, pickled, int(sizes[root])).wait()
+        mine = pickled(obj) if is_root else b""
+        sizes = turn.meet(f"{turn.call} from rank {root_rank}", [len(mine)])[:, 0]
+    received = _Broadcast(process_set, name, root, mine, int(sizes[root])).wait()
     return obj if is_root else pickle.loads(received)
 
 
@@ -91,9 +91,9 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     [{'rank': 0}, {'rank': 1}]
     """
     with operation.waiting(process_set, operation.described("allgather_object", name)) as turn:
-        pickled = _pickled(obj)
-        sizes = turn.meet(turn.call, [len(pickled)])[:, 0].tolist()
-    under_way = [_Broadcast(process_set, name, root, pickled, size) for root, size in enumerate(sizes)]
+        mine = pickled(obj)
+        sizes = turn.meet(turn.call, [len(mine)])[:, 0].tolist()
+    under_way = [_Broadcast(process_set, name, root, mine, size) for root, size in enumerate(sizes)]
     return [pickle.loads(one.wait()) for one in under_way]
 
 
@@ -114,7 +114,8 @@ class _Broadcast:
         return memoryview(self._bytes)
 
 
-def _pickled(obj: Any) -> bytes:
+def pickled(obj: Any) -> bytes:
+    """An object as bytes, by pickle, or by cloudpickle if it is installed."""
     try:
         return pickle.dumps(obj, pickle.HIGHEST_PROTOCOL)
     except Exception:

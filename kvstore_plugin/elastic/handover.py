@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Hashable, NamedTuple, Sequence
+from typing import Any, Hashable, Mapping, NamedTuple, Sequence
 
-from ..collectives.objects import broadcast_object
+from ..collectives.objects import allgather_object, broadcast_object, pickled
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter
 from ..compat.state_tree import Leaf, leaves, made_array, mapped
@@ -26,6 +26,43 @@ class _Told(NamedTuple):
     training: list[dict[str, Any]]
     options: list[tuple[int, list[str]]]  # of each trainer
     memory: Memory  # of Members
+
+
+def check(values: Mapping[str, Any], trainings: Mapping[str, snapshots.Training]) -> None:
+    """Find out whether a commit can be handed over to a new worker. Collective.
+
+    Parameters
+    ----------
+    values : dict
+        The values of the ElasticState by their names.
+    trainings : dict of Training
+        By the names of the trainers.
+
+    Raises
+    ------
+    TypeError
+        On all workers: pickle does not take a part of the commit on one of them.
+    """
+    parts = {repr(name): value for name, value in values.items()}
+    for name, training in trainings.items():
+        for kind, part in training.description().items():
+            more = part if kind == "optimizer" else {kind: part}
+            parts.update({f"{key!r} of the optimizer of {name!r}": value for key, value in more.items()})
+    reasons = allgather_object(next(filter(None, (_why_not(what, part) for what, part in parts.items())), None))
+    for rank, reason in enumerate(reasons):
+        if reason is not None:
+            raise TypeError(
+                f"A new worker of run_elastic() could not get {reason} on rank {rank}. Use functions and classes of a "
+                "module, install cloudpickle, or keep it outside of the ElasticState; or leave respawn and grow_to out."
+            )
+
+
+def _why_not(what: str, part: Any) -> str | None:
+    try:
+        pickled(part)
+    except Exception as error:  # of any kind: objects have methods of their own for it
+        return f"{what} of the ElasticState, which pickle does not take ({type(error).__name__}: {error})"
+    return None
 
 
 def hand_over(

@@ -78,6 +78,8 @@ def run_elastic(
 
     Raises
     ------
+    TypeError
+        With `respawn`: pickle does not take a value of the ElasticState, or a setting of an optimizer.
     RuntimeError
         A worker was lost before the first commit, or states of the optimizer were lost with it (`ElasticState`). With
         `respawn`: the job cannot start new workers, a new worker has not come here in time (MYKV_RESPAWN_WAIT_S), or
@@ -137,6 +139,8 @@ def _train_until_all_return(
     while True:
         result = None
         try:
+            if is_new and respawn:
+                state._check_handover()
             for callback in () if is_new else state._callbacks:
                 callback()
             result = train(state, *arguments, **named)

@@ -45,9 +45,9 @@ class ElasticState:
     **members
         By any names: networks (Block) with all parameters of the trainers; trainers (DistributedTrainer or LocalTrainer
         with elastic=True), at least one; and other values that `commit` keeps, such as the numbers of the epoch and the
-        batch, which copy.deepcopy must be able to copy. All members are attributes of the state, to be read and
-        assigned; attributes that are assigned later are kept too. Names that begin with ``_``, and names of methods,
-        such as ``commit``, are reserved.
+        batch, which copy.deepcopy must be able to copy, and pickle with ``run_elastic(respawn=True)``. All members are
+        attributes of the state, to be read and assigned; attributes that are assigned later are kept too. Names that
+        begin with ``_``, and names of methods, such as ``commit``, are reserved.
 
     Raises
     ------
@@ -184,6 +184,12 @@ class ElasticState:
 
     def _values(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in self._own}
+
+    def _check_handover(self) -> None:
+        """Raise a TypeError on all workers if a new worker could not get the last commit. Collective."""
+        last = self._last()
+        names = {id(value): name for name, value in vars(self).items()}
+        handover.check(last.values, {names[id(one)]: last.training[i] for i, one in enumerate(self._trainers)})
 
     def _restore(self) -> None:
         """Go back to the last commit that all remaining workers have, and commit it again. Collective."""

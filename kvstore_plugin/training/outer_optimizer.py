@@ -208,9 +208,15 @@ class OuterOptimizer:
         MXNetError
             The meeting has failed, on all workers, and has changed nothing.
         """
-        self._push(has_steps, goes_on)
+        with self._changes() as changes:
+            self._push_whole(has_steps, goes_on)
+            with self._unbroken(MXNetError):
+                with_steps, going_on, _ = self._wait()
+            # Zeros would let error feedback send what it has kept, and no worker would use it.
+            if with_steps > 0:
+                self._push_changes(changes)
         with self._unbroken(MXNetError):
-            with_steps, going_on, _ = self._wait()
+            self._wait()
         with self._unbroken():
             if with_steps > 0:
                 self._apply(keeps_local=False)
@@ -258,18 +264,30 @@ class OuterOptimizer:
         return {str(number): one.velocity for number, one in enumerate(self._weights) if one.velocity is not None}
 
     def _push(self, has_steps: bool, goes_on: bool) -> None:
+        """Begin both operations of a meeting."""
+        with self._changes() as changes:
+            self._push_whole(has_steps, goes_on)
+            self._push_changes(changes)
+
+    def _changes(self) -> Turn:
+        """The turn in the second operation. Whatever fails before it has begun, the other workers get the error."""
+        return Turn(self._meetings.process_set, self._meetings.name, _CALL, self._meetings.whole)
+
+    def _push_whole(self, has_steps: bool, goes_on: bool) -> None:
+        """Sum the counts and the running means of all workers."""
+        with Turn(self._meetings.process_set, self._meetings.whole, _CALL) as whole, _classic_operators():
+            self._compute(has_steps, goes_on)
+            held = arrays.handles([*self._averages, self._counts])
+            whole.push(whole.core.push_group, held, held, "sum", 1.0, label=self._label())
+
+    def _push_changes(self, changes: Turn) -> None:
         """Sum the changes of all workers into `change`."""
-        meetings, of_whole = self._meetings, self._meetings.whole
-        label = f"a meeting for {len(self._weights)} parameters"
+        held = arrays.handles([one.change for one in self._weights])
         wire = {"wire": self._options.wire} if self._options.wire else {}
-        # Whatever fails before both operations have begun, the other workers get the error in this meeting.
-        with Turn(meetings.process_set, meetings.name, _CALL, of_whole) as changes:
-            with Turn(meetings.process_set, of_whole, _CALL) as whole, _classic_operators():
-                self._compute(has_steps, goes_on)
-                held = arrays.handles([*self._averages, self._counts])
-                whole.push(whole.core.push_group, held, held, "sum", 1.0, label=label)
-            held = arrays.handles([one.change for one in self._weights])
-            changes.push(changes.core.push_group, held, held, "sum", 1.0, label=label, **wire)
+        changes.push(changes.core.push_group, held, held, "sum", 1.0, label=self._label(), **wire)
+
+    def _label(self) -> str:
+        return f"a meeting for {len(self._weights)} parameters"
 
     def _compute(self, has_steps: bool, goes_on: bool) -> None:
         """Compute what this worker contributes to a meeting."""

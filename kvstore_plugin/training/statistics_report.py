@@ -9,7 +9,7 @@ import sys
 import threading
 from typing import Any
 
-from ..world import process, settings
+from ..world import new_workers, process, settings
 from . import statistics as counters
 
 _SHOWN_LATE = 3
@@ -129,7 +129,8 @@ class _Report(process.Follower):
 
     def joined(self, core: Any) -> None:
         period = settings.value("MYKV_REPORT")
-        self._is_on = bool(period) and core.rank() == 0
+        # A new worker is rank 0 of a world of its own, until it joins the others.
+        self._is_on = bool(period) and core.rank() == 0 and not new_workers.is_waiting()
         if self._is_on and period > 1:
             self._ending.clear()
             self._thread = threading.Thread(

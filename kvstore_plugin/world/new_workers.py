@@ -17,6 +17,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -38,6 +39,8 @@ _TAG_HERE, _TAG_GO = 32004, 32005
 _LOOK_MS = 20
 # Variables with these beginnings, which the living worker has and the launcher's daemon may lack.
 _THREADS = ("OMP_", "KMP_", "MKL_", "OPENBLAS_")
+# Options of Python with a value, which may follow in the same word, behind options without a value: -uWerror, -mtrain.
+_WITH_VALUE = re.compile(r"(?P<flags>-[^-cmWX]*)(?P<kind>[cmWX])(?P<value>.*)", re.DOTALL)
 _PASSED_ON = ("MYKV_", "MXNET_", "NCCL_", "OMPI_MCA_mpi_", "OMPI_MCA_async_mpi_", "PYTHONPATH", *_THREADS)
 
 _began_in = os.getcwd()  # before the script changes it
@@ -344,8 +347,12 @@ def _parsed(line: Sequence[str]) -> tuple[list[str], str, str, list[str]]:
         option = line[at]
         if not option.startswith("-") or option == "-":
             break
-        if not option.startswith("--") and option[-1] in "cm":
-            options = [*line[:at], *([option[:-1]] if len(option) > 2 else [])]
-            return options, "code" if option[-1] == "c" else "module", line[at + 1], list(line[at + 2 :])
-        at += 2 if option in ("-W", "-X", "--check-hash-based-pycs") else 1
+        letters = _WITH_VALUE.fullmatch(option)
+        is_apart = option == "--check-hash-based-pycs" or (letters is not None and not letters["value"])
+        after = at + 1 + is_apart
+        if letters is not None and letters["kind"] in "cm":
+            options = [*line[:at], *([letters["flags"]] if letters["flags"] != "-" else [])]
+            kind = "code" if letters["kind"] == "c" else "module"
+            return options, kind, letters["value"] or line[at + 1], list(line[after:])
+        at = after
     return list(line[:at]), "script", line[at] if at < len(line) else "", list(line[at + 1 :])

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness import launcher
 from harness.marks import long
@@ -52,7 +53,7 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
 @pytest.mark.parametrize(
     "kind, hosts, deaths, new",
     [
-        ("plain", 1, _FIRST_THEN_NEXT, 2),
+        pytest.param("plain", 1, _FIRST_THEN_NEXT, 2, marks=pytest.mark.smoke),
         ("store", 2, _FIRST_THEN_NEXT, 2),
         long("deferred", 1, [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
         long("local", 2, _FIRST_THEN_NEXT, 2),
@@ -62,11 +63,19 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
         long("plain", 1, [["forward", 3, 0, "first"], ["forward", 5, 1, "first"], ["forward", 7, 2, "first"]], 3),
     ],
 )
-def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths, new):
-    """The weights have the bits of a job in which nobody dies. A new worker begins alone, on one host."""
+def test_workers_are_replaced_and_no_step_counts_twice(job, kind, hosts, deaths, new, tmp_path):
+    """The weights have the bits of a job in which nobody dies, and are those of the same steps in one process.
+
+    A new worker begins alone, on one host.
+    """
     env = {"MYKV_VIRTUAL_HOSTS": str(hosts)}
     undisturbed = _weights(job(3, {"kind": kind}, **env), 3, 0, 0)
-    assert _weights(job(3, {"kind": kind, "deaths": deaths}, **env), 3, len(deaths), new) == undisturbed
+    plan = {"kind": kind, "deaths": deaths, "saves": str(tmp_path / "replaced.npy")}
+    assert _weights(job(3, plan, **env), 3, len(deaths), new) == undisturbed
+    if kind in ("plain", "store"):
+        assert job(1, {"kind": "alone", "saves": str(tmp_path / "alone.npy")}).code == 0
+        replaced, alone = (np.load(tmp_path / f"{name}.npy") for name in ("replaced", "alone"))
+        np.testing.assert_allclose(replaced, alone, rtol=1e-4, atol=1e-6)
 
 
 def test_a_new_worker_gets_a_slot_where_the_launcher_has_no_free_one(mpirun, tmp_path):
@@ -101,6 +110,23 @@ def test_over_several_machines_workers_are_replaced_once(mpirun, tmp_path):
     ends = re.findall(r"^end (\d) of (\d) (\w+) .* \[3, 4\] .* (\w+)$", result.stdout, re.MULTILINE)
     assert len(ends) == 3 and {end[1] for end in ends} == {"3"} and len({end[3] for end in ends}) == 1, result.text
     assert "only once in a job, so no more workers join it" in result.stderr, result.text
+
+
+@pytest.mark.parametrize(
+    "part, named",
+    [("value", "'score' of the ElasticState"), ("scheduler", "'scheduler' of the optimizer of 'trainer'")],
+)
+def test_a_state_that_pickle_does_not_take_is_an_error_at_the_beginning(job, part, named):
+    result = job(2, {"unpicklable": part})
+    said = f"TypeError: A new worker of run_elastic.. could not get {named}.*pickle.* on rank 1"
+    assert re.search(said, result.stderr), result.text
+    assert "at 1" not in result.stdout, result.text
+
+
+def test_a_new_worker_prints_no_report_before_it_has_joined(job):
+    result = job(2, {"deaths": [["forward", 4, 1, "first"]]}, MYKV_REPORT="1")
+    _weights(result, 2, 1, 1)
+    assert set(re.findall(r"steps, on rank 0 of (\d)", result.stderr)) == {"2"}, result.text
 
 
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
@@ -157,10 +183,43 @@ def test_a_job_that_cannot_outlive_its_workers_is_told_what_it_needs(mpirun):
         (["-m", "package.train", "--epochs", "3"], ([], "module", "package.train", ["--epochs", "3"])),
         (["-um", "train"], (["-u"], "module", "train", [])),
         (["-W", "error", "-c", "print(1)", "a"], (["-W", "error"], "code", "print(1)", ["a"])),
+        (["-Xpycache_prefix=/data/pyc", "train.py"], (["-Xpycache_prefix=/data/pyc"], "script", "train.py", [])),
+        (["-uWignore:::numpy.m", "train.py"], (["-uWignore:::numpy.m"], "script", "train.py", [])),
+        (["-uW", "ignore:::numpy.m", "train.py"], (["-uW", "ignore:::numpy.m"], "script", "train.py", [])),
+        (["-umpackage.train", "-c", "3"], (["-u"], "module", "package.train", ["-c", "3"])),
+        (["-cprint(1)", "a"], ([], "code", "print(1)", ["a"])),
     ],
 )
 def test_what_a_python_runs_is_found_in_its_command_line(line, parsed):
     assert new_workers._parsed(line) == parsed
+
+
+def test_a_worker_is_started_elsewhere_where_its_machine_takes_none(mpirun):
+    """MPI_Comm_spawn is a stand-in here, since with Open MPI a known host takes any number of new workers."""
+    script = """
+    from mpi4py import MPI
+    from kvstore_plugin.world import new_workers
+
+    class Comm:
+        def __init__(self, error):
+            self.error, self.tried = error, []
+
+        def Spawn(self, command, arguments, count, info, root):
+            self.tried.append(info.Get("PMIX_HOST"))
+            if self.tried[-1] is not None:
+                raise MPI.Exception(self.error)
+            return self
+
+        def Set_errhandler(self, handler):
+            pass
+
+    for error in (MPI.ERR_SPAWN, MPI.ERR_PROC_FAILED):
+        comm = Comm(error)
+        print(new_workers.started(comm, 1, "node9:1", is_known=True) is not None, comm.tried, flush=True)
+    """
+    result = mpirun(1, script, timeout=_LIMIT_S)
+    # After a death all living workers try again on that machine.
+    assert result.stdout.splitlines() == ["True ['node9:1', None]", "False ['node9:1']"], result.text
 
 
 def _new_worker(folder, mpi: str, **plan) -> subprocess.CompletedProcess:

@@ -62,7 +62,9 @@ def _assert_close(net, other):
 
 
 @pytest.mark.ranks(1, 2, 3)
-@pytest.mark.parametrize("options", [{}, _SMALL, {"bucket_bytes": 0}, {"num_groups": 2}], ids=str)
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.smoke), _SMALL, {"bucket_bytes": 0}, {"num_groups": 2}], ids=str
+)
 def test_hooks_that_reduce_give_the_same_as_no_hook(rank, size, gather, options):
     plain = dense_network(0)
     _train(plain, rank, **options)

@@ -83,6 +83,7 @@ def test_compressors_of_the_user(rank, size, gather, options):
     assert any((half[name] != plain[name]).any() for name in plain)
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(4, env=_HOSTS)
 def test_on_two_hosts(rank, size, gather):
     plain, net = parameters(_trained(rank)), _trained(rank, compression=_Half)

@@ -108,6 +108,7 @@ def test_equals_the_model(rank, size, gather, width, options):
     assert len(set(gather([one.data().asnumpy().tobytes() for one in parameters].__repr__()))) == 1
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(4, env=_HOSTS)
 def test_on_two_hosts(rank, size, gather):
     parameters, trainer = _trainer(mykv.PowerSGD())

@@ -121,6 +121,29 @@ _OVERFLOWS = {
 )
 @pytest.mark.parametrize("case", _OVERFLOWS)
 def test_an_overflow_on_one_worker_skips_the_step_on_all(rank, size, gather, make, case):
+    _require_skipped_steps(rank, size, gather, make, case)
+
+
+_EACH_ON_STORE = pytest.mark.parametrize(
+    "make", [_on_store, _clipping_on_store], ids=["on the store", "clipping on the store"]
+)
+
+
+@pytest.mark.ranks(1, 4)
+@_EACH_ON_STORE
+@pytest.mark.parametrize("case", [pytest.param("infinite on one", marks=pytest.mark.smoke), "nan on the last", "none"])
+def test_an_overflow_with_the_optimizer_on_the_store(rank, size, gather, make, case):
+    _require_skipped_steps(rank, size, gather, make, case)
+
+
+@pytest.mark.ranks(4, env={"MYKV_VIRTUAL_HOSTS": "2"})
+@_EACH_ON_STORE
+@pytest.mark.parametrize("case", _OVERFLOWS)
+def test_an_overflow_on_one_worker_skips_the_step_on_two_hosts(rank, size, gather, make, case):
+    _require_skipped_steps(rank, size, gather, make, case)
+
+
+def _require_skipped_steps(rank, size, gather, make, case) -> None:
     planted, skipped = _OVERFLOWS[case]
     factors = {(step, one % size): factor for (step, one), factor in planted.items()}
     net = dense_network(seed=0)

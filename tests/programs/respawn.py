@@ -9,7 +9,10 @@ Arguments: a JSON object with
 `waits`: "new" for workers that never come to run_elastic(),
 `fails`: 1 + the rank that raises an exception at the end,
 `ends`: what a worker does to die, as code,
-`kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer) or "deferred" (shapes come with data),
+`kind`: "plain", "store" (the optimizer on the store), "local" (LocalTrainer), "deferred" (shapes come with data), or
+"alone": gluon.Trainer makes the steps of three workers,
+`saves`: a file that gets the weights at the end,
+`unpicklable`: "value" or "scheduler", for what pickle does not take on rank 1,
 `grow_to`, `hostfile`: of run_elastic(). All workers then have the whole batch, so that weights are the same with any
 power of two of workers,
 `writes`: {step: text of the hostfile}, which rank 0 writes before that step.
@@ -33,6 +36,8 @@ STEPS, BATCH = 12, 12
 
 mx.npx.set_np()
 plan = json.loads(sys.argv[1])
+if "unpicklable" in plan:
+    sys.modules["cloudpickle"] = None  # as where it is not installed
 kind, ends = plan.get("kind", "plain"), plan.get("ends", "os.kill(os.getpid(), signal.SIGKILL)")
 who = "new" if mykv.is_respawned() else "first"
 
@@ -75,6 +80,25 @@ def data(step):
     return inputs, inputs.sum(axis=1, keepdims=True)
 
 
+def weights_of(net):
+    return [parameter.data().asnumpy().ravel() for parameter in net.collect_params().values()]
+
+
+def train_alone():
+    net = network()
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.003 * 3}, kvstore=None)
+    for step in range(STEPS):
+        inputs, labels = map(mx.np.array, data(step))
+        with autograd.record():
+            loss = gluon.loss.L2Loss()(net(inputs), labels)
+        loss.backward()
+        trainer.step(BATCH)
+    np.save(plan["saves"], np.concatenate(weights_of(net)))
+    sys.exit()
+
+
+if kind == "alone":
+    train_alone()
 mykv.init()
 me = mykv.rank()
 print(f"pid {os.getpid()}", flush=True)
@@ -92,7 +116,11 @@ else:
         elastic=True,
         update_on_kvstore=kind == "store",
     )
-state = mykv.ElasticState(net=net, trainer=trainer, step=0, sizes=[])
+state = mykv.ElasticState(net=net, trainer=trainer, step=0, sizes=[], score=None)
+if mykv.rank() == 1 and plan.get("unpicklable") == "value":
+    state.score = lambda: 0
+if mykv.rank() == 1 and plan.get("unpicklable") == "scheduler":
+    trainer._optimizer.lr_scheduler = type("Falling", (mx.lr_scheduler.LRScheduler,), {"__call__": lambda *_: 0.1})()
 loss_of = gluon.loss.L2Loss()
 
 copied, commits = snapshots._copied, []
@@ -146,8 +174,10 @@ if plan.get("waits") == who:
 grows = {name: plan[name] for name in ("grow_to", "hostfile") if name in plan}
 assert mykv.run_elastic(train, state, **(grows or {"respawn": True})) == "done"
 crc = 0
-for parameter in net.collect_params().values():
-    crc = zlib.crc32(parameter.data().asnumpy().tobytes(), crc)
+for values in weights_of(net):
+    crc = zlib.crc32(values.tobytes(), crc)
+if "saves" in plan and mykv.rank() == 0:
+    np.save(plan["saves"], np.concatenate(weights_of(net)))
 print(
     f"end {mykv.rank()} of {mykv.size()} {who} steps {state.step} sizes {len(state.sizes)} {sorted(set(state.sizes))} "
     f"updates {trainer._optimizer.num_update} weights {crc:08x}",

@@ -128,6 +128,7 @@ def test_synthetic_benchmark_counts_images(mpirun):
     assert one == pytest.approx(sum(rates) / 3, abs=0.1) and both == pytest.approx(2 * one, abs=0.2), result.text
 
 
+@pytest.mark.smoke
 def test_image_records_of_unequal_parts_train_together(mpirun):
     result = mpirun(2, _EXAMPLES / "image_records.py", timeout=120)
     assert result.code == 0, result.text

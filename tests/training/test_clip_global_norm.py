@@ -91,7 +91,7 @@ def _dense(seed):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.smoke),
         {"bucket_bytes": 0},
         {"bucket_bytes": 200},
         {"update_on_kvstore": True},

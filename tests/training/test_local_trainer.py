@@ -32,6 +32,7 @@ from mxnet import autograd, gluon
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 _SGD = ("sgd", {"learning_rate": 0.1, "momentum": 0.9})
 _BATCH = 4
+_HOSTS = {"MYKV_VIRTUAL_HOSTS": "2"}
 
 
 def _backward(net, step: int, rank: int, shape=(6,)) -> None:
@@ -122,13 +123,26 @@ def _compare(net, model, rank) -> None:
         np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-6, err_msg=name)
 
 
-@pytest.mark.ranks(1, 2, 3)
-@pytest.mark.parametrize(
+_EACH_OUTER = pytest.mark.parametrize(
     "outer",
     [pytest.param(outer, marks=[pytest.mark.smoke] if name == "nesterov" else []) for name, outer in _OUTER.items()],
     ids=_OUTER,
 )
+
+
+@pytest.mark.ranks(1, 2, 3)
+@_EACH_OUTER
 def test_three_periods_equal_the_model(gather, rank, size, outer):
+    _three_periods(gather, rank, size, outer)
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+@_EACH_OUTER
+def test_three_periods_equal_the_model_on_two_hosts(gather, rank, size, outer):
+    _three_periods(gather, rank, size, outer)
+
+
+def _three_periods(gather, rank, size, outer) -> None:
     net = dense_network(rank)
     trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=3, **_arguments(outer))
     model = _Model(size, **outer)
@@ -149,7 +163,7 @@ def test_three_periods_equal_the_model(gather, rank, size, outer):
 
 
 @pytest.mark.smoke
-@pytest.mark.ranks(4, env={"MYKV_VIRTUAL_HOSTS": "2"})
+@pytest.mark.ranks(4, env=_HOSTS)
 def test_two_hosts_after_steps_made_together(gather, rank, size):
     net = dense_network(rank)
     trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, warmup_steps=3)
@@ -162,6 +176,15 @@ def test_two_hosts_after_steps_made_together(gather, rank, size):
 
 @pytest.mark.ranks(2, 3)
 def test_workers_make_different_numbers_of_steps(gather, rank, size):
+    _different_numbers(gather, rank, size)
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+def test_workers_of_two_hosts_make_different_numbers_of_steps(gather, rank, size):
+    _different_numbers(gather, rank, size)
+
+
+def _different_numbers(gather, rank, size) -> None:
     net = dense_network(rank)
     trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=2, outer_momentum=0.5, nesterov=True)
     model = _Model(size, momentum=0.5, nesterov=True)

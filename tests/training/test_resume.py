@@ -9,6 +9,7 @@ from harness.support import array, checksum, dense_network, mx, parameters, valu
 from mxnet import autograd, gluon
 
 _ADAM = ("adam", {"learning_rate": 0.05})  # its counts matter as well as its states
+_HOSTS = {"MYKV_VIRTUAL_HOSTS": "2"}
 _REFUSED = "optimizer states of .* divided over the workers of an earlier init"
 
 
@@ -51,8 +52,20 @@ def _step(net, trainer, seed, batch=4):
 
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("kind", ["trainer", "stock"])
-def test_training_goes_on_with_fewer_workers_and_with_all_in_another_order(rank, gather, begin, kind):
-    """Ranks 0 and 1 train on, rank 2 trains alone and is then rank 0: all go on from its weights, states and counts."""
+def test_training_goes_on_with_fewer_workers_and_with_all_in_another_order(rank, size, gather, begin, kind):
+    _require_fewer_and_another_order(rank, size, gather, begin, kind)
+
+
+@pytest.mark.smoke
+@pytest.mark.ranks(4, env=_HOSTS)
+@pytest.mark.parametrize("kind", ["trainer", "stock"])
+def test_training_goes_on_with_fewer_workers_on_two_hosts(rank, size, gather, begin, kind):
+    _require_fewer_and_another_order(rank, size, gather, begin, kind)
+
+
+def _require_fewer_and_another_order(rank, size, gather, begin, kind) -> None:
+    """The last rank trains alone and is then rank 0: all go on from its weights, states and counts."""
+    is_alone = rank == size - 1
     net = dense_network(seed=rank if kind == "trainer" else 0)
     if kind == "trainer":
         trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, clip_global_norm=1e6)
@@ -64,16 +77,16 @@ def test_training_goes_on_with_fewer_workers_and_with_all_in_another_order(rank,
             _step(net, trainer, seed, 4 * mykv.size() if kind == "stock" else 4)  # the stock Trainer adds up
 
     train(range(2))
-    begin(_world().Split(int(rank == 2), rank))
-    assert mykv.size() == (1 if rank == 2 else 2)
-    own = range(10, 13) if rank == 2 else range(20, 21)
+    begin(_world().Split(int(is_alone), rank))
+    assert mykv.size() == (1 if is_alone else size - 1)
+    own = range(10, 13) if is_alone else range(20, 21)
     train(own)
-    if rank != 2:  # names of later trainers would differ between the ranks
+    if not is_alone:  # names of later trainers would differ between the ranks
         mykv.DistributedTrainer(dense_network(seed=0).collect_params(), "sgd")
     _require_alone(net, [0, 1, *own])
 
     begin(_world().Split(0, -rank))
-    assert mykv.rank() == 2 - rank
+    assert mykv.rank() == size - 1 - rank
     mykv.broadcast_parameters(net.collect_params())
     train(range(30, 33))
     another = dense_network(seed=rank)
@@ -96,6 +109,16 @@ def _require_alone(net, seeds):
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("kind", ["trainer", "stock", "store"])
 def test_states_of_another_division_are_refused_until_states_are_loaded(rank, gather, begin, kind, tmp_path):
+    _require_refusal_until_loaded(rank, gather, begin, kind, tmp_path)
+
+
+@pytest.mark.ranks(4, env=_HOSTS)
+@pytest.mark.parametrize("kind", ["trainer", "stock", "store"])
+def test_states_of_another_division_are_refused_on_two_hosts(rank, gather, begin, kind, tmp_path):
+    _require_refusal_until_loaded(rank, gather, begin, kind, tmp_path)
+
+
+def _require_refusal_until_loaded(rank, gather, begin, kind, tmp_path) -> None:
     """The same ranks go on with them; others must load a file, and go on then."""
     path = gather(str(tmp_path / "states"))[0]
     net = dense_network(seed=0)

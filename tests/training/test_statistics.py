@@ -53,6 +53,7 @@ def count(gather):
     return run
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(1, 2)
 def test_counts_are_what_was_called(size, rank, count):
     store = mx.kv.create("mykv")
@@ -256,6 +257,7 @@ def test_wrong_arguments_of_callbacks(target, every, kind):
             made(target, every)
 
 
+@pytest.mark.smoke
 @pytest.mark.ranks(2)
 def test_the_estimator_shows_them(rank):
     from mxnet.gluon.contrib.estimator import estimator
