@@ -63,7 +63,7 @@ class Members:
     """The workers of a call of run_elastic()."""
 
     def __init__(self, respawn: bool, room: Room | None = None) -> None:
-        self._respawn = respawn
+        self.respawn = respawn
         self._room = room
         self._growth: Growth | None = None  # what rank 0 has found, until new workers are started
         self.memory = Memory()
@@ -89,7 +89,7 @@ class Members:
 
     def completed(self) -> None:
         """Training goes on with the workers of now: the workers that were added are wanted too from now on."""
-        if self._respawn and global_process_set.size() > len(self.memory.wanted or ()):
+        if self.respawn and global_process_set.size() > len(self.memory.wanted or ()):
             self.memory = self.memory._replace(wanted=_machines())
 
     def complete(self, comm: MPI.Intracomm, is_new: bool = False) -> MPI.Intracomm:
@@ -105,7 +105,7 @@ class Members:
         if not is_new:
             _, comm = all_agree(comm, True)
         is_counted = is_new
-        while self._respawn:
+        while self.respawn:
             comm, machines, one_by_one = self._missing(comm)
             growth, self._growth = self._growth, None  # after a death, the next commit looks again
             if machines:

@@ -139,7 +139,7 @@ def _train_until_all_return(
     while True:
         result = None
         try:
-            if is_new and respawn:
+            if is_new and members.respawn:
                 state._check_handover()
             for callback in () if is_new else state._callbacks:
                 callback()
