@@ -7,6 +7,7 @@ hosts, the announcements that rank 0 gets anyway say so. So rank 0 knows how lat
 
 from __future__ import annotations
 
+import re
 import time
 import weakref
 from typing import Any
@@ -182,7 +183,12 @@ def _late(counted: _Counters) -> list[dict[str, Any]]:
 def _trainers(process_set: ProcessSet) -> list[dict[str, Any]]:
     described = [reducer.described() for reducer in list(dense_reducer.living)]
     mine = [one for one in described if one.pop("process_set") is process_set and one["bucket_bytes"]]
-    return sorted(mine, key=lambda one: one["name"])
+    return sorted(mine, key=lambda one: _in_order_made(one["name"]))
+
+
+def _in_order_made(name: str) -> list[Any]:
+    """The key of a trainer's name that puts trainer9 before trainer10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", name)]
 
 
 class _Begin(process.Follower):

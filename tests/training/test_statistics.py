@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from harness.support import array, dense_network, mx, numbers
 from kvstore_plugin.coordination import step_marks
-from kvstore_plugin.training import statistics_report
+from kvstore_plugin.training import statistics, statistics_report
 from kvstore_plugin.world import process
 
 _LATE = 0.06  # seconds
@@ -337,3 +337,8 @@ def test_a_worker_that_fails_does_not_make_the_report_hang(mpirun, fails):
 def test_without_the_setting_nothing_is_printed(mpirun):
     result = mpirun(2, _JOB, "nobody", "0")
     assert result.code == 0 and "mykv:" not in result.stderr, result.text
+
+
+def test_the_tenth_trainer_comes_after_the_ninth():
+    names = ["trainer10", "trainer9", "own", "trainer2"]
+    assert sorted(names, key=statistics._in_order_made) == ["own", "trainer2", "trainer9", "trainer10"]
