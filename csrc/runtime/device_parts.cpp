@@ -18,10 +18,10 @@ namespace {
 constexpr auto kSettlePatience = std::chrono::seconds(2);  // for copies under way when this rank breaks down
 constexpr auto kSettleLook = std::chrono::microseconds(200);
 
-// The index of a place in its vector.
-template <class Place>
-size_t index_of(const std::vector<Place>& places, const Place& place) {
-  return static_cast<size_t>(&place - places.data());
+// The index of an element in its vector.
+template <class Element>
+size_t index_of(const std::vector<Element>& elements, const Element& element) {
+  return static_cast<size_t>(&element - elements.data());
 }
 
 // Notes the copies that were begun; false if they cannot be tracked, so that it is unknown when they end.

@@ -58,7 +58,8 @@ void PartEvents::announce(const TableEvent& event) {
     // operation breaks down, which all hosts hear.
     if (error->empty() && !transport.own_share(event.entry, &*carried)) return;
   }
-  context_.agreement.announce(event.entry, transport.places(entry.operation), std::move(carried), std::move(*error));
+  context_.agreement.announce(event.entry, transport.sequence_numbers(entry.operation), std::move(carried),
+                              std::move(*error));
 }
 
 void PartEvents::start(const TableEvent& event) {

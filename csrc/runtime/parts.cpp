@@ -19,8 +19,8 @@ LocalShare share_of(const Request& request, const Part& part) {
   const size_t offset = part.begin * width;
   LocalShare share;
   if (request.scattered) {
-    share.input = one_place(request.sources, range_of(part), width);
-    share.output = one_place(request.targets, range_of(part), width);
+    share.input = one_span(request.sources, range_of(part), width);
+    share.output = one_span(request.targets, range_of(part), width);
   } else if (request.inputs.size() == 1 && request.outputs.size() == 1) {
     share.input = static_cast<const char*>(request.inputs[0]) + offset;
     share.output = static_cast<char*>(request.outputs[0]) + offset;

@@ -55,7 +55,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
   uint64_t take_turn(const std::string& name) { return turns_.take(name); }
-  // The next place in that order, for one request.
+  // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
   // The turn that was taken last under `name`, for another operation that goes with it under a second name. A counter
   // for the second name would fall behind on a rank that failed between the two.

@@ -19,22 +19,22 @@ class SendQueue {
   using ByAge = std::map<Age, ByPriority::iterator>;
 
  public:
-  using Place = ByPriority::iterator;
+  using Position = ByPriority::iterator;
 
   void add(const std::shared_ptr<RequestState>& posted) {
-    const Place place = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
-    ages_.emplace(age_of(*posted), place);
-    if (indexed_) index_.emplace(key_of(*posted), place);
+    const Position position = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
+    ages_.emplace(age_of(*posted), position);
+    if (indexed_) index_.emplace(key_of(*posted), position);
     if (indexed_) offer(key_of(*posted));
   }
-  void erase(Place place) {
-    ages_.erase(age_of(*place->second));
+  void erase(Position position) {
+    ages_.erase(age_of(*position->second));
     if (indexed_) {
-      const auto found = index_.find(key_of(*place->second));
-      if (found != index_.end() && found->second == place) index_.erase(found);
+      const auto found = index_.find(key_of(*position->second));
+      if (found != index_.end() && found->second == position) index_.erase(found);
     }
-    if (look_ == place) ++look_;
-    requests_.erase(place);
+    if (look_ == position) ++look_;
+    requests_.erase(position);
   }
   void clear() {
     ages_.clear();
@@ -46,9 +46,9 @@ class SendQueue {
   }
 
   bool empty() const { return requests_.empty(); }
-  Place begin() { return requests_.begin(); }
-  Place end() { return requests_.end(); }
-  // The requests in the order in which they were asked for; each `second` is a place.
+  Position begin() { return requests_.begin(); }
+  Position end() { return requests_.end(); }
+  // The requests in the order in which they were asked for; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
   // All hosts have agreed on the first part of a request of several.
   void agree(RequestState& posted, uint64_t sequence) {
@@ -72,7 +72,8 @@ class SendQueue {
   bool listens() const { return indexed_; }
   void listen() {
     indexed_ = true;
-    for (Place place = begin(); place != end(); ++place) index_.emplace(key_of(*place->second), place);
+    for (Position position = begin(); position != end(); ++position)
+      index_.emplace(key_of(*position->second), position);
     offer_all();
   }
   void stop_listening() {
@@ -92,15 +93,15 @@ class SendQueue {
   }
   bool has_offered() const { return !offered_.empty(); }
   // The request that was offered first; end(): it is not in the queue any more.
-  Place first_offered() {
+  Position first_offered() {
     const auto found = index_.find(offered_.front());
     return found == index_.end() ? end() : found->second;
   }
   void drop_offered() { offered_.pop_front(); }
 
   // Where the last pass over the queue stopped; end(): it was complete.
-  Place look() const { return look_; }
-  void look_next(Place place) { look_ = place; }
+  Position look() const { return look_; }
+  void look_next(Position position) { look_ = position; }
 
  private:
   struct Hash {
@@ -111,10 +112,10 @@ class SendQueue {
   ByPriority requests_;
   ByAge ages_;
   bool indexed_ = false;
-  std::unordered_map<Key, Place, Hash> index_;
+  std::unordered_map<Key, Position, Hash> index_;
   std::deque<Key> offered_;
   std::set<uint64_t> sequences_;
-  Place look_ = requests_.end();
+  Position look_ = requests_.end();
 };
 
 }  // namespace mykv

@@ -69,7 +69,8 @@ size_t HostTable::bytes(int local_size) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts)
+HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t capacity,
+                     bool several_hosts)
     : segment_(segment),
       ranks_(std::move(ranks)),
       local_rank_(local_rank),
@@ -93,10 +94,10 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
   log_.emplace(header_->log_tail, log);
   entries_ = log + round_up(EventLog::bytes());
   const auto least = static_cast<uint32_t>(kShares * ranks_.size());
-  if (places > 0) {
+  if (capacity > 0) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
-    header_->places = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(places, least), kEntries));
+    header_->capacity = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(capacity, least), kEntries));
     header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) {
       new (&bells_[r]) PaddedBell{};
@@ -104,7 +105,7 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
     }
     launch_order_->init(local_size());
   }
-  window_ = std::max(header_->places / least, 1u);
+  window_ = std::max(header_->capacity / least, 1u);
   most_ahead_ = (kShares - 2) * window_ - 1;  // leaves one entry more than the window
 }
 
@@ -126,7 +127,7 @@ bool HostTable::take_entry(ArriveResult* arrival) {
     header_->free_head = entry(arrival->entry).next;
     return true;
   }
-  if (header_->used == header_->places) return false;
+  if (header_->used == header_->capacity) return false;
   arrival->needs_memory = header_->used == header_->committed.load(std::memory_order_acquire);
   if (arrival->needs_memory) return false;
   arrival->entry = header_->used++;
@@ -537,12 +538,12 @@ OperationState HostTable::operation_state(const Key& key) {
   });
 }
 
-bool HostTable::has_place(const Key& key, Due due) {
+bool HostTable::can_arrive(const Key& key, Due due) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).has_arrived(static_cast<size_t>(local_rank_));
     if (departed_rank() >= 0) return true;
-    return may_make(due) && (header_->free_head != kNone || header_->used < header_->places);
+    return may_make(due) && (header_->free_head != kNone || header_->used < header_->capacity);
   });
 }
 

@@ -60,9 +60,9 @@ class HostTable {
  public:
   // Bytes of shared memory that the table takes, in whole pages (most of them never touched).
   static size_t bytes(int local_size);
-  // `ranks`: the labels of this host's ranks. `places`: the first rank of the host makes the table with so many
+  // `ranks`: the labels of this host's ranks. `capacity`: the first rank of the host makes the table with so many
   // entries, within the least and the most that are possible; all other ranks give 0. Throws Error without memory.
-  HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts);
+  HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t capacity, bool several_hosts);
 
   struct Arriving {
     Key key;
@@ -144,7 +144,7 @@ class HostTable {
   // rank was stopped in the middle of a change.
   OperationState operation_state(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
-  bool has_place(const Key& key, Due due);
+  bool can_arrive(const Key& key, Due due);
   // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
   void listen(bool on);
   // The key of the first part of the event's operation; empty if this rank has arrived at the entry already, or the
@@ -205,7 +205,7 @@ class HostTable {
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
-    uint32_t places;
+    uint32_t capacity;
     uint32_t used;                    // entries ever used
     std::atomic<uint32_t> committed;  // entries with memory behind them
     uint32_t free_head;               // list of entries to use again

@@ -47,7 +47,7 @@ class Transport {
   // when HostTable::finish_chunks() has counted so many.
   virtual uint32_t pieces(const Operation& operation) const = 0;
   // How many sequence numbers an operation takes in the order that hosts agree on.
-  virtual uint32_t places(const Operation& operation) const = 0;
+  virtual uint32_t sequence_numbers(const Operation& operation) const = 0;
   // The rank that arrives last may do an operation of at most so many bytes by run_whole().
   virtual size_t inline_limit() const = 0;
   // Does all the work of such an operation, on any thread of that rank.

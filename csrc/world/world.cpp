@@ -220,7 +220,7 @@ std::string World::settle(const Communicator& group) {
   // The first rank initializes the table before any rank uses it.
   std::string failure;
   try {
-    if (local_rank_ == 0) HostTable(segment_, ranks, 0, options_.table_places, false);
+    if (local_rank_ == 0) HostTable(segment_, ranks, 0, options_.table_capacity, false);
   } catch (const Error& error) {
     failure = error.what();
   }

@@ -24,7 +24,7 @@ struct WorldOptions {
   // What messages call the ranks, if this is a part of a larger world; empty: their ranks.
   std::vector<int> labels;
   // Entries of a host's table: at most so many parts are under way on the host; more wait in their own rank.
-  size_t table_places = kEntries;
+  size_t table_capacity = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
 };

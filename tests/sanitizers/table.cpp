@@ -42,8 +42,8 @@ void log_overruns(uint32_t seed) {
     const bool was_over = over.load();
     TableEvent event;
     bool overrun;
-    // At the edge of the log all the while, so that some places are read just when they are written anew. Without an
-    // order between the threads that could hide a race.
+    // At the edge of the log all the while, so that some slots of the log are read just when they are written anew.
+    // Without an order between the threads that could hide a race.
     const uint64_t written = 2 * uint64_t{operations.load(std::memory_order_relaxed)};
     if (!was_over && last != 0 && written < last + edge) continue;
     if (!reader.next_event(&event, &overrun)) {
