@@ -33,8 +33,8 @@ bool PartEvents::take_events() {
 void PartEvents::handle(const TableEvent& event) {
   switch (event.type) {
     case TableEvent::Type::made:
-      if (!queue_.listens()) return;
-      if (const auto key = context_.table.made(event)) queue_.offer(*key);
+      if (!queue_.is_subscribed()) return;
+      if (const auto key = context_.table.first_key_of(event)) queue_.add_candidate(*key);
       return;
     case TableEvent::Type::announced:
       return announce(event);
@@ -66,7 +66,8 @@ void PartEvents::start(const TableEvent& event) {
   bool first = false;
   const std::optional<Part> part = requests_.begin(event.entry, event.generation, &first);
   if (!part) return;
-  if (queue_.listens()) queue_.offer(SendQueue::key_of(*part->posted));  // other ranks may have brought its next parts
+  // Other ranks may have brought its next parts.
+  if (queue_.is_subscribed()) queue_.add_candidate(SendQueue::key_of(*part->posted));
   if (!first) return;
   note_agreed(*part);
   const Entry& entry = context_.table.entry(event.entry);
@@ -119,7 +120,7 @@ void PartEvents::note_agreed(const Part& part) {
 
 // The log was overwritten before this rank read it: reads the state of each entry instead.
 void PartEvents::rescan() {
-  queue_.offer_all();
+  queue_.add_candidates();
   for (const auto& [entry, generation] : requests_.generations()) {
     switch (context_.table.state(entry)) {
       case State::announced:

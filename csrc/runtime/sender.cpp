@@ -22,11 +22,11 @@ bool Sender::take_posted() {
 bool Sender::start_part() {
   blocked_ = gated_ = false;
   if (queue_.empty()) {
-    if (queue_.listens()) stop_listening();
+    if (queue_.is_subscribed()) unsubscribe();
     return false;
   }
   const bool room = requests_.has_room();
-  if (queue_.listens() && (start_offered(room) || start_oldest(room))) return true;
+  if (queue_.is_subscribed() && (start_candidate(room) || start_oldest(room))) return true;
   int looks = kLooks;
   for (auto it = queue_.begin(); it != queue_.end();) {
     const auto here = it++;
@@ -39,7 +39,7 @@ bool Sender::start_part() {
         blocked_ = true;
         return false;
       case Start::no_entry:
-        if (!queue_.listens()) listen();
+        if (!queue_.is_subscribed()) subscribe();
         if (!std::exchange(blocked_, true) && queue_.look() != queue_.end()) it = queue_.look();
         queue_.look_next(it);
         if (--looks == 0) return false;
@@ -49,26 +49,26 @@ bool Sender::start_part() {
   return false;
 }
 
-void Sender::listen() {
-  table_.listen(true);
-  queue_.listen();
+void Sender::subscribe() {
+  table_.subscribe_to_new_entries(true);
+  queue_.subscribe();
 }
 
-void Sender::stop_listening() {
-  table_.listen(false);
-  queue_.stop_listening();
+void Sender::unsubscribe() {
+  table_.subscribe_to_new_entries(false);
+  queue_.unsubscribe();
 }
 
 // True if a part was sent or there is more to look at.
-bool Sender::start_offered(bool room) {
-  for (int looks = kLooks; queue_.has_offered() && looks > 0; --looks) {
-    const SendQueue::Position position = queue_.first_offered();
+bool Sender::start_candidate(bool room) {
+  for (int looks = kLooks; queue_.has_candidate() && looks > 0; --looks) {
+    const SendQueue::Position position = queue_.first_candidate();
     const Start start = position == queue_.end() ? Start::not_yet : start_next(position, room);
     if (start == Start::no_room) return false;
     if (start == Start::sent) return true;  // the key stays, since the request may have more parts
-    queue_.drop_offered();
+    queue_.drop_candidate();
   }
-  return queue_.has_offered();
+  return queue_.has_candidate();
 }
 
 bool Sender::start_oldest(bool room) {
@@ -103,7 +103,7 @@ Sender::Start Sender::start_next(SendQueue::Position position, bool room) {
       break;
   }
   // Looked up before the share is copied.
-  const bool no_entry = (queue_.listens() || requests_.is_crowded_out()) &&
+  const bool no_entry = (queue_.is_subscribed() || requests_.is_crowded_out()) &&
                         !table_.can_arrive(make_key(request.name, request.turn, number), parts_.due(*posted, number));
   if (!no_entry && send(posted, number, std::move(refusal))) {
     requests_.set_crowded_out(nullptr);

@@ -237,7 +237,7 @@ def _group_of(ranks: tuple[int, ...]) -> Any:
         group = process.core.make_group(comm.py2f(), list(ranks), settings.core_options())
     finally:
         comm.Free()
-    process.warn_of_strangers(group, f"the ranks of {_named(ranks)}")
+    process.warn_of_rejected_callers(group, f"the ranks of {_named(ranks)}")
     gpu_libraries.log_road_of_set(process.core, group, _named(ranks))
     return group
 

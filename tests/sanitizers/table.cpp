@@ -22,11 +22,11 @@ void log_overruns(uint32_t seed) {
   std::atomic<uint32_t> operations{0};
   std::thread writer([&] {
     const std::string name = "one", signature = "the same";
-    HostTable::Arriving offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
-    offer.operation.count = 1;
+    HostTable::Arriving arriving{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
+    arriving.operation.count = 1;
     for (uint32_t k = 0; k < kOperations; ++k) {
-      first.arrive(offer, 0, [](const ArriveResult&) {});
-      const ArriveResult arrival = second.arrive(offer, 0, [](const ArriveResult&) {});
+      first.arrive(arriving, 0, [](const ArriveResult&) {});
+      const ArriveResult arrival = second.arrive(arriving, 0, [](const ArriveResult&) {});
       first.finish_chunks(arrival.entry, 1);
       first.leave(arrival.entry);
       second.leave(arrival.entry);
