@@ -87,7 +87,7 @@ void PartEvents::finish(const TableEvent& event) {
     owed = is_owed(of);
     return owed;
   });
-  if (owed) give_up_owed(event.entry);
+  if (owed) break_down_owed(event.entry);
   if (!part) return;
   const Entry& entry = context_.table.entry(event.entry);
   const bool started = part->started;
@@ -107,7 +107,7 @@ bool PartEvents::is_owed(const Part& part) {
   return is_agreed && !entry.error.empty() && !part.started;
 }
 
-void PartEvents::give_up_owed(uint32_t entry) {
+void PartEvents::break_down_owed(uint32_t entry) {
   if (context_.table.departed_rank() >= 0) throw context_.table.departed();
   throw Error(context_.table.entry(entry).error.get());
 }
@@ -176,7 +176,7 @@ void PartEvents::take_results() {
     try {
       end(one);
     } catch (const Error&) {
-      // The table was given up later; the result is still valid.
+      // There was a verdict on the table later; the result is still valid.
     }
   }
 }

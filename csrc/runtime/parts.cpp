@@ -152,7 +152,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
                                     });
     if (arrival.last) transport.run_whole(arrival.entry);
   } catch (const Error&) {
-    // The table was given up, and the thread is about to break down.
+    // There was a verdict on the table, and the thread is about to break down.
     if (!claimed || requests_.withdraw(part)) throw;
     return Arrived::under_way;
   }

@@ -101,9 +101,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // that arrive later. No-op for operations that all ranks have arrived at.
   void give_up(const std::unordered_map<std::string, Cause>& reasons);
   // This rank leaves, with this reason; used when a rank has arrived and does not go on.
-  void break_off(const Cause& reason);
+  void break_down(const Cause& reason);
   // Gives up the host's table when one of its ranks keeps it locked: all ranks of the host end their operations.
-  void give_up_table(const std::string& reason);
+  void give_verdict(const std::string& reason);
   // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
   // ranks own together (communicators).
   void lose(const Cause& reason);

@@ -156,10 +156,10 @@ class HostTable {
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends one that is announced to the other hosts. False if there is no such operation.
   bool give_up(const Key& key, const Cause& reason, bool announced);
-  // Methods that read or change entries wait for this lock, and throw Error once the table was given up.
+  // Methods that read or change entries wait for this lock, and throw Error after a verdict on the table.
   TableLock& lock() { return lock_; }
   const TableLock& lock() const { return lock_; }
-  // Throws if the table was given up, and checks once a second whether the lock's holder has died.
+  // Throws if there was a verdict on the table, and checks once a second whether the lock's holder has died.
   void look_after_lock();
   // False if a rank keeps the lock, which a thread of the user must not wait for without limit.
   bool lock_comes_free();

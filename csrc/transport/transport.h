@@ -67,8 +67,8 @@ class Transport {
   // operation fails then, this rank cannot go on.
   virtual bool holds(uint32_t) const { return false; }
   // This rank takes no further part in operations under way, since a rank has left; tells the ranks that wait for it.
-  virtual void give_up(const Departed&) {}
-  // After give_up(): whether the transport uses no memory of operations any more. Never throws.
+  virtual void note_departed(const Departed&) {}
+  // After note_departed(): whether the transport uses no memory of operations any more. Never throws.
   virtual bool settled() { return true; }
   // Does one piece of work; false if there is nothing to do now.
   virtual bool progress() = 0;

@@ -246,7 +246,7 @@ def _end(process_set: ProcessSet) -> None:
     group = process_set.end("was removed")
     if group is not None:
         process.drain(settings.value("MYKV_EXIT_WAIT_S"))
-        group.abandon(f"it has removed {process_set!r}")
+        group.leave(f"it has removed {process_set!r}")
         group.shutdown()
 
 

@@ -648,7 +648,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     failure_detector.end(orderly=not lost)
-    leaving.abandon(reason)
+    leaving.leave(reason)
     leaving.shutdown()
     # Unfinished operations have failed now, and MXNet would report that as an error of its exit. The draining thread
     # should be done when the caller reads an array: two threads must not take the same error out of the engine.

@@ -189,7 +189,7 @@ void MpiTransport::require_all() {
   if (departed_) throw Departed(*departed_);
 }
 
-void MpiTransport::give_up(const Departed& departed) {
+void MpiTransport::note_departed(const Departed& departed) {
   requests_.cancel();
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;  // no other host waits for this rank
   if (testing::is_planted(testing::Fault::notice)) return;

@@ -62,7 +62,7 @@ class MpiTransport : public Transport {
     return exchanges_.empty() && requests_.empty() && notice_.requests.empty() && notices_.quiet();
   }
   bool holds(uint32_t entry) const override;
-  void give_up(const Departed& departed) override;
+  void note_departed(const Departed& departed) override;
   bool settled() override;
 
  private:

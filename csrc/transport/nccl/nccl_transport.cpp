@@ -174,7 +174,7 @@ void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
     try {
       number = table_.forgo_launch(entry);
     } catch (const Error&) {
-      number = table_.given_launch(entry);  // no rank changes a table that was given up
+      number = table_.given_launch(entry);  // no rank changes a table after a verdict
     }
     if (number != 0) launcher_->release(number);
   }
