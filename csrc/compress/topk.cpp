@@ -67,6 +67,6 @@ class TopK : public TypedCompressor<TopK> {
 
 }  // namespace
 
-std::shared_ptr<const Compressor> make_top_k(Parameters& parameters) { return std::make_shared<TopK>(parameters); }
+std::shared_ptr<const Compressor> make_topk(Parameters& parameters) { return std::make_shared<TopK>(parameters); }
 
 }  // namespace mykv::compress
