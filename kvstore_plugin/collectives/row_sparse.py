@@ -52,7 +52,7 @@ class Workspace:
         if held is None or not held.attached or held.nbytes < nbytes:
             self._buffers.pop(dtype.name, None)
             held = None  # frees the old memory before the new memory is allocated
-            held = self._buffers[dtype.name] = self._process_set.core.allocate(nbytes + nbytes // 4)
+            held = self._buffers[dtype.name] = self._process_set._core.allocate(nbytes + nbytes // 4)
         return held
 
     def __reduce__(self) -> tuple:

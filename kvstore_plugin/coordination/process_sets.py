@@ -148,7 +148,7 @@ class _SetsOfInit(process.Follower):
         global _next_id
         for _, process_set in _known.values():
             if process_set is not None:
-                process_set.end(_LOST if lost else _SHUT_DOWN)
+                process_set._end(_LOST if lost else _SHUT_DOWN)
         _known.clear()
         _next_id = 1
 
@@ -166,7 +166,7 @@ def _checked(process_sets: Any) -> list[ProcessSet]:
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
     """Global ranks of a set that is to be added, in the set's order; empty for MPI.COMM_NULL."""
-    if process_set.is_added():
+    if process_set._is_added():
         raise ValueError(f"{process_set!r} was added already.")
     size = process.size()
     if process_set.mpi_comm is not None:
@@ -216,7 +216,7 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
         raise
     for proposal in proposals:
         if proposal == mine:
-            process_set.begin(_next_id, proposal, group)
+            process_set._begin(_next_id, proposal, group)
         _known[_next_id] = _Known(proposal, process_set if proposal == mine else None)
         _next_id += 1
 
@@ -243,7 +243,7 @@ def _group_of(ranks: tuple[int, ...]) -> Any:
 
 
 def _end(process_set: ProcessSet) -> None:
-    group = process_set.end("was removed")
+    group = process_set._end("was removed")
     if group is not None:
         process.drain(settings.value("MYKV_EXIT_WAIT_S"))
         group.leave(f"it has removed {process_set!r}")

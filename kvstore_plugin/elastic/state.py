@@ -193,11 +193,11 @@ class ElasticState:
 
     def _restore(self) -> None:
         """Go back to the last commit that all remaining workers have, and commit it again. Collective."""
-        counts = global_process_set.numbers()
+        counts = global_process_set._counted()
         places = [(one.number, one.rank) for one in self._copies]
         everyone = allgather_object((max(places)[0], places, counts, new_workers.is_respawned()))
         for _, _, others, _ in everyone:
-            global_process_set.skip_to(others)
+            global_process_set._skip_to(others)
         # A new worker has no commit before its first one, which the others may lack.
         agreed = min((number for number, _, _, is_new in everyone if number != _NEVER or not is_new), default=_NEVER)
         places_then = [next((place for place in places if place[0] == agreed), None) for _, places, _, _ in everyone]
@@ -277,7 +277,7 @@ class _Copy:
 
     def take(self, parameters: Sequence[Parameter], trainers: Sequence[Any], values: dict[str, Any]) -> None:
         self.number = _NEVER
-        core = global_process_set.core
+        core = global_process_set._core
         self.rank, self.keepers = core.rank(), shard_replicas.keepers(core.host_ranks())
         self.values = copy.deepcopy(values)
         arriving = self.parameters.take(parameters)

@@ -77,7 +77,7 @@ class SharedBucket(Bucket):
 
     def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
         super().__init__(dtype, capacity)
-        self._buffer = process_set.core.reserve(capacity)
+        self._buffer = process_set._core.reserve(capacity)
 
     @property
     def attached(self) -> bool:
@@ -100,7 +100,7 @@ class DeviceBucket(Bucket):
         super().__init__(dtype, capacity)
         self._process_set = process_set
         self._generation = process.generation
-        self._group = process_set.core if process_set.core is not process.core else process.core.world()
+        self._group = process_set._core if process_set._core is not process.core else process.core.world()
         self._memory = process.core.GpuMemory(device, capacity)
 
     @property

@@ -162,7 +162,7 @@ class Comparison:
             buffer, content, written = squares.buffer, ("float64", "of squares"), [*written, squares.array]
         else:
             if self._buffer is None or not self._buffer.attached:
-                self._buffer = self._process_set.core.allocate(1)
+                self._buffer = self._process_set._core.allocate(1)
             buffer, content = self._buffer, ("uint8", "of nothing")
         operation = process.core.PreparedBucket(
             name, buffer, 0, 1, *content, arrays.handles(written), priority=priority
@@ -265,13 +265,13 @@ def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operatio
         handles = arrays.handles(slots[0].parameter._grad)
 
         def push(label: str) -> None:
-            process_set.core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
+            process_set._core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
 
         return Operation(name, slots, "", push)
     handles = arrays.handles([slot.parameter._grad[0] for slot in slots])
 
     def push_all(label: str) -> None:
-        process_set.core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
+        process_set._core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
 
     return Operation(name, slots, "", push_all)
 

@@ -125,7 +125,7 @@ class DenseReducer(SharedReducer):
         try:
             self._memory.own([(slot.parameter, slot.group) for slot in in_order])
         except Exception as error:
-            self._process_set.core.refuse(self._carrier, str(error))
+            self._process_set._core.refuse(self._carrier, str(error))
             raise
         self._memory.warn_of_copies(self._scope, len(self._slots))
 
@@ -305,9 +305,9 @@ class DenseReducer(SharedReducer):
         if operation.hooked is not None:
             operation.hooked.refuse(reason)
         elif operation.update is None:
-            self._process_set.core.refuse(operation.name, reason)
+            self._process_set._core.refuse(operation.name, reason)
         else:
-            ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
+            ShardedUpdate.refuse(self._process_set._core, operation.name, reason)
 
     def compare(self, label: str) -> None:
         failure = self._sums.failure() if self._compares is Comparing.UPDATE else None
@@ -343,7 +343,7 @@ class DenseReducer(SharedReducer):
 
     def _refuse_step(self, reason: str) -> None:
         if not self._operations:
-            self._process_set.core.refuse(self._carrier, reason)
+            self._process_set._core.refuse(self._carrier, reason)
         for operation in self._operations:
             self._refuse(operation, reason)
         self._refuse_comparison_of(reason)

@@ -131,8 +131,8 @@ def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
 def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
     """Rank within a process set of the worker whose initial values the set gets."""
     if process_set is of_trainer and root_rank != 0:
-        return process_set.position_of(root_rank)
-    return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
+        return process_set._position_of(root_rank)
+    return process_set._position_of(root_rank) if root_rank in process_set.ranks else 0
 
 
 def divide(

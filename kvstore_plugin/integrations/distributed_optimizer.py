@@ -204,7 +204,7 @@ class _Mean:
         return [group for group in groups if group.places]
 
     def _push(self, groups: list[_Group], gradients: Sequence[NDArray]) -> None:
-        core = self.process_set.core
+        core = self.process_set._core
         scale = 1.0 / self.process_set.size()
         for number, group in enumerate(groups):
             name, priority = self._name(group), _priority(group.indices[0])
@@ -219,7 +219,7 @@ class _Mean:
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:
-            self.process_set.core.refuse(self._name(group), reason)
+            self.process_set._core.refuse(self._name(group), reason)
 
     def _name(self, group: _Group) -> str:
         return f"{self._scope}/{group.indices[0]!r}"

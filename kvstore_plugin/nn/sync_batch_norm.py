@@ -70,7 +70,7 @@ class _Calls:
         finally:
             for _ in range(missing):
                 next(self.numbers)
-                self.process_set.core.refuse(f"{self.scope}/forward", reason)
+                self.process_set._core.refuse(f"{self.scope}/forward", reason)
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by scope
@@ -435,7 +435,7 @@ def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label
     """The sums over all workers, which arrive later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
-    calls.process_set.core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
+    calls.process_set._core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
     return total
 
 

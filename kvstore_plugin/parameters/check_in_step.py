@@ -115,8 +115,8 @@ def _is_due(named: Sequence[Named], every: int, process_set: ProcessSet) -> bool
             f"every {every}th step only."
         )
     calls = _calls.setdefault(first, {})
-    number = calls.get(process_set.scope, 0)
-    calls[process_set.scope] = number + 1
+    number = calls.get(process_set._scope, 0)
+    calls[process_set._scope] = number + 1
     return number % every == 0
 
 

@@ -219,7 +219,7 @@ class DistributedTrainer(gluon.Trainer):
             options.check_parameters(named)
             placement.check_devices((one.name, one.value) for one in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
-            global_process_set.position_of(root_rank)  # raises if root_rank is no rank
+            global_process_set._position_of(root_rank)  # raises if root_rank is no rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
             self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
@@ -408,7 +408,7 @@ class DistributedTrainer(gluon.Trainer):
         if self._losses != process.losses and self._shares:
             raise RuntimeError(resumption.WORKER_WAS_LOST)
         for share in self._shares:
-            share.process_set.core  # noqa: B018 - raises if the set was not added again
+            share.process_set._core  # noqa: B018 - raises if the set was not added again
         are_same = process.has_same_ranks_as(kept)
         self._meet_to_resume(None if are_same else self._why_not_resumed(replaces_states))
         if self._store_optimizer is not None and not are_same:
@@ -475,7 +475,7 @@ class DistributedTrainer(gluon.Trainer):
                         one.have_values = known
             except Exception as error:
                 for later in self._shares[number + 1 :]:
-                    later.process_set.core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
+                    later.process_set._core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
                 raise
             if dense:
                 met.append(gradients)
