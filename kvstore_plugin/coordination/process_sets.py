@@ -65,9 +65,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if not isinstance(process_set, ProcessSet):
             process_set = ProcessSet(process_set)
         mine = _proposal(process_set)
-        places = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
-        places[list(mine)] = range(1, len(mine) + 1)
-        proposals = _agreed(turn.meet("add_process_set", places))
+        positions = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
+        positions[list(mine)] = range(1, len(mine) + 1)
+        proposals = _agreed(turn.meet("add_process_set", positions))
     _make(process_set, proposals)
     return process_set
 
@@ -176,15 +176,15 @@ def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
     return tuple(process_set.ranks)
 
 
-def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
+def _agreed(positions: np.ndarray) -> list[tuple[int, ...]]:
     """The sets that the ranks add together, without duplicates.
 
     Parameters
     ----------
-    places : ndarray of int64, shape (size, size)
+    positions : ndarray of int64, shape (size, size)
         Row r is rank r's proposal: 1 + the rank in the set of each member.
     """
-    proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in places]
+    proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in positions]
     known = {frozenset(one.ranks): one.ranks for one in _known.values()}
     known[frozenset(range(process.size()))] = tuple(range(process.size()))
     for proposer, proposal in enumerate(proposals):

@@ -1,7 +1,7 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
 The class `DenseReducer` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
-bucket_memory.py places gradients in shared memory.
+bucket_memory.py puts gradients into shared memory.
 
 When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
 gradients lie in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed

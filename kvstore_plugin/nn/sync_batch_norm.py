@@ -390,9 +390,9 @@ class _Layer(mx.operator.CustomOp):
             target = _target(output, req[0])
             mx.nd.Custom(*inputs, op_type=_BACKWARD, out=target, **prop.texts)
             _assign(output, req[0], target)
-        for place, values in ((1, np.zeros_like(of_gamma) if prop.fix_gamma else of_gamma), (2, of_beta)):
-            if req[place] != "null":
-                _assign(in_grad[place], req[place], mx.nd.array(values, data.context, in_grad[place].dtype))
+        for index, values in ((1, np.zeros_like(of_gamma) if prop.fix_gamma else of_gamma), (2, of_beta)):
+            if req[index] != "null":
+                _assign(in_grad[index], req[index], mx.nd.array(values, data.context, in_grad[index].dtype))
 
 
 class _Forward(mx.operator.CustomOp):
