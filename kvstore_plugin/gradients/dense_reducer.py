@@ -211,7 +211,7 @@ class DenseReducer(SharedReducer):
                     # NaiveEngine has run it, and a bucket with a hook takes its turn in any case.
                     pushed = isinstance(error, MXNetError) or operation.hooked is not None
                     reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
-                    self._break_off(operations[: number + pushed], operations[number + pushed :], reason)
+                    self._refuse_rest(operations[: number + pushed], operations[number + pushed :], reason)
                     raise
             # Behind all hooks: where the last of them fails, no gradient is used on any worker.
             for operation in operations if self._reduction.hook is not None else ():
@@ -220,7 +220,7 @@ class DenseReducer(SharedReducer):
                 try:
                     operation.hooked.end()
                 except BaseException as error:
-                    self._break_off(operations, [], str(error))
+                    self._refuse_rest(operations, [], str(error))
                     raise
 
     def update(self) -> None:
@@ -290,7 +290,7 @@ class DenseReducer(SharedReducer):
         self._is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
         self.leave_out_comparison(reason)
 
-    def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
+    def _refuse_rest(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
         """Refuse the rest of a step after some of its operations were pushed."""
         self._to_update = [(one, None) for one in pushed if one.update is not None]
         self.refuse_update(reason)
@@ -436,7 +436,7 @@ class DenseReducer(SharedReducer):
             # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
             if self._operations and self._operations[0].hooked is not None:
                 self._operations[0].hooked.begin_again()
-            self._break_off(self._operations[:1], self._operations[1:], sentence)
+            self._refuse_rest(self._operations[:1], self._operations[1:], sentence)
             raise MXNetError(sentence) from error
 
     def __getstate__(self) -> dict:

@@ -106,7 +106,7 @@ def main() -> int:
     with_gpu = _arguments().gpu
     stages = _Stages()
     stages.begin("the installation")
-    watch = threading.Timer(_LIMIT, _give_up, [stages])
+    watch = threading.Timer(_LIMIT, _time_out, [stages])
     watch.daemon = True
     watch.start()
     found = Findings()
@@ -350,7 +350,7 @@ def _report_alone(found: Findings, stages: _Stages) -> int:
     return 1
 
 
-def _give_up(stages: _Stages) -> None:
+def _time_out(stages: _Stages) -> None:
     print(
         f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {stages.now} took longer than {_LIMIT:.0f} s: "
         "another rank has failed or cannot be reached; try two ranks on one host first, then two hosts.",
