@@ -137,7 +137,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
     }
     if (!given_up.empty()) runtime.give_up(given_up);
   } catch (const TableVerdict&) {
-    // Another rank gave the table up, or the lock's holder has died; the runtime's thread ends all operations.
+    // Another rank gave the verdict, or the lock's holder has died; the runtime's thread ends all operations.
   } catch (const TableLocked& error) {
     const std::string reason = "given up after " + seconds_text(longest_) + ": " + error.what() + limit;
     runtime.give_verdict(reason);
