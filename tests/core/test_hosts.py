@@ -292,7 +292,7 @@ def test_operation_that_all_ranks_have_begun_ends_well_when_a_rank_leaves(core, 
 @pytest.mark.ranks(2, env=_ENV, timeout=120)
 @_one_and_two
 def test_more_operations_at_once_than_the_table_holds(core, rank, size, hosts):
-    """In opposite orders, so that most that wait for a place find one that the other rank has made."""
+    """In opposite orders, so that most that wait for an entry find one that the other rank has made."""
     count = 70_000 if hosts == 1 else 20_000  # between hosts fewer are under way in any case
     arrays = np.ones((count, 2), "float32")
     order = range(count) if rank == 0 else reversed(range(count))

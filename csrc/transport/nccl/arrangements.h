@@ -65,7 +65,7 @@ class Arrangements {
   std::unique_ptr<gpu::NcclUniqueId> id_;
   std::vector<int> devices_;  // of each rank: the number of its GPUs, then the GPUs
   int first_ = 0;             // this rank's first NCCL rank
-  int size_ = 0;              // NCCL ranks
+  int size_ = 0;              // NCCL ranks of all ranks
   Arrangement making_;
   std::unordered_map<uint64_t, Arrangement> known_;
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> by_devices_;

@@ -21,7 +21,7 @@ struct PlannedCall {
   const char* from;
   char* to;
   size_t count;  // elements, as NCCL counts them for this call
-  int peer = 0;  // the root, or the other side of a send or receive: NCCL ranks
+  int peer = 0;  // the root, or the other side of a send or receive: its NCCL rank
 };
 
 // The work of one GPU, in this order.
