@@ -140,7 +140,7 @@ def _short(results: Results) -> str:
     return "\n\n".join(["## The most important figures", "\n".join(_short_rows(results)), text])
 
 
-def _short_rows(results: Results, quartiles: bool = True) -> list[str]:
+def _short_rows(results: Results, brackets: bool = True) -> list[str]:
     rows = [
         f"| 2 workers on {results.about['machine']['cores']} cores | mykv | Horovod | dist_sync | MPI_Allreduce |",
         "| --- | --- | --- | --- | --- |",
@@ -148,11 +148,11 @@ def _short_rows(results: Results, quartiles: bool = True) -> list[str]:
     for work, find in _SHORT:
         cells = find(results)
         if any(cells):
-            rows.append(f"| {work} | " + " | ".join(_short_cells(cells, quartiles, work.startswith("processor"))) + " |")
+            rows.append(f"| {work} | " + " | ".join(_short_cells(cells, brackets, work.startswith("processor"))) + " |")
     return rows
 
 
-def _short_cells(cells: list[Cell], quartiles: bool, share: bool) -> list[str]:
+def _short_cells(cells: list[Cell], brackets: bool, share: bool) -> list[str]:
     measured = [one.median for one in cells if isinstance(one, Spread)]
     least = min(measured) if len(measured) > 1 and not share else None
     texts = []
@@ -162,11 +162,12 @@ def _short_cells(cells: list[Cell], quartiles: bool, share: bool) -> list[str]:
             continue
         text = f"{one.median:.1%} of a core" if share else milliseconds(one)
         text = f"**{text}**" if one.median == least else text
-        texts.append(f"{text} {_quartiles(one)}" if quartiles and not share else text)
+        texts.append(f"{text} {quartiles(one)}" if brackets and not share else text)
     return texts
 
 
-def _quartiles(one: Spread) -> str:
+def quartiles(one: Spread) -> str:
+    """The quartiles of a time in ms, as they stand behind its median."""
     digits = 3 if one.median < 1e-3 else 2 if one.median < 1e-2 else 1
     return f"({1e3 * one.lower:.{digits}f} to {1e3 * one.upper:.{digits}f})"
 
@@ -174,7 +175,7 @@ def _quartiles(one: Spread) -> str:
 def repeat_in(page: Path, results: Results) -> None:
     """Bring the lines of the short table that a first page repeats up to date, without quartiles."""
     folder = "" if page.parent == PAGE.parent else f"{PAGE.parent.name}/"
-    rows = {row.split(" | ")[0]: row for row in _short_rows(results, quartiles=False)[2:]}
+    rows = {row.split(" | ")[0]: row for row in _short_rows(results, brackets=False)[2:]}
     lines = page.read_text(encoding="utf-8").splitlines()
     for number, line in enumerate(lines):
         key = line.split(" | ")[0].replace(f"]({folder}", "](")
