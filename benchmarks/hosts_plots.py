@@ -53,8 +53,8 @@ def _summary(results: Results) -> tuple[plt.Figure, str, str] | None:
     for axes, (title, rows) in zip(all_axes, groups.items()):
         bars_of(axes, title, rows)
     text = (
-        "Times of 2 hosts with a worker each, shorter is better; thin lines are the quartiles. At 1 Gbit/s the link is the limit "
-        "of all three. Over slow links fewer bytes help."
+        "Times of 2 hosts with a worker each, shorter is better; thin lines are the quartiles. At 1 Gbit/s the link is "
+        "the limit of all three. Over slow links fewer bytes help."
     )
     return figure, "Times of 2 hosts", text
 
@@ -62,13 +62,15 @@ def _summary(results: Results) -> tuple[plt.Figure, str, str] | None:
 def _links(results: Results) -> tuple[plt.Figure, str, str] | None:
     """What part of the link's rate a sum of 64 MB reaches, by hosts and ranks."""
     found = {
-        kind: {shape: results.get("mykv core", f"{kind}/{64 * MB}", "time", "{}x{}".format(*shape)) for shape in _SHAPES}
+        kind: {
+            shape: results.get("mykv core", f"{kind}/{64 * MB}", "time", "{}x{}".format(*shape)) for shape in _SHAPES
+        }
         for kind, *_ in _KINDS
     }
     if not any(one for row in found.values() for one in row.values()):
         return None
     figure, axes = plt.subplots(figsize=(9, 3))
-    for number, (kind, label, colour) in enumerate(_KINDS):
+    for number, (kind, _, colour) in enumerate(_KINDS):
         for place, (hosts, _) in enumerate(_SHAPES):
             one = found[kind][_SHAPES[place]]
             if one is None:
@@ -90,6 +92,6 @@ def _links(results: Results) -> tuple[plt.Figure, str, str] | None:
     return (
         figure,
         "Share of the link's rate in a sum of 64 MB",
-        "A sum of 64 MB over links of 1 Gbit/s: bytes that must cross each link, by the time and the link's rate. Headers of "
-        "Ethernet, IP and TCP take 4.4%, so 95.6% is the most (dotted).",
+        "A sum of 64 MB over links of 1 Gbit/s: bytes that must cross each link, by the time and the link's rate. "
+        "Headers of Ethernet, IP and TCP take 4.4%, so 95.6% is the most (dotted).",
     )

@@ -38,19 +38,20 @@ rounds.
 
 # Below the table while the line is missed: what was tried, what bounds it.
 _STEP = """\
-The link allows 374 ms, or 391 ms with TCP's headers. Horovod's better setting took 1.1 to 1.25 times as long as mykv in several
-runs on this machine, and as installed up to 1.8 times: 0.6 of the former would be less than the link's limit."""
+The link allows 374 ms, or 391 ms with TCP's headers. Horovod's better setting took 1.1 to 1.25 times as long as mykv in
+several runs on this machine, and as installed up to 1.8 times: 0.6 of the former would be under the link's limit."""
 
 _TRAINING = """\
-From the last value of a step on the wire to the first one of the next the link is idle: the last layers are updated, and their
-forward and backward pass computed. That takes 50 ms of compute here, and communication 400 ms, so that 1.06 would need half of it to
-go away. MXNet makes it longer: it runs up to 15 operators as one, so that a gradient waits for others, and updates four parameters
-at a time. One by one (`MXNET_EXEC_BULK_EXEC_TRAIN=0` and `MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there; these
-are settings of MXNet for the whole process, which mykv leaves to the user."""
+From the last value of a step on the wire to the first one of the next the link is idle: the last layers are updated,
+and their forward and backward pass computed. That takes 50 ms of compute here, and communication 400 ms, so that 1.06
+would need half of it to go away. MXNet makes it longer: it runs up to 15 operators as one, so that a gradient waits for
+others, and updates four parameters at a time. One by one (`MXNET_EXEC_BULK_EXEC_TRAIN=0` and
+`MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there; these are settings of MXNet for the whole process,
+which mykv leaves to the user."""
 
 _SMALL_PAGE = """\
-The messages of mykv are as many as those of a round trip; what is more is that a rank sleeps while it waits, and its thread must wake up
-on each side."""
+The messages of mykv are as many as those of a round trip; what is more is that a rank sleeps while it waits, and its
+thread must wake up on each side."""
 
 
 @dataclass(frozen=True)
@@ -328,7 +329,9 @@ def _not_faster(results: Results) -> str:
     spins = "Its ranks spin while they wait."
     ours = _get(results, "mykv", step)
     lines = [
-        slower("4 KB, 2 hosts", _get(results, "mykv core", small), get("mpi", small, "time", "2x1"), "MPI_Allreduce", spins),
+        slower(
+            "4 KB, 2 hosts", _get(results, "mykv core", small), get("mpi", small, "time", "2x1"), "MPI_Allreduce", spins
+        ),
         slower(
             "64 MB, 2 hosts, 1 Gbit/s",
             _get(results, "mykv core", large),

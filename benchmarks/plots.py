@@ -113,9 +113,9 @@ def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     return (
         "Time of an allreduce against its size, 2 ranks",
         "One float32 array of any memory, in place, from the call until the result can be read: pushpull of mykv and "
-        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays. Thin lines are of ranks as installed, thick ones of "
-        "the better setting for each size, which the tables show; for mykv that is as installed, or with ranks bound to "
-        "cores, as `mykvrun` does.",
+        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays. Thin lines are as installed, thick "
+        "ones of the better setting for each size, which the tables show; for mykv that is as installed, or with ranks "
+        "bound to cores, as `mykvrun` does.",
     )
 
 

@@ -132,8 +132,8 @@ def _overview(results: Results) -> str:
 def _short(results: Results) -> str:
     """The short table; README.md and docs/index.md repeat some of its lines, see repeat_in()."""
     text = (
-        "Lower is better, the best of a line is bold. Quartiles stand in brackets. mykv runs as installed or with ranks bound to "
-        "cores, as `mykvrun` binds them, whichever is faster"
+        "Lower is better, the best of a line is bold. In brackets: quartiles. mykv runs as installed or with ranks "
+        "bound to cores, as `mykvrun` binds them, whichever is faster"
     )
     bound = [work for work, cells in _SHORT for one in cells(results)[:1] if one and one.setup == MYKV_BOUND.name]
     text += f"; bound was faster in these lines: {'; '.join(bound)}." if bound else "."
@@ -222,8 +222,8 @@ def _threads_sentence(results: Results) -> str:
     if one is None or two is None:
         return ""
     return (
-        f"- More threads than cores: with 2 OpenMP threads in each worker a training step takes {milliseconds(two)}, with "
-        f"one {milliseconds(one)}."
+        f"- More threads than cores: with 2 OpenMP threads in each worker a training step takes {milliseconds(two)}, "
+        f"with one {milliseconds(one)}."
     )
 
 

@@ -1,7 +1,7 @@
 """How time grows with the ranks of one host and with the number of arrays: ``python -m benchmarks.scaling``.
 
-Ranks run the core alone, without MXNet; there are more of them than cores. Arrays have 4 KB each. Plain loops over as many
-arrays, and a barrier of as many processes, stand beside it.
+Ranks run the core alone, without MXNet; there are more of them than cores. Arrays have 4 KB each. Plain loops over
+as many arrays, and a barrier of as many processes, stand beside it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _cpu() -> cases.Case:
 
 def limits_plan() -> list[Item]:
     """What the machine needs at least: for the loads and stores of the large allreduce, and for sleeping and waking."""
-    return limit.many_plan(CPU_RANKS, LARGE, (2, 16, 32))
+    return limit.many_plan(CPU_RANKS, LARGE, RANKS)
 
 
 def array_cases(flavour: str) -> list[cases.Case]:

@@ -88,7 +88,8 @@ def _faster(ours: Spread | None, theirs: Spread | None, name: str, least: float 
     if ours is None or theirs is None:
         return Part(f"{name}: not measured" + (f" (mykv: {milliseconds(ours)})" if ours else ""))
     ratio = theirs.median / ours.median
-    text = f"{ratio:.2f} times faster than {name} ({milliseconds(ours)} and {milliseconds(theirs)}; {theirs.setup})"
+    compared = "faster than" if ratio >= 1 else "as fast as"
+    text = f"{ratio:.2f} times {compared} {name} ({milliseconds(ours)} and {milliseconds(theirs)}; {theirs.setup})"
     return Part(text, None if least is None else ratio >= least)
 
 
@@ -366,8 +367,8 @@ LINES = [
     Line(
         "pushpull-4KB",
         "pushpull of a 4 KB NDArray, call to wait_to_read",
-        "ranks not bound: 20 times faster than Horovod as installed, 5 times faster than dist_sync, 2 times faster than "
-        "Horovod with HOROVOD_CYCLE_TIME=0 and mpi_yield_when_idle=1",
+        "ranks not bound: 20 times faster than Horovod as installed, 5 times faster than dist_sync, 2 times faster "
+        "than Horovod with HOROVOD_CYCLE_TIME=0 and mpi_yield_when_idle=1",
         _small,
     ),
     Line(

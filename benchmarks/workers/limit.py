@@ -68,7 +68,6 @@ class Limit:
                 meeting.start()
                 yield f"{kernel}, {pages}", times
 
-
     def barrier(self, case: dict[str, Any], meeting: Meeting) -> Series:
         """Seconds until all processes have come to one place, each of which sleeps until the last one is there."""
         yield "time", timed(case, meeting, lambda: None, lambda: self._barrier(self._words, self._ranks))
