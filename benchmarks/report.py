@@ -29,6 +29,11 @@ Every peer runs as installed and with its own documented settings for speed: bin
 `HOROVOD_CYCLE_TIME`, `num_groups`, the number of servers. A short run of all of them chooses the best for each piece of
 work. Ratios are against the better of the two, unless the line says otherwise; the settings stand in brackets. There is
 one OpenMP thread per rank, unless the line says otherwise. 64 MB are 2^26 bytes.
+
+Processor time of a rank for one operation is that of its process, all threads together, over 400 operations in a row;
+over 100 operations after pauses, less that of the pauses alone. Plain loops are the loads and stores of a sum in shared
+memory by as many processes, none of which waits for another (`benchmarks/workers/limit.cpp`); the fastest of several
+counts. The bare barrier is a futex by which the last process wakes the others. Both are measured without mykv and MPI.
 """
 
 
@@ -108,7 +113,7 @@ def write(results: Results, page: Path = PAGE) -> None:
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
     print(f"wrote {page}")
-    if page == PAGE:
+    if page == PAGE and set(_PEERS) <= set(results.about["peers"]):
         for repeating in (ROOT / "README.md", ROOT / "docs" / "index.md"):
             repeat_in(repeating, results)
 
@@ -339,9 +344,8 @@ def _commands(results: Results) -> str:
 
 
 def _failures(results: Results) -> str:
-    if not results.failures:
-        return ""
-    rows = []
+    missing = results.about.get("no intel mpi")
+    rows = [f"- {missing}"] if missing else []
     for failure in results.failures:
         lines = failure["error"].strip().splitlines()
         where = f"{failure['peer']}, {failure['setup']}, {failure['ranks']} ranks, round {failure['round'] + 1}"
