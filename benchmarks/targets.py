@@ -108,7 +108,8 @@ def _small(results: Results) -> list[Part]:
     parts = [_faster(unbound, other, name, least) for other, name, least in theirs]
     if bound:
         ratios = ", ".join(f"{other.median / bound.median:.1f}" for other, *_ in theirs if other)
-        parts.append(Part(f"bound to cores, as `mykvrun` does: {milliseconds(bound)}, {ratios} times faster"))
+        rest = f", {ratios} times faster" if ratios else ""
+        parts.append(Part(f"bound to cores, as `mykvrun` does: {milliseconds(bound)}{rest}"))
     return parts
 
 
