@@ -32,8 +32,9 @@ one OpenMP thread per rank, unless the line says otherwise. 64 MB are 2^26 bytes
 
 Processor time of a rank for one operation is that of its process, all threads together, over 400 operations in a row;
 over 100 operations after pauses, less that of the pauses alone. Plain loops are the loads and stores of a sum in shared
-memory by as many processes, none of which waits for another (`benchmarks/workers/limit.cpp`); the fastest of several
-counts, from the common start until the last process is done. The bare barrier is a futex by which the last process wakes the others. Both are measured without mykv and MPI.
+memory by as many processes, none of which waits for another (`benchmarks/workers/limit.cpp`), from the common start
+until the last process is done; the fastest of several counts. The bare barrier is a futex by which the last process
+wakes the others. Both are measured without mykv and MPI.
 """
 
 
