@@ -274,6 +274,15 @@ void push_exchange(const Common& common, Handle input, Handle output, const Devi
        });
 }
 
+// Whether an array of a group needs a request of its own: a compressor that sends a number of elements, which only
+// happens between hosts, counts them for each array.
+bool must_be_apart(const Common& common, DType dtype, size_t count) {
+  Operation operation = common.operation;
+  operation.set_arrays(dtype, count);
+  return operation.compressor != nullptr && operation.compressor->counts_elements() &&
+         common.runtime->world().hosts().size() > 1;
+}
+
 }  // namespace
 
 void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
@@ -309,12 +318,12 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
   require_pairs(inputs, outputs);
   const Api& api = common.bridge.api();
-  // For each dtype and device, a request in which the arrays of that dtype follow each other. A compressor that sends a
-  // number of elements counts them for each array, so each array needs a request of its own.
-  const bool apart = common.operation.compressor != nullptr && common.operation.compressor->counts_elements();
+  // For each dtype and device, a request in which the arrays of that dtype follow each other; and one for each array
+  // that must be apart.
   struct Part {
     DType dtype;
     int gpu;
+    bool apart;
     Devices devices;
     std::vector<size_t> members;
     std::vector<Target> places;
@@ -328,12 +337,13 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     const Description output = require_same(description, describe(api, outputs[i]));
     if (output.gpu != description.gpu) throw different_devices("an input and its output", description.gpu, output.gpu);
     shapes += (i > 0 ? ", " : "") + description.text();
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
-      return !apart && p.dtype == description.dtype && p.gpu == description.gpu;
-    });
-    if (part == parts.end()) part = parts.insert(parts.end(), {description.dtype, description.gpu, {}, {}, {}, 0});
-    if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     const size_t count = description.count();
+    const bool apart = must_be_apart(common, description.dtype, count);
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
+      return !apart && !p.apart && p.dtype == description.dtype && p.gpu == description.gpu;
+    });
+    if (part == parts.end()) part = parts.insert(part, {description.dtype, description.gpu, apart, {}, {}, {}, 0});
+    if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     part->devices.all_on(description);
     part->members.push_back(i);
     part->places.push_back({part->count, count, nullptr});
@@ -345,11 +355,11 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   for (const Part& part : parts) {
     Operation operation = common.operation;
     operation.set_arrays(part.dtype, part.count);
+    // The first request has the name alone; all begin with it, since they are forgotten by their beginning.
     std::string name = common.name;
-    if (!call.requests.empty() && apart) {
-      name = "array " + std::to_string(call.requests.size() + 1) + " of " + name;
-    } else if (!call.requests.empty()) {
-      name = std::string("the ") + dtype_name(part.dtype) + " of " + name;
+    if (!call.requests.empty()) {
+      name += part.apart ? ", array " + std::to_string(part.members[0] + 1)
+                         : ", the " + std::string(dtype_name(part.dtype));
     }
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
     const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
