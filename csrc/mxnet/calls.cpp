@@ -283,6 +283,23 @@ bool must_be_apart(const Common& common, DType dtype, size_t count) {
          common.runtime->world().hosts().size() > 1;
 }
 
+// What one request of a group has: for each dtype and device, the arrays of that dtype, one after another; and each
+// array that must be apart.
+struct GroupPart {
+  DType dtype;
+  int gpu;
+  bool apart;
+  Devices devices;
+  std::vector<size_t> members;
+  std::vector<Target> places;
+  size_t count = 0;
+
+  // What tells the request's name from that of the group's first request.
+  std::string suffix() const {
+    return apart ? ", array " + std::to_string(members[0] + 1) : ", the " + std::string(dtype_name(dtype));
+  }
+};
+
 }  // namespace
 
 void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
@@ -318,18 +335,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
   require_pairs(inputs, outputs);
   const Api& api = common.bridge.api();
-  // For each dtype and device, a request in which the arrays of that dtype follow each other; and one for each array
-  // that must be apart.
-  struct Part {
-    DType dtype;
-    int gpu;
-    bool apart;
-    Devices devices;
-    std::vector<size_t> members;
-    std::vector<Target> places;
-    size_t count = 0;
-  };
-  std::vector<Part> parts;
+  std::vector<GroupPart> parts;
   std::vector<int> gpus;
   std::string shapes;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -339,7 +345,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     shapes += (i > 0 ? ", " : "") + description.text();
     const size_t count = description.count();
     const bool apart = must_be_apart(common, description.dtype, count);
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const GroupPart& p) {
       return !apart && !p.apart && p.dtype == description.dtype && p.gpu == description.gpu;
     });
     if (part == parts.end()) part = parts.insert(part, {description.dtype, description.gpu, apart, {}, {}, {}, 0});
@@ -352,15 +358,11 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   const std::string text = "a group of " + std::to_string(inputs.size()) + ": " + shapes;
   Call call;
   call.chained = true;
-  for (const Part& part : parts) {
+  for (const GroupPart& part : parts) {
     Operation operation = common.operation;
     operation.set_arrays(part.dtype, part.count);
-    // The first request has the name alone; all begin with it, since they are forgotten by their beginning.
-    std::string name = common.name;
-    if (!call.requests.empty()) {
-      name += part.apart ? ", array " + std::to_string(part.members[0] + 1)
-                         : ", the " + std::string(dtype_name(part.dtype));
-    }
+    // All names begin with that of the group, by which they are forgotten.
+    std::string name = common.name + (call.requests.empty() ? "" : part.suffix());
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
     const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
     if (place > 0) name += ", device " + std::to_string(place + 1);
@@ -370,7 +372,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   call.outputs = outputs;
   call.place = [parts](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
     for (size_t p = 0; p < parts.size(); ++p) {
-      const Part& part = parts[p];
+      const GroupPart& part = parts[p];
       for (size_t m = 0; m < part.members.size(); ++m) {
         const Target& place = part.places[m];
         requests[p].sources.push_back({place.begin, place.count, in[part.members[m]]});
