@@ -87,6 +87,22 @@ def in_place(nbytes: int) -> Case:
     return {**pushpull(nbytes), "id": f"in place/{nbytes}", "kind": "in place"}
 
 
+def paused(nbytes: int) -> Case:
+    """Allreduce of memory of the core after a pause of 3 ms, and the processor time of such an operation."""
+    shared = {"nbytes": nbytes, "pause": 0.003, "iterations": 100, "warmup": 5}
+    return {"id": f"after a pause/{nbytes}", "kind": "paused", **shared}
+
+
+def back_to_back(nbytes: int, iterations: int = 400) -> Case:
+    """Processor time of a rank for one of many allreduces in a row of memory of the core."""
+    return {"id": f"in a row/{nbytes}", "kind": "in a row", "nbytes": nbytes, "iterations": iterations, "warmup": 20}
+
+
+def barrier() -> Case:
+    """The bare sleeps and wake-ups of a small allreduce: the last process wakes the others by one futex."""
+    return {"id": "barrier", "kind": "barrier", "nbytes": 0, "iterations": 60, "warmup": 5}
+
+
 def compressed(nbytes: int, wire: str) -> Case:
     """Allreduce of memory of the core, which travels between hosts as `wire` says; empty: as it is."""
     name = f"compressed/{nbytes}/{wire.split()[0] if wire else 'none'}"

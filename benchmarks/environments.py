@@ -1,4 +1,4 @@
-"""What the peers need, made once and kept in .bench: an environment with Horovod, and the compiled limit.
+"""What the peers need, made once and kept in .bench: environments with Horovod and Intel MPI, and the compiled limit.
 
 Horovod has no wheels; building it takes about 3 minutes on two cores. BENCH_HOME names another folder than .bench.
 """
@@ -29,6 +29,9 @@ HOROVOD_BUILD = {
     "HOROVOD_WITHOUT_TENSORFLOW": "1",
 }
 
+# impi-rt 2021.19.0 requires a package that is not on PyPI.
+INTEL_MPI = ["impi-rt==2021.18.1", "impi-devel==2021.18.1", "mpi4py>=4", "numpy<2"]
+
 
 def our_python() -> str:
     """The interpreter whose environment has kvstore_plugin: the one that runs this."""
@@ -56,6 +59,32 @@ def horovod_python() -> str:
             done = subprocess.run(command, env=extra, stdout=out, stderr=subprocess.STDOUT, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"{HOROVOD} could not be built, see {log}; `PEERS=none` measures without peers.")
+    return str(python)
+
+
+def intel_python() -> str:
+    """The interpreter of the environment with Intel MPI, which is made if it is not there.
+
+    Raises
+    ------
+    RuntimeError
+        It could not be installed; pip's output is in the file that the error names.
+    """
+    place = HOME / "impi"
+    python = place / "bin" / "python"
+    if (place / ".made").exists():
+        return str(python)
+    HOME.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place, ignore_errors=True)
+    plain = dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1")
+    plain.pop("PYTHONPATH", None)
+    log = HOME / "impi-build.log"
+    with open(log, "w", encoding="utf-8") as out:
+        for command in (_make_environment(place), [str(python), "-m", "pip", "install", *INTEL_MPI]):
+            done = subprocess.run(command, env=plain, stdout=out, stderr=subprocess.STDOUT, check=False)
+            if done.returncode != 0:
+                raise RuntimeError(f"Intel MPI could not be installed, see {log}.")
+    (place / ".made").touch()
     return str(python)
 
 

@@ -98,8 +98,10 @@ def described(setup: Setup, ranks: int) -> str:
 def environment(setup: Setup) -> dict[str, str]:
     """This environment without traces of another launcher, and with the setup's variables."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHER_PREFIXES)}
-    if setup.peer == "horovod":
+    if setup.peer in ("horovod", "intel mpi"):
         clean.pop("PYTHONPATH", None)
+    if setup.peer == "intel mpi":  # its mpirun looks for its other programs on PATH
+        clean["PATH"] = f"{Path(setup.python()).parent}{os.pathsep}{clean['PATH']}"
     return {**clean, **_AS_ROOT, "OMP_NUM_THREADS": "1", **setup.env}
 
 

@@ -1,6 +1,6 @@
 """Allreduce of adopted memory beside the same loads and stores without synchronization: ``python -m benchmarks.limit``.
 
-Two ranks. The limit is the fastest of the plain kernels in workers/limit.cpp.
+Two ranks. The limit is the fastest of the plain kernels in workers/limit.cpp. `many_plan` is of more ranks than cores.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ def plan(nbytes: int = NBYTES) -> list[Item]:
         Item(peers.CORE, 2, [cases.in_place(nbytes)]),
         Item(peers.MYKV, 2, [cases.gradients(f"1x{nbytes}", "own")]),
     ]
+
+
+def many_plan(ranks: tuple[int, ...], nbytes: int, limited: tuple[int, ...]) -> list[Item]:
+    """A barrier of each number of processes, and of some of these the limit of arrays of `nbytes` bytes."""
+    loops = {**cases.limit(nbytes), "iterations": 6}
+    return [Item(peers.LIMIT, size, [cases.barrier(), *([loops] if size in limited else [])]) for size in ranks]
 
 
 def main() -> None:

@@ -66,7 +66,8 @@ class Setup:
 
     def python(self) -> str:
         """The interpreter that has this peer."""
-        return environments.horovod_python() if self.peer == "horovod" else environments.our_python()
+        made = {"horovod": environments.horovod_python, "intel mpi": environments.intel_python}
+        return made.get(self.peer, environments.our_python)()
 
 
 _YIELD = {"OMPI_MCA_mpi_yield_when_idle": "1"}
@@ -76,6 +77,9 @@ MYKV = Setup("mykv", AS_INSTALLED, "mykv")
 MYKV_BOUND = Setup("mykv", "bound", "mykv", mpirun=BOUND)
 CORE = Setup("mykv core", AS_INSTALLED, "core")
 ALONE = Setup("alone", AS_INSTALLED, "alone")
+ALONE_BOUND = Setup("alone", "bound", "alone", mpirun=BOUND)
+# What MPI offers at best on one host; measured with the sizes where that is so.
+INTEL_MPI = Setup("intel mpi", AS_INSTALLED, "mpi", mpirun=DEFAULT)
 LIMIT = Setup("limit", AS_INSTALLED, "limit")
 # Threads of MXNet's operators; with two, the ranks of this benchmark ask for twice the cores that there are.
 TWO_THREADS = Setup("mykv", "2 OpenMP threads", "mykv", env={"OMP_NUM_THREADS": "2"})

@@ -118,8 +118,7 @@ def scaling(folder: str) -> str:
         "Right: a sum of 4 MB of each worker on one host, from [the benchmarks](benchmarks.md) of commit "
         f"{commits[1]}. The dotted line grows in line with the workers from 2 on. {many} workers take "
         f"{times[many] / times[2]:.0f} times as long as 2, which is {times[many] / times[2] / (many / 2):.1f} times "
-        "that: "
-        "they share 2 cores and the last cache. Each page of benchmarks names its machine.",
+        "that. Each page of benchmarks names its machine, and what bounds it.",
     )
     picture = f"![Time of a sum against hosts and workers]({folder}/scaling.svg)"
     return f"## Sums with more hosts and more workers\n\n{picture}\n\n{words}"

@@ -20,11 +20,12 @@ from .cases import KB, MB
 from .command_line import numbers
 from .peers import AS_INSTALLED
 from .results import Results, Spread
-from .targets import milliseconds
+from .targets import milliseconds, per_array, plain_loops
 
 COLOURS = {"mykv": "#0b6e4f", "horovod": "#c8553d", "dist_sync": "#5b5ea6", "mpi": "#8a8d91", "alone": "#444444"}
 Drawn = Tuple[str, str, str]
 SUMMARY = "summary.svg"  # needs all peers
+FIRST = (SUMMARY, "size.svg")  # before the first table
 
 
 def draw(results: Results, folder: Path) -> list[Drawn]:
@@ -50,7 +51,7 @@ def draw(results: Results, folder: Path) -> list[Drawn]:
 
 
 def _summary(results: Results) -> tuple[plt.Figure, tuple[str, str]] | None:
-    """Three groups of bars for the home page: each worker's time in ms, the better of each peer's settings."""
+    """Three groups of bars for the home page: each worker's time in ms, as in the table below them."""
     groups = [
         ("sum of ResNet-50's gradients", "gradients/resnet50/own", "gradients/resnet50/own", "time"),
         ("training step of ResNet-18", "training/own", "training/own", "step"),
@@ -58,29 +59,45 @@ def _summary(results: Results) -> tuple[plt.Figure, tuple[str, str]] | None:
     ]
     names = [("mykv", "mykv"), ("horovod", "Horovod"), ("dist_sync", "dist_sync")]
     found = [
-        [results.best(peer, ours if peer == "mykv" else case, series) for peer, _ in names]
+        [shown(results, peer, ours if peer == "mykv" else case, series) for peer, _ in names]
         for _, ours, case, series in groups
     ]
     if any(one is None for row in found for one in row):
         return None
     figure, all_axes = plt.subplots(1, len(groups), figsize=(9, 2.1))
     for axes, (title, *_), row in zip(all_axes, groups, found):
-        times = [one.median * 1e3 for one in row]
-        bars = axes.barh([name for _, name in names], times, color=[COLOURS[peer] for peer, _ in names])
-        axes.bar_label(bars, [milliseconds(one) for one in row], padding=3, fontsize=9)
-        axes.set_xlim(0, max(times) * 1.3)
-        axes.set_title(title, fontsize=10)
-        axes.invert_yaxis()
-        axes.grid(visible=False)
-        axes.set_xticks([])
-        for side in ("top", "right", "bottom"):
-            axes.spines[side].set_visible(False)
+        bars_of(axes, title, [(name, COLOURS[peer], one) for (peer, name), one in zip(names, row)])
     figure.tight_layout()
     return figure, (
         "Times of mykv, Horovod and dist_sync",
-        "Times of 2 workers on one machine, shorter is better. A training step computes most of the time, so there is "
-        "less to gain.",
+        "Times of 2 workers on one machine, shorter is better; thin lines are the quartiles. A training step computes "
+        "most of the time, so there is less to gain.",
     )
+
+
+def bars_of(axes: plt.Axes, title: str, rows: list[tuple[str, str, Spread]]) -> None:
+    """Bars for (name, colour, time), with the quartiles as thin lines and the medians as text."""
+    times = [one.median * 1e3 for *_, one in rows]
+    bars = axes.barh([name for name, *_ in rows], times, color=[colour for _, colour, _ in rows])
+    quartiles = [[1e3 * (one.median - one.lower), 1e3 * (one.upper - one.median)] for *_, one in rows]
+    axes.errorbar(times, range(len(rows)), xerr=list(zip(*quartiles)), fmt="none", ecolor="black", elinewidth=0.8)
+    for bar, (*_, one) in zip(bars, rows):
+        place = (1e3 * one.upper, bar.get_y() + bar.get_height() / 2)
+        axes.annotate(milliseconds(one), place, (4, 0), textcoords="offset points", va="center", fontsize=9)
+    axes.set_xlim(0, max(1e3 * one.upper for *_, one in rows) * 1.35)
+    axes.set_title(title, fontsize=10)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    axes.set_xticks([])
+    for side in ("top", "right", "bottom"):
+        axes.spines[side].set_visible(False)
+
+
+def shown(results: Results, peer: str, case: str, series: str = "time") -> Spread | None:
+    """What tables and plots show: the better of a peer's settings, and of whole training steps mykv as installed."""
+    if peer == "mykv" and case.startswith("training/"):
+        return results.get(peer, case, series)
+    return results.best(peer, case, series)
 
 
 def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
@@ -96,7 +113,9 @@ def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     return (
         "Time of an allreduce against its size, 2 ranks",
         "One float32 array of any memory, in place, from the call until the result can be read: pushpull of mykv and "
-        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays.",
+        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays. Thin lines are as installed, thick "
+        "ones of the better setting for each size, which the tables show; for mykv that is as installed, or with ranks "
+        "bound to cores, as `mykvrun` does.",
     )
 
 
@@ -117,9 +136,9 @@ def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     ]
     parts = ("forward and backward", "allreduce", "update")
     shades = {"forward and backward": "#9db4c0", "allreduce": "#c8553d", "update": "#e0c879"}
-    shown = []
+    labels: list[str] = []
     for label, peer, flavour in rows:
-        whole = results.best(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
+        whole = shown(results, peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
         setups = {part.setup for part in (results.best(peer, f"breakdown/{flavour}", one) for one in parts) if part}
         if whole and whole.setup not in setups:  # the parts were measured with one setup only
             whole = results.get(peer, f"training/{flavour}", "alone" if peer == "alone" else "step")
@@ -129,14 +148,16 @@ def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
             continue
         left = 0.0
         for part in parts:
-            axes.barh(len(shown), found[part].median * 1e3, left=left, color=shades[part], label=_once(part, shown))
+            axes.barh(len(labels), found[part].median * 1e3, left=left, color=shades[part], label=_once(part, labels))
             left += found[part].median * 1e3
         if whole:
-            axes.plot(whole.median * 1e3, len(shown), "D", color="black", label=_once("whole step", shown))
-        shown.append(label)
-    if not shown:
+            quartiles = [[1e3 * (whole.median - whole.lower)], [1e3 * (whole.upper - whole.median)]]
+            style = {"fmt": "D", "color": "black", "capsize": 3, "label": _once("whole step, quartiles", labels)}
+            axes.errorbar(whole.median * 1e3, len(labels), xerr=quartiles, **style)
+        labels.append(label)
+    if not labels:
         return None
-    axes.set_yticks(range(len(shown)), shown)
+    axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
     axes.set_xlabel("time (ms)")
     axes.legend(fontsize=8)
@@ -153,7 +174,7 @@ def _once(label: str, shown: list[str]) -> str | None:
 
 
 def _alone_sentence(results: Results) -> str:
-    alone, ours = results.best("alone", "training/own", "alone"), results.best("mykv", "training/own", "step")
+    alone, ours = results.best("alone", "training/own", "alone"), results.get("mykv", "training/own", "step")
     if not alone or not ours:
         return ""
     ranges = [f"{one.lower * 1e3:.0f} to {one.upper * 1e3:.0f} ms" for one in (alone, ours)]
@@ -187,11 +208,23 @@ def _ranks(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
         first, last = (2 if 2 in known else min(known)), max(known)
         factor = known[last].median / known[first].median
         _line_of_law(axes, list(known), known[first].median / first, colour, f"{label}, in line with the ranks")
+        middle = f" and {known[16].median / known[first].median:.1f} times with 16 ranks" if 16 in known else ""
         texts.append(
             f"{label} takes {factor:.1f} times as long with {last} ranks as with {first} ({last // first} in line)"
+            f"{middle}"
         )
     if not texts:
         return None
+    for label, find in (
+        ("plain loops over 4 MB, without waiting", lambda ranks: plain_loops(results, scaling.LARGE, ranks)),
+        ("bare barrier of processes that sleep", lambda ranks: ("", results.get("limit", "barrier", ranks=ranks), 1)),
+    ):
+        points = {ranks: found[1] for ranks in scaling.RANKS for found in [find(ranks)] if found and found[1]}
+        if 2 in points and max(points) > 2:
+            colour = COLOURS["mpi"] if "loops" in label else COLOURS["alone"]
+            _line(axes, list(points), list(points.values()), label, colour, 1.0, "--")
+            factor = points[max(points)].median / points[2].median
+            texts.append(f"{label}: {factor:.1f} times with {max(points)} as with 2")
     _logarithmic(axes, "ranks on this machine", list(scaling.RANKS), [str(size) for size in scaling.RANKS])
     axes.set_ylabel("time (ms)")
     axes.legend(fontsize=8)
@@ -199,8 +232,8 @@ def _ranks(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     return (
         "Time against the number of ranks, core only",
         "Memory must be read and written once for each rank, and a small allreduce must wake each of them, so the time "
-        f"should grow in line with the ranks (dotted) once they outnumber the {cores} cores, and faster where the "
-        f"arrays of all ranks together leave the last cache: {'; '.join(texts)}.",
+        f"should grow in line with the ranks (dotted) once they outnumber the {cores} cores. Dashed lines are what the "
+        f"machine needs at least, with nothing of mykv: {'; '.join(texts)}.",
     )
 
 
@@ -218,9 +251,8 @@ def _arrays(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
         if len(known) < 2:
             continue
         _line(axes, list(known), list(known.values()), label, COLOURS[peer], 2.0, style)
-        least, most = min(known), max(known)
-        each = (known[most].median - known[least].median) / (most - least) * 1e6
-        text += f" {label}: {each:.1f} microseconds for each further array."
+        each = per_array(results, peer, flavour)
+        text += f" {label}: {1e6 * each:.1f} microseconds for each further array."
     if not text:
         return None
     _logarithmic(axes, "arrays of 4 KB", list(scaling.ARRAYS), [f"{count:,}" for count in scaling.ARRAYS])

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 from pathlib import Path
+from typing import Callable, Union
 
 from . import plots, scaling
+from .allreduce import SIZES
 from .cases import KB, MB
-from .command_line import formatted
+from .command_line import formatted, numbers
 from .environments import HOME, ROOT
+from .peers import AS_INSTALLED, MYKV_BOUND, TWO_THREADS
 from .results import Results, Spread
 from .targets import LINES, Part, milliseconds, verdict
 
@@ -26,34 +29,61 @@ Every peer runs as installed and with its own documented settings for speed: bin
 `HOROVOD_CYCLE_TIME`, `num_groups`, the number of servers. A short run of all of them chooses the best for each piece of
 work. Ratios are against the better of the two, unless the line says otherwise; the settings stand in brackets. There is
 one OpenMP thread per rank, unless the line says otherwise. 64 MB are 2^26 bytes.
+
+Processor time of a rank for one operation is that of its process, all threads together, over 400 operations in a row;
+over 100 operations after pauses, less that of the pauses alone. Plain loops are the loads and stores of a sum in shared
+memory by as many processes, none of which waits for another (`benchmarks/workers/limit.cpp`), from the common start
+until the last process is done; the fastest of several counts. The bare barrier is a futex by which the last process
+wakes the others. Both are measured without mykv and MPI.
 """
 
 
-# Lines of the short table: what was done, mykv's case, the case of the others, and the series.
-_SHORT = [
-    ("sum of an array of 4 KB", f"pushpull/{4 * KB}", f"pushpull/{4 * KB}", "time"),
-    ("sum of an array of 64 MB", f"pushpull/{64 * MB}", f"pushpull/{64 * MB}", "time"),
+_SMALL, _LARGE = f"pushpull/{4 * KB}", f"pushpull/{64 * MB}"
+_PEERS = {"horovod": "Horovod", "dist_sync": "dist_sync", "mpi": "MPI_Allreduce"}
+Cell = Union[Spread, str, None]
+
+
+def _cells(ours: str, case: str, series: str = "time", setup: str = "") -> Callable[[Results], list[Cell]]:
+    """What stands in a line: mykv's case, with one setting if it is named, and the case of the others."""
+
+    def cells(results: Results) -> list[Cell]:
+        first = results.get("mykv", ours, series, setup=setup) if setup else plots.shown(results, "mykv", ours, series)
+        return [first, *(plots.shown(results, peer, case, series) for peer in _PEERS)]
+
+    return cells
+
+
+def _intel_cells(results: Results) -> list[Cell]:
+    found = results.get("intel mpi", _LARGE)
+    if "mpi" not in results.about["peers"]:
+        return [None] * 4
+    reason = "not installed" if results.about.get("no intel mpi") else "not measured"
+    return [results.best("mykv", _LARGE), None, None, found or reason]
+
+
+# Lines of the short table.
+_SHORT: list[tuple[str, Callable[[Results], list[Cell]]]] = [
+    ("sum of an array of 4 KB", _cells(_SMALL, _SMALL)),
+    ("sum of an array of 4 KB, mykv's ranks not bound to cores", _cells(_SMALL, _SMALL, setup=AS_INSTALLED)),
+    ("sum of an array of 64 MB", _cells(_LARGE, _LARGE)),
+    ("sum of an array of 64 MB, beside Intel MPI's MPI_Allreduce", _intel_cells),
     *(
         (
             f"sum of {name}'s gradients ({size} MB){trainer}",
-            f"gradients/{model}/{flavour}",
-            f"gradients/{model}/own",
-            "time",
+            _cells(f"gradients/{model}/{flavour}", f"gradients/{model}/own"),
         )
         for name, size, model in (("ResNet-50", 102, "resnet50"), ("BERT-base", 438, "bert"))
         for flavour, trainer in (("own", ", `DistributedTrainer`"), ("stock", ", stock `gluon.Trainer`"))
     ),
-    ("training step of ResNet-18, 64 pixels, 8 images per worker", "training/own", "training/own", "step"),
+    ("training step of ResNet-18, 64 pixels, 8 images per worker", _cells("training/own", "training/own", "step")),
     *(
         (
             f"`step()` with the [optimizer's work divided](optimizer-on-the-store.md), {name}",
-            f"update/resnet18/{key}/store",
-            f"update/resnet18/{key}/own",
-            "time",
+            _cells(f"update/resnet18/{key}/store", f"update/resnet18/{key}/own"),
         )
         for name, key in (("SGD with momentum", "sgd"), ("Adam", "adam"))
     ),
-    ("processor time of a worker that waits for a late one", "late", "late", "share"),
+    ("processor time of a worker that waits for a late one", _cells("late", "late", "share")),
 ]
 
 
@@ -63,13 +93,14 @@ def write(results: Results, page: Path = PAGE) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)
     judged = {line.key: line.parts(results) for line in LINES}
-    summary = [one for one in drawn if one[1] == plots.SUMMARY]
-    others = [one for one in drawn if one[1] != plots.SUMMARY]
+    first = [one for one in drawn if one[1] in plots.FIRST]
+    others = [one for one in drawn if one[1] not in plots.FIRST]
     sections = [
         "# Benchmarks",
         _overview(results),
-        *(f"![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in summary),
+        *(f"![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in first),
         _short(results),
+        _not_faster(results),
         *(f"## {title}\n\n![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in others),
         "## All figures",
         folded("How it was measured", _METHOD),
@@ -83,6 +114,9 @@ def write(results: Results, page: Path = PAGE) -> None:
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
     print(f"wrote {page}")
+    if page == PAGE and set(_PEERS) <= set(results.about["peers"]):
+        for repeating in (ROOT / "README.md", ROOT / "docs" / "index.md"):
+            repeat_in(repeating, results)
 
 
 def folded(title: str, text: str) -> str:
@@ -102,36 +136,112 @@ def _overview(results: Results) -> str:
 
 
 def _short(results: Results) -> str:
-    """The table of about ten lines; README.md and docs/index.md repeat some of them (tests/project/test_pages.py)."""
+    """The short table; README.md and docs/index.md repeat some of its lines, see repeat_in()."""
+    text = (
+        "Lower is better, the best of a line is bold. In brackets: quartiles. mykv runs as installed or with ranks "
+        "bound to cores, as `mykvrun` binds them, whichever is faster"
+    )
+    bound = [work for work, cells in _SHORT for one in cells(results)[:1] if one and one.setup == MYKV_BOUND.name]
+    text += f"; bound was faster in these lines: {'; '.join(bound)}." if bound else "."
+    return "\n\n".join(["## The most important figures", "\n".join(_short_rows(results)), text])
+
+
+def _short_rows(results: Results, brackets: bool = True) -> list[str]:
     rows = [
         f"| 2 workers on {results.about['machine']['cores']} cores | mykv | Horovod | dist_sync | MPI_Allreduce |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for work, ours, case, series in _SHORT:
-        cells = [results.best("mykv", ours, series)]
-        cells += [results.best(peer, case, series) for peer in ("horovod", "dist_sync", "mpi")]
+    for work, find in _SHORT:
+        cells = find(results)
         if any(cells):
-            rows.append(f"| {work} | " + " | ".join(_short_cells(cells, series)) + " |")
-    lines = ["## The most important figures", "\n".join(rows)]
-    small = [results.best(peer, f"pushpull/{4 * KB}") for peer in ("mykv", "mpi")]
-    if all(small) and small[1].median < small[0].median:
-        ratio = small[0].median / small[1].median
-        lines.append(
-            "Lower is better, the best of a line is bold. MPI_Allreduce is "
-            f"{ratio:.1f} times faster than mykv for 4 KB: its ranks spin while they wait, and the call does not go "
-            "through MXNet's engine."
-        )
-    return "\n\n".join(lines)
+            rows.append(f"| {work} | " + " | ".join(_short_cells(cells, brackets, work.startswith("processor"))) + " |")
+    return rows
 
 
-def _short_cells(cells: list[Spread | None], series: str) -> list[str]:
-    measured = [one.median for one in cells if one]
-    least = min(measured) if len(measured) > 1 else None
+def _short_cells(cells: list[Cell], brackets: bool, share: bool) -> list[str]:
+    measured = [one.median for one in cells if isinstance(one, Spread)]
+    least = min(measured) if len(measured) > 1 and not share else None
     texts = []
     for one in cells:
-        text = "" if one is None else f"{one.median:.1%} of a core" if series == "share" else milliseconds(one)
-        texts.append(f"**{text}**" if one and one.median == least and series != "share" else text)
+        if not isinstance(one, Spread):
+            texts.append(one or "")
+            continue
+        text = f"{one.median:.1%} of a core" if share else milliseconds(one)
+        text = f"**{text}**" if one.median == least else text
+        texts.append(f"{text} {quartiles(one)}" if brackets and not share else text)
     return texts
+
+
+def quartiles(one: Spread) -> str:
+    """The quartiles of a time in ms, as they stand behind its median."""
+    digits = 3 if one.median < 1e-3 else 2 if one.median < 1e-2 else 1
+    return f"({1e3 * one.lower:.{digits}f} to {1e3 * one.upper:.{digits}f})"
+
+
+def repeat_in(page: Path, results: Results) -> None:
+    """Bring the lines of the short table that a first page repeats up to date, without quartiles."""
+    folder = "" if page.parent == PAGE.parent else f"{PAGE.parent.name}/"
+    rows = {row.split(" | ")[0]: row for row in _short_rows(results, brackets=False)[2:]}
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        key = line.split(" | ")[0].replace(f"]({folder}", "](")
+        if key in rows:
+            lines[number] = rows[key].replace("](", f"]({folder}")
+    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def slower(work: str, ours: Spread | None, theirs: Spread | None, name: str, why: str = "") -> str:
+    """A line of "Where mykv is not faster", or nothing: the other one is faster, or less than 10% slower."""
+    if ours is None or theirs is None or theirs.median >= 1.1 * ours.median:
+        return ""
+    ratio = ours.median / theirs.median
+    by = f"{name} is {ratio:.1f} times faster" if ratio >= 1.1 else f"{name} takes about as long"
+    return f"- {work}: {by} ({milliseconds(theirs)}, mykv {milliseconds(ours)}).{why and ' '}{why}"
+
+
+def _not_faster(results: Results) -> str:
+    """The cases of the page in which another one is as fast or faster."""
+    lines = []
+    spins = "Its ranks spin while they wait, and the call does not go through MXNet's engine."
+    for nbytes in numbers(SIZES):
+        size = f"{nbytes // MB} MB" if nbytes >= MB else f"{nbytes // KB} KB"
+        case, work = f"pushpull/{nbytes}", f"Sum of an array of {size}"
+        unbound, best = results.get("mykv", case), results.best("mykv", case)
+        for peer, name in {**_PEERS, "intel mpi": "Intel MPI's MPI_Allreduce"}.items():
+            other = results.best(peer, case)
+            setup = f"{name} ({other.setup})" if other and other.setup != AS_INSTALLED else name
+            why = spins if "MPI" in name and nbytes == 4 * KB else ""
+            found = slower(work, best, other, setup, why)
+            lines.append(found or slower(f"{work}, mykv's ranks not bound", unbound, other, setup, why))
+    for work, find in _SHORT[:-1]:
+        if work.startswith("sum of an array"):
+            continue
+        first, *others = find(results)
+        lines += [slower(work.replace("sum", "Sum", 1), first, one, n) for one, n in zip(others, _PEERS.values())]
+    lines += [_threads_sentence(results), _ranks_sentence(results)]
+    text = "\n".join(line for line in lines if line)
+    return f"## Where mykv is not faster\n\n{text}" if text else ""
+
+
+def _threads_sentence(results: Results) -> str:
+    one, two = (results.get("mykv", "training/own", "step", setup=setup) for setup in (AS_INSTALLED, TWO_THREADS.name))
+    if one is None or two is None:
+        return ""
+    return (
+        f"- More threads than cores: with 2 OpenMP threads in each worker a training step takes {milliseconds(two)}, "
+        f"with one {milliseconds(one)}."
+    )
+
+
+def _ranks_sentence(results: Results) -> str:
+    few, many = (results.get("mykv core", f"in place/{4 * KB}", ranks=ranks) for ranks in (2, 32))
+    if few is None or many is None:
+        return ""
+    cores = results.about["machine"]["cores"]
+    return (
+        f"- Many ranks on few cores: a sum of 4 KB takes {milliseconds(many)} with 32 ranks on {cores} cores, and "
+        f"{milliseconds(few)} with 2."
+    )
 
 
 def notes() -> dict[str, str]:
@@ -235,9 +345,8 @@ def _commands(results: Results) -> str:
 
 
 def _failures(results: Results) -> str:
-    if not results.failures:
-        return ""
-    rows = []
+    missing = results.about.get("no intel mpi")
+    rows = [f"- {missing}"] if missing else []
     for failure in results.failures:
         lines = failure["error"].strip().splitlines()
         where = f"{failure['peer']}, {failure['setup']}, {failure['ranks']} ranks, round {failure['round'] + 1}"

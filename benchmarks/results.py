@@ -11,7 +11,7 @@ from typing import Any
 from .peers import AS_INSTALLED
 
 # Series that are added up over the ranks; of the others the slowest rank, or the one with the most, counts.
-_ADDED = ("bytes",)
+_ADDED = ("bytes", "cpu of all ranks")
 
 
 @dataclass(frozen=True)

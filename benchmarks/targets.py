@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Callable
 
+from . import scaling
 from .cases import KB, MB
 from .peers import AS_INSTALLED, HOROVOD_NO_CYCLE, MPI_YIELD, MYKV_BOUND, TWO_THREADS
 from .results import Results, Spread
@@ -47,6 +48,31 @@ def milliseconds(found: Spread) -> str:
     return f"{value:.3f} ms" if value < 1 else f"{value:.2f} ms" if value < 10 else f"{value:.1f} ms"
 
 
+def microseconds(found: Spread, parts: int = 1) -> str:
+    """A median in us; `parts` divides what was added up over ranks."""
+    return f"{found.median * 1e6 / parts:.1f} us"
+
+
+def per_array(results: Results, peer: str, flavour: str) -> float | None:
+    """Seconds of each further array, from the smallest to the largest number of arrays that was measured."""
+    found = {n: results.get(peer, f"gradients/{n}x{scaling.SMALL}/{flavour}") for n in scaling.ARRAYS}
+    known = {count: one.median for count, one in found.items() if one}
+    least, most = min(known, default=0), max(known, default=0)
+    return (known[most] - known[least]) / (most - least) if len(known) > 1 else None
+
+
+def plain_loops(results: Results, nbytes: int, ranks: int = 2) -> tuple[str, Spread, int] | None:
+    """The fastest of the plain loops over one array of each rank: its name, its time, and how many loops there are."""
+    case, found = f"limit/{nbytes}", {}
+    for record in results.records:
+        if (record["peer"], record["case"], record["ranks"]) == ("limit", case, ranks):
+            found[record["series"]] = results.get("limit", case, record["series"], ranks)
+    if not found:
+        return None
+    kernel, limit = min(found.items(), key=lambda item: item[1].median)
+    return kernel, limit, len(found)
+
+
 def verdict(parts: list[Part]) -> str:
     """'reached' if all that is asked for is; where something was not measured, the verdict says so."""
     gaps = any("not measured" in part.text for part in parts)
@@ -62,7 +88,8 @@ def _faster(ours: Spread | None, theirs: Spread | None, name: str, least: float 
     if ours is None or theirs is None:
         return Part(f"{name}: not measured" + (f" (mykv: {milliseconds(ours)})" if ours else ""))
     ratio = theirs.median / ours.median
-    text = f"{ratio:.2f} times faster than {name} ({milliseconds(ours)} and {milliseconds(theirs)}; {theirs.setup})"
+    compared = "faster than" if ratio >= 1 else "as fast as"
+    text = f"{ratio:.2f} times {compared} {name} ({milliseconds(ours)} and {milliseconds(theirs)}; {theirs.setup})"
     return Part(text, None if least is None else ratio >= least)
 
 
@@ -72,20 +99,34 @@ def _against(results: Results, case: str, theirs: str, peer: str, least: float, 
 
 def _small(results: Results) -> list[Part]:
     # The threads of a rank that is not bound may start on the core of the other rank, with a wake-up of a core between.
-    ours = results.best("mykv", _SMALL)
-    other = results.get("mykv", _SMALL, setup=AS_INSTALLED if ours and ours.setup != AS_INSTALLED else MYKV_BOUND.name)
-    parts = [
-        _faster(ours, results.get("horovod", _SMALL), "Horovod", 20),
-        _faster(ours, results.best("dist_sync", _SMALL), "dist_sync", 5),
-        _faster(ours, results.get("horovod", _SMALL, setup=HOROVOD_NO_CYCLE.name), "Horovod", 1),
+    unbound, bound = results.get("mykv", _SMALL), results.get("mykv", _SMALL, setup=MYKV_BOUND.name)
+    theirs = [
+        (results.get("horovod", _SMALL), "Horovod", 20),
+        (results.best("dist_sync", _SMALL), "dist_sync", 5),
+        (results.get("horovod", _SMALL, setup=HOROVOD_NO_CYCLE.name), "Horovod", 2),
     ]
-    both = [one for one in (ours, other) if one]
-    return [*parts, Part("mykv: " + ", ".join(f"{milliseconds(one)} {one.setup}" for one in both))]
+    parts = [_faster(unbound, other, name, least) for other, name, least in theirs]
+    if bound:
+        ratios = ", ".join(f"{other.median / bound.median:.1f}" for other, *_ in theirs if other)
+        rest = f", {ratios} times faster" if ratios else ""
+        parts.append(Part(f"bound to cores, as `mykvrun` does: {milliseconds(bound)}{rest}"))
+    return parts
 
 
 def _large(results: Results) -> list[Part]:
-    against = [("horovod", "Horovod", 3), ("mpi", "MPI_Allreduce", 3), ("dist_sync", "dist_sync", None)]
-    return [_against(results, _LARGE, _LARGE, peer, least, name) for peer, name, least in against]
+    ours, limit = results.best("mykv", _LARGE), plain_loops(results, 64 * MB)
+    against = [
+        ("horovod", "Horovod", 6.5),
+        ("mpi", "MPI_Allreduce", 3),
+        ("dist_sync", "dist_sync", None),
+        ("intel mpi", "Intel MPI's Allreduce", None),
+    ]
+    parts = [_faster(ours, results.best(peer, _LARGE), name, least) for peer, name, least in against]
+    if ours is None or limit is None:
+        return [*parts, Part("limit: not measured")]
+    share = limit[1].median / ours.median
+    parts.append(Part(f"{share:.0%} of the memory's limit ({milliseconds(limit[1])}, plain loops)", share >= 0.6))
+    return parts
 
 
 def _adopted(results: Results) -> list[Part]:
@@ -94,15 +135,12 @@ def _adopted(results: Results) -> list[Part]:
     horovod = min((one for one in found if one), key=lambda one: one.median, default=None)
     ours = results.get("mykv", case)
     parts = [_faster(ours, horovod, "Horovod", 8)]
-    limits = {}
-    for record in results.records:
-        if record["peer"] == "limit":
-            limits[record["series"]] = results.get("limit", record["case"], record["series"])
-    if not limits or ours is None:
+    loops = plain_loops(results, 64 * MB)
+    if loops is None or ours is None:
         return [*parts, Part("limit: not measured")]
-    kernel, limit = min(limits.items(), key=lambda item: item[1].median)
+    kernel, limit, count = loops
     share = limit.median / ours.median
-    text = f"{share:.0%} of the speed of the fastest of {len(limits)} plain loops ({milliseconds(limit)}; {kernel})"
+    text = f"{share:.0%} of the speed of the fastest of {count} plain loops ({milliseconds(limit)}; {kernel})"
     parts.append(Part(text, share >= 0.8))
     core = results.get("mykv core", f"in place/{64 * MB}")
     if core:
@@ -124,7 +162,7 @@ def _model(model: str, flavour: str, horovod: float, dist_sync: float) -> Callab
 
 
 def _bert(results: Results) -> list[Part]:
-    return [*_model("bert", "stock", 3, 6)(results), *_model("bert", "own", 10, 25)(results)]
+    return [*_model("bert", "stock", 7, 6)(results), *_model("bert", "own", 10, 25)(results)]
 
 
 def _four(results: Results) -> list[Part]:
@@ -204,7 +242,7 @@ def _update(results: Results) -> list[Part]:
     parts = []
     for optimizer, label in (("sgd", "SGD with momentum"), ("adam", "Adam")):
         case = f"update/resnet18/{optimizer}"
-        ours, alone = results.best("mykv", f"{case}/store"), results.get("alone", f"{case}/own", ranks=1)
+        ours, alone = results.best("mykv", f"{case}/store"), results.best("alone", f"{case}/own", ranks=1)
         horovod, dist_sync = (results.best(peer, f"{case}/own") for peer in ("horovod", "dist_sync"))
         if ours is None or alone is None:
             parts.append(Part(f"{label}: not measured"))
@@ -221,7 +259,11 @@ def _update(results: Results) -> list[Part]:
                 parts.append(Part(text, None if most is None else share < most))
         stock = results.best("mykv", f"{case}/stock store")
         if stock:
-            parts.append(Part(f"{label}: stock Trainer {milliseconds(stock)}"))
+            share = stock.median / alone.median
+            each = {setup: results.get("mykv", f"{case}/stock store", setup=setup) for setup in (AS_INSTALLED, "bound")}
+            times = ", ".join(f"{milliseconds(one)} {setup}" for setup, one in each.items() if one)
+            text = f"{label}: stock Trainer {share:.2f} of the time of one process alone ({times})"
+            parts.append(Part(text, share <= 0.8))
         mine, theirs = (
             results.get("mykv", f"{case}/store", "state bytes"),
             results.get("horovod", f"{case}/own", "state bytes"),
@@ -257,18 +299,83 @@ def _memory(results: Results) -> list[Part]:
     return parts
 
 
+def _further_array(results: Results) -> list[Part]:
+    parts = []
+    for flavour, label, most in (("stock", "stock Trainer", 6e-6), ("own", "DistributedTrainer", 0.9e-6)):
+        each = per_array(results, "mykv", flavour)
+        text = "not measured" if each is None else f"{each * 1e6:.1f} us, up to {max(scaling.ARRAYS):,} arrays"
+        parts.append(Part(f"{label}: {text}", None if each is None else each <= most))
+    return parts
+
+
+def _paused(results: Results) -> list[Part]:
+    case = f"after a pause/{4 * KB}"
+    time, cpu = results.get("mykv core", case), results.get("mykv core", case, "cpu of all ranks")
+    if time is None or cpu is None:
+        return [Part("not measured")]
+    return [
+        Part(milliseconds(time), time.median <= 0.05e-3),
+        Part(f"{microseconds(cpu, 2)} of processor time of a rank", cpu.median / 2 <= 60e-6),
+    ]
+
+
+def _many_ranks(results: Results) -> list[Part]:
+    parts = []
+    for nbytes, label, most in ((scaling.SMALL, "4 KB", 18), (scaling.LARGE, "4 MB", 32)):
+        found = {ranks: results.get("mykv core", f"in place/{nbytes}", ranks=ranks) for ranks in (2, 16, 32)}
+        if found[2] is None or found[32] is None:
+            parts.append(Part(f"{label}: not measured"))
+            continue
+        for ranks, asked in ((16, None), (32, most)):
+            if found[ranks]:
+                ratio = found[ranks].median / found[2].median
+                times = f"{milliseconds(found[ranks])} and {milliseconds(found[2])}"
+                text = f"{label}: {ratio:.1f} times with {ranks} ranks ({times})"
+                parts.append(Part(text, None if asked is None else ratio <= asked))
+    for ranks in (16, 32):
+        loops, two = (plain_loops(results, scaling.LARGE, size) for size in (ranks, 2))
+        if loops and two:
+            ratio = loops[1].median / two[1].median
+            times = f"{milliseconds(loops[1])} and {milliseconds(two[1])}"
+            parts.append(Part(f"plain loops over {ranks} arrays of 4 MB, without waiting: {ratio:.1f} times ({times})"))
+        late, early = (results.get("limit", "barrier", ranks=size) for size in (ranks, 2))
+        if late and early:
+            times = f"{milliseconds(late)} and {milliseconds(early)}"
+            text = f"a bare barrier of {ranks} processes that sleep: {late.median / early.median:.1f} times ({times})"
+            parts.append(Part(text))
+    return parts
+
+
+def _cpu_of_ranks(results: Results) -> list[Part]:
+    parts, series = [], "cpu of all ranks"
+    two = results.get("mykv core", f"in a row/{4 * KB}", series)
+    if two is None:
+        return [Part("not measured")]
+    for ranks in scaling.CPU_RANKS:
+        found = results.get("mykv core", f"in a row/{4 * KB}", series, ranks)
+        if found is None:
+            parts.append(Part(f"{ranks} ranks: not measured"))
+            continue
+        ratio = found.median / ranks / (two.median / 2)
+        bare = results.get("limit", "barrier", series, ranks)
+        rest = f"; a bare barrier {microseconds(bare, ranks)}" if bare else ""
+        text = f"{ranks} ranks: {microseconds(found, ranks)}, {ratio:.1f} times{rest}"
+        parts.append(Part(text, ratio <= 1.5 if ranks > 2 else None))
+    return parts
+
+
 LINES = [
     Line(
         "pushpull-4KB",
         "pushpull of a 4 KB NDArray, call to wait_to_read",
-        "20 times faster than Horovod as installed, 5 times faster than dist_sync, not slower than Horovod with "
-        "HOROVOD_CYCLE_TIME=0 and mpi_yield_when_idle=1",
+        "ranks not bound: 20 times faster than Horovod as installed, 5 times faster than dist_sync, 2 times faster "
+        "than Horovod with HOROVOD_CYCLE_TIME=0 and mpi_yield_when_idle=1",
         _small,
     ),
     Line(
         "pushpull-64MB",
         "pushpull of 64 MB, stock path (any NDArray)",
-        "3 times faster than Horovod and than MPI_Allreduce of Open MPI",
+        "6.5 times faster than Horovod, 3 times faster than MPI_Allreduce of Open MPI; 60% of the memory's limit",
         _large,
     ),
     Line(
@@ -280,8 +387,8 @@ LINES = [
     Line(
         "resnet50-stock",
         "ResNet-50's gradients, stock gluon.Trainer(update_on_kvstore=False).allreduce_grads",
-        "3 times faster than Horovod's DistributedTrainer, 6 times faster than dist_sync",
-        _model("resnet50", "stock", 3, 6),
+        "7 times faster than Horovod's DistributedTrainer, 6 times faster than dist_sync",
+        _model("resnet50", "stock", 7, 6),
     ),
     Line(
         "resnet50-own",
@@ -289,12 +396,36 @@ LINES = [
         "10 times faster than Horovod's, 25 times faster than dist_sync",
         _model("resnet50", "own", 10, 25),
     ),
-    Line("bert", "BERT-base-sized gradients (199 arrays, 109.5 M float32)", "the same ratios", _bert),
+    Line(
+        "further-array",
+        "each further array of 4 KB in allreduce_grads",
+        "stock Trainer at most 6 us, DistributedTrainer at most 0.9 us with 10,000 arrays",
+        _further_array,
+    ),
+    Line("bert", "BERT-base-sized gradients (199 arrays, 109.5 M float32)", "the same ratios to each trainer", _bert),
     Line(
         "four-ranks",
         "4 ranks on 2 cores, ResNet-50's gradients and 4 KB",
         "4 times faster than Horovod as installed; no collapse",
         _four,
+    ),
+    Line(
+        "after-a-pause",
+        "4 KB in shared memory after 3 ms of pause, the core alone, 2 ranks",
+        "at most 0.05 ms, and 60 us of processor time of a rank",
+        _paused,
+    ),
+    Line(
+        "many-ranks",
+        "4 KB and 4 MB in shared memory, the core alone, 32 ranks on 2 cores against 2 ranks",
+        "at most 18 times as long for 4 KB, and 32 times for 4 MB",
+        _many_ranks,
+    ),
+    Line(
+        "cpu-of-ranks",
+        "processor time of a rank for one of many sums of 4 KB in shared memory, the core alone",
+        "at most 1.5 times that of 2 ranks, with up to 64 ranks",
+        _cpu_of_ranks,
     ),
     Line(
         "float16",
@@ -316,8 +447,9 @@ LINES = [
     ),
     Line(
         "update-on-store",
-        "step() of ResNet-18 (45 MB) with gradients ready, DistributedTrainer(update_on_kvstore=True), 2 workers",
-        "less time than one process that updates alone, at most 0.35 of Horovod's; states at most 0.55 of Horovod's",
+        "step() of ResNet-18 (45 MB) with gradients ready and update_on_kvstore=True, 2 workers",
+        "less time than one process that updates alone, with the stock Trainer at most 0.8 of it; at most 0.35 of "
+        "Horovod's; states at most 0.55 of Horovod's",
         _update,
     ),
     Line(

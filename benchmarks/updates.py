@@ -14,10 +14,11 @@ OPTIMIZERS = ("sgd", "adam")
 
 
 def plan(wanted: list[str]) -> list[Item]:
-    """The cases of each peer, and of the lone process: not bound, with as many threads as a rank has cores."""
+    """The cases of each peer, and of the lone process, which has as many threads as a rank."""
     own = [cases.update(optimizer, "own") for optimizer in OPTIMIZERS]
     ours = own + [cases.update(optimizer, flavour) for optimizer in OPTIMIZERS for flavour in ("store", "stock store")]
-    items = [Item(peers.MYKV, 2, ours), Item(peers.MYKV_BOUND, 2, ours), Item(peers.ALONE, 1, own)]
+    items = [Item(peers.MYKV, 2, ours), Item(peers.MYKV_BOUND, 2, list(ours)), Item(peers.ALONE, 1, own)]
+    items.append(Item(peers.ALONE_BOUND, 1, own, rounds=3))
     if "horovod" in wanted:
         items += [Item(setup, 2, own) for setup in (peers.SETUPS["horovod"][0], peers.HOROVOD_NO_CYCLE)]
     if "dist_sync" in wanted:

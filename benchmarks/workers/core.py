@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import Any
+from typing import Any, Callable
 
 import mykv_core
 import numpy as np
@@ -39,6 +39,55 @@ def in_place(case: dict[str, Any], meeting: Meeting) -> Series:
     times = timed(case, meeting, lambda: array.fill(COMM.rank + 1), work)
     _check(array, case)
     yield "time", times
+
+
+def paused(case: dict[str, Any], meeting: Meeting) -> Series:
+    """Seconds of one allreduce in shared memory after 'pause' seconds of sleep, and its processor time on all ranks."""
+    buffer = mykv_core.allocate(case["nbytes"])
+    array = np.frombuffer(buffer, np.float32)
+
+    def prepare() -> None:
+        array.fill(COMM.rank + 1)
+        time.sleep(case["pause"])
+
+    def work() -> None:
+        mykv_core.submit_bucket(case["id"], buffer, 0, array.size, "float32").wait()
+
+    times = timed(case, meeting, prepare, work)
+    _check(array, case)
+    yield "time", times
+
+    def pause_and_work() -> None:
+        time.sleep(case["pause"])
+        work()
+
+    both = [_cpu(case, meeting, each) for each in (pause_and_work, lambda: time.sleep(case["pause"]))]
+    yield "cpu of all ranks", [both[0] - both[1]]
+
+
+def in_a_row(case: dict[str, Any], meeting: Meeting) -> Series:
+    """Processor seconds of all ranks for one of many allreduces in shared memory, without pauses."""
+    buffer = mykv_core.allocate(case["nbytes"])
+    np.frombuffer(buffer, np.float32).fill(1)  # grows to infinity, which costs nothing more
+    count = case["nbytes"] // 4
+
+    def work() -> None:
+        mykv_core.submit_bucket(case["id"], buffer, 0, count, "float32").wait()
+
+    yield "cpu of all ranks", [_cpu(case, meeting, work)]
+
+
+def _cpu(case: dict[str, Any], meeting: Meeting, work: Callable[[], None]) -> float:
+    """Processor seconds of this process, all its threads, for one of many calls in a row."""
+    for _ in range(case["warmup"]):
+        work()
+    meeting.start()
+    begin = time.process_time()
+    for _ in range(case["iterations"]):
+        work()
+    used = time.process_time() - begin
+    meeting.start()
+    return used / case["iterations"]
 
 
 def compressed(case: dict[str, Any], meeting: Meeting) -> Series:
@@ -104,6 +153,14 @@ def _check(array: Any, case: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     mykv_core.init(COMM.py2f())
-    kinds = {"pushpull": pushpull, "in place": in_place, "compressed": compressed, "late": late, "agreement": agreement}
+    kinds = {
+        "pushpull": pushpull,
+        "in place": in_place,
+        "paused": paused,
+        "in a row": in_a_row,
+        "compressed": compressed,
+        "late": late,
+        "agreement": agreement,
+    }
     Job().run(COMM.rank, kinds)
     mykv_core.shutdown()

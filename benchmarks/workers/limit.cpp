@@ -1,6 +1,11 @@
-// The loads and stores of an allreduce of two ranks in shared memory, and nothing else: a[i] = b[i] = a[i] + b[i]. What
+// The loads and stores of an allreduce in shared memory, and nothing else; of two ranks: a[i] = b[i] = a[i] + b[i]. What
 // a memory system answers best to cannot be known beforehand, so there are several plain kernels; the fastest is the
 // limit. They are written without a look at the kernels of the core, and compiled for the machine at hand.
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
 #include <cstddef>
 #include <initializer_list>
 
@@ -75,6 +80,33 @@ void blocks(float* a, float* b, size_t count) {
   }
 }
 
+// Of many arrays: all streams at once.
+void plain_of_many(float* const* arrays, size_t ranks, size_t count) {
+  for (size_t i = 0; i < count; i += kLine) {
+    for (size_t k = i; k < i + kLine; k += kLanes) {
+      Vector sum = add(arrays[0] + k, arrays[1] + k);
+      alignas(64) float so_far[kLanes];
+      for (size_t r = 2; r < ranks; ++r) {
+        store(so_far, sum);
+        sum = add(so_far, arrays[r] + k);
+      }
+      for (size_t r = 0; r < ranks; ++r) store(arrays[r] + k, sum);
+    }
+  }
+}
+
+// Of many arrays: a block of one after the other.
+void blocks_of_many(float* const* arrays, size_t ranks, size_t count) {
+  alignas(64) float sums[kBlock];
+  for (size_t i = 0; i < count; i += kBlock) {
+    for (size_t k = 0; k < kBlock; k += kLanes) store(sums + k, add(arrays[0] + i + k, arrays[1] + i + k));
+    for (size_t r = 2; r < ranks; ++r) {
+      for (size_t k = 0; k < kBlock; k += kLanes) store(sums + k, add(sums + k, arrays[r] + i + k));
+    }
+    for (size_t r = 0; r < ranks; ++r) __builtin_memcpy(arrays[r] + i, sums, sizeof(sums));
+  }
+}
+
 }  // namespace
 
 // Runs kernel `number` (0 to 3) over `count` floats, a multiple of 1024; a and b are aligned to 64 bytes.
@@ -82,4 +114,23 @@ extern "C" void limit(int number, float* a, float* b, size_t count) {
   using Kernel = void (*)(float*, float*, size_t);
   constexpr Kernel kernels[] = {plain, prefetching, streaming, blocks};
   kernels[number](a, b, count);
+}
+
+// The same for at least two arrays of `ranks` ranks, by kernel `number` (0 or 1).
+extern "C" void limit_of_many(int number, float* const* arrays, size_t ranks, size_t count) {
+  (number == 0 ? plain_of_many : blocks_of_many)(arrays, ranks, count);
+}
+
+// Returns when all `ranks` processes have called it. words[0] counts those that have come, words[1] the meetings.
+extern "C" void barrier(unsigned* words, unsigned ranks) {
+  const unsigned meeting = __atomic_load_n(words + 1, __ATOMIC_ACQUIRE);
+  if (__atomic_add_fetch(words, 1, __ATOMIC_ACQ_REL) == ranks) {
+    __atomic_store_n(words, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(words + 1, meeting + 1, __ATOMIC_RELEASE);
+    syscall(SYS_futex, words + 1, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    return;
+  }
+  while (__atomic_load_n(words + 1, __ATOMIC_ACQUIRE) == meeting) {
+    syscall(SYS_futex, words + 1, FUTEX_WAIT, meeting, nullptr, nullptr, 0);
+  }
 }

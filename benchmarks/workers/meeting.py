@@ -51,12 +51,17 @@ class Meeting:
         else:
             while self._words[0] == before:
                 self._sleep(give_up)
-        moment = self._words[0] / 1e9
+        moment = self.moment
         early = _SPIN_S if self._spins else 0.0
         time.sleep(max(0.0, moment - early - time.monotonic()))
         while time.monotonic() < moment:
             pass
         return time.perf_counter()
+
+    @property
+    def moment(self) -> float:
+        """The common moment of the last start, as time.perf_counter() counts (Linux has one clock for both)."""
+        return self._words[0] / 1e9
 
     def _sleep(self, give_up: float) -> None:
         if time.monotonic() > give_up:

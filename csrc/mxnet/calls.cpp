@@ -277,6 +277,32 @@ void push_exchange(const Common& common, Handle input, Handle output, const Devi
        });
 }
 
+// Whether an array of a group needs a request of its own: a compressor that sends a number of elements, which only
+// happens between hosts, counts them for each array.
+bool must_be_apart(const Common& common, DType dtype, size_t count) {
+  Operation operation = common.operation;
+  operation.set_arrays(dtype, count);
+  return operation.compressor != nullptr && operation.compressor->counts_elements() &&
+         common.runtime->world().hosts().size() > 1;
+}
+
+// What one request of a group has: for each dtype and device, the arrays of that dtype, one after another; and each
+// array that must be apart.
+struct GroupPart {
+  DType dtype;
+  int gpu;
+  bool apart;
+  Devices devices;
+  std::vector<size_t> members;
+  std::vector<Target> spans;
+  size_t count = 0;
+
+  // What tells the request's name from that of the group's first request.
+  std::string suffix() const {
+    return apart ? ", array " + std::to_string(members[0] + 1) : ", the " + std::string(dtype_name(dtype));
+  }
+};
+
 }  // namespace
 
 void push_allreduce(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
@@ -312,18 +338,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
   require_pairs(inputs, outputs);
   const Api& api = common.bridge.api();
-  // For each dtype and device, a request in which the arrays of that dtype follow each other. A compressor that sends a
-  // number of elements counts them for each array, so each array needs a request of its own.
-  const bool apart = common.operation.compressor != nullptr && common.operation.compressor->counts_elements();
-  struct Part {
-    DType dtype;
-    int gpu;
-    Devices devices;
-    std::vector<size_t> members;
-    std::vector<Target> spans;
-    size_t count = 0;
-  };
-  std::vector<Part> parts;
+  std::vector<GroupPart> parts;
   std::vector<int> gpus;
   std::string shapes;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -331,12 +346,13 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     const Description output = require_same(description, describe(api, outputs[i]));
     if (output.gpu != description.gpu) throw different_devices("an input and its output", description.gpu, output.gpu);
     shapes += (i > 0 ? ", " : "") + description.text();
-    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
-      return !apart && p.dtype == description.dtype && p.gpu == description.gpu;
-    });
-    if (part == parts.end()) part = parts.insert(parts.end(), {description.dtype, description.gpu, {}, {}, {}, 0});
-    if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     const size_t count = description.count();
+    const bool apart = must_be_apart(common, description.dtype, count);
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const GroupPart& p) {
+      return !apart && !p.apart && p.dtype == description.dtype && p.gpu == description.gpu;
+    });
+    if (part == parts.end()) part = parts.insert(part, {description.dtype, description.gpu, apart, {}, {}, {}, 0});
+    if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     part->devices.all_on(description);
     part->members.push_back(i);
     part->spans.push_back({part->count, count, nullptr});
@@ -345,15 +361,11 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   const std::string text = "a group of " + std::to_string(inputs.size()) + ": " + shapes;
   Call call;
   call.chained = true;
-  for (const Part& part : parts) {
+  for (const GroupPart& part : parts) {
     Operation operation = common.operation;
     operation.set_arrays(part.dtype, part.count);
-    std::string name = common.name;
-    if (!call.requests.empty() && apart) {
-      name = "array " + std::to_string(call.requests.size() + 1) + " of " + name;
-    } else if (!call.requests.empty()) {
-      name = std::string("the ") + dtype_name(part.dtype) + " of " + name;
-    }
+    // All names begin with that of the group, by which they are forgotten.
+    std::string name = common.name + (call.requests.empty() ? "" : part.suffix());
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
     const auto position = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
     if (position > 0) name += ", device " + std::to_string(position + 1);
@@ -364,7 +376,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
   call.set_memory = [parts](std::vector<Request>& requests, const std::vector<void*>& in,
                             const std::vector<void*>& out) {
     for (size_t p = 0; p < parts.size(); ++p) {
-      const Part& part = parts[p];
+      const GroupPart& part = parts[p];
       for (size_t m = 0; m < part.members.size(); ++m) {
         const Target& span = part.spans[m];
         requests[p].sources.push_back({span.begin, span.count, in[part.members[m]]});

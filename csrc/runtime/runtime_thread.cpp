@@ -170,8 +170,8 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
     if (worked) continue;
     const int64_t limit = rest(*seen, until_ns);
     if (limit > 0 && network_polling()) sleeps.begin();
-    const int64_t left_us = (until_ns - now_ns()) / 1000 + 1;
-    if (limit > 0 && left_us > 0) bell.wait(*seen, std::min(limit, left_us), Bell::Sleeper::stand_in);
+    const int64_t left_ns = until_ns - now_ns();
+    if (limit > 0 && left_ns > 0) bell.wait(*seen, std::min(limit, left_ns / 1000 + 1), Bell::Sleeper::stand_in);
     rested = true;
   }
 }

@@ -16,13 +16,17 @@ Waits::Waits(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCESSORS_O
 
 bool Waits::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
   const auto is_over = [&] { return now_ns() >= until_.load(std::memory_order_relaxed); };
-  if (is_over()) return false;
-  bool rang = bell.count() != seen;
-  while (!rang && !is_over() && now_ns() < until_ns) {
-    sched_yield();
+  bool rang = false;
+  if (!is_over()) {
     rang = bell.count() != seen;
+    while (!rang && !is_over() && now_ns() < until_ns) {
+      sched_yield();
+      rang = bell.count() != seen;
+    }
+    if (!rang && !is_over()) return false;  // the thread that spins next settles
   }
-  if (rang || is_over()) bells_.settle(rang);
+  // Each time that was granted is settled once, also one that was over before a thread came to spin.
+  if (until_.exchange(0, std::memory_order_relaxed) != 0) bells_.settle(rang);
   return rang;
 }
 

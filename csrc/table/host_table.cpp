@@ -609,7 +609,6 @@ void HostTable::ring(const Rings& rings) {
     for (int r = 0; r < size; ++r) {
       if (r != local_rank_ && (rings.others || bells_[r].subscribed.load(std::memory_order_relaxed))) bells_[r].ring();
     }
-    return;
   }
   for (int k = 0; k < rings.some.count; ++k) bells_[(rings.some.first + k) % size].ring();
 }
