@@ -13,9 +13,9 @@ import os
 import sys
 
 _NAME = "mykv"
-# Where MXNet takes the name of a store: module, class or '', function, name and place of the argument. With one device
-# MXNet drops the name before it makes a store, and it takes an unknown name for a store of one process, so the registry
-# of stores alone is not enough.
+# Where MXNet takes the name of a store: module, class or '', function, name and position of the argument. With one
+# device MXNet drops the name before it makes a store, and it takes an unknown name for a store of one process, so the
+# registry of stores alone is not enough.
 _CALLS = (
     ("mxnet.kvstore", "", "create", "name", 0),
     ("mxnet.gluon.trainer", "Trainer", "__init__", "kvstore", 4),

@@ -114,9 +114,9 @@ def _quota() -> int:
         return 0
     allowed = []
     folder = Path("/sys/fs/cgroup") / group.lstrip("/")
-    for place in (folder, *folder.parents):
+    for path in (folder, *folder.parents):
         try:
-            limit, period = (place / "cpu.max").read_text(encoding="ascii").split()
+            limit, period = (path / "cpu.max").read_text(encoding="ascii").split()
         except (OSError, ValueError):
             continue
         if limit != "max":

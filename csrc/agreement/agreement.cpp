@@ -34,7 +34,8 @@ Agreement::Agreement(const World& world, HostTable& table, size_t most_bytes, si
       outbox_(world, tree_, kTag),
       observed_{{}, LateHosts(world, tree_)} {}
 
-void Agreement::announce(uint32_t index, uint32_t places, std::optional<std::vector<char>> carried, Cause error) {
+void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optional<std::vector<char>> carried,
+                         Cause error) {
   if (closed_) return;
   Entry& entry = table_.entry(index);
   RankRecord& record = entry.records()[0];
@@ -59,7 +60,7 @@ void Agreement::announce(uint32_t index, uint32_t places, std::optional<std::vec
   outstanding_.add({m.key.high, m.key.low}, carried.has_value());
   // Valid for all hosts: they bring the same operation, or it does not run.
   Pending& pending = pending_[{m.key.high, m.key.low}];
-  pending.places = places;
+  pending.sequence_numbers = sequence_numbers;
   pending.bytes = by_nccl || carried ? 0 : entry.operation.bytes();
   pending.meeting.ends_step = entry.arrivals.ends_step;
   if (carried) {
@@ -191,7 +192,7 @@ void Agreement::give_up(const Key& key, const Cause& reason) {
 }
 
 void Agreement::decide_end(const Message& m) {
-  for (const auto& [place, ready] : ready_) {
+  for (const auto& [position, ready] : ready_) {
     if (ready.key == m.key) return;  // all hosts have announced it
   }
   const bool again = given_up_.count({m.key.high, m.key.low}) > 0;
@@ -363,7 +364,7 @@ void Agreement::give_verdicts() {
     const Ready next = std::move(first->second);
     ready_.erase(first);
     const uint64_t sequence = next_sequence_;
-    next_sequence_ += next.pending.places;
+    next_sequence_ += next.pending.sequence_numbers;
     if (bytes > 0) under_way_.bytes[sequence] = bytes;
     under_way_.all_bytes += bytes;
     if (!next.pending.arrivals.empty()) observed_.arrivals[{next.key.high, next.key.low}] = next.pending.arrivals;

@@ -52,10 +52,10 @@ class Agreement {
 
   // Whether this rank speaks for its host.
   bool speaks() const { return world_.hosts().size() > 1 && world_.local_rank() == 0; }
-  // All ranks of this host have arrived at the entry, which takes `places` sequence numbers. `carried`: what this host
+  // All ranks of this host have arrived at the entry, which takes so many `sequence_numbers`. `carried`: what this host
   // brings to a carried operation: its sum; to a broadcast the root's host brings the values, other hosts nothing.
   // `error`: why the operation failed on this host; empty: it did not.
-  void announce(uint32_t entry, uint32_t places, std::optional<std::vector<char>> carried, Cause error);
+  void announce(uint32_t entry, uint32_t sequence_numbers, std::optional<std::vector<char>> carried, Cause error);
   // The result of a carried operation that has its verdict. Forgets it.
   std::vector<char> take_result(const Key& key);
   // An operation that was agreed on under this sequence number is done on this host.
@@ -117,7 +117,7 @@ class Agreement {
     int rank = 0;       // label of that part's first rank
     Cause error;
     int32_t priority = 0;
-    uint32_t places = 1;
+    uint32_t sequence_numbers = 1;
     size_t bytes = 0;        // of network memory
     uint64_t placement = 0;  // sum over the parts
     std::optional<Operation> carried;

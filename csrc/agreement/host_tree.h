@@ -21,8 +21,8 @@ class HostTree {
   bool is_deep() const { return world_.hosts().size() > fan_out_ + 1; }
   // What announces an operation here: this host, and each child for all hosts below it.
   size_t parts() const { return 1 + children_.size(); }
-  // The place of a part in the order in which values are combined: this host first. Throws Error if `from` is neither
-  // this rank nor a child.
+  // The position of a part in the order in which values are combined: this host first. Throws Error if `from` is
+  // neither this rank nor a child.
   size_t part_of(int from) const;
   // The number of ranks that a part speaks for, and whether `rank` is one of them.
   size_t ranks_of(size_t part) const { return ranks_[part]; }

@@ -15,8 +15,8 @@ struct Factory {
 };
 
 constexpr Factory kFactories[] = {
-    {"2bit", make_two_bit}, {"1bit", make_one_bit},     {"onebit", make_sign},
-    {"topk", make_top_k},   {"randomk", make_random_k}, {"dithering", make_dithering},
+    {"2bit", make_2bit}, {"1bit", make_1bit},       {"onebit", make_onebit},
+    {"topk", make_topk}, {"randomk", make_randomk}, {"dithering", make_dithering},
 };
 
 }  // namespace

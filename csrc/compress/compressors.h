@@ -9,11 +9,11 @@
 namespace mykv::compress {
 
 // A function takes the parameters that it knows and leaves the others.
-std::shared_ptr<const Compressor> make_two_bit(Parameters& parameters);
-std::shared_ptr<const Compressor> make_one_bit(Parameters& parameters);
-std::shared_ptr<const Compressor> make_sign(Parameters& parameters);
-std::shared_ptr<const Compressor> make_top_k(Parameters& parameters);
-std::shared_ptr<const Compressor> make_random_k(Parameters& parameters);
+std::shared_ptr<const Compressor> make_2bit(Parameters& parameters);
+std::shared_ptr<const Compressor> make_1bit(Parameters& parameters);
+std::shared_ptr<const Compressor> make_onebit(Parameters& parameters);
+std::shared_ptr<const Compressor> make_topk(Parameters& parameters);
+std::shared_ptr<const Compressor> make_randomk(Parameters& parameters);
 std::shared_ptr<const Compressor> make_dithering(Parameters& parameters);
 
 // The compressor of 'name key=value ...', for example 'topk k=0.01 ef=True'. Throws Error, with a sentence for the

@@ -59,14 +59,14 @@ HeadroomWatch::HeadroomWatch(std::string proc) : proc_(std::move(proc)) { find_c
 
 // mountinfo has the mount points of the controllers, and cgroup this process's path below them.
 void HeadroomWatch::find_cgroups() {
-  std::string place_1, place_2;
+  std::string path_1, path_2;
   std::ifstream own(proc_ + "/self/cgroup");
   for (std::string line; std::getline(own, line);) {
     const size_t first = line.find(':'), second = line.find(':', first + 1);
     if (second == std::string::npos) continue;
     const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (controllers.empty()) place_2 = line.substr(second + 1);
-    if (has_word(controllers, "memory")) place_1 = line.substr(second + 1);
+    if (controllers.empty()) path_2 = line.substr(second + 1);
+    if (has_word(controllers, "memory")) path_1 = line.substr(second + 1);
   }
   std::ifstream mounts(proc_ + "/self/mountinfo");
   for (std::string line; std::getline(mounts, line);) {
@@ -78,16 +78,16 @@ void HeadroomWatch::find_cgroups() {
     words >> type >> device >> options;
     const bool is_v2 = type == "cgroup2";
     if (!is_v2 && !(type == "cgroup" && has_word(options, "memory"))) continue;
-    std::string place = is_v2 ? place_2 : place_1;
-    if (place.empty()) continue;
+    std::string path = is_v2 ? path_2 : path_1;
+    if (path.empty()) continue;
     // A container sees its own group mounted as the root, whatever its name is outside.
-    if (root != "/" && place.compare(0, root.size(), root) == 0) place = place.substr(root.size());
-    if (place.empty() || place.compare(0, 3, "/..") == 0) place = "/";
+    if (root != "/" && path.compare(0, root.size(), root) == 0) path = path.substr(root.size());
+    if (path.empty() || path.compare(0, 3, "/..") == 0) path = "/";
     while (true) {
-      cgroups_.push_back({point + (place == "/" ? "" : place), is_v2});
-      if (place == "/") break;
-      const size_t slash = place.rfind('/');
-      place = slash == 0 || slash == std::string::npos ? "/" : place.substr(0, slash);
+      cgroups_.push_back({point + (path == "/" ? "" : path), is_v2});
+      if (path == "/") break;
+      const size_t slash = path.rfind('/');
+      path = slash == 0 || slash == std::string::npos ? "/" : path.substr(0, slash);
     }
   }
 }

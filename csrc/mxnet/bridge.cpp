@@ -196,7 +196,7 @@ void post_all(const std::shared_ptr<Runtime>& runtime, std::vector<Request> requ
 // Gives a request on GPUs the events that it must wait for: the work in the stream of the engine's run context. Without
 // a stream all work has happened already (see hand_to_engine). `devices` was made before the request's memory was
 // known: a request in pieces has one device for all pieces.
-void place_on_gpu(const RunContext* context, Request* request) {
+void set_gpu_memory(const RunContext* context, Request* request) {
   auto devices = std::make_shared<DeviceMemory>(*request->devices);
   if (request->scattered) {
     const int device = !devices->inputs.empty() ? devices->inputs[0] : devices->outputs[0];
@@ -224,10 +224,10 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
     std::vector<void*> inputs, outputs;
     for (Handle array : pushed->call.inputs) inputs.push_back(pushed->api.data(array));
     for (Handle array : pushed->call.outputs) outputs.push_back(pushed->api.data(array));
-    if (pushed->call.place) pushed->call.place(requests, inputs, outputs);
+    if (pushed->call.set_memory) pushed->call.set_memory(requests, inputs, outputs);
     for (Request& request : requests) {
       if (!request.devices) continue;
-      place_on_gpu(context, &request);
+      set_gpu_memory(context, &request);
       // The engine releases the arrays when the operation is done, but a GPU that has failed may still write to them.
       if (!request.owner) request.owner = std::make_shared<HeldArrays>(pushed->api, arrays_of(pushed->call));
     }

@@ -25,7 +25,8 @@ struct Call {
   std::vector<Handle> inputs;  // an array may be in both
   std::vector<Handle> outputs;
   // Puts the memory of inputs and outputs into the requests, when the engine runs the operation.
-  std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)> place;
+  std::function<void(std::vector<Request>&, const std::vector<void*>& inputs, const std::vector<void*>& outputs)>
+      set_memory;
 };
 
 // Events for the work in the stream of a run context; empty if the context has no stream.

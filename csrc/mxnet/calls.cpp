@@ -110,17 +110,19 @@ void push(const Common& common, Call call) {
 
 // Pushes an operation of one request.
 void push(const Common& common, Request request, std::vector<Handle> inputs, std::vector<Handle> outputs,
-          std::function<void(Request&, const std::vector<void*>& in, const std::vector<void*>& out)> place) {
+          std::function<void(Request&, const std::vector<void*>& in, const std::vector<void*>& out)> set_memory) {
   Call call;
   call.requests.push_back(std::move(request));
   call.inputs = std::move(inputs);
   call.outputs = std::move(outputs);
-  call.place = [place = std::move(place)](std::vector<Request>& requests, const std::vector<void*>& in,
-                                          const std::vector<void*>& out) { place(requests[0], in, out); };
+  call.set_memory = [set_memory = std::move(set_memory)](std::vector<Request>& requests, const std::vector<void*>& in,
+                                                         const std::vector<void*>& out) {
+    set_memory(requests[0], in, out);
+  };
   push(common, std::move(call));
 }
 
-void place_whole(Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
+void set_whole_memory(Request& request, const std::vector<void*>& in, const std::vector<void*>& out) {
   request.inputs.assign(in.begin(), in.end());
   request.outputs = out;
 }
@@ -215,7 +217,8 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
   }
   call.inputs = {input};
   call.outputs = {output};
-  call.place = [windows](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+  call.set_memory = [windows](std::vector<Request>& requests, const std::vector<void*>& in,
+                              const std::vector<void*>& out) {
     for (size_t i = 0; i < requests.size(); ++i) {
       const Window& window = windows[i];
       if (window.sends) requests[i].sources.push_back({0, requests[i].operation.count, in[0]});
@@ -291,7 +294,7 @@ struct GroupPart {
   bool apart;
   Devices devices;
   std::vector<size_t> members;
-  std::vector<Target> places;
+  std::vector<Target> spans;
   size_t count = 0;
 
   // What tells the request's name from that of the group's first request.
@@ -314,7 +317,7 @@ void push_allreduce(const Common& common, const std::vector<Handle>& inputs, con
   Operation operation = common.operation;
   operation.set_arrays(first.dtype, first.count());
   push(common, request_for(common, common.name, operation, shape_text(first.shape), devices), inputs, outputs,
-       place_whole);
+       set_whole_memory);
 }
 
 void push_broadcast(const Common& common, Handle input, const std::vector<Handle>& outputs) {
@@ -329,7 +332,7 @@ void push_broadcast(const Common& common, Handle input, const std::vector<Handle
   operation.set_arrays(first.dtype, first.count());
   // Only the root's value travels; other ranks only check the shape and dtype of their input.
   push(common, request_for(common, common.name, operation, shape_text(first.shape), devices),
-       sends ? std::vector<Handle>{input} : std::vector<Handle>(), outputs, place_whole);
+       sends ? std::vector<Handle>{input} : std::vector<Handle>(), outputs, set_whole_memory);
 }
 
 void push_group(const Common& common, const std::vector<Handle>& inputs, const std::vector<Handle>& outputs) {
@@ -352,7 +355,7 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     if (std::find(gpus.begin(), gpus.end(), description.gpu) == gpus.end()) gpus.push_back(description.gpu);
     part->devices.all_on(description);
     part->members.push_back(i);
-    part->places.push_back({part->count, count, nullptr});
+    part->spans.push_back({part->count, count, nullptr});
     part->count += count;
   }
   const std::string text = "a group of " + std::to_string(inputs.size()) + ": " + shapes;
@@ -364,19 +367,20 @@ void push_group(const Common& common, const std::vector<Handle>& inputs, const s
     // All names begin with that of the group, by which they are forgotten.
     std::string name = common.name + (call.requests.empty() ? "" : part.suffix());
     // Other ranks may have other device numbers, so the name has the position of the device, not its number.
-    const auto place = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
-    if (place > 0) name += ", device " + std::to_string(place + 1);
+    const auto position = std::find(gpus.begin(), gpus.end(), part.gpu) - gpus.begin();
+    if (position > 0) name += ", device " + std::to_string(position + 1);
     call.requests.push_back(request_for(common, name, operation, text, part.devices, nullptr, true));
   }
   call.inputs = inputs;
   call.outputs = outputs;
-  call.place = [parts](std::vector<Request>& requests, const std::vector<void*>& in, const std::vector<void*>& out) {
+  call.set_memory = [parts](std::vector<Request>& requests, const std::vector<void*>& in,
+                            const std::vector<void*>& out) {
     for (size_t p = 0; p < parts.size(); ++p) {
       const GroupPart& part = parts[p];
       for (size_t m = 0; m < part.members.size(); ++m) {
-        const Target& place = part.places[m];
-        requests[p].sources.push_back({place.begin, place.count, in[part.members[m]]});
-        requests[p].targets.push_back({place.begin, place.count, out[part.members[m]]});
+        const Target& span = part.spans[m];
+        requests[p].sources.push_back({span.begin, span.count, in[part.members[m]]});
+        requests[p].targets.push_back({span.begin, span.count, out[part.members[m]]});
       }
     }
   };

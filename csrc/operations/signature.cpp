@@ -94,7 +94,7 @@ std::string remedy(const std::string& one, const std::string& other, const std::
 }
 
 // If only one of the two texts says " on GPU", adds " on CPU" to the other text.
-void tell_places(std::string* one, std::string* other) {
+void tell_devices(std::string* one, std::string* other) {
   const bool on_gpu = one->find(kOnGpu) != std::string::npos, other_on_gpu = other->find(kOnGpu) != std::string::npos;
   if (on_gpu == other_on_gpu) return;
   std::string& text = on_gpu ? *other : *one;
@@ -178,7 +178,7 @@ std::string difference(const std::string& name, int rank, const std::string& sig
       other = joined(options) + arrays_of(other_signature);
     }
   }
-  tell_places(&one, &other);
+  tell_devices(&one, &other);
   return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
          std::to_string(other_rank) + " has " + other + ". " + remedy(one, other, signature, other_signature);
 }

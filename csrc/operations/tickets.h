@@ -14,7 +14,7 @@ namespace mykv {
 
 class Tickets;
 
-// The place of one operation in that order. The operation has ended when its ticket is destroyed.
+// The number of one operation in that order. The operation has ended when its ticket is destroyed.
 class Ticket {
  public:
   Ticket(std::shared_ptr<Tickets> tickets, uint64_t number);

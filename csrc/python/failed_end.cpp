@@ -53,10 +53,10 @@ void end_failed_exits_by_signal(bool on) {
 bool drop_crash_handler_of(const std::string& library) {
   struct sigaction now{};
   if (sigaction(SIGSEGV, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0) return false;
-  Dl_info place{};
+  Dl_info info{};
   if (now.sa_handler == SIG_DFL || now.sa_handler == SIG_IGN ||
-      dladdr(reinterpret_cast<void*>(now.sa_handler), &place) == 0 || place.dli_fname == nullptr ||
-      std::strstr(place.dli_fname, library.c_str()) == nullptr)
+      dladdr(reinterpret_cast<void*>(now.sa_handler), &info) == 0 || info.dli_fname == nullptr ||
+      std::strstr(info.dli_fname, library.c_str()) == nullptr)
     return false;
   return std::signal(SIGSEGV, SIG_DFL) != SIG_ERR;
 }

@@ -28,7 +28,7 @@ std::vector<uint64_t> Group::agreement_traffic() {
   return {agreement.sent().messages, agreement.sent().bytes, agreement.received().messages, agreement.received().bytes};
 }
 
-void Group::abandon(const std::string& reason) {
+void Group::leave(const std::string& reason) {
   const std::shared_ptr<Runtime> leaving = runtime_;
   py::gil_scoped_release release;
   leaving->leave(reason);

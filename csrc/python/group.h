@@ -104,7 +104,7 @@ class Group {
   void give_up(const std::string& name, const std::string& reason, const std::string& code, std::vector<int> ranks);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   // Tells the other ranks that this rank leaves, and stops.
-  void abandon(const std::string& reason);
+  void leave(const std::string& reason);
 
  private:
   Operation broadcast_operation(int root, int priority) const;

@@ -19,16 +19,16 @@ void bind_group(py::module_& m) {
   bind_fact(m, group, "local_size", [](const World& w) { return w.local_size(); });
   bind_fact(m, group, "cross_rank", [](const World& w) { return w.cross_rank(); });
   bind_fact(m, group, "cross_size", [](const World& w) { return w.cross_size(); });
-  bind_fact(m, group, "lonely", [](const World& w) { return w.lonely(); });
-  bind_fact(m, group, "strangers", [](const World& w) { return w.strangers(); });
+  bind_fact(m, group, "why_memory_is_not_shared", [](const World& w) { return w.why_memory_is_not_shared(); });
+  bind_fact(m, group, "rejected_callers", [](const World& w) { return w.rejected_callers(); });
   bind_method(m, group, "agreement_traffic", &Group::agreement_traffic);
   bind_method(m, group, "exchange_traffic", &Group::exchange_traffic);
   bind_method(
       m, group, "gpu_road", &Group::gpu_road,
       "(whether some rank has a GPU, whether NCCL serves all ranks, why not, whether MYKV_GPU chose host memory).");
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
-  group.def("abandon", &Group::abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
-  group.def("shutdown", [](Group& g) { g.abandon("it shut mykv down"); });
+  group.def("leave", &Group::leave, py::arg("reason"), "Tell the other ranks that this rank leaves, and stop.");
+  group.def("shutdown", [](Group& g) { g.leave("it shut mykv down"); });
   bind_submits(m, group);
   bind_memory(m, group);
   bind_pushes(m, group);

@@ -11,7 +11,7 @@ namespace mykv {
 
 class Group;
 
-// The world of init(), or null. After abandon() it stays, stopped, for engine operations that run later.
+// The world of init(), or null. After leave() it stays, stopped, for engine operations that run later.
 std::shared_ptr<Group>& world_group();
 // The same; throws Error before init().
 std::shared_ptr<Group> require_world();

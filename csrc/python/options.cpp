@@ -16,8 +16,8 @@ RuntimeOptions options_from(const py::dict& given) {
       options.world.virtual_hosts = py::cast<int>(item.second);
     } else if (key == "part_bytes") {
       options.part_bytes = py::cast<size_t>(item.second);
-    } else if (key == "table_places") {
-      options.world.table_places = std::max<size_t>(py::cast<size_t>(item.second), 1);
+    } else if (key == "table_capacity") {
+      options.world.table_capacity = std::max<size_t>(py::cast<size_t>(item.second), 1);
     } else if (key == "staging_bytes") {
       options.staging_bytes = py::cast<size_t>(item.second);
     } else if (key == "versions") {

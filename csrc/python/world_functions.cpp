@@ -49,7 +49,7 @@ void shutdown() {
   leave_all("it shut mykv down");
 }
 
-void abandon(const std::string& reason) {
+void leave(const std::string& reason) {
   py::gil_scoped_release release;
   leave_all(reason);
 }
@@ -60,7 +60,7 @@ void bind_world(py::module_& m) {
   m.def("init", &init, py::arg("comm"), py::arg("options") = py::dict(),
         "Start the runtime over a communicator (its Fortran handle). Collective.");
   m.def("shutdown", &shutdown, "Stop the runtime. The operations that other ranks still have fail.");
-  m.def("abandon", &abandon, py::arg("reason"), "Tell the other ranks that this one goes, and stop.");
+  m.def("leave", &leave, py::arg("reason"), "Tell the other ranks that this rank leaves, and stop.");
   m.def(
       "lose",
       [](const std::string& reason, std::vector<int> ranks) { lose_all({reason, ErrorCode::dead, std::move(ranks)}); },

@@ -18,10 +18,10 @@ namespace {
 constexpr auto kSettlePatience = std::chrono::seconds(2);  // for copies under way when this rank breaks down
 constexpr auto kSettleLook = std::chrono::microseconds(200);
 
-// The index of a place in its vector.
-template <class Place>
-size_t index_of(const std::vector<Place>& places, const Place& place) {
-  return static_cast<size_t>(&place - places.data());
+// The index of an element in its vector.
+template <class Element>
+size_t index_of(const std::vector<Element>& elements, const Element& element) {
+  return static_cast<size_t>(&element - elements.data());
 }
 
 // Notes the copies that were begun; false if they cannot be tracked, so that it is unknown when they end.
@@ -244,7 +244,7 @@ bool DeviceParts::take_copied_out() {
     Copying copying = std::move(*it);
     it = out_.erase(it);
     any = true;
-    if (copying.lost) abandon(copying);
+    if (copying.lost) keep_memory(copying);
     const PartRecord::Interval interval{copying.begun, copying.begun == 0 ? 0 : now_ns()};
     parts_.end(copying.part, copying.error, interval);
   }
@@ -265,7 +265,7 @@ std::string DeviceParts::retired_text(const Part& part) const {
 }
 
 // The slot and the owner of the request's memory are never released, since the GPU may still use them.
-void DeviceParts::abandon(Copying& copying) {
+void DeviceParts::keep_memory(Copying& copying) {
   unsafe_ = true;
   keep_for_good(copying.part.posted);
   requests_.release_bytes(copying.part.slot_bytes);
@@ -298,7 +298,7 @@ void DeviceParts::settle() {
     try {
       parts_.end(copying.part, {}, {copying.begun, copying.begun == 0 ? 0 : now_ns()});
     } catch (const Error&) {
-      // The table was given up later; the result is still valid.
+      // There was a verdict on the table later; the result is still valid.
     }
   }
 }
@@ -318,7 +318,7 @@ void DeviceParts::drop() {
       } catch (const Error&) {
         copying.lost = true;
       }
-      if (copying.lost) abandon(copying);
+      if (copying.lost) keep_memory(copying);
     }
     copies->clear();
   }

@@ -69,7 +69,7 @@ class DeviceParts {
   bool take_copied_out();
   void retire(const std::string& failure);
   std::string retired_text(const Part& part) const;
-  void abandon(Copying& copying);
+  void keep_memory(Copying& copying);
   void note_problem();
 
   RuntimeContext& context_;

@@ -39,9 +39,9 @@ void Ending::end_in_order(const Cause& here) {
 
 void Ending::break_down(const Departed& gone, const Cause& here, const Cause& there) {
   requests_.refuse_new(here);
-  context_.table.lock().lose_patience(kPatienceUs, gone.what());
+  context_.table.lock().set_patience(kPatienceUs, gone.what());
   const std::vector<uint32_t> mine = fail_entries(gone, here, there);
-  context_.transport->give_up(gone);
+  context_.transport->note_departed(gone);
   tell_rank_0(gone);
   events_.take_results();
   settle(mine);

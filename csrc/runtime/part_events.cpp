@@ -33,8 +33,8 @@ bool PartEvents::take_events() {
 void PartEvents::handle(const TableEvent& event) {
   switch (event.type) {
     case TableEvent::Type::made:
-      if (!queue_.listens()) return;
-      if (const auto key = context_.table.made(event)) queue_.offer(*key);
+      if (!queue_.is_subscribed()) return;
+      if (const auto key = context_.table.first_key_of(event)) queue_.add_candidate(*key);
       return;
     case TableEvent::Type::announced:
       return announce(event);
@@ -58,14 +58,16 @@ void PartEvents::announce(const TableEvent& event) {
     // operation breaks down, which all hosts hear.
     if (error->empty() && !transport.own_share(event.entry, &*carried)) return;
   }
-  context_.agreement.announce(event.entry, transport.places(entry.operation), std::move(carried), std::move(*error));
+  context_.agreement.announce(event.entry, transport.sequence_numbers(entry.operation), std::move(carried),
+                              std::move(*error));
 }
 
 void PartEvents::start(const TableEvent& event) {
   bool first = false;
   const std::optional<Part> part = requests_.begin(event.entry, event.generation, &first);
   if (!part) return;
-  if (queue_.listens()) queue_.offer(SendQueue::key_of(*part->posted));  // other ranks may have brought its next parts
+  // Other ranks may have brought its next parts.
+  if (queue_.is_subscribed()) queue_.add_candidate(SendQueue::key_of(*part->posted));
   if (!first) return;
   note_agreed(*part);
   const Entry& entry = context_.table.entry(event.entry);
@@ -85,7 +87,7 @@ void PartEvents::finish(const TableEvent& event) {
     owed = is_owed(of);
     return owed;
   });
-  if (owed) give_up_owed(event.entry);
+  if (owed) break_down_owed(event.entry);
   if (!part) return;
   const Entry& entry = context_.table.entry(event.entry);
   const bool started = part->started;
@@ -105,7 +107,7 @@ bool PartEvents::is_owed(const Part& part) {
   return is_agreed && !entry.error.empty() && !part.started;
 }
 
-void PartEvents::give_up_owed(uint32_t entry) {
+void PartEvents::break_down_owed(uint32_t entry) {
   if (context_.table.departed_rank() >= 0) throw context_.table.departed();
   throw Error(context_.table.entry(entry).error.get());
 }
@@ -118,7 +120,7 @@ void PartEvents::note_agreed(const Part& part) {
 
 // The log was overwritten before this rank read it: reads the state of each entry instead.
 void PartEvents::rescan() {
-  queue_.offer_all();
+  queue_.add_candidates();
   for (const auto& [entry, generation] : requests_.generations()) {
     switch (context_.table.state(entry)) {
       case State::announced:
@@ -174,7 +176,7 @@ void PartEvents::take_results() {
     try {
       end(one);
     } catch (const Error&) {
-      // The table was given up later; the result is still valid.
+      // There was a verdict on the table later; the result is still valid.
     }
   }
 }

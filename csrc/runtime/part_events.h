@@ -50,7 +50,7 @@ class PartEvents {
   void finish(const TableEvent& event);
   void rescan();
   bool is_owed(const Part& part);
-  [[noreturn]] void give_up_owed(uint32_t entry);
+  [[noreturn]] void break_down_owed(uint32_t entry);
   void note_agreed(const Part& part);
   void end(const Finished& one);
 

@@ -19,8 +19,8 @@ LocalShare share_of(const Request& request, const Part& part) {
   const size_t offset = part.begin * width;
   LocalShare share;
   if (request.scattered) {
-    share.input = one_place(request.sources, range_of(part), width);
-    share.output = one_place(request.targets, range_of(part), width);
+    share.input = one_span(request.sources, range_of(part), width);
+    share.output = one_span(request.targets, range_of(part), width);
   } else if (request.inputs.size() == 1 && request.outputs.size() == 1) {
     share.input = static_cast<const char*>(request.inputs[0]) + offset;
     share.output = static_cast<char*>(request.outputs[0]) + offset;
@@ -107,26 +107,26 @@ std::string Parts::take_share(Part& part, const Operation& operation, bool posti
   return {};
 }
 
-HostTable::Arriving Parts::offer_of(const Part& part, const Operation& operation, const std::string& refusal) const {
+HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operation, const std::string& refusal) const {
   const Request& request = part.posted->request;
   const Transport& transport = context_.transport_of(operation);
-  HostTable::Arriving offer;
-  offer.key = part.key;
-  offer.owner = transport.owner(operation, part.posted->number + part.number);
-  offer.placement = part.placement;
-  offer.name = &request.name;
-  offer.signature = &request.signature;
-  offer.refusal = refusal.empty() ? nullptr : &refusal;
-  offer.operation = operation;
-  offer.slot = part.slot;
-  offer.chunks = transport.pieces(operation);
-  offer.first = part.number == 0 ? offer.key : make_key(request.name, request.turn, 0);
-  offer.due = due(*part.posted, part.number);
-  offer.came = part.came;
-  offer.ends_step = request.step == StepPart::last && part.number == 0;
-  offer.awaited = request.awaited && context_.several_hosts();
-  offer.first_of_several = part.number == 0 && part.posted->parts > 1;
-  return offer;
+  HostTable::Arriving arriving;
+  arriving.key = part.key;
+  arriving.owner = transport.owner(operation, part.posted->number + part.number);
+  arriving.placement = part.placement;
+  arriving.name = &request.name;
+  arriving.signature = &request.signature;
+  arriving.refusal = refusal.empty() ? nullptr : &refusal;
+  arriving.operation = operation;
+  arriving.slot = part.slot;
+  arriving.chunks = transport.pieces(operation);
+  arriving.first = part.number == 0 ? arriving.key : make_key(request.name, request.turn, 0);
+  arriving.due = due(*part.posted, part.number);
+  arriving.came = part.came;
+  arriving.ends_step = request.step == StepPart::last && part.number == 0;
+  arriving.awaited = request.awaited && context_.several_hosts();
+  arriving.first_of_several = part.number == 0 && part.posted->parts > 1;
+  return arriving;
 }
 
 Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::string& refusal, bool posting) {
@@ -141,7 +141,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   ArriveResult arrival;
   bool claimed = false;
   try {
-    arrival = context_.table.arrive(offer_of(part, operation, refusal), posting ? transport.inline_limit() : 0,
+    arrival = context_.table.arrive(arriving_of(part, operation, refusal), posting ? transport.inline_limit() : 0,
                                     [&](const ArriveResult& a) {
                                       part.entry = a.entry;
                                       part.generation = a.generation;
@@ -152,7 +152,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
                                     });
     if (arrival.last) transport.run_whole(arrival.entry);
   } catch (const Error&) {
-    // The table was given up, and the thread is about to break down.
+    // There was a verdict on the table, and the thread is about to break down.
     if (!claimed || requests_.withdraw(part)) throw;
     return Arrived::under_way;
   }

@@ -44,7 +44,7 @@ class Parts {
 
  private:
   std::string take_share(Part& part, const Operation& operation, bool posting);
-  HostTable::Arriving offer_of(const Part& part, const Operation& operation, const std::string& refusal) const;
+  HostTable::Arriving arriving_of(const Part& part, const Operation& operation, const std::string& refusal) const;
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
   void release_slot(const Part& part);

@@ -29,7 +29,7 @@ class Requests {
   // Takes a request over, for the runtime's thread, or (`direct`) for the calling thread, which sends its only part.
   // Throws Error with the reason if no request is taken any more.
   void take_over(const std::shared_ptr<RequestState>& posted, bool direct);
-  // After the table was given up: leaves a request to the runtime's thread, which is about to end all. Returns why no
+  // After a verdict on the table: leaves a request to the runtime's thread, which is about to end all. Returns why no
   // request is taken any more; empty: the thread ends this request, or it has ended.
   Cause leave_to_thread(const std::shared_ptr<RequestState>& posted);
   std::vector<std::shared_ptr<RequestState>> take_posted();
@@ -85,7 +85,7 @@ class Requests {
   std::optional<Part> take(uint32_t entry, uint32_t generation);
   // Takes the part of any generation out.
   std::optional<Part> take(uint32_t entry);
-  // Takes a part back after the table was given up, so that the thread does not touch its arrays any more; false if the
+  // Takes a part back after a verdict on the table, so that the thread does not touch its arrays any more; false if the
   // thread has started the part or taken it, and will end it.
   bool withdraw(const Part& part);
   // Counts a part as finished; whether it was the request's last part, so that the caller must end the request.

@@ -66,7 +66,7 @@ void Runtime::post(Request request) {
   posted->request = std::move(request);
   try {
     post_checked(posted);
-  } catch (const TableGivenUp&) {
+  } catch (const TableVerdict&) {
     // The thread is about to break down, and ends this request with all others, with the cause, or it has done so.
     const Cause why = requests_.leave_to_thread(posted);
     if (!why.empty()) end_refused(*posted, why);
@@ -137,11 +137,11 @@ void Runtime::leave(const std::string& reason) {
   std::lock_guard<std::mutex> leaving(leave_mutex_);
   if (!thread_.joinable()) return;
   const bool broken = !requests_.refuse_new({"this rank has left: " + reason, ErrorCode::left});
-  context_.table.lock().lose_patience(std::chrono::microseconds(kLeavingLockPatience).count(), left_text(reason));
+  context_.table.lock().set_patience(std::chrono::microseconds(kLeavingLockPatience).count(), left_text(reason));
   try {
     if (context_.world.size() > 1 && !broken) context_.table.depart(context_.label(), reason);
   } catch (const Error&) {
-    // The table was given up, and the other ranks get that error themselves.
+    // There was a verdict on the table, and the other ranks get that error themselves.
   }
   wishes_.leave(reason);
   thread_.join();
@@ -156,16 +156,16 @@ void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons) {
   }
 }
 
-void Runtime::break_off(const Cause& reason) {
-  context_.table.lock().lose_patience(std::chrono::microseconds(kLockPatience).count(), left_text(reason.text));
-  wishes_.break_off(reason);
+void Runtime::break_down(const Cause& reason) {
+  context_.table.lock().set_patience(std::chrono::microseconds(kLockPatience).count(), left_text(reason.text));
+  wishes_.break_down(reason);
 }
 
-void Runtime::give_up_table(const std::string& reason) { context_.table.lock().give_up(reason); }
+void Runtime::give_verdict(const std::string& reason) { context_.table.lock().give_verdict(reason); }
 
 void Runtime::lose(const Cause& reason) {
   wishes_.lose(reason);
-  break_off(reason);
+  break_down(reason);
 }
 
 }  // namespace mykv

@@ -55,7 +55,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
   uint64_t take_turn(const std::string& name) { return turns_.take(name); }
-  // The next place in that order, for one request.
+  // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
   // The turn that was taken last under `name`, for another operation that goes with it under a second name. A counter
   // for the second name would fall behind on a rank that failed between the two.
@@ -100,10 +100,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
   // that arrive later. No-op for operations that all ranks have arrived at.
   void give_up(const std::unordered_map<std::string, Cause>& reasons);
-  // This rank leaves, with this reason; used when a rank has arrived and does not go on.
-  void break_off(const Cause& reason);
-  // Gives up the host's table when one of its ranks keeps it locked: all ranks of the host end their operations.
-  void give_up_table(const std::string& reason);
+  // This rank breaks down, with this reason: used when another rank has arrived and does not go on.
+  void break_down(const Cause& reason);
+  // Ends the use of the host's table, of which a rank keeps the lock: all ranks of the host end their operations.
+  void give_verdict(const std::string& reason);
   // A process of this world has died: this rank ends all its operations with this reason, and never frees what all
   // ranks own together (communicators).
   void lose(const Cause& reason);

@@ -189,11 +189,11 @@ bool RuntimeThread::nothing_left() {
 }
 
 // The reason given to lose(), if lose() is called soon; otherwise this failure. When a process dies, MPI may fail or
-// the table be given up before it is known which process has died.
+// the table get a verdict before it is known which process has died.
 Cause RuntimeThread::cause_of(const Cause& failure) {
   const int64_t begun = now_ns();
   for (;;) {
-    const Cause told = wishes_.broken_off();
+    const Cause told = wishes_.break_down_reason();
     if (!told.empty()) return told;
     if (!Wishes::watched().load() || wishes_.leaving() || now_ns() - begun > kLostPatienceNs) return failure;
     context_.table.beat();

@@ -19,36 +19,36 @@ class SendQueue {
   using ByAge = std::map<Age, ByPriority::iterator>;
 
  public:
-  using Place = ByPriority::iterator;
+  using Position = ByPriority::iterator;
 
   void add(const std::shared_ptr<RequestState>& posted) {
-    const Place place = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
-    ages_.emplace(age_of(*posted), place);
-    if (indexed_) index_.emplace(key_of(*posted), place);
-    if (indexed_) offer(key_of(*posted));
+    const Position position = requests_.emplace(-int64_t{posted->request.operation.priority}, posted);
+    ages_.emplace(age_of(*posted), position);
+    if (indexed_) index_.emplace(key_of(*posted), position);
+    if (indexed_) add_candidate(key_of(*posted));
   }
-  void erase(Place place) {
-    ages_.erase(age_of(*place->second));
+  void erase(Position position) {
+    ages_.erase(age_of(*position->second));
     if (indexed_) {
-      const auto found = index_.find(key_of(*place->second));
-      if (found != index_.end() && found->second == place) index_.erase(found);
+      const auto found = index_.find(key_of(*position->second));
+      if (found != index_.end() && found->second == position) index_.erase(found);
     }
-    if (look_ == place) ++look_;
-    requests_.erase(place);
+    if (look_ == position) ++look_;
+    requests_.erase(position);
   }
   void clear() {
     ages_.clear();
     index_.clear();
     sequences_.clear();
-    offered_.clear();
+    candidates_.clear();
     requests_.clear();
     look_ = requests_.end();
   }
 
   bool empty() const { return requests_.empty(); }
-  Place begin() { return requests_.begin(); }
-  Place end() { return requests_.end(); }
-  // The requests in the order in which they were asked for; each `second` is a place.
+  Position begin() { return requests_.begin(); }
+  Position end() { return requests_.end(); }
+  // The requests in the order in which they were asked for; each `second` is a position.
   const ByAge& by_age() const { return ages_; }
   // All hosts have agreed on the first part of a request of several.
   void agree(RequestState& posted, uint64_t sequence) {
@@ -67,40 +67,41 @@ class SendQueue {
   // The key of a request's first part.
   static Key key_of(const RequestState& posted) { return make_key(posted.request.name, posted.request.turn, 0); }
 
-  // While some request has found no room in the host's table, this rank listens for entries that other ranks make:
+  // While some request has found no room in the host's table, this rank is told of entries that other ranks make:
   // there is an index by key, and a list of the requests for which there may be entries.
-  bool listens() const { return indexed_; }
-  void listen() {
+  bool is_subscribed() const { return indexed_; }
+  void subscribe() {
     indexed_ = true;
-    for (Place place = begin(); place != end(); ++place) index_.emplace(key_of(*place->second), place);
-    offer_all();
+    for (Position position = begin(); position != end(); ++position)
+      index_.emplace(key_of(*position->second), position);
+    add_candidates();
   }
-  void stop_listening() {
+  void unsubscribe() {
     indexed_ = false;
     index_.clear();
-    offered_.clear();
+    candidates_.clear();
   }
   // There may be an entry for the request with this key.
-  void offer(const Key& key) {
-    if (indexed_) offered_.push_back(key);
+  void add_candidate(const Key& key) {
+    if (indexed_) candidates_.push_back(key);
   }
   // There may be entries for any request: other ranks may have made entries without this rank's knowledge.
-  void offer_all() {
+  void add_candidates() {
     if (!indexed_) return;
-    offered_.clear();
-    for (const auto& [priority, posted] : requests_) offered_.push_back(key_of(*posted));
+    candidates_.clear();
+    for (const auto& [priority, posted] : requests_) candidates_.push_back(key_of(*posted));
   }
-  bool has_offered() const { return !offered_.empty(); }
-  // The request that was offered first; end(): it is not in the queue any more.
-  Place first_offered() {
-    const auto found = index_.find(offered_.front());
+  bool has_candidate() const { return !candidates_.empty(); }
+  // The candidate that was added first; end(): the request is not in the queue any more.
+  Position first_candidate() {
+    const auto found = index_.find(candidates_.front());
     return found == index_.end() ? end() : found->second;
   }
-  void drop_offered() { offered_.pop_front(); }
+  void drop_candidate() { candidates_.pop_front(); }
 
   // Where the last pass over the queue stopped; end(): it was complete.
-  Place look() const { return look_; }
-  void look_next(Place place) { look_ = place; }
+  Position look() const { return look_; }
+  void look_next(Position position) { look_ = position; }
 
  private:
   struct Hash {
@@ -111,10 +112,10 @@ class SendQueue {
   ByPriority requests_;
   ByAge ages_;
   bool indexed_ = false;
-  std::unordered_map<Key, Place, Hash> index_;
-  std::deque<Key> offered_;
+  std::unordered_map<Key, Position, Hash> index_;
+  std::deque<Key> candidates_;
   std::set<uint64_t> sequences_;
-  Place look_ = requests_.end();
+  Position look_ = requests_.end();
 };
 
 }  // namespace mykv

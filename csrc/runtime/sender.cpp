@@ -22,11 +22,11 @@ bool Sender::take_posted() {
 bool Sender::start_part() {
   blocked_ = gated_ = false;
   if (queue_.empty()) {
-    if (queue_.listens()) stop_listening();
+    if (queue_.is_subscribed()) unsubscribe();
     return false;
   }
   const bool room = requests_.has_room();
-  if (queue_.listens() && (start_offered(room) || start_oldest(room))) return true;
+  if (queue_.is_subscribed() && (start_candidate(room) || start_oldest(room))) return true;
   int looks = kLooks;
   for (auto it = queue_.begin(); it != queue_.end();) {
     const auto here = it++;
@@ -38,8 +38,8 @@ bool Sender::start_part() {
       case Start::no_room:
         blocked_ = true;
         return false;
-      case Start::no_place:
-        if (!queue_.listens()) listen();
+      case Start::no_entry:
+        if (!queue_.is_subscribed()) subscribe();
         if (!std::exchange(blocked_, true) && queue_.look() != queue_.end()) it = queue_.look();
         queue_.look_next(it);
         if (--looks == 0) return false;
@@ -49,26 +49,26 @@ bool Sender::start_part() {
   return false;
 }
 
-void Sender::listen() {
-  table_.listen(true);
-  queue_.listen();
+void Sender::subscribe() {
+  table_.subscribe_to_new_entries(true);
+  queue_.subscribe();
 }
 
-void Sender::stop_listening() {
-  table_.listen(false);
-  queue_.stop_listening();
+void Sender::unsubscribe() {
+  table_.subscribe_to_new_entries(false);
+  queue_.unsubscribe();
 }
 
 // True if a part was sent or there is more to look at.
-bool Sender::start_offered(bool room) {
-  for (int looks = kLooks; queue_.has_offered() && looks > 0; --looks) {
-    const SendQueue::Place place = queue_.first_offered();
-    const Start start = place == queue_.end() ? Start::not_yet : start_next(place, room);
+bool Sender::start_candidate(bool room) {
+  for (int looks = kLooks; queue_.has_candidate() && looks > 0; --looks) {
+    const SendQueue::Position position = queue_.first_candidate();
+    const Start start = position == queue_.end() ? Start::not_yet : start_next(position, room);
     if (start == Start::no_room) return false;
     if (start == Start::sent) return true;  // the key stays, since the request may have more parts
-    queue_.drop_offered();
+    queue_.drop_candidate();
   }
-  return queue_.has_offered();
+  return queue_.has_candidate();
 }
 
 bool Sender::start_oldest(bool room) {
@@ -76,14 +76,14 @@ bool Sender::start_oldest(bool room) {
   for (auto it = queue_.by_age().begin(); it != queue_.by_age().end() && looks > 0 && refused > 0; ++it, --looks) {
     const Start start = start_next(it->second, room);
     if (start == Start::sent) return true;
-    refused -= start == Start::no_place;
+    refused -= start == Start::no_entry;
   }
   return false;
 }
 
 // Sends the next part of a request, or drops the request if there is none.
-Sender::Start Sender::start_next(SendQueue::Place place, bool room) {
-  const std::shared_ptr<RequestState> posted = place->second;
+Sender::Start Sender::start_next(SendQueue::Position position, bool room) {
+  const std::shared_ptr<RequestState> posted = position->second;
   const Request& request = posted->request;
   if (request.operation.road == Road::staged && DeviceParts::awaits_device(*posted)) {
     gated_ = true;
@@ -93,7 +93,7 @@ Sender::Start Sender::start_next(SendQueue::Place place, bool room) {
   std::string refusal;
   switch (requests_.take_next(*posted, room, &number, &refusal)) {
     case Requests::Next::none:
-      queue_.erase(place);
+      queue_.erase(position);
       return Start::sent;
     case Requests::Next::not_yet:
       return Start::not_yet;
@@ -103,16 +103,16 @@ Sender::Start Sender::start_next(SendQueue::Place place, bool room) {
       break;
   }
   // Looked up before the share is copied.
-  const bool no_place = (queue_.listens() || requests_.is_crowded_out()) &&
-                        !table_.has_place(make_key(request.name, request.turn, number), parts_.due(*posted, number));
-  if (!no_place && send(posted, number, std::move(refusal))) {
+  const bool no_entry = (queue_.is_subscribed() || requests_.is_crowded_out()) &&
+                        !table_.can_arrive(make_key(request.name, request.turn, number), parts_.due(*posted, number));
+  if (!no_entry && send(posted, number, std::move(refusal))) {
     requests_.set_crowded_out(nullptr);
-    if (number + 1 == posted->parts) queue_.erase(place);
+    if (number + 1 == posted->parts) queue_.erase(position);
     return Start::sent;
   }
   requests_.set_crowded_out(posted.get());
   requests_.put_back(*posted);
-  return Start::no_place;
+  return Start::no_entry;
 }
 
 bool Sender::send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal) {

@@ -30,13 +30,13 @@ class Sender {
   bool gated() const { return gated_; }
 
  private:
-  enum class Start { sent, not_yet, no_room, no_place };
-  Start start_next(SendQueue::Place place, bool room);
-  bool start_offered(bool room);
+  enum class Start { sent, not_yet, no_room, no_entry };
+  Start start_next(SendQueue::Position position, bool room);
+  bool start_candidate(bool room);
   bool start_oldest(bool room);
   bool send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal);
-  void listen();
-  void stop_listening();
+  void subscribe();
+  void unsubscribe();
 
   HostTable& table_;
   Requests& requests_;

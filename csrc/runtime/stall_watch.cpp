@@ -100,7 +100,7 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
     waiting.erase(std::remove_if(waiting.begin(), waiting.end(), others_speak), waiting.end());
     if (waiting.empty()) return;
     reports->push_back({false, all_sentences(waiting, world)});
-  } catch (const TableGivenUp&) {
+  } catch (const TableVerdict&) {
     return;  // the operations get that error
   } catch (const TableLocked& error) {
     if (!speaks_of_lock(error, world)) return;
@@ -126,7 +126,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       const bool undecidable = names_rank_0(one.unresponsive) || names_rank_0(one.unknown);
       const bool alone = one.complete || one.crowded_out;
       if (alone || (world.hosts().size() > 1 && undecidable)) {
-        runtime.break_off(reason);
+        runtime.break_down(reason);
       } else if (speaks_of(one, world)) {
         given_up.emplace(one.name, reason);
       } else {
@@ -136,14 +136,14 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       if (alone) return;
     }
     if (!given_up.empty()) runtime.give_up(given_up);
-  } catch (const TableGivenUp&) {
-    // Another rank gave the table up, or the lock's holder has died; the runtime's thread ends all operations.
+  } catch (const TableVerdict&) {
+    // Another rank gave the verdict, or the lock's holder has died; the runtime's thread ends all operations.
   } catch (const TableLocked& error) {
     const std::string reason = "given up after " + seconds_text(longest_) + ": " + error.what() + limit;
-    runtime.give_up_table(reason);
+    runtime.give_verdict(reason);
     if (!std::exchange(aborted_, true) && speaks_of_lock(error, world)) reports->push_back({false, reason});
   } catch (const Error& error) {
-    runtime.break_off(error.cause() + limit);
+    runtime.break_down(error.cause() + limit);
   }
 }
 

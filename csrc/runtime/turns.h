@@ -18,7 +18,7 @@ class Turns {
  public:
   // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
   uint64_t take(const std::string& name);
-  // The next place in that order, for one request.
+  // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket() { return tickets_->take(); }
   // The turn that was taken last under `name`.
   uint64_t last(const std::string& name);

@@ -31,10 +31,11 @@ std::string Wishes::leave_reason() {
   return leave_reason_;
 }
 
-void Wishes::break_off(const Cause& reason) {
+void Wishes::break_down(const Cause& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (break_off_.empty() || !lost_.load()) break_off_ = reason;  // the loss of a process causes later failures
+    // The loss of a process causes later failures.
+    if (break_down_reason_.empty() || !lost_.load()) break_down_reason_ = reason;
     pending_.store(true, std::memory_order_release);
   }
   context_.bell().ring();
@@ -42,13 +43,13 @@ void Wishes::break_off(const Cause& reason) {
 
 void Wishes::lose(const Cause& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
-  break_off_ = reason;
+  break_down_reason_ = reason;
   lost_.store(true);
 }
 
-Cause Wishes::broken_off() {
+Cause Wishes::break_down_reason() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return break_off_;
+  return break_down_reason_;
 }
 
 void Wishes::give_up(const std::vector<std::pair<Key, Cause>>& operations) {
@@ -81,7 +82,7 @@ bool Wishes::take() {
   bool ask;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!break_off_.empty()) throw Error(break_off_);
+    if (!break_down_reason_.empty()) throw Error(break_down_reason_);
     to_give_up.swap(to_give_up_);
     question = question_;
     ask = question && !std::exchange(question->asked, true);
@@ -96,7 +97,7 @@ bool Wishes::take() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (Inquiry::Answer& answer : answers) question->answers.push_back(std::move(answer));
   if (!answers.empty()) answered_.notify_all();
-  if (!question_ && to_give_up_.empty() && break_off_.empty() && !context_.agreement.sending() &&
+  if (!question_ && to_give_up_.empty() && break_down_reason_.empty() && !context_.agreement.sending() &&
       !context_.inquiry.sending()) {
     pending_.store(false, std::memory_order_release);
   }

@@ -27,12 +27,12 @@ class Wishes {
   // What leave() was told.
   std::string leave_reason();
   // The thread fails with this reason.
-  void break_off(const Cause& reason);
+  void break_down(const Cause& reason);
   // The same, since a process of this world has died: the cause of all later failures.
   void lose(const Cause& reason);
   bool lost() const { return lost_.load(); }
-  // What break_off() or lose() was told; empty: nothing.
-  Cause broken_off();
+  // What break_down() or lose() was told; empty: nothing.
+  Cause break_down_reason();
   // Several hosts: rank 0 is asked to end these operations, with these reasons.
   void give_up(const std::vector<std::pair<Key, Cause>>& operations);
   // What the other hosts know of these operations. Waits some seconds for hosts that do not answer. Asks none once no
@@ -44,7 +44,7 @@ class Wishes {
   // For the runtime's thread.
   // Whether there is something for take(), or a message about it is still on its way.
   bool pending() const { return pending_.load(std::memory_order_acquire); }
-  // Does what was asked for. True if there was something; throws Error with the reason of break_off().
+  // Does what was asked for. True if there was something; throws Error with the reason of break_down().
   bool take();
 
  private:
@@ -60,7 +60,7 @@ class Wishes {
   std::mutex mutex_;  // guards the members of this paragraph
   std::shared_ptr<Question> question_;
   std::deque<std::pair<Key, Cause>> to_give_up_;
-  Cause break_off_;
+  Cause break_down_reason_;
   std::string leave_reason_;
   std::condition_variable answered_;
 

@@ -9,7 +9,7 @@
 namespace mykv {
 
 struct TableEvent {
-  enum class Type : uint32_t { made, announced, ready, done };  // made: written only if a rank listens
+  enum class Type : uint32_t { made, announced, ready, done };  // made: written only if a rank has subscribed
   Type type;
   uint32_t entry;
   uint32_t generation;

@@ -69,7 +69,8 @@ size_t HostTable::bytes(int local_size) {
   return (bytes + 4095) / 4096 * 4096;
 }
 
-HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts)
+HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t capacity,
+                     bool several_hosts)
     : segment_(segment),
       ranks_(std::move(ranks)),
       local_rank_(local_rank),
@@ -93,10 +94,10 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
   log_.emplace(header_->log_tail, log);
   entries_ = log + round_up(EventLog::bytes());
   const auto least = static_cast<uint32_t>(kShares * ranks_.size());
-  if (places > 0) {
+  if (capacity > 0) {
     segment.commit(0, static_cast<size_t>(entries_ - base));
     new (header_) Header{};
-    header_->places = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(places, least), kEntries));
+    header_->capacity = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(capacity, least), kEntries));
     header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) {
       new (&bells_[r]) PaddedBell{};
@@ -104,7 +105,7 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
     }
     launch_order_->init(local_size());
   }
-  window_ = std::max(header_->places / least, 1u);
+  window_ = std::max(header_->capacity / least, 1u);
   most_ahead_ = (kShares - 2) * window_ - 1;  // leaves one entry more than the window
 }
 
@@ -126,7 +127,7 @@ bool HostTable::take_entry(ArriveResult* arrival) {
     header_->free_head = entry(arrival->entry).next;
     return true;
   }
-  if (header_->used == header_->places) return false;
+  if (header_->used == header_->capacity) return false;
   arrival->needs_memory = header_->used == header_->committed.load(std::memory_order_acquire);
   if (arrival->needs_memory) return false;
   arrival->entry = header_->used++;
@@ -149,74 +150,74 @@ bool HostTable::commit_entries() {
 }
 
 // Makes the entry at which this rank arrives first. False: there is none, for the reason in `arrival`.
-bool HostTable::make_entry(const Arriving& offer, uint64_t hash, ArriveResult* arrival, Rings& rings) {
+bool HostTable::make_entry(const Arriving& arriving, uint64_t hash, ArriveResult* arrival, Rings& rings) {
   if (departed_rank() >= 0) {
     arrival->departed = true;
     return false;
   }
-  if (!may_make(offer.due) || !take_entry(arrival)) {
+  if (!may_make(arriving.due) || !take_entry(arrival)) {
     arrival->table_full = true;
     return false;
   }
   Entry& e = entry(arrival->entry);
-  e.key = offer.key;
+  e.key = arriving.key;
   ++e.generation;
-  e.next = *bucket(offer.key);
-  *bucket(offer.key) = arrival->entry + 1;
+  e.next = *bucket(arriving.key);
+  *bucket(arriving.key) = arrival->entry + 1;
   e.state = State::gathering;
   e.arrived = 0;
   e.left.store(0, std::memory_order_relaxed);
   e.signatures = {hash, false};
   e.sequence = 0;
   e.placement = 0;
-  e.operation = offer.operation;
+  e.operation = arriving.operation;
   e.next_chunk.store(0, std::memory_order_relaxed);
   e.done_chunks.store(0, std::memory_order_relaxed);
   e.claimed.store(kNotStopped, std::memory_order_relaxed);
-  e.chunks = offer.chunks;
-  e.owner = offer.owner;
-  e.first = offer.first;
-  e.arrivals.first = offer.came;
+  e.chunks = arriving.chunks;
+  e.owner = arriving.owner;
+  e.first = arriving.first;
+  e.arrivals.first = arriving.came;
   e.arrivals.later = 0;
-  e.arrivals.ends_step = offer.ends_step;
-  e.ahead_of = offer.due == Due::now ? kNobody : local_rank_;
-  bells_[local_rank_].ahead += offer.due != Due::now;
-  set_text(e.name, kNameBytes, *offer.name);
+  e.arrivals.ends_step = arriving.ends_step;
+  e.ahead_of = arriving.due == Due::now ? kNobody : local_rank_;
+  bells_[local_rank_].ahead += arriving.due != Due::now;
+  set_text(e.name, kNameBytes, *arriving.name);
   e.error.clear();
-  if (header_->listeners > 0) {
+  if (header_->subscribers > 0) {
     append(TableEvent::Type::made, arrival->entry);
-    rings.listeners = true;
+    rings.subscribers = true;
   }
   return true;
 }
 
-ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Rings& rings) {
+ArriveResult HostTable::arrive_locked(const Arriving& arriving, uint64_t hash, Rings& rings) {
   ArriveResult arrival;
-  const uint32_t link = find(offer.key);
+  const uint32_t link = find(arriving.key);
   if (link != kNone) {
     arrival.entry = link - 1;
     if (entry(arrival.entry).has_arrived(static_cast<size_t>(local_rank_))) {
       arrival.table_full = true;
       return arrival;
     }
-  } else if (!make_entry(offer, hash, &arrival, rings)) {
+  } else if (!make_entry(arriving, hash, &arrival, rings)) {
     return arrival;
   }
   Entry& e = entry(arrival.entry);
   RankRecord& mine = e.records()[local_rank_];
-  mine.refused = offer.refusal != nullptr;
-  mine.slot = offer.slot;
-  mine.placement = offer.placement;
+  mine.refused = arriving.refusal != nullptr;
+  mine.slot = arriving.slot;
+  mine.placement = arriving.placement;
   mine.launch = 0;
   mine.stamps.clear();
   if (stamping()) mine.stamps.set(Stamp::arrived);
   mine.signature_hash = hash;
   e.signatures.disagree = e.signatures.disagree || mine.refused || hash != e.signatures.first;
-  set_text(mine.text, kTextBytes, offer.refusal != nullptr ? *offer.refusal : *offer.signature);
+  set_text(mine.text, kTextBytes, arriving.refusal != nullptr ? *arriving.refusal : *arriving.signature);
   mine.arrived_in.store(e.generation, std::memory_order_release);
   ++e.arrived;
-  e.arrivals.later += offer.came - e.arrivals.first;
-  e.arrivals.complete = offer.came;
+  e.arrivals.later += arriving.came - e.arrivals.first;
+  e.arrivals.complete = arriving.came;
   e.arrivals.last = local_rank_;
   arrival.generation = e.generation;
   arrival.failed = e.state == State::done;
@@ -226,13 +227,13 @@ ArriveResult HostTable::arrive_locked(const Arriving& offer, uint64_t hash, Ring
 
 bool HostTable::lock_comes_free() { return lock_.comes_free(kProbeUs); }
 
-void HostTable::listen(bool on) {
+void HostTable::subscribe_to_new_entries(bool on) {
   lock_.run([&] {
-    if (bells_[local_rank_].listens.exchange(on) != on) header_->listeners += on ? 1 : -1;
+    if (bells_[local_rank_].subscribed.exchange(on) != on) header_->subscribers += on ? 1 : -1;
   });
 }
 
-std::optional<Key> HostTable::made(const TableEvent& event) {
+std::optional<Key> HostTable::first_key_of(const TableEvent& event) {
   return lock_.run([&]() -> std::optional<Key> {
     Entry& e = entry(event.entry);
     if (e.generation != event.generation || e.has_arrived(static_cast<size_t>(local_rank_))) return std::nullopt;
@@ -280,7 +281,7 @@ std::vector<LateRank> HostTable::late_ranks() const {
   return late;
 }
 
-void HostTable::complete_set(ArriveResult& arrival, const Arriving& offer, size_t inline_limit, Rings& rings) {
+void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, size_t inline_limit, Rings& rings) {
   Entry& e = entry(arrival.entry);
   const Cause error = disagreement(e);
   if (error.empty()) note_complete(e);
@@ -314,7 +315,7 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& offer, size_
   }
   e.state = State::ready;
   append(TableEvent::Type::ready, arrival.entry);
-  wake_workers(e, offer.first_of_several, rings);
+  wake_workers(e, arriving.first_of_several, rings);
 }
 
 // The local ranks that are to work on the chunks of an operation without an owner. Those of an operation in place keep
@@ -537,12 +538,12 @@ OperationState HostTable::operation_state(const Key& key) {
   });
 }
 
-bool HostTable::has_place(const Key& key, Due due) {
+bool HostTable::can_arrive(const Key& key, Due due) {
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).has_arrived(static_cast<size_t>(local_rank_));
     if (departed_rank() >= 0) return true;
-    return may_make(due) && (header_->free_head != kNone || header_->used < header_->places);
+    return may_make(due) && (header_->free_head != kNone || header_->used < header_->capacity);
   });
 }
 
@@ -600,13 +601,13 @@ void HostTable::append(TableEvent::Type type, uint32_t index) { log_->append({ty
 
 void HostTable::ring(const Rings& rings) {
   const int size = local_size();
-  const bool any = rings.others || rings.listeners || rings.here || rings.one != kNobody || rings.some.count > 0;
+  const bool any = rings.others || rings.subscribers || rings.here || rings.one != kNobody || rings.some.count > 0;
   if (any && testing::is_planted(testing::Fault::ring)) usleep(kRingsLateUs);
   if (rings.here) bells_[local_rank_].ring();
   if (rings.one != kNobody) bells_[rings.one].ring();
-  if (rings.others || rings.listeners) {
+  if (rings.others || rings.subscribers) {
     for (int r = 0; r < size; ++r) {
-      if (r != local_rank_ && (rings.others || bells_[r].listens.load(std::memory_order_relaxed))) bells_[r].ring();
+      if (r != local_rank_ && (rings.others || bells_[r].subscribed.load(std::memory_order_relaxed))) bells_[r].ring();
     }
   }
   for (int k = 0; k < rings.some.count; ++k) bells_[(rings.some.first + k) % size].ring();

@@ -60,9 +60,9 @@ class HostTable {
  public:
   // Bytes of shared memory that the table takes, in whole pages (most of them never touched).
   static size_t bytes(int local_size);
-  // `ranks`: the labels of this host's ranks. `places`: the first rank of the host makes the table with so many
+  // `ranks`: the labels of this host's ranks. `capacity`: the first rank of the host makes the table with so many
   // entries, within the least and the most that are possible; all other ranks give 0. Throws Error without memory.
-  HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t places, bool several_hosts);
+  HostTable(const Segment& segment, std::vector<int> ranks, int local_rank, size_t capacity, bool several_hosts);
 
   struct Arriving {
     Key key;
@@ -85,19 +85,19 @@ class HostTable {
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
   // does so if it is due on some rank of each host.
   uint64_t window() const { return window_; }
-  // Brings this rank's offer. `inline_limit`: an operation of at most so many bytes is not put into the log when it
+  // Leaves this rank's record. `inline_limit`: an operation of at most so many bytes is not put into the log when it
   // becomes ready: the rank that arrived last (ArriveResult::last) must do all the work and call finish_chunks().
   // `claim` is called with the result under the table's lock, before other ranks can see the arrival.
   template <class Claim>
-  ArriveResult arrive(const Arriving& offer, size_t inline_limit, Claim&& claim) {
-    const uint64_t hash = hash_bytes(offer.signature->data(), offer.signature->size(), 0);
+  ArriveResult arrive(const Arriving& arriving, size_t inline_limit, Claim&& claim) {
+    const uint64_t hash = hash_bytes(arriving.signature->data(), arriving.signature->size(), 0);
     for (;;) {
       const ArriveResult arrival = change([&](Rings& rings) {
-        ArriveResult made = arrive_locked(offer, hash, rings);
+        ArriveResult made = arrive_locked(arriving, hash, rings);
         if (made.table_full || made.departed) return made;
         claim(made);
-        if (made.last) complete_set(made, offer, inline_limit, rings);
-        if (offer.awaited && rings.one == local_rank_) rings.one = kNobody;
+        if (made.last) complete_set(made, arriving, inline_limit, rings);
+        if (arriving.awaited && rings.one == local_rank_) rings.one = kNobody;
         return made;
       });
       if (!arrival.needs_memory || !commit_entries()) return arrival;
@@ -144,22 +144,22 @@ class HostTable {
   // rank was stopped in the middle of a change.
   OperationState operation_state(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
-  bool has_place(const Key& key, Due due);
+  bool can_arrive(const Key& key, Due due);
   // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
-  void listen(bool on);
+  void subscribe_to_new_entries(bool on);
   // The key of the first part of the event's operation; empty if this rank has arrived at the entry already, or the
   // entry is used for another operation.
-  std::optional<Key> made(const TableEvent& event);
+  std::optional<Key> first_key_of(const TableEvent& event);
   // Other local ranks that have not arrived at some operation in the table; if there is no such rank, this rank if it
   // has not arrived at some operation.
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends one that is announced to the other hosts. False if there is no such operation.
   bool give_up(const Key& key, const Cause& reason, bool announced);
-  // Methods that read or change entries wait for this lock, and throw Error once the table was given up.
+  // Methods that read or change entries wait for this lock, and throw Error after a verdict on the table.
   TableLock& lock() { return lock_; }
   const TableLock& lock() const { return lock_; }
-  // Throws if the table was given up, and checks once a second whether the lock's holder has died.
+  // Throws if there was a verdict on the table, and checks once a second whether the lock's holder has died.
   void look_after_lock();
   // False if a rank keeps the lock, which a thread of the user must not wait for without limit.
   bool lock_comes_free();
@@ -200,16 +200,16 @@ class HostTable {
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
     // Under the table's lock:
-    uint32_t ahead = 0;                // entries that the rank has made before they were due
-    std::atomic<bool> listens{false};  // changed under the table's lock only
+    uint32_t ahead = 0;                   // entries that the rank has made before they were due
+    std::atomic<bool> subscribed{false};  // changed under the table's lock only
   };
   struct alignas(64) Header {
     TableLock::Shared lock;
-    uint32_t places;
+    uint32_t capacity;
     uint32_t used;                    // entries ever used
     std::atomic<uint32_t> committed;  // entries with memory behind them
     uint32_t free_head;               // list of entries to use again
-    uint32_t listeners;
+    uint32_t subscribers;
     std::atomic<int> departed_rank;  // plus one; 0: none
     SharedCause departure;           // why
     alignas(64) std::atomic<uint64_t> log_tail;
@@ -222,11 +222,11 @@ class HostTable {
   struct Rings {
     void all() { others = here = true; }
 
-    bool others = false;     // the other ranks of this host ...
-    bool listeners = false;  // ... or only other ranks that listen
-    bool here = false;       // this rank
-    int one = kNobody;       // this local rank
-    RankRange some;          // these local ranks
+    bool others = false;       // the other ranks of this host ...
+    bool subscribers = false;  // ... or only the subscribers among them
+    bool here = false;         // this rank
+    int one = kNobody;         // this local rank
+    RankRange some;            // these local ranks
   };
   // Calls run(rings) under the lock and returns its result. Rings the bells also where it throws.
   template <class Run>
@@ -239,14 +239,14 @@ class HostTable {
     return lock_.run([&] { return run(ringer.rings); });
   }
   void ring(const Rings& rings);
-  ArriveResult arrive_locked(const Arriving& offer, uint64_t hash, Rings& rings);
+  ArriveResult arrive_locked(const Arriving& arriving, uint64_t hash, Rings& rings);
   void note_complete(Entry& entry);
-  void complete_set(ArriveResult& arrival, const Arriving& offer, size_t inline_limit, Rings& rings);
+  void complete_set(ArriveResult& arrival, const Arriving& arriving, size_t inline_limit, Rings& rings);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
   bool may_make(Due due) const;
   bool take_entry(ArriveResult* arrival);
-  bool make_entry(const Arriving& offer, uint64_t hash, ArriveResult* arrival, Rings& rings);
+  bool make_entry(const Arriving& arriving, uint64_t hash, ArriveResult* arrival, Rings& rings);
   bool commit_entries();
   void end_locked(uint32_t index, const Cause& error, Rings& rings);
   void free_locked(uint32_t index);

@@ -93,7 +93,7 @@ bool TableLock::wait(int64_t limit_us) {
       if (patience_us_ > 0 && kept_us >= patience_us_) why = impatient_;
     }
     if (!why.empty()) {
-      give_up(locked().what() + (" (" + why + ")"));
+      give_verdict(locked().what() + (" (" + why + ")"));
       require_good();
     }
     if (limit_us > 0 && kept_us >= limit_us) return false;
@@ -109,14 +109,14 @@ void TableLock::notice_death() {
   }
 }
 
-// The table may be inconsistent after a rank has died in a change, so it is given up. The lock stays unusable.
+// The table may be inconsistent after a rank has died in a change: this gives the verdict. The lock stays unusable.
 void TableLock::died(SharedMutex::Result result) {
   const int rank = holder();
   const std::string who =
       rank < 0 ? "a rank of this host" : "rank " + std::to_string(around_.ranks[static_cast<size_t>(rank)]);
-  give_up(who + " died while it changed mykv's shared table");
+  give_verdict(who + " died while it changed mykv's shared table");
   if (result == SharedMutex::Result::inherited) shared_.mutex.unlock();
-  throw TableGivenUp(verdict_text());
+  throw TableVerdict(verdict_text());
 }
 
 int TableLock::holder() const { return static_cast<int>(shared_.holding.load(std::memory_order_relaxed) % kTurn) - 1; }
@@ -137,26 +137,26 @@ TableLocked TableLock::locked() const {
                      rank);
 }
 
-void TableLock::give_up(const std::string& reason) {
+void TableLock::give_verdict(const std::string& reason) {
   uint32_t good = 0;
   if (!verdict_.state.compare_exchange_strong(good, kWriting, std::memory_order_acq_rel)) return;
   const size_t n = std::min(reason.size(), Verdict::kTextBytes - 1);
   std::memcpy(verdict_.text, reason.data(), n);
   verdict_.text[n] = '\0';
-  verdict_.state.store(kGivenUp, std::memory_order_release);
+  verdict_.state.store(kGiven, std::memory_order_release);
   around_.ring_all();
 }
 
 std::string TableLock::verdict_text() const {
   const int64_t since = now_ns();
-  while (verdict_.state.load(std::memory_order_acquire) != kGivenUp) {
+  while (verdict_.state.load(std::memory_order_acquire) != kGiven) {
     if (now_ns() - since > kWritingNs) return "mykv's shared table was given up by a rank of this host";
     sched_yield();
   }
   return verdict_.text;
 }
 
-void TableLock::lose_patience(int64_t limit_us, const std::string& why) {
+void TableLock::set_patience(int64_t limit_us, const std::string& why) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (patience_us_ > 0 && patience_us_ <= limit_us) return;
   patience_us_ = limit_us;

@@ -1,7 +1,7 @@
 // The lock of the host's table. It records its holder, so that waiting ranks can name a rank that was stopped or died
-// in the middle of a change, and can give the table up.
+// in the middle of a change, and can give a verdict on the table.
 //
-// Giving up needs no lock: it is a verdict, which every rank reads before and after each of its changes. From then on
+// The verdict needs no lock: it is a text that every rank reads before and after each of its changes. From then on
 // every access to the table throws the verdict as an error, also in the rank that held the lock, when it goes on: no
 // rank uses what it was changing any more, and it begins nothing new.
 #pragma once
@@ -27,8 +27,8 @@ struct TableLocked : Error {
 };
 
 // No rank of this host uses the table any more; the text says why.
-struct TableGivenUp : Error {
-  explicit TableGivenUp(const std::string& text) : Error(text, ErrorCode::table_locked) {}
+struct TableVerdict : Error {
+  explicit TableVerdict(const std::string& text) : Error(text, ErrorCode::table_locked) {}
 };
 
 class TableLock {
@@ -41,7 +41,7 @@ class TableLock {
   // In shared memory, on cache lines of its own, since every rank reads it all the time.
   struct alignas(64) Verdict {
     static constexpr size_t kTextBytes = 1024;
-    std::atomic<uint32_t> state{0};  // 0: the table is good; kWriting, kGivenUp
+    std::atomic<uint32_t> state{0};  // 0: the table is good; kWriting, kGiven
     char text[kTextBytes];
   };
   // What the lock needs from its table.
@@ -54,7 +54,7 @@ class TableLock {
 
   TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around);
 
-  // Calls run() under the lock and returns its result. Throws Error if the table was given up before or meanwhile: this
+  // Calls run() under the lock and returns its result. Throws Error if there was a verdict before or meanwhile: this
   // rank may have been stopped in run().
   template <class Run>
   auto run(Run&& run) {
@@ -85,17 +85,17 @@ class TableLock {
   // False if one rank keeps the lock for `limit_us`. Costs one load where no rank has it.
   bool comes_free(int64_t limit_us);
 
-  // Throws Error if the table was given up. Costs one load.
+  // Throws Error if there was a verdict. Costs one load.
   void require_good() const {
-    if (verdict_.state.load(std::memory_order_acquire) != 0) throw TableGivenUp(verdict_text());
+    if (verdict_.state.load(std::memory_order_acquire) != 0) throw TableVerdict(verdict_text());
   }
-  // Gives the table up if the lock's holder has died; does not wait.
+  // Gives the verdict if the lock's holder has died; does not wait.
   void notice_death();
-  // Gives the table up for all ranks. The first reason counts.
-  void give_up(const std::string& reason);
-  // From now on this process gives the table up if one rank keeps the lock for `limit_us` while a thread of this
+  // Ends the use of the table by all ranks. The first reason counts.
+  void give_verdict(const std::string& reason);
+  // From now on this process gives the verdict if one rank keeps the lock for `limit_us` while a thread of this
   // process waits for it.
-  void lose_patience(int64_t limit_us, const std::string& why);
+  void set_patience(int64_t limit_us, const std::string& why);
   // The longest time that a thread of this process has waited for the lock so far, in nanoseconds; 0: no thread waits,
   // or none for longer than a few hundredths of a second.
   int64_t longest_wait() const;
@@ -113,7 +113,7 @@ class TableLock {
     ~Holder() { lock.give_back(); }
     TableLock& lock;
   };
-  // False when one rank kept the lock for `limit_us`; 0: waits until the table is given up.
+  // False when one rank kept the lock for `limit_us`; 0: waits until there is a verdict.
   bool take(int64_t limit_us);
   bool wait(int64_t limit_us);
   void give_back();
@@ -122,7 +122,7 @@ class TableLock {
   int holder() const;
 
   static constexpr uint64_t kTurn = 1 << 16;
-  static constexpr uint32_t kWriting = 1, kGivenUp = 2;
+  static constexpr uint32_t kWriting = 1, kGiven = 2;
 
   Shared& shared_;
   Verdict& verdict_;

@@ -76,9 +76,9 @@ void parse_question(const uint8_t* data, size_t bytes) {
 void parse_answer(const uint8_t* data, size_t bytes) {
   constexpr int kRanks = 7;
   const std::vector<char> given(data, data + bytes);
-  const OperationStates standings = decode_operation_states(given, kRanks);
-  require(encode(standings) == given, "an answer changes on its way");
-  for (const auto* const lists : {&standings.missing, &standings.through}) {
+  const OperationStates states = decode_operation_states(given, kRanks);
+  require(encode(states) == given, "an answer changes on its way");
+  for (const auto* const lists : {&states.missing, &states.through}) {
     for (const std::vector<int>& ranks : *lists) {
       for (int rank : ranks) require(rank >= 0 && rank < kRanks, "an answer names a rank that is none");
     }
@@ -180,7 +180,7 @@ void parse_call(const uint8_t* data, size_t bytes) {
     }
   };
   static Host& host = *new Host;
-  const int served = host.door.served(), strangers = host.door.strangers();
+  const int served = host.door.served(), rejected = host.door.rejected_callers();
   const size_t first = bytes > 0 ? data[bytes - 1] % (bytes + 1) : 0;
   const bool known = bytes >= sizeof(Token) && std::memcmp(data, &host.secret, sizeof(Token)) == 0;
   {
@@ -196,7 +196,7 @@ void parse_call(const uint8_t* data, size_t bytes) {
   }
   host.door.attend(host.secret, STDERR_FILENO, 0);
   require(host.door.served() - served == (known ? 1 : 0), "callers are miscounted");
-  require(host.door.strangers() - strangers == (known ? 0 : 1), "strangers are miscounted");
+  require(host.door.rejected_callers() - rejected == (known ? 0 : 1), "rejected callers are miscounted");
 }
 
 template <Parser parser>

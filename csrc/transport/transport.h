@@ -47,7 +47,7 @@ class Transport {
   // when HostTable::finish_chunks() has counted so many.
   virtual uint32_t pieces(const Operation& operation) const = 0;
   // How many sequence numbers an operation takes in the order that hosts agree on.
-  virtual uint32_t places(const Operation& operation) const = 0;
+  virtual uint32_t sequence_numbers(const Operation& operation) const = 0;
   // The rank that arrives last may do an operation of at most so many bytes by run_whole().
   virtual size_t inline_limit() const = 0;
   // Does all the work of such an operation, on any thread of that rank.
@@ -67,8 +67,8 @@ class Transport {
   // operation fails then, this rank cannot go on.
   virtual bool holds(uint32_t) const { return false; }
   // This rank takes no further part in operations under way, since a rank has left; tells the ranks that wait for it.
-  virtual void give_up(const Departed&) {}
-  // After give_up(): whether the transport uses no memory of operations any more. Never throws.
+  virtual void note_departed(const Departed&) {}
+  // After note_departed(): whether the transport uses no memory of operations any more. Never throws.
   virtual bool settled() { return true; }
   // Does one piece of work; false if there is nothing to do now.
   virtual bool progress() = 0;

@@ -122,7 +122,7 @@ void Door::let_in() {
     const bool crowded = caller.connection ? waiting_.size() >= kMostWaiting : errno == EMFILE || errno == ENFILE;
     if (crowded && !waiting_.empty()) {
       waiting_.pop_front();
-      ++strangers_;
+      ++rejected_callers_;
     }
     if (!caller.connection) {
       if (crowded) usleep(1000);
@@ -131,7 +131,7 @@ void Door::let_in() {
     if (same_user(caller.connection.get())) {
       waiting_.push_back(std::move(caller));
     } else {
-      ++strangers_;
+      ++rejected_callers_;
     }
   }
 }
@@ -147,7 +147,7 @@ bool Door::hear(Caller& caller, const Token& secret, int fd) {
     send_descriptor(caller.connection.get(), fd);  // fails if the rank has died since it called
     ++served_;
   } else {
-    ++strangers_;
+    ++rejected_callers_;
   }
   return true;
 }

@@ -33,7 +33,7 @@ class Door {
   // The number of callers with the secret. They were handed the descriptor unless they have died meanwhile.
   int served() const { return served_; }
   // The number of other callers: of another user, without the secret, or silent so far.
-  int strangers() const { return strangers_ + static_cast<int>(waiting_.size()); }
+  int rejected_callers() const { return rejected_callers_ + static_cast<int>(waiting_.size()); }
 
  private:
   // A caller that has not sent the secret yet.
@@ -48,7 +48,7 @@ class Door {
   FileDescriptor listener_;
   std::list<Caller> waiting_;
   int served_ = 0;
-  int strangers_ = 0;
+  int rejected_callers_ = 0;
 };
 
 // A connection to the door of this name, without sending anything.

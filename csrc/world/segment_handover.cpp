@@ -40,13 +40,13 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
   Handover mine;
   Door door;
   try {
-    *segment = Segment::create(bytes, &mine.lonely);
+    *segment = Segment::create(bytes, &mine.why_memory_is_not_shared);
     segment->commit(0, 4096);
     offer.name = random_token();
     offer.secret = random_token();
-    if (mine.lonely.empty()) door.open(offer.name, &mine.lonely);
+    if (mine.why_memory_is_not_shared.empty()) door.open(offer.name, &mine.why_memory_is_not_shared);
     offer.made = 1;
-    offer.shared = mine.lonely.empty();
+    offer.shared = mine.why_memory_is_not_shared.empty();
   } catch (const Error& error) {
     mine = {Handover::Result::failed, error.what(), "", 0};
   }
@@ -54,7 +54,7 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
   check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
   if (!offer.made || !offer.shared) return mine;
   serve(comm, door, offer.secret, segment->fd());
-  mine.strangers = door.strangers();
+  mine.rejected_callers = door.rejected_callers();
   return mine;
 }
 

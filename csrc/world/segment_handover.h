@@ -18,8 +18,8 @@ struct Handover {
   };
   Result result = Result::joined;
   std::string failure;
-  std::string lonely;  // on a first rank that keeps its segment for itself: why it cannot be shared
-  int strangers = 0;   // on a first rank: processes that asked for its segment and are not of this job
+  std::string why_memory_is_not_shared;  // on a first rank that keeps its segment for itself: why it cannot be shared
+  int rejected_callers = 0;  // on a first rank: processes that asked for its segment and are not of this job
 };
 
 // Collective over `comm`, and never throws, so that no rank waits for a rank that failed. Rank 0 makes a segment of

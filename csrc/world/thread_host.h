@@ -13,7 +13,7 @@ namespace mykv {
 class ThreadHost {
  public:
   // `region_bytes`: address space for the slots of one rank, a multiple of 4096.
-  ThreadHost(int size, size_t region_bytes, size_t table_places = kEntries);
+  ThreadHost(int size, size_t region_bytes, size_t table_capacity = kEntries);
 
   int size() const { return size_; }
   size_t region_bytes() const { return region_bytes_; }

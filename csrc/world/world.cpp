@@ -196,8 +196,8 @@ std::string World::meet_on_host(Communicator candidates) {
     region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
     const size_t bytes = HostTable::bytes(local_size) + region_bytes_ * static_cast<size_t>(local_size);
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
-    if (first && candidates.size() > 1) lonely_ = mine.lonely;
-    strangers_ += mine.strangers;
+    if (first && candidates.size() > 1) why_memory_is_not_shared_ = mine.why_memory_is_not_shared;
+    rejected_callers_ += mine.rejected_callers;
     std::vector<int> results(static_cast<size_t>(local_size));
     const int result = static_cast<int>(mine.result);
     check_mpi(MPI_Allgather(&result, 1, MPI_INT, results.data(), 1, MPI_INT, candidates.get()), "MPI_Allgather");
@@ -220,7 +220,7 @@ std::string World::settle(const Communicator& group) {
   // The first rank initializes the table before any rank uses it.
   std::string failure;
   try {
-    if (local_rank_ == 0) HostTable(segment_, ranks, 0, options_.table_places, false);
+    if (local_rank_ == 0) HostTable(segment_, ranks, 0, options_.table_capacity, false);
   } catch (const Error& error) {
     failure = error.what();
   }

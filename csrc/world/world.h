@@ -24,7 +24,7 @@ struct WorldOptions {
   // What messages call the ranks, if this is a part of a larger world; empty: their ranks.
   std::vector<int> labels;
   // Entries of a host's table: at most so many parts are under way on the host; more wait in their own rank.
-  size_t table_places = kEntries;
+  size_t table_capacity = kEntries;
   // Address space, in bytes, that one host's segment may take.
   size_t most_address_space = size_t{1} << 43;  // 8 TiB of the 128 TiB that x86-64 processes have
 };
@@ -81,9 +81,9 @@ class World {
   std::vector<std::string> texts(const std::string& mine) const;
   // Why this rank shares no memory with the other ranks of its machine, unless the reason is another container; empty
   // on all but one rank of the machine.
-  const std::string& lonely() const { return lonely_; }
+  const std::string& why_memory_is_not_shared() const { return why_memory_is_not_shared_; }
   // The number of processes that asked for this rank's segment and were rejected.
-  int strangers() const { return strangers_; }
+  int rejected_callers() const { return rejected_callers_; }
 
  private:
   std::string meet_on_host(Communicator candidates);
@@ -105,8 +105,8 @@ class World {
   std::vector<std::vector<int>> hosts_;
   std::vector<int> host_of_;
   Segment segment_;
-  std::string lonely_;
-  int strangers_ = 0;
+  std::string why_memory_is_not_shared_;
+  int rejected_callers_ = 0;
   size_t table_bytes_ = 0;
   size_t region_bytes_ = 0;
 };

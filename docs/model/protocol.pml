@@ -9,7 +9,7 @@
  * states has no cycle, so where there is no deadlock every rank ends.
  *
  * RANKS, OPERATIONS: how many. FIRST, SECOND: of which kinds. ENTRIES: of the table; 1: the second operation uses the first one's again, and
- * meanwhile the table is full. LOG: places of the log; 2: it is overrun.
+ * meanwhile the table is full. LOG: slots of the log; 2: it is overrun.
  */
 
 #ifndef RANKS

@@ -213,8 +213,8 @@ def _gathered(
 
 def _row(tensor: NDArray) -> str:
     """Dtype and all dimensions of an array except the first, as ``'float32 (*, 3)'``, and whether it is on a GPU."""
-    place = " on GPU" if arrays.on_gpu(tensor) else ""
-    return f"{arrays.dtype_name(tensor.dtype)} ({', '.join(['*', *map(str, tensor.shape[1:])])}){place}"
+    device = " on GPU" if arrays.on_gpu(tensor) else ""
+    return f"{arrays.dtype_name(tensor.dtype)} ({', '.join(['*', *map(str, tensor.shape[1:])])}){device}"
 
 
 def _equal_splits(tensor: NDArray, size: int) -> list[int]:

@@ -55,7 +55,7 @@ def broadcast_object(
     {'epochs': 5, 'seed': 42}
     """
     with operation.waiting(process_set, operation.described("broadcast_object", name)) as turn:
-        root = process_set.position_of(root_rank)
+        root = process_set._position_of(root_rank)
         is_root = turn.core.rank() == root
         mine = pickled(obj) if is_root else b""
         sizes = turn.meet(f"{turn.call} from rank {root_rank}", [len(mine)])[:, 0]

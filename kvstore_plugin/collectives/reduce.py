@@ -417,7 +417,7 @@ def _push(
 
 
 def _broadcast(turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: Any, process_set: ProcessSet) -> None:
-    root = process_set.position_of(root_rank)
+    root = process_set._position_of(root_rank)
     priority = operation.checked_priority(priority)
     turn.push(turn.core.push_broadcast, tensor.handle.value, [output.handle.value], root, priority)
 

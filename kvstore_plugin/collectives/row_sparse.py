@@ -52,7 +52,7 @@ class Workspace:
         if held is None or not held.attached or held.nbytes < nbytes:
             self._buffers.pop(dtype.name, None)
             held = None  # frees the old memory before the new memory is allocated
-            held = self._buffers[dtype.name] = self._process_set.core.allocate(nbytes + nbytes // 4)
+            held = self._buffers[dtype.name] = self._process_set._core.allocate(nbytes + nbytes // 4)
         return held
 
     def __reduce__(self) -> tuple:
@@ -170,19 +170,19 @@ def allreduce(
         parts = [contributions[i] for i in members], [unions[i] for i in members]
         count = sum(rows.size * one.width for one, rows in zip(*parts))
         if not count:
-            places = _laid_out(*parts)[1]
+            views = _laid_out(*parts)[1]
         else:
             with operation.Turn(process_set, f"{name}/rows of {dtype.name}", "a sum of sparse rows") as turn:
                 if workspace is None:
-                    inputs, places = _laid_out(*parts)
+                    inputs, views = _laid_out(*parts)
                     work = turn.submit(turn.core.submit_allreduce, inputs, [inputs[0]], **options)
                 else:
                     buffer = workspace.buffer(dtype, count)
-                    places = _laid_out(*parts, np.frombuffer(buffer, dtype, count))[1]
+                    views = _laid_out(*parts, np.frombuffer(buffer, dtype, count))[1]
                     work = turn.submit(turn.core.submit_bucket, buffer, 0, count, dtype.name, "of rows", **options)
             operation.wait(work)
-        for number, place in zip(members, places):
-            sums[number] = Rows(unions[number], place)
+        for number, view in zip(members, views):
+            sums[number] = Rows(unions[number], view)
     return sums
 
 
@@ -202,11 +202,11 @@ def sum_over_devices(replicas: Sequence[NDArray], what: str) -> None:
         As for `contribution`.
     """
     one = contribution(replicas, what)
-    (total, *others), (place,) = _laid_out([one], [one.indices])
+    (total, *others), (view,) = _laid_out([one], [one.indices])
     for values in others:
         total += values
     for array in replicas:
-        assign(array, Rows(one.indices, place))
+        assign(array, Rows(one.indices, view))
 
 
 def assign(array: NDArray, rows: Rows) -> None:
@@ -327,13 +327,13 @@ def _laid_out(
         memory.fill(0)
     for _ in range(1, max(len(one.devices) for one in contributions)):
         inputs.append(np.zeros(ends[-1], contributions[0].dtype))
-    places = []
+    views = []
     for number, values in enumerate(inputs):
         for one, union, part in zip(contributions, unions, np.split(values, ends[:-1])):
-            place = part.reshape(union.size, one.width)
+            view = part.reshape(union.size, one.width)
             if number == 0:
-                places.append(place)
+                views.append(view)
             if number < len(one.devices) and one.devices[number].indices.size:
                 rows = one.devices[number]
-                place[np.searchsorted(union, rows.indices)] = rows.values
-    return inputs, places
+                view[np.searchsorted(union, rows.indices)] = rows.values
+    return inputs, views

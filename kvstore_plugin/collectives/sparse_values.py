@@ -37,7 +37,7 @@ def push_broadcast(
     """
     sent = value.tostype("default") if isinstance(value, SparseNDArray) else value
     received = [arrays.empty(array.shape, array) if isinstance(array, SparseNDArray) else array for array in targets]
-    process_set.core.push_broadcast(name, sent.handle.value, arrays.handles(received), root, priority)
+    process_set._core.push_broadcast(name, sent.handle.value, arrays.handles(received), root, priority)
     for array, dense in zip(targets, received):
         if array is not dense:
             with_all_rows(dense).copyto(array)

@@ -180,15 +180,15 @@ def copy_rows(source: NDArray, numbers: NDArray, target: NDArray, what: str) -> 
         raise ArgumentIndexError(
             f"The row_ids must be from 0 to {source.shape[0] - 1}, but they go from {wanted[0]} to {wanted[-1]}."
         )
-    place = {"ctx": target.context, "dtype": target.dtype}
+    options = {"ctx": target.context, "dtype": target.dtype}
     with not_recorded():
-        held = mx.nd.sparse.zeros("row_sparse", target.shape, **place)
+        held = mx.nd.sparse.zeros("row_sparse", target.shape, **options)
         indices = mx.nd.array(wanted, dtype=np.int64, ctx=source.context)
         if wanted.size and isinstance(source, SparseNDArray):
             held = mx.nd.sparse.retain(source, indices)
         elif wanted.size:
             values = mx.nd.take(source.as_nd_ndarray(), indices)
-            held = mx.nd.sparse.row_sparse_array((values, indices), target.shape, **place)
+            held = mx.nd.sparse.row_sparse_array((values, indices), target.shape, **options)
         held.copyto(target)
 
 

@@ -76,13 +76,13 @@ def failed(error: BaseException) -> None:
     with contextlib.suppress(RuntimeError):
         for checkpoint, process_set in list(_checkpoints.items()):
             if set(_who_waits(checkpoint, process_set)).intersection(error.ranks):
-                process_set.core.refuse(checkpoint, str(error))
+                process_set._core.refuse(checkpoint, str(error))
 
 
 def _who_waits(name: str, process_set: Any) -> list[int]:
     """The ranks that wait under a name whose turn this rank has not taken."""
     try:
-        return process_set.core.waiting_for_this([name])[0]
+        return process_set._core.waiting_for_this([name])[0]
     except ValueError:  # the set was removed
         return []
 
@@ -104,7 +104,7 @@ def forget_states(scope: str) -> None:
 
 def waiting_name(process_set: Any) -> str:
     """The name by which calls that wait are matched."""
-    return f"{process_set.scope}/waiting"
+    return f"{process_set._scope}/waiting"
 
 
 def waits(turn: Any) -> None:
@@ -185,7 +185,7 @@ def _calls_of_other_sets(turn: Any) -> _Begun:
 
 
 def _refuse(process_set: Any, name: str, reason: str) -> None:
-    process_set.core.refuse(name, reason)
+    process_set._core.refuse(name, reason)
 
 
 def _missing(turn: Any) -> set[int]:

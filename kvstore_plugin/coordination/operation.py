@@ -63,7 +63,7 @@ class Turn:
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.process_set = process_set
-        self.core = process_set.core
+        self.core = process_set._core
         self.core.rank()
         self.name, self.call = name, call
         self._options = {"turn_of": turn_of} if turn_of else {}
@@ -281,9 +281,9 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
     if hook_operations.running() is not None:
         return _in_hook(hook_operations.running(), process_set, name, call)
     if name is None:
-        return Turn(process_set, f"{process_set.scope}/unnamed", call)
+        return Turn(process_set, f"{process_set._scope}/unnamed", call)
     if isinstance(name, (str, int)):
-        return Turn(process_set, f"{process_set.scope}/call/{name}", described(call, name))
+        return Turn(process_set, f"{process_set._scope}/call/{name}", described(call, name))
     with named(process_set, None, call):
         raise ArgumentTypeError(f"The name of an operation must be a str, not {type(name).__name__}.")
 
@@ -317,7 +317,7 @@ def waiting(process_set: Any, call: str) -> Turn:
 
 def gathering(process_set: Any, name: Any, call: str) -> Turn:
     """The turn in an operation on which the ranks have agreed in a call that waits."""
-    return Turn(process_set, f"{process_set.scope}/{call if name is None else f'call/{name}'}", described(call, name))
+    return Turn(process_set, f"{process_set._scope}/{call if name is None else f'call/{name}'}", described(call, name))
 
 
 def checked_priority(priority: Any) -> int:

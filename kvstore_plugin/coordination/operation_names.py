@@ -45,7 +45,7 @@ def forget(process_set: Any, scope: str, generation: int, comes_back: bool = Fal
     if comes_back:
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
-        process_set.core.forget(f"{scope}/")
+        process_set._core.forget(f"{scope}/")
 
 
 def numbered(process_set: ProcessSet, kind: str) -> str:
@@ -58,8 +58,8 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
     kind : str
         What is counted, for example ``'trainer'``.
     """
-    own = f"{kind}{process_set.next_number(kind)}"
-    return own if process_set is global_process_set else f"{process_set.scope}.{own}"
+    own = f"{kind}{process_set._next_number(kind)}"
+    return own if process_set is global_process_set else f"{process_set._scope}.{own}"
 
 
 def numbered_alike(
@@ -75,6 +75,6 @@ def numbered_alike(
     ndarray of int64, shape (size, len(more))
         What the ranks have passed as `more`.
     """
-    met = turn.meet(label, [process_set.numbers().get(kind, 0), *more])
-    process_set.skip_to({kind: int(met[:, 0].max())})
+    met = turn.meet(label, [process_set._counted().get(kind, 0), *more])
+    process_set._skip_to({kind: int(met[:, 0].max())})
     return numbered(process_set, kind), met[:, 1:]

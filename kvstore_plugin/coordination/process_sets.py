@@ -65,9 +65,9 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         if not isinstance(process_set, ProcessSet):
             process_set = ProcessSet(process_set)
         mine = _proposal(process_set)
-        places = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
-        places[list(mine)] = range(1, len(mine) + 1)
-        proposals = _agreed(turn.meet("add_process_set", places))
+        positions = np.zeros(process.size(), dtype=np.int64)  # 1 + the rank in the set of each member
+        positions[list(mine)] = range(1, len(mine) + 1)
+        proposals = _agreed(turn.meet("add_process_set", positions))
     _make(process_set, proposals)
     return process_set
 
@@ -148,7 +148,7 @@ class _SetsOfInit(process.Follower):
         global _next_id
         for _, process_set in _known.values():
             if process_set is not None:
-                process_set.end(_LOST if lost else _SHUT_DOWN)
+                process_set._end(_LOST if lost else _SHUT_DOWN)
         _known.clear()
         _next_id = 1
 
@@ -166,7 +166,7 @@ def _checked(process_sets: Any) -> list[ProcessSet]:
 
 def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
     """Global ranks of a set that is to be added, in the set's order; empty for MPI.COMM_NULL."""
-    if process_set.is_added():
+    if process_set._is_added():
         raise ValueError(f"{process_set!r} was added already.")
     size = process.size()
     if process_set.mpi_comm is not None:
@@ -176,15 +176,15 @@ def _proposal(process_set: ProcessSet) -> tuple[int, ...]:
     return tuple(process_set.ranks)
 
 
-def _agreed(places: np.ndarray) -> list[tuple[int, ...]]:
+def _agreed(positions: np.ndarray) -> list[tuple[int, ...]]:
     """The sets that the ranks add together, without duplicates.
 
     Parameters
     ----------
-    places : ndarray of int64, shape (size, size)
+    positions : ndarray of int64, shape (size, size)
         Row r is rank r's proposal: 1 + the rank in the set of each member.
     """
-    proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in places]
+    proposals = [tuple(int(rank) for rank in np.argsort(row) if row[rank]) for row in positions]
     known = {frozenset(one.ranks): one.ranks for one in _known.values()}
     known[frozenset(range(process.size()))] = tuple(range(process.size()))
     for proposer, proposal in enumerate(proposals):
@@ -216,7 +216,7 @@ def _make(process_set: ProcessSet, proposals: list[tuple[int, ...]]) -> None:
         raise
     for proposal in proposals:
         if proposal == mine:
-            process_set.begin(_next_id, proposal, group)
+            process_set._begin(_next_id, proposal, group)
         _known[_next_id] = _Known(proposal, process_set if proposal == mine else None)
         _next_id += 1
 
@@ -237,16 +237,16 @@ def _group_of(ranks: tuple[int, ...]) -> Any:
         group = process.core.make_group(comm.py2f(), list(ranks), settings.core_options())
     finally:
         comm.Free()
-    process.warn_of_strangers(group, f"the ranks of {_named(ranks)}")
+    process.warn_of_rejected_callers(group, f"the ranks of {_named(ranks)}")
     gpu_libraries.log_road_of_set(process.core, group, _named(ranks))
     return group
 
 
 def _end(process_set: ProcessSet) -> None:
-    group = process_set.end("was removed")
+    group = process_set._end("was removed")
     if group is not None:
         process.drain(settings.value("MYKV_EXIT_WAIT_S"))
-        group.abandon(f"it has removed {process_set!r}")
+        group.leave(f"it has removed {process_set!r}")
         group.shutdown()
 
 

@@ -196,7 +196,7 @@ class Members:
         are_started, comm = all_agree(comm, new is not None)
         if new is None or not are_started:
             if new is not None:
-                new.give_up()
+                new.dismiss()
             return None, comm
         late, here = None, False
         try:
@@ -208,7 +208,7 @@ class Members:
             if late is not None:
                 _log.error("%s", late)
             if grows:
-                new.give_up()
+                new.dismiss()
                 return None, comm
             if late is not None:
                 new.kill()
@@ -217,7 +217,7 @@ class Members:
         full = new.merged() if here and comm.Get_size() == size else None
         merged, comm = all_agree(comm, full is not None)
         if not merged or comm.Get_size() < size:
-            new.give_up()
+            new.dismiss()
             return None, comm
         new.go()
         self.memory = self.memory._replace(joins=self.memory.joins + 1)

@@ -48,8 +48,8 @@ def keepers(hosts: Sequence[Sequence[int]]) -> list[int]:
     largest = max(len(ranks) for ranks in hosts)
     distance = largest if largest < len(order) else 1
     kept_by = [0] * len(order)
-    for place, rank in enumerate(order):
-        kept_by[rank] = order[(place + distance) % len(order)]
+    for position, rank in enumerate(order):
+        kept_by[rank] = order[(position + distance) % len(order)]
     return kept_by
 
 

@@ -193,15 +193,15 @@ class ElasticState:
 
     def _restore(self) -> None:
         """Go back to the last commit that all remaining workers have, and commit it again. Collective."""
-        counts = global_process_set.numbers()
-        places = [(one.number, one.rank) for one in self._copies]
-        everyone = allgather_object((max(places)[0], places, counts, new_workers.is_respawned()))
+        counts = global_process_set._counted()
+        held = [(one.number, one.rank) for one in self._copies]
+        everyone = allgather_object((max(held)[0], held, counts, new_workers.is_respawned()))
         for _, _, others, _ in everyone:
-            global_process_set.skip_to(others)
+            global_process_set._skip_to(others)
         # A new worker has no commit before its first one, which the others may lack.
         agreed = min((number for number, _, _, is_new in everyone if number != _NEVER or not is_new), default=_NEVER)
-        places_then = [next((place for place in places if place[0] == agreed), None) for _, places, _, _ in everyone]
-        lacks = [rank for rank, place in enumerate(places_then) if place is None]
+        held_then = [next((one for one in held if one[0] == agreed), None) for _, held, _, _ in everyone]
+        lacks = [rank for rank, one in enumerate(held_then) if one is None]
         if agreed == _NEVER or not all(everyone[rank][3] for rank in lacks):
             raise RuntimeError("A worker was lost before all workers had completed the first commit of run_elastic.")
         for one in self._copies:
@@ -210,7 +210,7 @@ class ElasticState:
         last = self._last()
         self._number = agreed
         if lacks:
-            donor = next(rank for rank, place in enumerate(places_then) if place is not None)
+            donor = next(rank for rank, one in enumerate(held_then) if one is not None)
             handover.hand_over(last, self._parameters(), self._trainers, donor, self._members)
         for name in self._values():
             delattr(self, name)
@@ -224,7 +224,7 @@ class ElasticState:
             training.restore(trainer)  # again: _meet_again() has changed counters
         for number, trainer in enumerate(self._trainers):
             if trainer._store_optimizer is not None:
-                self._restore_shares(number, trainer, last, [None if one is None else one[1] for one in places_then])
+                self._restore_shares(number, trainer, last, [None if one is None else one[1] for one in held_then])
         wait_for_all()
         self._commit()
 
@@ -277,7 +277,7 @@ class _Copy:
 
     def take(self, parameters: Sequence[Parameter], trainers: Sequence[Any], values: dict[str, Any]) -> None:
         self.number = _NEVER
-        core = global_process_set.core
+        core = global_process_set._core
         self.rank, self.keepers = core.rank(), shard_replicas.keepers(core.host_ranks())
         self.values = copy.deepcopy(values)
         arriving = self.parameters.take(parameters)

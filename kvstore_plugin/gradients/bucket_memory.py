@@ -77,7 +77,7 @@ class SharedBucket(Bucket):
 
     def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
         super().__init__(dtype, capacity)
-        self._buffer = process_set.core.reserve(capacity)
+        self._buffer = process_set._core.reserve(capacity)
 
     @property
     def attached(self) -> bool:
@@ -100,7 +100,7 @@ class DeviceBucket(Bucket):
         super().__init__(dtype, capacity)
         self._process_set = process_set
         self._generation = process.generation
-        self._group = process_set.core if process_set.core is not process.core else process.core.world()
+        self._group = process_set._core if process_set._core is not process.core else process.core.world()
         self._memory = process.core.GpuMemory(device, capacity)
 
     @property
@@ -113,8 +113,8 @@ class DeviceBucket(Bucket):
 
     def _view(self, begin: int, gradient: NDArray) -> NDArray:
         memory = self._memory
-        place = (_DLPACK_GPU, memory.device)
-        return view_of_device_memory(memory, memory.address + begin, gradient.shape, self.dtype, place, gradient)
+        device = (_DLPACK_GPU, memory.device)
+        return view_of_device_memory(memory, memory.address + begin, gradient.shape, self.dtype, device, gradient)
 
 
 def renew(parameters: Iterable[Parameter]) -> None:
@@ -142,7 +142,7 @@ class GradientMemory:
         self._group_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: number of its group
         self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
         self.buckets: list[Bucket] = []
-        self._places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
+        self._views: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
         self.late: list[Parameter] = []  # Parameters whose gradients an earlier backward may have written
 
     def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
@@ -192,7 +192,7 @@ class GradientMemory:
             nbytes = _aligned(gradient.size * dtype.itemsize)
             bucket = self._bucket_for(self._group_of.get(parameter), dtype, _gpu_of(gradient), nbytes)
             view = bucket.add(parameter, gradient)
-            self._places.setdefault(parameter, []).append(view)
+            self._views.setdefault(parameter, []).append(view)
         parameter._grad = [view]
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
@@ -204,7 +204,7 @@ class GradientMemory:
     def why_copied(self, parameter: Parameter) -> str | None:
         """Why the Parameter's present gradient is reduced by copying; None if it lies in a bucket."""
         gradients = parameter._grad
-        if len(gradients) == 1 and any(view is gradients[0] for view in self._places.get(parameter, ())):
+        if len(gradients) == 1 and any(view is gradients[0] for view in self._views.get(parameter, ())):
             return None
         if not self.bucket_bytes:
             return "the trainer has no buckets (bucket_bytes=0)"
@@ -227,7 +227,7 @@ class GradientMemory:
 
         A network hybridized with static_alloc may still write to the old array, so the Parameter gets it back.
         """
-        for view in self._places.get(parameter, ()):
+        for view in self._views.get(parameter, ()):
             alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
             if alike and _gpu_of(view) == _gpu_of(gradient):
                 view[:] = gradient
@@ -252,7 +252,7 @@ class GradientMemory:
         shapes = [
             parameter.shape
             for parameter in members
-            if _dtype_name(parameter.dtype) == dtype.name and parameter not in self._places
+            if _dtype_name(parameter.dtype) == dtype.name and parameter not in self._views
         ]
         known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
         needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)

@@ -162,7 +162,7 @@ class Comparison:
             buffer, content, written = squares.buffer, ("float64", "of squares"), [*written, squares.array]
         else:
             if self._buffer is None or not self._buffer.attached:
-                self._buffer = self._process_set.core.allocate(1)
+                self._buffer = self._process_set._core.allocate(1)
             buffer, content = self._buffer, ("uint8", "of nothing")
         operation = process.core.PreparedBucket(
             name, buffer, 0, 1, *content, arrays.handles(written), priority=priority
@@ -205,8 +205,8 @@ def _bucket_operations(
 
 def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence[tuple]) -> Operation:
     # Offsets matter, not only names: two ranks may have put the same gradients into a bucket in different orders.
-    places = "; ".join(f"{slot.label} at {begin} {view.shape}" for slot, begin, view in members)
-    layout = f"of {len(members)} gradients, layout {hashlib.blake2b(places.encode(), digest_size=8).hexdigest()}"
+    members_text = "; ".join(f"{slot.label} at {begin} {view.shape}" for slot, begin, view in members)
+    layout = f"of {len(members)} gradients, layout {hashlib.blake2b(members_text.encode(), digest_size=8).hexdigest()}"
     handles = arrays.handles([view for _, _, view in members])
     count = bucket.used // bucket.dtype.itemsize
     priority = max(slot.priority for slot, _, _ in members)
@@ -265,13 +265,13 @@ def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operatio
         handles = arrays.handles(slots[0].parameter._grad)
 
         def push(label: str) -> None:
-            process_set.core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
+            process_set._core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
 
         return Operation(name, slots, "", push)
     handles = arrays.handles([slot.parameter._grad[0] for slot in slots])
 
     def push_all(label: str) -> None:
-        process_set.core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
+        process_set._core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
 
     return Operation(name, slots, "", push_all)
 
@@ -290,11 +290,11 @@ def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:
             continue
         dtype = np.dtype(gradient.dtype)
         nbytes = gradient.size * dtype.itemsize
-        place = (slot.group, dtype, str(gradient.context))
-        pack, used = filling.get(place, (None, 0))
+        kind = (slot.group, dtype, str(gradient.context))
+        pack, used = filling.get(kind, (None, 0))
         if pack is None or (slot.group is None and used + nbytes > most):
             pack, used = [], 0
             packs.append(pack)
         pack.append(slot)
-        filling[place] = (pack, used + nbytes)
+        filling[kind] = (pack, used + nbytes)
     return packs

@@ -159,7 +159,7 @@ class HookedOperation:
 
     def push(self, label: str) -> None:
         """Begin the turn of this step, and run the hook. Whatever fails, the turn is begun afterwards."""
-        core = self._process_set.core
+        core = self._process_set._core
         try:
             self._comparison.push(self._name, self._gradients(), self._priority, label)
         except MXNetError:  # NaiveEngine has run it
@@ -189,12 +189,12 @@ class HookedOperation:
         except MXNetError:  # NaiveEngine has run it
             raise
         except BaseException as error:
-            self._process_set.core.refuse(name, str(error), turn_of=self._name)
+            self._process_set._core.refuse(name, str(error), turn_of=self._name)
             raise
 
     def refuse(self, reason: str) -> None:
         """Refuse the turn of a step."""
-        self._process_set.core.refuse(self._name, reason)
+        self._process_set._core.refuse(self._name, reason)
         self._begin()
         self.refuse_rest(reason)
 
@@ -205,10 +205,10 @@ class HookedOperation:
         self._has_ended = True
         if not self._has_met:
             self._has_met = True
-            self._process_set.core.refuse(_meeting_of(self._name), reason)
+            self._process_set._core.refuse(_meeting_of(self._name), reason)
         self._refuse_question(reason)
         self._refuse_operations(self._counts.get(self._name, 0), reason)
-        self._process_set.core.refuse(_end_of(self._name), reason, turn_of=self._name)
+        self._process_set._core.refuse(_end_of(self._name), reason, turn_of=self._name)
 
     @staticmethod
     def reason(error: BaseException) -> str:
@@ -246,7 +246,7 @@ class HookedOperation:
         handles = arrays.handles([answer])
         label = f"a communication hook that starts more than {expected} operations for one bucket"
         try:
-            push = self._process_set.core.push_allreduce
+            push = self._process_set._core.push_allreduce
             push(_question_of(self._name), handles, handles, "sum", 1.0, self._priority, label, turn_of=self._name)
             answer.wait_to_read()
         except MXNetError as error:
@@ -319,18 +319,18 @@ class HookedOperation:
         """Tell ranks that start more operations than expected that this rank does not."""
         if self._may_ask:
             self._may_ask = False
-            self._process_set.core.refuse(_question_of(self._name), reason, turn_of=self._name)
+            self._process_set._core.refuse(_question_of(self._name), reason, turn_of=self._name)
 
     def _refuse_operations(self, count: int, reason: str) -> None:
         """Refuse the hook's operations up to this number that this rank has not started."""
         while self._run.started < count:
-            self._process_set.core.refuse(self._run.next_name(), reason, turn_of=self._name)
+            self._process_set._core.refuse(self._run.next_name(), reason, turn_of=self._name)
 
     def _refuse_awaited(self, reason: str) -> None:
         """Refuse the operations that other ranks have started and this rank has not."""
         while True:
             name = hook_operations.name_of(self._name, self._run.started)
-            if not self._process_set.core.waiting_for_this([name], turn_of=self._name)[0]:
+            if not self._process_set._core.waiting_for_this([name], turn_of=self._name)[0]:
                 return
             self._refuse_operations(self._run.started + 1, reason)
 

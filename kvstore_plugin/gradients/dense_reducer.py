@@ -1,7 +1,7 @@
 """How the gradients of one trainer become their mean over the ranks of a process set.
 
 The class `DenseReducer` is the trainer's interface to it. bucket_plan.py divides gradients into operations, and
-bucket_memory.py places gradients in shared memory.
+bucket_memory.py puts gradients into shared memory.
 
 When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
 gradients lie in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
@@ -125,7 +125,7 @@ class DenseReducer(SharedReducer):
         try:
             self._memory.own([(slot.parameter, slot.group) for slot in in_order])
         except Exception as error:
-            self._process_set.core.refuse(self._carrier, str(error))
+            self._process_set._core.refuse(self._carrier, str(error))
             raise
         self._memory.warn_of_copies(self._scope, len(self._slots))
 
@@ -211,7 +211,7 @@ class DenseReducer(SharedReducer):
                     # NaiveEngine has run it, and a bucket with a hook takes its turn in any case.
                     pushed = isinstance(error, MXNetError) or operation.hooked is not None
                     reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
-                    self._break_off(operations[: number + pushed], operations[number + pushed :], reason)
+                    self._refuse_rest(operations[: number + pushed], operations[number + pushed :], reason)
                     raise
             # Behind all hooks: where the last of them fails, no gradient is used on any worker.
             for operation in operations if self._reduction.hook is not None else ():
@@ -220,7 +220,7 @@ class DenseReducer(SharedReducer):
                 try:
                     operation.hooked.end()
                 except BaseException as error:
-                    self._break_off(operations, [], str(error))
+                    self._refuse_rest(operations, [], str(error))
                     raise
 
     def update(self) -> None:
@@ -290,7 +290,7 @@ class DenseReducer(SharedReducer):
         self._is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
         self.leave_out_comparison(reason)
 
-    def _break_off(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
+    def _refuse_rest(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
         """Refuse the rest of a step after some of its operations were pushed."""
         self._to_update = [(one, None) for one in pushed if one.update is not None]
         self.refuse_update(reason)
@@ -305,9 +305,9 @@ class DenseReducer(SharedReducer):
         if operation.hooked is not None:
             operation.hooked.refuse(reason)
         elif operation.update is None:
-            self._process_set.core.refuse(operation.name, reason)
+            self._process_set._core.refuse(operation.name, reason)
         else:
-            ShardedUpdate.refuse(self._process_set.core, operation.name, reason)
+            ShardedUpdate.refuse(self._process_set._core, operation.name, reason)
 
     def compare(self, label: str) -> None:
         failure = self._sums.failure() if self._compares is Comparing.UPDATE else None
@@ -343,7 +343,7 @@ class DenseReducer(SharedReducer):
 
     def _refuse_step(self, reason: str) -> None:
         if not self._operations:
-            self._process_set.core.refuse(self._carrier, reason)
+            self._process_set._core.refuse(self._carrier, reason)
         for operation in self._operations:
             self._refuse(operation, reason)
         self._refuse_comparison_of(reason)
@@ -436,7 +436,7 @@ class DenseReducer(SharedReducer):
             # The turn of the first operation is taken. Other ranks may wait for its weights and the later operations.
             if self._operations and self._operations[0].hooked is not None:
                 self._operations[0].hooked.begin_again()
-            self._break_off(self._operations[:1], self._operations[1:], sentence)
+            self._refuse_rest(self._operations[:1], self._operations[1:], sentence)
             raise MXNetError(sentence) from error
 
     def __getstate__(self) -> dict:

@@ -101,7 +101,7 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
     sets : sequence of ProcessSet
         See `sets_of`.
     order : sequence of int
-        The order in which gluon.Trainer numbers the parameters: the place of each among all workers' parameters.
+        The order in which gluon.Trainer numbers the parameters: the position of each among all workers' parameters.
 
     Returns
     -------
@@ -110,7 +110,7 @@ def scopes_of(sets: Sequence[ProcessSet], order: Sequence[int]) -> tuple[dict[Pr
         Whether the members of these sets have the same order.
     """
     scopes, is_common = {}, True
-    mine = agreement.digest([str(place) for place in order])
+    mine = agreement.digest([str(position) for position in order])
     for number, one in enumerate(sets):
         try:
             with operation.waiting(one, _CALL) as turn:
@@ -131,8 +131,8 @@ def refuse(sets: Iterable[ProcessSet], error: Exception) -> None:
 def root_of(process_set: ProcessSet, root_rank: int, of_trainer: ProcessSet) -> int:
     """Rank within a process set of the worker whose initial values the set gets."""
     if process_set is of_trainer and root_rank != 0:
-        return process_set.position_of(root_rank)
-    return process_set.position_of(root_rank) if root_rank in process_set.ranks else 0
+        return process_set._position_of(root_rank)
+    return process_set._position_of(root_rank) if root_rank in process_set.ranks else 0
 
 
 def divide(

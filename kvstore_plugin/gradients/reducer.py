@@ -235,9 +235,9 @@ class SharedReducer(Reducer):
     def refuse_comparison(self, reason: str) -> None:
         name = self._names()[0]
         if self._is_due:
-            self._process_set.core.refuse(f"{name}/update", reason, turn_of=name)
+            self._process_set._core.refuse(f"{name}/update", reason, turn_of=name)
         else:
-            self._process_set.core.refuse(name, reason)
+            self._process_set._core.refuse(name, reason)
         self._is_due = False
 
     def is_due(self) -> bool:
@@ -258,7 +258,7 @@ class SharedReducer(Reducer):
             self._fence.push(broken=broken)
 
     def awaited_by(self) -> list[int]:
-        core, names = self._process_set.core, self._names()
+        core, names = self._process_set._core, self._names()
         come = core.waiting_for_this(names)
         if self._is_due:
             come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])

@@ -179,7 +179,7 @@ class SparseReducer(SharedReducer):
         self.leave_out_comparison(reason)
         self._has_begun = False
         self.give_back(reason)
-        self._process_set.core.refuse(self._name, reason)
+        self._process_set._core.refuse(self._name, reason)
 
     def _active(self) -> list[_Gradient]:
         self._check_values()

@@ -48,7 +48,7 @@ class Squares:
             if self._process_set is None:
                 self._made = None, mx.nd.zeros(1, dtype="float64")
             else:
-                buffer = self._process_set.core.allocate(8)
+                buffer = self._process_set._core.allocate(8)
                 self._made = buffer, view_of_memory(np.frombuffer(buffer, dtype=np.float64, count=1), None)
         return self._made
 

@@ -194,21 +194,23 @@ class _Mean:
     def _groups(self, indices: list) -> list[_Group]:
         """Divide the indices into groups; one operation reduces each group."""
         if not self.num_groups:
-            return [_Group([one], [place]) for place, one in enumerate(indices)]
-        places = sorted(range(len(indices)), key=lambda place: (isinstance(indices[place], str), indices[place]))
+            return [_Group([one], [position]) for position, one in enumerate(indices)]
+        positions = sorted(
+            range(len(indices)), key=lambda position: (isinstance(indices[position], str), indices[position])
+        )
         groups = [_Group([], []) for _ in range(self.num_groups)]
-        for number, place in enumerate(places):
-            group = groups[number * self.num_groups // len(places)]
-            group.indices.append(indices[place])
-            group.places.append(place)
-        return [group for group in groups if group.places]
+        for number, position in enumerate(positions):
+            group = groups[number * self.num_groups // len(positions)]
+            group.indices.append(indices[position])
+            group.positions.append(position)
+        return [group for group in groups if group.positions]
 
     def _push(self, groups: list[_Group], gradients: Sequence[NDArray]) -> None:
-        core = self.process_set.core
+        core = self.process_set._core
         scale = 1.0 / self.process_set.size()
         for number, group in enumerate(groups):
             name, priority = self._name(group), _priority(group.indices[0])
-            handles = arrays.handles([gradients[place] for place in group.places])
+            handles = arrays.handles([gradients[position] for position in group.positions])
             refuse = functools.partial(self._refuse, groups[number:])
             with operation.refusing(refuse, f"The gradient of index {group.indices[0]!r} cannot be reduced"):
                 if self.num_groups:
@@ -219,7 +221,7 @@ class _Mean:
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:
-            self.process_set.core.refuse(self._name(group), reason)
+            self.process_set._core.refuse(self._name(group), reason)
 
     def _name(self, group: _Group) -> str:
         return f"{self._scope}/{group.indices[0]!r}"
@@ -229,7 +231,7 @@ class _Group(NamedTuple):
     """Indices whose gradients one operation reduces, and their positions in the lists of update()."""
 
     indices: list
-    places: list
+    positions: list
 
 
 def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:

@@ -351,7 +351,7 @@ def _process_set_of(trainer: gluon.Trainer) -> ProcessSet:
 
 def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientMemory:
     """Let the gradients of a Trainer lie in memory that the workers of a process set share."""
-    core = process_set.core
+    core = process_set._core
     record = _record(trainer)
     record.memory = GradientMemory(process_set, default_bucket_bytes(len(core.host_ranks()), core.size()))
     record.memory.own([(parameter, None) for parameter in trainer._params])

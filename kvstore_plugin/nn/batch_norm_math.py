@@ -43,11 +43,11 @@ def sums(data: np.ndarray) -> np.ndarray:
     result[-1] = count = data.shape[0] * data.shape[2]
     if count == 0:
         return result
-    for place, chosen in _blocks(data.shape):
-        total[chosen] += data[place].sum(axis=(0, 2), dtype=np.float64)
+    for index, chosen in _blocks(data.shape):
+        total[chosen] += data[index].sum(axis=(0, 2), dtype=np.float64)
     mean = (total / count).astype(_working(data))
-    for place, chosen in _blocks(data.shape):
-        deviation = data[place] - _column(mean[chosen])
+    for index, chosen in _blocks(data.shape):
+        deviation = data[index] - _column(mean[chosen])
         np.multiply(deviation, deviation, out=deviation)
         squares[chosen] += deviation.sum(axis=(0, 2), dtype=np.float64)
     # With the rounded mean m: sum x^2 = sum (x - m)^2 + m (2 sum x - n m).
@@ -67,10 +67,10 @@ def moments(total: np.ndarray) -> Moments:
 def normalize(data: np.ndarray, mean: np.ndarray, scale: np.ndarray, shift: np.ndarray, out: np.ndarray) -> None:
     """Write ``(data - mean) * scale + shift`` to `out`; mean, scale and shift have the shape (channels,)."""
     mean, scale, shift = (values.astype(_working(data)) for values in (mean, scale, shift))
-    for place, chosen in _blocks(data.shape):
-        block = data[place] - _column(mean[chosen])
+    for index, chosen in _blocks(data.shape):
+        block = data[index] - _column(mean[chosen])
         block *= _column(scale[chosen])
-        np.add(block, _column(shift[chosen]), out=out[place], casting="same_kind")
+        np.add(block, _column(shift[chosen]), out=out[index], casting="same_kind")
 
 
 def gradient_sums(data: np.ndarray, gradient: np.ndarray, mean: np.ndarray, inverse: np.ndarray) -> np.ndarray:
@@ -92,11 +92,11 @@ def gradient_sums(data: np.ndarray, gradient: np.ndarray, mean: np.ndarray, inve
     channels = data.shape[1]
     result = np.zeros(2 * channels)
     mean, inverse = mean.astype(_working(data)), inverse.astype(_working(data))
-    for place, chosen in _blocks(data.shape):
-        result[:channels][chosen] += gradient[place].sum(axis=(0, 2), dtype=np.float64)
-        block = data[place] - _column(mean[chosen])
+    for index, chosen in _blocks(data.shape):
+        result[:channels][chosen] += gradient[index].sum(axis=(0, 2), dtype=np.float64)
+        block = data[index] - _column(mean[chosen])
         block *= _column(inverse[chosen])
-        block *= gradient[place]
+        block *= gradient[index]
         result[channels:][chosen] += block.sum(axis=(0, 2), dtype=np.float64)
     return result
 
@@ -129,11 +129,11 @@ def data_gradient(
     a = gamma * inverse
     b, c = a * inverse * means[1], a * means[0]
     mean, a, b, c = (values.astype(_working(data)) for values in (mean, a, b, c))
-    for place, chosen in _blocks(data.shape):
-        block = data[place] - _column(mean[chosen])
+    for index, chosen in _blocks(data.shape):
+        block = data[index] - _column(mean[chosen])
         block *= _column(b[chosen])
         block += _column(c[chosen])
-        np.subtract(gradient[place] * _column(a[chosen]), block, out=out[place], casting="same_kind")
+        np.subtract(gradient[index] * _column(a[chosen]), block, out=out[index], casting="same_kind")
 
 
 def _working(data: np.ndarray) -> type:

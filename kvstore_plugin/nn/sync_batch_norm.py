@@ -70,7 +70,7 @@ class _Calls:
         finally:
             for _ in range(missing):
                 next(self.numbers)
-                self.process_set.core.refuse(f"{self.scope}/forward", reason)
+                self.process_set._core.refuse(f"{self.scope}/forward", reason)
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by scope
@@ -390,9 +390,9 @@ class _Layer(mx.operator.CustomOp):
             target = _target(output, req[0])
             mx.nd.Custom(*inputs, op_type=_BACKWARD, out=target, **prop.texts)
             _assign(output, req[0], target)
-        for place, values in ((1, np.zeros_like(of_gamma) if prop.fix_gamma else of_gamma), (2, of_beta)):
-            if req[place] != "null":
-                _assign(in_grad[place], req[place], mx.nd.array(values, data.context, in_grad[place].dtype))
+        for index, values in ((1, np.zeros_like(of_gamma) if prop.fix_gamma else of_gamma), (2, of_beta)):
+            if req[index] != "null":
+                _assign(in_grad[index], req[index], mx.nd.array(values, data.context, in_grad[index].dtype))
 
 
 class _Forward(mx.operator.CustomOp):
@@ -435,7 +435,7 @@ def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label
     """The sums over all workers, which arrive later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
-    calls.process_set.core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
+    calls.process_set._core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
     return total
 
 

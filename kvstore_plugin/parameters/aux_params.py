@@ -65,7 +65,7 @@ def sync_aux_params(params: Any, root_rank: int | None = None, process_set: Proc
     """
     process.require()
     with operation.waiting(process_set, "sync_aux_params") as turn:
-        root = None if root_rank is None else process_set.position_of(root_rank)
+        root = None if root_rank is None else process_set._position_of(root_rank)
         states = auxiliary_states(params)
         devices = _devices(states)
         how = "mean" if root is None else f"values of rank {root_rank}"
@@ -116,13 +116,13 @@ class Averaging:
         states = [_State(name, value._data) for name, value, _ in self._named if value._data is not None]
         if states:
             label = f"{len(states)} auxiliary values"
-            push = functools.partial(self._process_set.core.push_group, self._name, label=label)
+            push = functools.partial(self._process_set._core.push_group, self._name, label=label)
             _average(push, states, self._process_set.size() * len(states[0].replicas))
 
     def refuse(self, reason: str) -> None:
         """Let the operation fail on the other workers, with the reason."""
         if self._named:
-            self._process_set.core.refuse(self._name, reason)
+            self._process_set._core.refuse(self._name, reason)
 
 
 def is_auxiliary(parameter: Any) -> bool:

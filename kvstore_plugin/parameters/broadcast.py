@@ -65,7 +65,7 @@ def broadcast_parameters(
         operation.waiting(global_process_set, "broadcast_parameters").leave_out(str(error), None)
         raise
     with operation.waiting(process_set, "broadcast_parameters") as turn:
-        root = process_set.position_of(root_rank)
+        root = process_set._position_of(root_rank)
         named = list(_named_values(params, "" if prefix is None else str(prefix)))
         scope, _ = operation_names.numbered_alike(
             turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}"
@@ -89,7 +89,7 @@ def broadcast_parameters(
     for array in arriving:
         array.wait_to_read()
     if (most < _WITHOUT_VALUES).all():  # nothing comes later
-        process_set.core.forget(f"{scope}/")
+        process_set._core.forget(f"{scope}/")
 
 
 def _compared(process_set: ProcessSet, carrier: str, named: Sequence[Named]) -> tuple[list[str], Any, Any]:

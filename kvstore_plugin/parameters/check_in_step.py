@@ -115,8 +115,8 @@ def _is_due(named: Sequence[Named], every: int, process_set: ProcessSet) -> bool
             f"every {every}th step only."
         )
     calls = _calls.setdefault(first, {})
-    number = calls.get(process_set.scope, 0)
-    calls[process_set.scope] = number + 1
+    number = calls.get(process_set._scope, 0)
+    calls[process_set._scope] = number + 1
     return number % every == 0
 
 
@@ -129,9 +129,9 @@ def _difference(one: Named, digests: np.ndarray, process_set: ProcessSet) -> str
             f"{name} has no values yet on {_ranks(process_set, digests == _WITHOUT_VALUES)}, but has values on other "
             "ranks."
         )
-    kinds, places, counts = np.unique(digests, return_index=True, return_counts=True)
+    kinds, first, counts = np.unique(digests, return_index=True, return_counts=True)
     # The majority is right; in a tie, the value that comes first in the order of ranks.
-    right = kinds[np.lexsort((places, -counts))[0]]
+    right = kinds[np.lexsort((first, -counts))[0]]
     return (
         f"{name} has other values on {_ranks(process_set, digests != right)} than on "
         f"{_ranks(process_set, digests == right)}."

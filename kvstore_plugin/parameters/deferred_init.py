@@ -60,7 +60,7 @@ class Broadcast:
 
     def refuse(self, reason: str) -> None:
         """Take this rank's turn with a refusal."""
-        self.process_set.core.refuse(self.name, reason)
+        self.process_set._core.refuse(self.name, reason)
 
 
 _waiting: weakref.WeakKeyDictionary[Parameter, list[Broadcast]] = weakref.WeakKeyDictionary()

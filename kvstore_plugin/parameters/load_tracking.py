@@ -64,14 +64,14 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
 def label(parameters: Iterable[Parameter]) -> str:
     """What must be the same on all workers in a step for which `any_of` is true.
 
-    Workers whose updates have failed at the same place have equal weights; after failures at different places they do
+    Workers whose updates have failed at the same update have equal weights; after failures at different updates they do
     not.
     """
-    places = sorted({_failed[one] for one in parameters if one in _failed}, key=str)
-    alone = [place for place in places if isinstance(place, str)]
+    counts = sorted({_failed[one] for one in parameters if one in _failed}, key=str)
+    alone = [count for count in counts if isinstance(count, str)]
     if alone:
         return f"{_LABEL} ({alone[0]})"
-    return f"{_LABEL} (it failed after {places} updates of arrays)" if places else _LABEL
+    return f"{_LABEL} (it failed after {counts} updates of arrays)" if counts else _LABEL
 
 
 def _differs(parameter: Parameter, before: NDArray | None) -> bool:
@@ -140,9 +140,9 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
     note(parameters)
     trainer = trainer or _present_trainer() or (trainer_of(parameters[0]) if parameters else None)
     if trainer is not None:
-        place = updates_counted(trainer)
+        count = updates_counted(trainer)
         for parameter in parameters:
-            _failed.setdefault(parameter, place)
+            _failed.setdefault(parameter, count)
 
 
 def forget(parameters: Iterable[Parameter]) -> None:

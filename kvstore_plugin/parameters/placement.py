@@ -33,15 +33,15 @@ def check_devices(named: Iterable[tuple[str, Parameter]]) -> None:
         if first is None:
             first = (name, parameter, devices)
         elif devices != first[2] and (len(devices) > 1 or len(first[2]) > 1):
-            places = [", ".join(str(device) for device in one) for one in (first[2], devices)]
+            texts = [", ".join(str(device) for device in one) for one in (first[2], devices)]
             raise ArgumentValueError(
                 "Parameters with replicas must all be on the same devices in the same order, but "
-                f"{described_within(*first[:2])} is on {places[0]} and {described_within(name, parameter)} on "
-                f"{places[1]}."
+                f"{described_within(*first[:2])} is on {texts[0]} and {described_within(name, parameter)} on "
+                f"{texts[1]}."
             )
 
 
-def places(params: Sequence[Parameter]) -> list[set[Parameter]]:
+def by_device(params: Sequence[Parameter]) -> list[set[Parameter]]:
     """The Parameters that have values, divided by the device of the first replica: a set for each such device."""
     divided: dict[Any, set[Parameter]] = {}
     for parameter in params:

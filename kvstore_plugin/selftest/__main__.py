@@ -48,7 +48,7 @@ class Findings(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.facts: dict[str, str] = {}
-        self.place: tuple[str, list[int]] = ("", [])  # host name, cores that this rank may use
+        self.host_and_cores: tuple[str, list[int]] = ("", [])  # host name, cores that this rank may use
         self.wrong: list[str] = []
         self.slow: list[str] = []
 
@@ -106,7 +106,7 @@ def main() -> int:
     with_gpu = _arguments().gpu
     stages = _Stages()
     stages.begin("the installation")
-    watch = threading.Timer(_LIMIT, _give_up, [stages])
+    watch = threading.Timer(_LIMIT, _time_out, [stages])
     watch.daemon = True
     watch.start()
     found = Findings()
@@ -132,7 +132,7 @@ def main() -> int:
 
     comm = MPI.COMM_WORLD.Dup()
     stages.begin("the exchange of findings (mpi4py)")
-    everyone, places = comm.gather(found.facts), comm.gather(found.place)
+    everyone, hosts = comm.gather(found.facts), comm.gather(found.host_and_cores)
     stages.begin("the sums")
     check_sums(found)
     if with_gpu:
@@ -145,8 +145,8 @@ def main() -> int:
     code = 0
     if comm.rank == 0:
         found.wrong, found.slow = _by_rank(wrong), _by_rank(slow)
-        compare(found, everyone, places)
-        look_at_hosts(found, places)
+        compare(found, everyone, hosts)
+        look_at_hosts(found, hosts)
         found.facts.update(speed)
         stages.end()
         _print(found)
@@ -190,7 +190,7 @@ def look_at_machine(found: Findings) -> None:
     features = _cpu_features()
     known = [name for name in _CPU_FEATURES if name in features]
     cores = sorted(os.sched_getaffinity(0))
-    found.place = (socket.gethostname(), cores)
+    found.host_and_cores = (socket.gethostname(), cores)
     found.facts["CPU"] = f"{platform.machine()}, {os.cpu_count()} cores, {' '.join(known) or 'no SIMD features known'}"
     found.facts["cores for this rank"] = str(len(cores))
     if "avx2" in features and found.facts.get("kernels", "").startswith("generic"):
@@ -259,34 +259,34 @@ def _timed(function: Callable[[], None]) -> float:
     return time.perf_counter() - begin
 
 
-def compare(found: Findings, everyone: list[dict[str, str]], places: list[tuple[str, list[int]]]) -> None:
+def compare(found: Findings, everyone: list[dict[str, str]], hosts: list[tuple[str, list[int]]]) -> None:
     """Ranks must run the same software."""
     for what in ("kvstore_plugin", "MXNet", "MPI built against", "MPI loaded", "mykv_core"):
         for rank, facts in enumerate(everyone):
             if facts[what] != everyone[0][what]:
                 found.wrong.append(
                     f"{what} is {everyone[0][what]!r} on rank 0 and {facts[what]!r} on rank {rank} "
-                    f"({places[rank][0]}): install the same on all hosts."
+                    f"({hosts[rank][0]}): install the same on all hosts."
                 )
                 break
 
 
-def look_at_hosts(found: Findings, places: list[tuple[str, list[int]]]) -> None:
+def look_at_hosts(found: Findings, hosts: list[tuple[str, list[int]]]) -> None:
     """The hosts of the ranks, the transports between them, and whether each rank has a core."""
     groups = process.core.host_ranks()
     for number, ranks in enumerate(groups):
-        found.facts[f"host {number}"] = f"{places[ranks[0]][0]}, ranks {_ranges(ranks)}"
+        found.facts[f"host {number}"] = f"{hosts[ranks[0]][0]}, ranks {_ranges(ranks)}"
     residents: dict[str, list[int]] = {}
-    for rank, (host, _) in enumerate(places):
+    for rank, (host, _) in enumerate(hosts):
         residents.setdefault(host, []).append(rank)
     for host, ranks in residents.items():
-        cores = len({core for rank in ranks for core in places[rank][1]})
+        cores = len({core for rank in ranks for core in hosts[rank][1]})
         if len(ranks) > cores:
             found.slow.append(
                 f"{len(ranks)} ranks share {cores} cores on {host}: start at most one rank per core (mpirun -n), or "
                 "allow them more cores (--bind-to none, a larger allocation)."
             )
-        if sum(places[group[0]][0] == host for group in groups) > 1:
+        if sum(hosts[group[0]][0] == host for group in groups) > 1:
             found.slow.append(_split_host(host))
     for name, reason in process.core.transports().items():
         found.facts[f"transport {name}"] = reason or "in use"
@@ -350,7 +350,7 @@ def _report_alone(found: Findings, stages: _Stages) -> int:
     return 1
 
 
-def _give_up(stages: _Stages) -> None:
+def _time_out(stages: _Stages) -> None:
     print(
         f"rank {_launcher_rank(_RANK)} on {socket.gethostname()}: {stages.now} took longer than {_LIMIT:.0f} s: "
         "another rank has failed or cannot be reached; try two ranks on one host first, then two hosts.",

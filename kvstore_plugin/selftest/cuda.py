@@ -86,7 +86,7 @@ class DeviceArray:
         return self._memory.value or 0
 
     @property
-    def place(self) -> tuple[int, int]:
+    def pointer(self) -> tuple[int, int]:
         """Address and device, as the core takes them."""
         return self.address, self.device
 

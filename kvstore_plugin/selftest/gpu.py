@@ -84,11 +84,11 @@ def _check_sizes(dtype: str, op: str, device: int) -> int:
         name = f"selftest/gpu/{dtype}/{op}/{count}"
         array = DeviceArray(every[rank], device)
         result = DeviceArray(np.zeros_like(every[rank]), device)
-        memory = {"inputs": [array.place], "outputs": [result.place]}
+        memory = {"inputs": [array.pointer], "outputs": [result.pointer]}
         process.wait(core.submit_on_gpu(name, "allreduce", dtype, [count], memory, op))
         _require(np.array_equal(result.numpy(), expected.astype(dtype)), f"the {op} of {count} {dtype}")
         root = count % size
-        memory = {"outputs": [result.place], **({"inputs": [array.place]} if rank == root else {})}
+        memory = {"outputs": [result.pointer], **({"inputs": [array.pointer]} if rank == root else {})}
         process.wait(core.submit_on_gpu(f"{name}/broadcast", "broadcast", dtype, [count], memory, root=root))
         _require(np.array_equal(result.numpy(), every[root]), f"the broadcast of {count} {dtype}")
         array.close()
@@ -106,7 +106,7 @@ def _check_order(device: int) -> None:
     for turn in range(_TURNS):
         for _ in range(20):
             array.copy_from(source, stream)
-        memory = {"inputs": [array.place], "outputs": [array.place], "streams": [(stream.address, device)]}
+        memory = {"inputs": [array.pointer], "outputs": [array.pointer], "streams": [(stream.address, device)]}
         process.wait(process.core.submit_on_gpu(f"selftest/gpu/order/{turn}", "allreduce", "float32", [count], memory))
         _require((array.numpy() == size * (size + 1) / 2).all(), "a sum of what a stream has written before it")
     stream.close()
@@ -126,7 +126,7 @@ def _measure(facts: dict[str, str], device: int, by_nccl: bool) -> None:
     for nbytes in _SPEED_BYTES:
         count = nbytes // 4
         array, other = (DeviceArray(np.zeros(count, dtype="float32"), device) for _ in range(2))
-        memory = {"inputs": [array.place], "outputs": [array.place]}
+        memory = {"inputs": [array.pointer], "outputs": [array.pointer]}
         name = f"selftest/gpu/speed/{nbytes}"
 
         def reduce(name: str = name, count: int = count, memory: dict = memory) -> Any:
@@ -197,9 +197,9 @@ class _DirectNccl:
             raise RuntimeError(f"{function} called directly failed with NCCL's code {code}")
 
     def allreduce(self, array: DeviceArray, stream: Stream) -> None:
-        place, count = ctypes.c_void_p(array.address), ctypes.c_size_t(array.nbytes // 4)
+        pointer, count = ctypes.c_void_p(array.address), ctypes.c_size_t(array.nbytes // 4)
         handle = ctypes.c_void_p(stream.address)
-        self._call("ncclAllReduce", place, place, count, _NCCL_FLOAT32, _NCCL_SUM, self._comm, handle)
+        self._call("ncclAllReduce", pointer, pointer, count, _NCCL_FLOAT32, _NCCL_SUM, self._comm, handle)
         stream.wait()
 
     def close(self) -> None:

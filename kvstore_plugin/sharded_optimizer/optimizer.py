@@ -272,7 +272,7 @@ class ShardedUpdate:
         """
         if self._reduced is not None:  # Ctrl-C came before apply(), and the others wait for this worker's weights
             self.refuse_weights("the update was interrupted on that rank")
-        self._process_set.core.push_reduce_to_owners(
+        self._process_set._core.push_reduce_to_owners(
             self._name,
             arrays.handles(gradients),
             self.division,
@@ -311,7 +311,7 @@ class ShardedUpdate:
             gradients = self._reduced or self._adopted  # also keeps temporary arrays alive until the call
             with operation.refusing(self.refuse_weights):
                 self._reduced = None
-                self._process_set.core.push_gather_from_owners(
+                self._process_set._core.push_gather_from_owners(
                     name,
                     self.weights,
                     self.division,
@@ -330,7 +330,7 @@ class ShardedUpdate:
     def refuse_weights(self, reason: str) -> None:
         """Refuse the gathering of the weights: it fails on the other workers, with the reason."""
         self._reduced = None
-        self._process_set.core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
+        self._process_set._core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
     def _run_updater(self, used: Collection[Hashable] | None) -> None:
         own = [one for one in self._own if used is None or one[0] in used]

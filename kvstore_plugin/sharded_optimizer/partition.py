@@ -97,7 +97,7 @@ def _cut(group: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
     for worker in range(1, workers):
         wanted = starts[-1] * worker // workers
         number = min(bisect.bisect_right(starts, wanted), len(group)) - 1
-        cuts.append(max(cuts[-1], _place_of_cut(wanted, starts[number], starts[number + 1], group[number].unit)))
+        cuts.append(max(cuts[-1], _cut_at(wanted, starts[number], starts[number + 1], group[number].unit)))
     cuts.append(starts[-1])
     divided = []
     for start, (count, width, _) in zip(starts, group):
@@ -113,7 +113,7 @@ def _cut(group: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
     return divided
 
 
-def _place_of_cut(wanted: int, start: int, end: int, unit: int) -> int:
+def _cut_at(wanted: int, start: int, end: int, unit: int) -> int:
     """Where to cut a parameter that lies at bytes [start, end) of the line; `start` or `end` if it stays whole."""
     at = start + (wanted - start) // unit * unit
     if min(at - start, end - at) < _SMALLEST_PIECE:

@@ -94,7 +94,7 @@ class RowUpdate:
         if gathers:
             with operation.refusing(self.refuse):
                 handles = arrays.handles([changed])
-                process_set.core.push_gather_from_owners(
+                process_set._core.push_gather_from_owners(
                     self._name, handles, division, self._priority, turn_of=self._turn_of
                 )
         if changed is not self._weight:
@@ -106,7 +106,7 @@ class RowUpdate:
 
     def refuse(self, reason: str) -> None:
         """Refuse the update: it fails on the other workers, with the reason."""
-        self._store_optimizer.process_set.core.refuse(self._name, reason, turn_of=self._turn_of)
+        self._store_optimizer.process_set._core.refuse(self._name, reason, turn_of=self._turn_of)
 
     def _run_updater(self, rows: Rows) -> None:
         """Update the rows of the weight that this worker owns."""

@@ -211,12 +211,12 @@ class _Unpickler(pickle._Unpickler):
     del _refused
 
 
-def _fills(name: str, holders: tuple[type, ...], place: Callable[[Any], Any]) -> Callable[[Any], None]:
+def _fills(name: str, holders: tuple[type, ...], filled: Callable[[Any], Any]) -> Callable[[Any], None]:
     """The standard method `name`, limited to these types: other objects may have a method of the same name too."""
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:
-        _require(type(place(self)) in holders, "fills an object that is not a list, a dict or a set")
+        _require(type(filled(self)) in holders, "fills an object that is not a list, a dict or a set")
         standard(self)
 
     return method
@@ -226,14 +226,14 @@ def _before_mark(self: Any) -> Any:
     return self.metastack[-1][-1]
 
 
-for _opcode, _name, _holders, _place in (
+for _opcode, _name, _holders, _filled in (
     (pickle.APPEND, "load_append", (list,), lambda self: self.stack[-2]),
     (pickle.APPENDS, "load_appends", (list,), _before_mark),
     (pickle.SETITEM, "load_setitem", (dict, OrderedDict), lambda self: self.stack[-3]),
     (pickle.SETITEMS, "load_setitems", (dict, OrderedDict), _before_mark),
     (pickle.ADDITEMS, "load_additems", (set,), _before_mark),
 ):
-    _Unpickler.dispatch[_opcode[0]] = _fills(_name, _holders, _place)
+    _Unpickler.dispatch[_opcode[0]] = _fills(_name, _holders, _filled)
 
 
 def _check_array(array: Any, state: Any) -> None:

@@ -105,12 +105,12 @@ class MyKV(KVStoreBase):
     @property
     def local_rank(self) -> int:
         """Number of this worker among the workers of its host, from 0."""
-        return self._process_set.core.local_rank()
+        return self._process_set._core.local_rank()
 
     @property
     def local_size(self) -> int:
         """Number of workers on this host."""
-        return self._process_set.core.local_size()
+        return self._process_set._core.local_size()
 
     def broadcast(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         """Copy the bits of rank 0's `value` into `out` on every rank.
@@ -590,7 +590,7 @@ class MyKV(KVStoreBase):
                     ]
                 target = arrays.handles(filled)
             with self._refusing(listed[number:], "push"):
-                self._process_set.core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
+                self._process_set._core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
             if filled is not targets[number]:
                 for array, made in zip(targets[number], filled):
                     arrays.copy(made, array)
@@ -634,7 +634,7 @@ class MyKV(KVStoreBase):
                 try:
                     update_order.meet(self._process_set, self._scope, call)
                 except MXNetError as error:
-                    ShardedUpdate.refuse(self._process_set.core, call.name, str(error))
+                    ShardedUpdate.refuse(self._process_set._core, call.name, str(error))
                     self._refuse_later(listed[number:], error)
                     raise
             with self._refusing(listed[number:], "push"):
@@ -702,9 +702,9 @@ class MyKV(KVStoreBase):
         if is_update:
             if self._waits_in_updates():
                 update_order.refuse(self._process_set, self._scope, reason)
-            ShardedUpdate.refuse(self._process_set.core, name, reason)
+            ShardedUpdate.refuse(self._process_set._core, name, reason)
         else:
-            self._process_set.core.refuse(name, reason)
+            self._process_set._core.refuse(name, reason)
 
     def _refusing(self, listed: list[Call], method: str) -> contextlib.AbstractContextManager:
         """A context that starts the first of the calls: if the core rejects its arrays, all of the calls are refused.

@@ -31,7 +31,7 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
     MXNetError
         A worker is about to update another key, has refused or left, or has pushed its gradient without this meeting.
     """
-    core = process_set.core
+    core = process_set._core
     update = f"the update of key {call.key!r}"
 
     def look() -> None:
@@ -50,7 +50,7 @@ def meet(process_set: ProcessSet, scope: str, call: Call) -> None:
 
 def refuse(process_set: ProcessSet, scope: str, reason: str) -> None:
     """Refuse the next meeting: it fails on the other workers with the reason."""
-    process_set.core.refuse(_name(scope), reason)
+    process_set._core.refuse(_name(scope), reason)
 
 
 def _name(scope: str) -> str:

@@ -204,9 +204,9 @@ def _lanes(calls: list[Call]) -> list[int]:
     """A lane for each call, so that calls of a lane do not overlap; few lanes."""
     free: list[int] = []  # the end of each lane's last call
     found = [0] * len(calls)
-    for place in sorted(range(len(calls)), key=lambda place: calls[place].begin):
-        call = calls[place]
+    for index in sorted(range(len(calls)), key=lambda index: calls[index].begin):
+        call = calls[index]
         lane = next((number for number, end in enumerate(free) if end <= call.begin), len(free))
         free[lane:] = [call.end] if lane == len(free) else [call.end, *free[lane + 1 :]]
-        found[place] = lane
+        found[index] = lane
     return found

@@ -97,13 +97,13 @@ def sizes(recordings: list[Recording]) -> list[SizeClass]:
     for one in recordings:
         for call in one.calls:
             number = next((n for n, (limit, _) in enumerate(_SIZE_CLASSES) if call.size < limit), len(_SIZE_CLASSES))
-            place = (KINDS.index(call.kind), number)
-            entry = found.setdefault(place, SizeClass(call.kind, labels[number]))
+            size_class = (KINDS.index(call.kind), number)
+            entry = found.setdefault(size_class, SizeClass(call.kind, labels[number]))
             entry.count += 1
             entry.size += call.size
             entry.times.append((call.end - call.begin) / 1e6)
             entry.waits.append(call.spent("wait") / 1e6)
-    return [found[place] for place in sorted(found)]
+    return [found[size_class] for size_class in sorted(found)]
 
 
 @dataclass

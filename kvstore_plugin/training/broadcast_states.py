@@ -244,7 +244,7 @@ class _Exchange:
         arriving = []
         for (name, parameter, position), like in zip(self._share.named, described):
             if like is not None:
-                name = f"{self._share.process_set.scope}/broadcast_states/values/{name}"
+                name = f"{self._share.process_set._scope}/broadcast_states/values/{name}"
                 Broadcast(self._share.process_set, name, self._share.root, -position).push(parameter._data)
                 arriving += parameter._data
         return arriving
@@ -253,8 +253,8 @@ class _Exchange:
         process_set = self._share.process_set
         received = self._sent if self._is_root else [made_array(leaf) for leaf in described]
         for number, array in enumerate(received):
-            name = f"{process_set.scope}/broadcast_states/states/{number}"
-            process_set.core.push_broadcast(name, array.handle.value, arrays.handles([array]), self._share.root)
+            name = f"{process_set._scope}/broadcast_states/states/{number}"
+            process_set._core.push_broadcast(name, array.handle.value, arrays.handles([array]), self._share.root)
         return received
 
     def _keep_states(self, described: dict[str, Any], received: list[NDArray]) -> None:
@@ -334,7 +334,7 @@ def _process_set_of(trainer: Any) -> ProcessSet:
 
 
 def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
-    global_process_set.position_of(root_rank)  # raises if root_rank is no rank
+    global_process_set._position_of(root_rank)  # raises if root_rank is no rank
     main = _process_set_of(trainer)
     if isinstance(trainer, DistributedTrainer):
         return [

@@ -244,7 +244,7 @@ class join:
 
     def _broadcast_gradients(self, trainer: DistributedTrainer, root: int) -> None:
         """Send the gradients, which the loop may have changed after their reduction, to the workers that have ended."""
-        core = self._process_set.core
+        core = self._process_set._core
         for parameter, name, position in _shared(trainer):
             if parameter._grad_stype != "default":
                 raise MXNetError(

@@ -42,17 +42,17 @@ class Meetings:
 
     def awaited_by(self) -> list[int]:
         """The ranks that wait for this rank in a meeting."""
-        come = self.process_set.core.waiting_for_this([self.whole])
+        come = self.process_set._core.waiting_for_this([self.whole])
         return sorted({rank for ranks in come for rank in ranks})
 
     def refuse(self, reason: str) -> None:
         """Let the next meeting fail on all workers, with the reason."""
-        self.process_set.core.refuse(self.whole, reason)
+        self.process_set._core.refuse(self.whole, reason)
         self.refuse_changes(reason)
 
     def refuse_changes(self, reason: str) -> None:
         """Refuse the changes of a meeting whose first operation this rank has begun or refused."""
-        self.process_set.core.refuse(self.name, reason, turn_of=self.whole)
+        self.process_set._core.refuse(self.name, reason, turn_of=self.whole)
 
     def of_begin(self, count: int, with_velocities: bool) -> list[str]:
         """The names of the broadcasts of so many weights, and of their velocities, in OuterOptimizer.begin()."""
@@ -62,7 +62,7 @@ class Meetings:
     def refuse_begin(self, count: int, with_velocities: bool, reason: str) -> None:
         """Refuse the broadcasts of OuterOptimizer.begin(), and the changes of a meeting."""
         for name in [*self.of_begin(count, with_velocities), self.name]:
-            self.process_set.core.refuse(name, reason, turn_of=self.whole)
+            self.process_set._core.refuse(name, reason, turn_of=self.whole)
 
 
 class OuterOptions(NamedTuple):
@@ -144,7 +144,7 @@ class OuterOptimizer:
         state : dict of NDArray
             The velocities as `state` has returned them, empty for zeros; either on all workers or on none.
         """
-        core, of_whole, own = self._meetings.process_set.core, self._meetings.whole, self.state()
+        core, of_whole, own = self._meetings.process_set._core, self._meetings.whole, self.state()
         sent = [arrays.handles(one.parameter._data) for one in self._weights]
         with _classic_operators():
             for key, velocity in own.items() if state else ():

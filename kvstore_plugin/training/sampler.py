@@ -75,7 +75,7 @@ class DistributedSampler(gluon.data.Sampler):
         self._shuffle = bool(shuffle)
         self._seed = whole_number("seed", seed, 0)
         self._epoch = 0
-        self._rank, self._size = _place(rank, size, process_set)
+        self._rank, self._size = _rank_and_size(rank, size, process_set)
         self._drop_last, self._even = bool(drop_last), bool(even)
         if self._drop_last and not self._even:
             raise ValueError(
@@ -121,7 +121,7 @@ class DistributedSampler(gluon.data.Sampler):
         return np.resize(order, len(self) * self._size) if self._even else order
 
 
-def _place(rank: Any, size: Any, process_set: Any) -> tuple[int, int]:
+def _rank_and_size(rank: Any, size: Any, process_set: Any) -> tuple[int, int]:
     if (rank is None) != (size is None):
         raise ValueError("rank and size must be given both or not at all.")
     if rank is None:

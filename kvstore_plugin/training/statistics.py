@@ -98,7 +98,7 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
     >>> numbers = mykv.statistics()
     >>> print(f"waited {numbers['waited']:.3f} s in {numbers['operations']} operations")
     """
-    core = process_set.core
+    core = process_set._core
     now = read(core)
     counted = since(now, _baselines.get(core, _began))
     if reset:

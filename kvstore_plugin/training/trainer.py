@@ -219,7 +219,7 @@ class DistributedTrainer(gluon.Trainer):
             options.check_parameters(named)
             placement.check_devices((one.name, one.value) for one in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
-            global_process_set.position_of(root_rank)  # raises if root_rank is no rank
+            global_process_set._position_of(root_rank)  # raises if root_rank is no rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
             self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
@@ -240,8 +240,8 @@ class DistributedTrainer(gluon.Trainer):
         dict
             The prefix of operation names in each process set.
         """
-        places = {id(one.value): place for place, one in enumerate(named)}
-        scopes, is_common = parameter_groups.scopes_of(sets, [places[id(one)] for one in self._params])
+        positions = {id(one.value): position for position, one in enumerate(named)}
+        scopes, is_common = parameter_groups.scopes_of(sets, [positions[id(one)] for one in self._params])
         if not is_common:
             self._params = [one.value for one in named]
             self._param2idx = {parameter.name: number for number, parameter in enumerate(self._params)}
@@ -253,7 +253,7 @@ class DistributedTrainer(gluon.Trainer):
         # Devices at the last look at the gradients: each parameter's device, and each device's parameters.
         self._held: list[Any] = [self] * len(self._params)  # sentinel: unequal to every `_data`
         self._where: list[Any] = [None] * len(self._params)
-        self._places: list[set[Parameter]] = []
+        self._by_device: list[set[Parameter]] = []
         self._ignores_stale = False
         self._freshness_is_shared = False
         self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
@@ -408,7 +408,7 @@ class DistributedTrainer(gluon.Trainer):
         if self._losses != process.losses and self._shares:
             raise RuntimeError(resumption.WORKER_WAS_LOST)
         for share in self._shares:
-            share.process_set.core  # noqa: B018 - raises if the set was not added again
+            share.process_set._core  # noqa: B018 - raises if the set was not added again
         are_same = process.has_same_ranks_as(kept)
         self._meet_to_resume(None if are_same else self._why_not_resumed(replaces_states))
         if self._store_optimizer is not None and not are_same:
@@ -475,7 +475,7 @@ class DistributedTrainer(gluon.Trainer):
                         one.have_values = known
             except Exception as error:
                 for later in self._shares[number + 1 :]:
-                    later.process_set.core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
+                    later.process_set._core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
                 raise
             if dense:
                 met.append(gradients)
@@ -806,25 +806,24 @@ class DistributedTrainer(gluon.Trainer):
                 return
             with fenced(self._gradients if self._clipping is None else ()):  # clipping has a fence of its own
                 if self._options.communication_hook is None:
-                    self._update_on_all_places(ignore_stale_grad)
+                    self._update_on_all_devices(ignore_stale_grad)
                     return
                 before = trainer_state.updates_counted(self)
-                self._update_on_all_places(ignore_stale_grad)
+                self._update_on_all_devices(ignore_stale_grad)
                 if trainer_state.updates_counted(self) != before:  # AMP has not skipped them
                     for one in self._gradients:
                         one.updated()
 
-    def _update_on_all_places(self, ignore_stale_grad: bool) -> None:
-        given, places = self._params, self._places
-        if not self._contains_sparse_weight and len(places) < 2:
+    def _update_on_all_devices(self, ignore_stale_grad: bool) -> None:
+        given, divided = self._params, self._by_device
+        if not self._contains_sparse_weight and len(divided) < 2:
             super()._update(ignore_stale_grad)
             return
         # A call of an optimizer takes arrays of one device only. MXNet skips a Parameter with grad_req 'null'.
         try:
-            for place in places or [set(given)]:
+            for part in divided or [set(given)]:
                 self._params = [
-                    LEFT_OUT if one not in place else Listed(one) if one._stype == "row_sparse" else one
-                    for one in given
+                    LEFT_OUT if one not in part else Listed(one) if one._stype == "row_sparse" else one for one in given
                 ]
                 super()._update(ignore_stale_grad)
         finally:
@@ -919,7 +918,7 @@ class DistributedTrainer(gluon.Trainer):
             if self._clipping is None:
                 self._begin_clipping(math.inf)  # adds up squares, to find overflow
             return
-        if len(placement.places(self._params)) > 1:
+        if len(placement.by_device(self._params)) > 1:
             raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")
         self._company.check("AMP")
 
@@ -954,7 +953,7 @@ class DistributedTrainer(gluon.Trainer):
         old = mxnet.trainer_contexts(self)
         new = next((mxnet.contexts(p) for p in self._params if p._data is not None), old)
         moved = any(then is not None and then != now for then, now in zip(before, self._where))
-        self._places = placement.places(self._params)
+        self._by_device = placement.by_device(self._params)
         if new == old and not moved:
             return
         states = self._updaters[0].get_states(dump_optimizer=False)

@@ -62,7 +62,7 @@ class TrainerOptions:
             "gradient_predivide_factor", given["gradient_predivide_factor"]
         )
         if given["bucket_bytes"] is None:
-            core = process_set.core if process_set.included() else process.core  # outside the set: trains alone
+            core = process_set._core if process_set.included() else process.core  # outside the set: trains alone
             given["bucket_bytes"] = default_bucket_bytes(len(core.host_ranks()), core.size())
         for name, least in (("num_groups", 0), ("bucket_bytes", 0), ("broadcast_period", -1), ("aux_sync_period", 0)):
             given[name] = whole_number(name, given[name], least)

@@ -24,9 +24,9 @@ def main() -> None:
     os.environ[MARK] = str(os.getpid())
     for name, value in plan["environment"].items():
         os.environ.setdefault(name, value)
-    for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        if place and place not in sys.path:
-            sys.path.insert(1, place)
+    for path in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if path and path not in sys.path:
+            sys.path.insert(1, path)
     watch = importlib.util.spec_from_file_location("_mykv_process_watch", plan["process_watch"])
     module = importlib.util.module_from_spec(watch)
     watch.loader.exec_module(module)

@@ -209,7 +209,7 @@ class NewWorkers:
             with contextlib.suppress(self._MPI.Exception):  # it has died; the next agreement notices
                 self._inter.send(None, rank, _TAG_GO)
 
-    def give_up(self) -> None:
+    def dismiss(self) -> None:
         """Let the new workers end, when they call join()."""
         with contextlib.suppress(self._MPI.Exception):
             self._inter.Revoke()

@@ -25,12 +25,12 @@ def own_gpus() -> list[int]:
     ranks = next(ranks for ranks in process.core.host_ranks() if process.rank() in ranks)
     seen = gpus[process.rank()]
     sharing = [rank for rank in ranks if gpus[rank] == seen]
-    place, each = sharing.index(process.rank()), len(seen) // len(sharing)
+    position, each = sharing.index(process.rank()), len(seen) // len(sharing)
     if not seen:
         return []
     if each > 0:
-        return list(range(place * each, (place + 1) * each))
-    if place == 0 and process.generation not in _reported:
+        return list(range(position * each, (position + 1) * each))
+    if position == 0 and process.generation not in _reported:
         _reported.add(process.generation)
         _log.warning(
             "mykv: %d ranks share %d GPUs on the host of rank %d. Start at most one rank for each GPU.",
@@ -38,4 +38,4 @@ def own_gpus() -> list[int]:
             len(seen),
             process.rank(),
         )
-    return [place % len(seen)]
+    return [position % len(seen)]

@@ -176,12 +176,12 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     except BaseException as error:
         _leave(f"its init() has failed: {error}", f"kvstore_plugin is not initialized, init() has failed: {error}")
         raise
-    if core.lonely():
+    if core.why_memory_is_not_shared():
         _log.warning(
             "Ranks of this host do not share memory and exchange through MPI, as if each were on its own host: %s.",
-            core.lonely(),
+            core.why_memory_is_not_shared(),
         )
-    warn_of_strangers(core, "its ranks")
+    warn_of_rejected_callers(core, "its ranks")
     gpu_libraries.log_road(core)
     if core.rank() == 0:
         for variable, nearest in settings.misspelled():
@@ -242,12 +242,12 @@ _imported_in = os.getpid()
 atexit.register(_warn_if_never_initialized)
 
 
-def warn_of_strangers(group: Any, who: str) -> None:
+def warn_of_rejected_callers(group: Any, who: str) -> None:
     """Log how many foreign processes have asked for the memory of a new group; on one of its ranks per host."""
-    if group.strangers():
+    if group.rejected_callers():
         _log.warning(
             "%d processes outside of this job asked for the memory that %s share, and were refused.",
-            group.strangers(),
+            group.rejected_callers(),
             who,
         )
 
@@ -648,7 +648,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
     stall_watch.end(leaving)
     failure_detector.end(orderly=not lost)
-    leaving.abandon(reason)
+    leaving.leave(reason)
     leaving.shutdown()
     # Unfinished operations have failed now, and MXNet would report that as an error of its exit. The draining thread
     # should be done when the caller reads an array: two threads must not take the same error out of the engine.

@@ -70,7 +70,7 @@ class ProcessSet:
 
     def size(self) -> int | None:
         """Number of ranks in the set, or None while it is not added."""
-        return len(self.ranks) if self.is_added() else None
+        return len(self.ranks) if self._is_added() else None
 
     def rank(self) -> int | None:
         """Number of this process in the set, from 0, or None if it is no member or the set is not added."""
@@ -78,10 +78,10 @@ class ProcessSet:
 
     def included(self) -> bool | None:
         """Whether this process is a member, or None while the set is not added."""
-        return process.rank() in self.ranks if self.is_added() else None
+        return process.rank() in self.ranks if self._is_added() else None
 
     @property
-    def core(self) -> Any:
+    def _core(self) -> Any:
         """The Group of the compiled core that runs the operations of the set.
 
         Raises
@@ -95,33 +95,33 @@ class ProcessSet:
             return process.core
         if self._group is not None:
             return self._group
-        if not self.is_added():
+        if not self._is_added():
             raise error_types.wrong_value(f"{self!r} {self._why_not}.")
         raise error_types.wrong_value(
             f"Rank {process.rank()} is not in {self!r}: only members may use it in operations."
         )
 
     @property
-    def scope(self) -> str:
+    def _scope(self) -> str:
         """The prefix of the names of the set's operations; the same on all members."""
         return f"set{self.process_set_id}"
 
-    def next_number(self, kind: str) -> int:
+    def _next_number(self, kind: str) -> int:
         """Count objects that the members make in the same order (stores, trainers): from 0, for each `kind`."""
         number = self._numbers.get(kind, 0)
         self._numbers[kind] = number + 1
         return number
 
-    def numbers(self) -> dict[str, int]:
+    def _counted(self) -> dict[str, int]:
         """How many objects of each kind were counted so far."""
         return dict(self._numbers)
 
-    def skip_to(self, numbers: Mapping[str, int]) -> None:
+    def _skip_to(self, numbers: Mapping[str, int]) -> None:
         """Continue from these numbers if they are larger, since other members have made more objects."""
         for kind, number in numbers.items():
             self._numbers[kind] = max(number, self._numbers.get(kind, 0))
 
-    def position_of(self, root_rank: Any) -> int:
+    def _position_of(self, root_rank: Any) -> int:
         """Rank within the set of a global rank.
 
         Raises
@@ -135,17 +135,17 @@ class ProcessSet:
             raise error_types.wrong_value(f"root_rank must be a global rank in {self!r}, not {root_rank}.")
         return self.ranks.index(root_rank)
 
-    def is_added(self) -> bool:
+    def _is_added(self) -> bool:
         """Whether the set can be used: it was added, and not removed since."""
         return self.process_set_id is not None
 
-    def begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
+    def _begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
         """Become an added set; `group` runs its operations, None if this process is no member."""
         self.process_set_id, self.ranks, self._group = number, list(ranks), group
         self._numbers = {}
         _added[ranks] = self
 
-    def end(self, why_not: str) -> Any:
+    def _end(self, why_not: str) -> Any:
         """Become a set that is not added, and return its group; later uses raise an error with `why_not`."""
         _added.pop(tuple(self.ranks), None)
         group, self._group = self._group, None
@@ -190,14 +190,14 @@ class _AllRanks(ProcessSet):
         return process.is_initialized()
 
     @property
-    def core(self) -> Any:
+    def _core(self) -> Any:
         return process.core
 
     @property
-    def scope(self) -> str:
+    def _scope(self) -> str:
         return "world"
 
-    def position_of(self, root_rank: Any) -> int:
+    def _position_of(self, root_rank: Any) -> int:
         if not isinstance(root_rank, numbers.Integral):
             raise error_types.wrong_type(f"root_rank must be an int, not {type(root_rank).__name__}.")
         if not 0 <= root_rank < process.size():
@@ -231,11 +231,11 @@ class _EqualNumbers(process.Follower):
     """Lets all ranks count objects from the same numbers: before init(), some ranks may have made more objects."""
 
     def tell(self) -> dict[str, int]:
-        return global_process_set.numbers()
+        return global_process_set._counted()
 
     def hear(self, told: Sequence[dict[str, int]]) -> None:
         for counted in told:
-            global_process_set.skip_to(counted)
+            global_process_set._skip_to(counted)
 
 
 process.follow(_EqualNumbers())
@@ -261,7 +261,7 @@ def check(process_set: Any) -> None:
     """
     if not isinstance(process_set, ProcessSet):
         raise error_types.wrong_type(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")
-    process_set.core  # noqa: B018 - raises
+    process_set._core  # noqa: B018 - raises
 
 
 def _is_communicator(value: Any) -> bool:

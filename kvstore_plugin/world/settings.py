@@ -133,7 +133,7 @@ _TABLE = {
     "MYKV_FAN_OUT": _Setting(_whole(1, _MOST_COUNT), option="fan_out"),
     "MYKV_EXCHANGE": _Setting(_one_of("auto", "direct", "grid"), option="exchange"),
     "MYKV_COMPRESS_BYTES": _Setting(_whole(0, _MOST_BYTES), option="compress_bytes"),
-    "MYKV_TABLE_PLACES": _Setting(_whole(1, _MOST_COUNT), option="table_places"),
+    "MYKV_TABLE_PLACES": _Setting(_whole(1, _MOST_COUNT), option="table_capacity"),
     "MYKV_VIRTUAL_HOSTS": _Setting(_whole(1, _MOST_COUNT), option="virtual_hosts"),
     "MYKV_GPU": _Setting(_one_of("auto", "nccl", "host"), option="gpu"),
     "MYKV_GPU_HOSTS": _Setting(_gpu_hosts),

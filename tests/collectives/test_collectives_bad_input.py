@@ -177,7 +177,7 @@ def test_scalar_where_rows_are_needed(rank, size, call):
 @pytest.mark.ranks(2)
 def test_views_of_one_array_that_overlap_in_part_are_an_error_on_all_ranks(rank, size):
     """In a group, whose arrays the owner of it reads and writes where they are."""
-    core, count = mykv.global_process_set.core, 20_000
+    core, count = mykv.global_process_set._core, 20_000
     for number in range(4):  # each rank is the owner of some
         memory = mx.nd.arange(2 * count)
         mine, moved = memory[:count], memory[1 : count + 1]

@@ -78,7 +78,7 @@ def test_every_rank_gets_the_code_and_the_ranks(core, rank, size, hosts, gather)
         assert (error.code, error.ranks) == ("given_up", (1, 2))
     # Rank 2 leaves, and no rank has left before.
     if rank == 2:
-        core.abandon("it had enough")
+        core.leave("it had enough")
         error = _error(core, "afterwards")
         assert (error.code, error.ranks) == ("left", ()), error
     else:

@@ -66,8 +66,8 @@ def _of(rank: int, step: int, count: int, dtype: str = "float32") -> np.ndarray:
 class _Model:
     """What the exchange should make of all ranks' arrays, step after step."""
 
-    def __init__(self, places, name, parameters) -> None:
-        self.places, self.name, self.parameters = places, name, parameters
+    def __init__(self, host_ranks, name, parameters) -> None:
+        self.host_ranks, self.name, self.parameters = host_ranks, name, parameters
         self.lost: dict = {}
 
     def _compressed(self, who, values, unit, total) -> np.ndarray:
@@ -79,9 +79,9 @@ class _Model:
     def step(self, arrays, scale=1.0) -> np.ndarray:
         """The result of one operation, in the slices and segments of a single chunk."""
         count, real = len(arrays[0]), arrays[0].dtype.type
-        slices, hosts = min(map(len, self.places)), len(self.places)
+        slices, hosts = min(map(len, self.host_ranks)), len(self.host_ranks)
         sums = []
-        for ranks in self.places:
+        for ranks in self.host_ranks:
             total = arrays[ranks[0]].copy()
             for rank in ranks[1:]:
                 total += arrays[rank]

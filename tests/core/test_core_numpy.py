@@ -455,15 +455,15 @@ def test_shutdown_fails_what_the_others_wait_for_and_init_joins_again(core, rank
 
 
 @pytest.mark.ranks(2, env=_ENV)
-def test_abandon_gives_the_others_the_reason(core, rank, gather):
+def test_leave_gives_the_others_the_reason(core, rank, gather):
     from mpi4py import MPI
 
     array = np.ones(10)
     if rank == 0:
-        core.abandon("the cat sat on the keyboard")
+        core.leave("the cat sat on the keyboard")
     else:
         with pytest.raises(core.Error, match="cat") as failure:
-            core.submit_allreduce("abandoned", [array], [array]).wait(30)
+            core.submit_allreduce("after leave()", [array], [array]).wait(30)
         assert "rank 0" in str(failure.value)
     gather("done")
     core.shutdown()

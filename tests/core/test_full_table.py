@@ -1,4 +1,4 @@
-"""More operations under way than the table of a host has places for: each ends, whatever waits for whom."""
+"""More operations under way than the table of a host has entries for: each ends, whatever waits for whom."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_operations_that_find_no_place_keep_no_memory(rank, size):
     before = shared_memory()
     works = [core.submit_allreduce(f"ahead {k}", [values], [total]) for k in range(count if rank == 1 else 0)]
     if rank == 1:
-        assert shared_memory() - before < count * values.nbytes // 8  # half of them are copied; 64 find a place
+        assert shared_memory() - before < count * values.nbytes // 8  # half of them are copied; 64 find an entry
     assert core.submit_allreduce("through", [values[:1]], [total[:1]]).wait(60)
     if rank == 0:
         works = [core.submit_allreduce(f"ahead {k}", [values], [total]) for k in range(count)]
@@ -132,10 +132,10 @@ def _large_arrays(rank: int, size: int) -> None:
 
 
 @pytest.mark.ranks(2, long=(4,), env={**_SMALL, **_PARTS})
-def test_arrays_of_more_parts_than_the_table_has_places(rank, size):
+def test_arrays_of_more_parts_than_the_table_has_entries(rank, size):
     _large_arrays(rank, size)
 
 
 @pytest.mark.ranks(3, long=(2, 4), env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
-def test_arrays_of_more_parts_than_the_tables_of_hosts_have_places(rank, size):
+def test_arrays_of_more_parts_than_the_tables_of_hosts_have_entries(rank, size):
     _large_arrays(rank, size)

@@ -170,7 +170,7 @@ def test_a_host_anywhere_in_the_tree_leaves(rank, size, fan_out, how, reason, ga
         if rank == leaver:
             time.sleep(rng.uniform(0, 0.002))
             if how == "leaves":
-                core.abandon("it had enough")
+                core.leave("it had enough")
             else:
                 mykv_core_testing.plant("message", 1)
         begin = time.monotonic()

@@ -239,7 +239,7 @@ def test_a_rank_that_leaves_with_operations_in_flight_lets_nobody_hang(rank, siz
             end = time.perf_counter() + delay
             while time.perf_counter() < end:
                 pass
-            core.abandon("it had enough")
+            core.leave("it had enough")
         begin = time.monotonic()
         for array, work in zip(arrays, works):
             try:
@@ -260,7 +260,7 @@ def test_a_rank_that_leaves_with_operations_in_flight_lets_nobody_hang(rank, siz
 def test_what_is_asked_of_a_rank_that_left_fails_at_once_however_often(core, rank, size, hosts, gather):
     """More operations than any table holds; none leaves anything behind."""
     if rank == size - 1:
-        core.abandon("gone fishing")
+        core.leave("gone fishing")
     gather("it has left")
     array = np.ones(4, "float32")
     begin = time.monotonic()
@@ -282,7 +282,7 @@ def test_operation_that_all_ranks_have_begun_ends_well_when_a_rank_leaves(core, 
     if rank == size - 1:
         while not work.done() and [missing for _, _, missing, _ in core.waiting("large")] != [[]]:
             time.sleep(0.001)
-        core.abandon("gone fishing")
+        core.leave("gone fishing")
     assert work.wait(30)
     assert (array == size).all()
     gather("all have the sum")
@@ -292,7 +292,7 @@ def test_operation_that_all_ranks_have_begun_ends_well_when_a_rank_leaves(core, 
 @pytest.mark.ranks(2, env=_ENV, timeout=120)
 @_one_and_two
 def test_more_operations_at_once_than_the_table_holds(core, rank, size, hosts):
-    """In opposite orders, so that most that wait for a place find one that the other rank has made."""
+    """In opposite orders, so that most that wait for an entry find one that the other rank has made."""
     count = 70_000 if hosts == 1 else 20_000  # between hosts fewer are under way in any case
     arrays = np.ones((count, 2), "float32")
     order = range(count) if rank == 0 else reversed(range(count))
@@ -595,7 +595,7 @@ def test_groups_that_come_and_go_take_their_communicators_again(core, rank, size
         assert (array == size * number + 3).all()
         if rank == number % size:
             alone = group.submit_allreduce(f"alone {number}", [array], [array])
-        group.abandon("it is through")
+        group.leave("it is through")
         if rank == number % size:
             with pytest.raises(core.Error, match=f"alone {number}"):
                 alone.wait(30)
@@ -643,13 +643,13 @@ def test_groups_that_one_rank_keeps_do_not_keep_later_ones_from_their_communicat
         if number < 9 and rank == 1:
             kept.append(group)
         else:
-            group.abandon("it is through")
+            group.leave("it is through")
         del group
         gather("all have left")
         communicators.append(_next_communicator())
     assert communicators[-1] == communicators[10], communicators
     for group in kept:
-        group.abandon("it is through")
+        group.leave("it is through")
 
 
 _WITHOUT_MEMFD = f"""

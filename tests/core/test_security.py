@@ -95,7 +95,7 @@ for how, uid, most in kinds + [("silent", nobody, 3)] * (nobody > 0):
         group = core.make_group(world.Dup().py2f(), [0, 1, 2])
         slowest = max(slowest, time.monotonic() - began)
         assert group.local_size() == 3, (how, uid, most, "the ranks were parted")
-        turned_away += group.strangers()
+        turned_away += group.rejected_callers()
         if world.bcast(turned_away >= 3 or time.monotonic() > end, 0):
             break
     if world.Get_rank() == 0:
@@ -134,7 +134,7 @@ def test_init_says_that_strangers_called(mpirun):
     from kvstore_plugin.world import core as loader
     class WithStrangers:
         def __getattr__(self, name):
-            return (lambda: 3) if name == "strangers" else getattr(loader.load(), name)
+            return (lambda: 3) if name == "rejected_callers" else getattr(loader.load(), name)
     from kvstore_plugin.world import process
     join = process._join
     def joined(comm, **named):

@@ -68,7 +68,7 @@ def test_groups_with_members_in_common_launch_in_one_order(gpus):
         assert work.wait(LIMIT)
         assert (out.numpy() == expected).all()
     for group, _ in groups[:-1]:
-        group.abandon("the test is over")
+        group.leave("the test is over")
 
 
 @pytest.mark.ranks(4, env=_TWO_HOSTS)
@@ -86,7 +86,7 @@ def test_a_set_on_several_hosts_goes_through_host_memory(gpus):
         work, out = gpus.allreduce(f"of {members}", np.ones(5000), group)
         assert work.wait(LIMIT)
         assert (out.numpy() == 2).all()
-        group.abandon("the test is over")
+        group.leave("the test is over")
 
 
 @pytest.mark.ranks(2, env=_ENV)
@@ -334,8 +334,8 @@ _FAILURES = (
     + """
     size, hosts = world.size, int(sys.argv[1])
 
-    def abandon():
-        core.abandon("it was told to")
+    def leave():
+        core.leave("it was told to")
 
     def plant(function, code, nth=1):
         return lambda: (nccl.standin_nccl_plant if "cuda" not in function else cuda.standin_plant)(function, nth, code)
@@ -346,7 +346,7 @@ _FAILURES = (
         "async": (plant("async", 3), "NCCL failed in an operation"),
         "event": (plant("cudaEventRecord", 719), "CUDA failed in cudaEventRecord"),
         "hang": (lambda: (plant("hang", 1)(), threading.Thread(target=stall).start()), "0.5 s"),
-        "leave": (abandon, "it was told to"),
+        "leave": (leave, "it was told to"),
         "init": (plant("ncclCommInitRankConfig", 2), "NCCL failed in ncclCommInitRankConfig"),
     }
     if hosts == 2:  # where a departure takes 5 s

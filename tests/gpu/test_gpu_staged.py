@@ -390,11 +390,11 @@ def test_higher_priority_overtakes(core, rank, on_gpu, cuda):
 
 @pytest.mark.ranks(2, 3, 4, env=_ENV)
 @_one_and_two
-def test_more_parts_under_way_than_the_table_has_places(rank, size, hosts, on_gpu, cuda, gather):
+def test_more_parts_under_way_than_the_table_has_entries(rank, size, hosts, on_gpu, cuda, gather):
     """Each rank begins with another array; copies end in any order, and find the table full when they do."""
     import mykv_core as core
 
-    _start(hosts, table_places=1, part_bytes=4096, staging_bytes=1 << 20)  # 16 places for each rank
+    _start(hosts, table_capacity=1, part_bytes=4096, staging_bytes=1 << 20)  # 16 entries for each rank
     values = [np.arange(40_000 + k, dtype="float32") % (7 + k) for k in range(8)]
     for turn in range(3):
         arrays = [on_gpu(mine * (rank + 1), (k + turn) % _DEVICES) for k, mine in enumerate(values)]

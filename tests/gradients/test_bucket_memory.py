@@ -697,7 +697,7 @@ def test_a_bucket_of_a_gpu_holds_gradients_on_cache_lines_and_is_reduced_from_it
     made.world = lambda: "group of all ranks"
     monkeypatch.setattr(bucket_memory.process, "core", made)
     monkeypatch.setattr(bucket_memory, "_DLPACK_GPU", 1)
-    bucket = bucket_memory.DeviceBucket(SimpleNamespace(core=made), np.dtype("float32"), 1024, 0)
+    bucket = bucket_memory.DeviceBucket(SimpleNamespace(_core=made), np.dtype("float32"), 1024, 0)
     views = [bucket.add(None, array(np.full(count, count, "float32"))) for count in (3, 17, 1)]
     for view in views:
         view += 1

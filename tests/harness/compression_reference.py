@@ -52,11 +52,11 @@ def pack(codes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def sum_in_rows(values: np.ndarray) -> float:
-    """The sum in float64: that of each of 16 places in its order, then those of the places."""
+    """The sum in float64: that of each of 16 lanes in its order, then those of the lanes."""
     rows = np.zeros(-(-len(values) // 16) * 16)
     rows[: len(values)] = values
-    places = np.cumsum(rows.reshape(-1, 16), axis=0)[-1]
-    return float(np.cumsum(places)[-1])
+    lanes = np.cumsum(rows.reshape(-1, 16), axis=0)[-1]
+    return float(np.cumsum(lanes)[-1])
 
 
 class Message(NamedTuple):

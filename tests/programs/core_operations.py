@@ -65,7 +65,7 @@ def places(hosts: list[list[int]]) -> None:
     assert core.host_ranks() == hosts, core.host_ranks()
     mine = next(ranks for ranks in hosts if RANK in ranks)
     assert (core.local_rank(), core.local_size()) == (mine.index(RANK), len(mine))
-    assert not core.lonely()
+    assert not core.why_memory_is_not_shared()
 
 
 def small_and_large() -> None:

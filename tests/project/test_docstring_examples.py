@@ -21,7 +21,6 @@ _CLASSES = [name for name in kvstore_plugin.__all__ if inspect.isclass(getattr(k
 _NOT_CALLED_BY_SCRIPTS = {
     "DistributedOptimizer": {"averages_gradients", "update", "update_multi_precision"},
     "LocalTrainer": {"allreduce_grads", "update"},
-    "ProcessSet": {"core", "scope", "next_number", "numbers", "skip_to", "position_of", "is_added", "begin", "end"},
     "StatisticsHandler": {"batch_end"},
     "SyncBatchNorm": {"normalized"},
     "join": {"take_part"},

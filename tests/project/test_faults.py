@@ -85,3 +85,12 @@ def test_the_draw_of_this_tree(maker, files):
     assert len({(fault.file, fault.line) for fault in drawn}) == 60
     assert len({fault.key(sources[fault.file]) for fault in drawn}) == 60
     assert all((_ROOT / test).is_file() for file in files for test in coverage.tests_of(file))
+
+
+def test_each_file_has_its_tests():
+    """Each file of the package and of csrc/ has a line in coverage.py, or a pattern there leaves it out."""
+    files = {str(path.relative_to(_ROOT)) for path in _ROOT.glob("kvstore_plugin/**/*.py")}
+    files |= {str(path.relative_to(_ROOT)) for path in _ROOT.glob("csrc/**/*.cpp")}
+    left_out = {path for path in files for pattern in coverage.NOT_PLANTED if Path(path).match(pattern)}
+    assert {*coverage.PYTHON, *coverage.CPP} == files - left_out
+    assert all(any(Path(path).match(pattern) for path in files) for pattern in coverage.NOT_PLANTED)

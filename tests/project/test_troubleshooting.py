@@ -56,7 +56,7 @@ _LEFT_OUT = (
     "csrc/mxnet/gradient_norm.cpp",  # the same
     "csrc/compress/parameters.cpp",  # the same
     "csrc/compress/compressors.cpp",  # the same
-    "csrc/compress/two_bit.cpp",  # the same
+    "csrc/compress/2bit.cpp",  # the same
 )
 # Other texts that need not be there, by the reason.
 _INTERNAL = {

@@ -126,7 +126,7 @@ void arrays_after_errors(uint32_t seed) {
       ranks[rank].post(std::move(request));
       if (rank == leaver) {
         usleep(when_us);
-        ranks[rank].break_off(std::string("it had enough"));
+        ranks[rank].break_down(std::string("it had enough"));
       }
       const int32_t mine = outcome.wait("bucket") ? -1 - rank : sum_of_all(3);
       if (mine < 0) std::fill(data, data + kCount, mine);
@@ -148,7 +148,7 @@ void departures(uint32_t seed) {
     std::thread leaving([&] {
       usleep(when_us);
       if (breaks) {
-        ranks[leaver].break_off(std::string("it had enough"));
+        ranks[leaver].break_down(std::string("it had enough"));
       } else {
         ranks[leaver].leave("it had enough");
       }

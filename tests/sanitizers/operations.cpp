@@ -199,7 +199,7 @@ void random_operations(uint32_t seed) {
   // Little memory for parts: they wait for room, and go beyond it when nothing moves.
   options.part_bytes = (size_t{64} << 10) << below(random, 4);
   options.staging_bytes = options.part_bytes << below(random, 3);
-  if (below(random, 2) == 0) options.world.table_places = 1;  // 16 for each rank: most find none at first
+  if (below(random, 2) == 0) options.world.table_capacity = 1;  // 16 for each rank: most find none at first
   Ranks ranks(below(random, 4) == 0 ? 2 : 3, options);
   Watcher watcher(ranks[static_cast<int>(below(random, static_cast<size_t>(ranks.size())))]);
   run_rounds(ranks, seed, 2, 14);

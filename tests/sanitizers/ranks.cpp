@@ -29,7 +29,7 @@ std::optional<std::string> Outcome::wait(const std::string& name) {
   return state_->error->text;
 }
 
-Ranks::Ranks(int size, const RuntimeOptions& options) : host_(size, kRegionBytes, options.world.table_places) {
+Ranks::Ranks(int size, const RuntimeOptions& options) : host_(size, kRegionBytes, options.world.table_capacity) {
   for (int rank = 0; rank < size; ++rank) {
     runtimes_.push_back(std::make_shared<Runtime>(std::make_unique<World>(host_, rank, options.world), options));
   }

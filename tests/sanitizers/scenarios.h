@@ -22,7 +22,7 @@ void arrays_after_errors(uint32_t seed);
 void stall_questions(uint32_t seed);
 // The table by itself: a reader that lags behind gets whole events or is told that it missed some.
 void log_overruns(uint32_t seed);
-// A rank keeps the table locked; the others give it up, and that rank finds out.
+// A rank keeps the table locked; the others give a verdict, and that rank finds out.
 void locks_given_up(uint32_t seed);
 // Two threads that wake each other, with no time limit to save them.
 void bells(uint32_t seed);

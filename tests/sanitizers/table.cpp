@@ -22,11 +22,11 @@ void log_overruns(uint32_t seed) {
   std::atomic<uint32_t> operations{0};
   std::thread writer([&] {
     const std::string name = "one", signature = "the same";
-    HostTable::Arriving offer{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
-    offer.operation.count = 1;
+    HostTable::Arriving arriving{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
+    arriving.operation.count = 1;
     for (uint32_t k = 0; k < kOperations; ++k) {
-      first.arrive(offer, 0, [](const ArriveResult&) {});
-      const ArriveResult arrival = second.arrive(offer, 0, [](const ArriveResult&) {});
+      first.arrive(arriving, 0, [](const ArriveResult&) {});
+      const ArriveResult arrival = second.arrive(arriving, 0, [](const ArriveResult&) {});
       first.finish_chunks(arrival.entry, 1);
       first.leave(arrival.entry);
       second.leave(arrival.entry);
@@ -42,8 +42,8 @@ void log_overruns(uint32_t seed) {
     const bool was_over = over.load();
     TableEvent event;
     bool overrun;
-    // At the edge of the log all the while, so that some places are read just when they are written anew. Without an
-    // order between the threads that could hide a race.
+    // At the edge of the log all the while, so that some slots of the log are read just when they are written anew.
+    // Without an order between the threads that could hide a race.
     const uint64_t written = 2 * uint64_t{operations.load(std::memory_order_relaxed)};
     if (!was_over && last != 0 && written < last + edge) continue;
     if (!reader.next_event(&event, &overrun)) {
@@ -79,7 +79,8 @@ void locks_given_up(uint32_t seed) {
       tables.push_back(std::make_unique<HostTable>(host.segment(), std::vector<int>{0, 1, 2, 3}, r, false, false));
     }
     const int keeper = static_cast<int>(below(random, kRanks));
-    const bool tired = below(random, 2) == 0;  // instead of giving up at once, the others lose their patience
+    // Instead of a verdict at once, the others get a limit for their patience.
+    const bool tired = below(random, 2) == 0;
     std::atomic<bool> kept{false};
     std::atomic<int> warm{0}, over{0};
     int64_t counted = 0;  // under the lock
@@ -95,20 +96,20 @@ void locks_given_up(uint32_t seed) {
             kept.store(true);
             while (over.load() < kRanks - 1) usleep(100);
           });
-        } catch (const TableGivenUp& given_up) {
-          error = given_up.what();
+        } catch (const TableVerdict& verdict) {
+          error = verdict.what();
         }
       } else {
         while (!kept.load()) usleep(100);
         try {
           if (tired) {
-            lock.lose_patience(100000, "rank " + std::to_string(rank) + " is tired");
+            lock.set_patience(100000, "rank " + std::to_string(rank) + " is tired");
           } else if (rank == (keeper + 1) % kRanks) {
-            lock.give_up("no more of " + std::string(lock.locked().what()));
+            lock.give_verdict("no more of " + std::string(lock.locked().what()));
           }
           lock.run([] {});
-        } catch (const TableGivenUp& given_up) {
-          error = given_up.what();
+        } catch (const TableVerdict& verdict) {
+          error = verdict.what();
         }
         over.fetch_add(1);
       }
@@ -117,8 +118,8 @@ void locks_given_up(uint32_t seed) {
       try {
         lock.require_good();
         again = false;
-      } catch (const TableGivenUp& given_up) {
-        again = error == given_up.what();
+      } catch (const TableVerdict& verdict) {
+        again = error == verdict.what();
       }
       require(again, "the verdict has changed");
     });

@@ -188,7 +188,7 @@ def main() -> None:
     options["fan_out"] = 1 if part_bytes == 4096 else 16
     options["exchange"] = "grid" if part_bytes == 4096 else "direct"
     if part_bytes == 4096:
-        options["table_places"] = 64  # too few for the parts of one array
+        options["table_capacity"] = 64  # too few for the parts of one array
     groups = Groups(options)
     end = time.monotonic() + seconds
     done = faults = 0

@@ -121,7 +121,7 @@ class _Rank:
         time.sleep(one.wait)
         group = world.groups[0]
         if one.what in ("leaves", "raises"):
-            group.abandon(CAUSES[one.what])
+            group.leave(CAUSES[one.what])
         elif not one.stops:
             mykv_core_testing.plant(one.what, one.chances)
         else:

@@ -79,7 +79,7 @@ def test_a_rank_that_was_stopped_while_its_partner_left_gets_a_result_or_an_erro
     else:
         started = submit("x", {count})
         time.sleep(0.3)
-        core.abandon("it had enough")
+        core.leave("it had enough")
     check("x", started, 10)
     """
     outcomes, text = _run(mpirun, 2, 2, body)
@@ -97,7 +97,7 @@ def test_the_neighbours_of_a_host_leader_that_leaves_do_not_wait_for_its_message
     started = submit("x", 1000)
     if rank == 2:
         time.sleep(0.5)
-        core.abandon("it had enough")
+        core.leave("it had enough")
     check("x", started, 15)
     """
     outcomes, text = _run(mpirun, 4, 2, body)
@@ -179,7 +179,7 @@ def test_a_departure_of_which_the_notices_are_lost_is_noticed_all_the_same(mpiru
     else:
         mykv_core_testing.plant("notice", 1)
         time.sleep(0.3)
-        core.abandon("it had enough")
+        core.leave("it had enough")
     check("x", started, 40)
     """
     outcomes, text = _run(mpirun, 2, 2, body)
@@ -216,7 +216,7 @@ def test_what_a_single_rank_posts_while_it_leaves_ends(mpirun):
         thread.start()
         time.sleep(0.1)
         begin = time.monotonic()
-        group.abandon("it had enough")
+        group.leave("it had enough")
         thread.join()
         try:
             print(kind, "ended" if works[0].wait(10) else "hang", time.monotonic() - begin)

@@ -308,7 +308,7 @@ def test_settings_that_do_not_exist_are_named_with_those_that_they_look_like(mpi
 
 @pytest.mark.parametrize("hosts", [1, long(2)])
 def test_after_the_second_limit_more_operations_than_the_table_holds_end_too(mpirun, hosts):
-    """They are in no table that others look at: rank 1 never comes to them, and finds no place for its own."""
+    """They are in no table that others look at: rank 1 never comes to them, and finds no entry for its own."""
     body = """
     import numpy as np
     mykv.init()

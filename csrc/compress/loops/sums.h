@@ -47,48 +47,48 @@ static void subtract(T* out, const T* a, const T* b, size_t count) {
   for (size_t i = 0; i < count; ++i) out[i] = a[i] - b[i];
 }
 
-MYKV_INLINE double sum_of_places(const double* places) {
+MYKV_INLINE double sum_of_lanes(const double* lanes) {
   double sum = 0;
-  for (size_t l = 0; l < kRow; ++l) sum += places[l];
+  for (size_t l = 0; l < kRow; ++l) sum += lanes[l];
   return sum;
 }
 
 template <typename T>
 static double sum_magnitudes(const T* values, size_t count) {
-  double places[kRow] = {};
+  double lanes[kRow] = {};
   size_t i = 0;
   for (; count - i >= kRow; i += kRow) {
-    for (size_t l = 0; l < kRow; ++l) places[l] += static_cast<double>(magnitude(values[i + l]));
+    for (size_t l = 0; l < kRow; ++l) lanes[l] += static_cast<double>(magnitude(values[i + l]));
   }
-  for (size_t l = 0; i < count; ++i, ++l) places[l] += static_cast<double>(magnitude(values[i]));
-  return sum_of_places(places);
+  for (size_t l = 0; i < count; ++i, ++l) lanes[l] += static_cast<double>(magnitude(values[i]));
+  return sum_of_lanes(lanes);
 }
 
 template <typename T>
 static double sum_products(const T* a, const T* b, size_t count) {
-  double places[kRow] = {};
+  double lanes[kRow] = {};
   size_t i = 0;
   for (; count - i >= kRow; i += kRow) {
-    for (size_t l = 0; l < kRow; ++l) places[l] += static_cast<double>(a[i + l]) * static_cast<double>(b[i + l]);
+    for (size_t l = 0; l < kRow; ++l) lanes[l] += static_cast<double>(a[i + l]) * static_cast<double>(b[i + l]);
   }
-  for (size_t l = 0; i < count; ++i, ++l) places[l] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
-  return sum_of_places(places);
+  for (size_t l = 0; i < count; ++i, ++l) lanes[l] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  return sum_of_lanes(lanes);
 }
 
 template <typename T>
 static T largest_magnitude(const T* values, size_t count) {
-  T places[kRow] = {};
+  T lanes[kRow] = {};
   const auto note = [&](T value, size_t l) __attribute__((always_inline)) {
     const T size = magnitude(value);
-    places[l] = size > places[l] ? size : places[l];
+    lanes[l] = size > lanes[l] ? size : lanes[l];
   };
   size_t i = 0;
   for (; count - i >= kRow; i += kRow) {
     for (size_t l = 0; l < kRow; ++l) note(values[i + l], l);
   }
   for (size_t l = 0; i < count; ++i, ++l) note(values[i], l);
-  T most = places[0];
-  for (size_t l = 1; l < kRow; ++l) most = places[l] > most ? places[l] : most;
+  T most = lanes[0];
+  for (size_t l = 1; l < kRow; ++l) most = lanes[l] > most ? lanes[l] : most;
   return most;
 }
 

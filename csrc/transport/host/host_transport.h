@@ -24,7 +24,7 @@ class HostTransport : public Transport {
   int32_t owner(const Operation& operation, uint64_t number) const override;
   bool taken_from_root(const Operation& operation) const override;
   uint32_t pieces(const Operation& operation) const override;
-  uint32_t places(const Operation&) const override { return 1; }
+  uint32_t sequence_numbers(const Operation&) const override { return 1; }
   size_t inline_limit() const override;
   void start(uint32_t entry, const LocalShare& share) override;
   void stop(uint32_t entry) override {

@@ -88,12 +88,12 @@ void Chunk::release() {
   blocks_.clear();
 }
 
-WireFormat::Place Chunk::place(const Share& values, SliceExchange::Leg leg, size_t owner) const {
-  WireFormat::Place place;
-  place.begin = values.begin - exchange_.begin();
-  place.count = values.count();
-  place.ticket = ticket_;
-  place.is_result = leg == SliceExchange::Leg::gather;
+WireFormat::EncodeArguments Chunk::encode_arguments(const Share& values, SliceExchange::Leg leg, size_t owner) const {
+  WireFormat::EncodeArguments arguments;
+  arguments.begin = values.begin - exchange_.begin();
+  arguments.count = values.count();
+  arguments.ticket = ticket_;
+  arguments.is_result = leg == SliceExchange::Leg::gather;
   if (const CompressionState* compression = exchange_.wire().compression()) {
     const World& world = exchange_.world();
     const bool alike = compression->compressor().draws_alike();
@@ -102,9 +102,9 @@ WireFormat::Place Chunk::place(const Share& values, SliceExchange::Leg leg, size
     const uint64_t numbers[] = {static_cast<uint64_t>(slice), number_, owner,
                                 alike ? 0 : static_cast<uint64_t>(leg) + 1,
                                 alike ? 0 : static_cast<uint64_t>(world.rank())};
-    place.stream = hash_bytes(numbers, sizeof numbers, compression->name());
+    arguments.stream = hash_bytes(numbers, sizeof numbers, compression->name());
   }
-  return place;
+  return arguments;
 }
 
 // Results are encoded in the order of the operations, since each encoding adds what the previous one has lost.
@@ -176,7 +176,7 @@ void Chunk::begin_exchange() {
       const char* values = exchange_.own(theirs.begin);
       if (!wire.plain()) {
         char* encoded = staged(wire.bytes(theirs.count()));
-        wire.encode(encoded, values, place(theirs, SliceExchange::Leg::scatter, column));
+        wire.encode(encoded, values, encode_arguments(theirs, SliceExchange::Leg::scatter, column));
         values = encoded;
       }
       requests_.send(values, wire.bytes(theirs.count()), exchange_.peer(host), tag, &sending_);
@@ -369,7 +369,7 @@ const char* Chunk::outgoing(const Share& values, size_t column) {
   char* result = exchange_.result(values.begin);
   if (wire.plain() || values.count() == 0) return result;
   char* encoded = staged(wire.bytes(values.count()));
-  wire.encode(encoded, result, place(values, SliceExchange::Leg::gather, column));
+  wire.encode(encoded, result, encode_arguments(values, SliceExchange::Leg::gather, column));
   wire.decode(result, encoded, values.count());
   return encoded;
 }

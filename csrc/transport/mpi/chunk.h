@@ -66,7 +66,7 @@ class Chunk {
   void take_results();
   char* staged(size_t bytes);
   // `owner`: of the column that the values are in.
-  WireFormat::Place place(const Share& values, SliceExchange::Leg leg, size_t owner) const;
+  WireFormat::EncodeArguments encode_arguments(const Share& values, SliceExchange::Leg leg, size_t owner) const;
   bool is_turn() const;
   void end_turn() const;
 

@@ -93,10 +93,10 @@ void MpiTransport::start(uint32_t index, const LocalShare& share) {
   auto exchange = std::make_unique<SliceExchange>(world_, slots_, entry, index, slices_, grid_of(entry.operation),
                                                   stamps, share.compression);
   // Entries come in the agreed order, unless this rank lagged behind so far that it read all entries, not the log.
-  auto place = exchanges_.end();
+  auto position = exchanges_.end();
   const auto first = exchanges_.begin() + static_cast<std::ptrdiff_t>(entering_ + (next_chunk_ > 0));
-  while (place != first && (*(place - 1))->sequence() > exchange->sequence()) --place;
-  exchanges_.insert(place, std::move(exchange));
+  while (position != first && (*(position - 1))->sequence() > exchange->sequence()) --position;
+  exchanges_.insert(position, std::move(exchange));
 }
 
 bool MpiTransport::progress() {
@@ -189,7 +189,7 @@ void MpiTransport::require_all() {
   if (departed_) throw Departed(*departed_);
 }
 
-void MpiTransport::give_up(const Departed& departed) {
+void MpiTransport::note_departed(const Departed& departed) {
   requests_.cancel();
   if (static_cast<uint32_t>(world_.local_rank()) >= slices_) return;  // no other host waits for this rank
   if (testing::is_planted(testing::Fault::notice)) return;

@@ -41,7 +41,7 @@ class MpiTransport : public Transport {
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   bool taken_from_root(const Operation&) const override { return false; }
   uint32_t pieces(const Operation& operation) const override { return is_carried(operation) ? 1 : slices_; }
-  uint32_t places(const Operation& operation) const override {
+  uint32_t sequence_numbers(const Operation& operation) const override {
     if (is_carried(operation)) return 1;
     return SliceExchange::chunks(operation, slices_, grid_of(operation));
   }
@@ -62,7 +62,7 @@ class MpiTransport : public Transport {
     return exchanges_.empty() && requests_.empty() && notice_.requests.empty() && notices_.quiet();
   }
   bool holds(uint32_t entry) const override;
-  void give_up(const Departed& departed) override;
+  void note_departed(const Departed& departed) override;
   bool settled() override;
 
  private:

@@ -14,11 +14,11 @@ namespace mykv {
 class WireFormat {
  public:
   // What compression has to know about values that are sent.
-  struct Place {
+  struct EncodeArguments {
     size_t begin = 0;  // elements from the beginning of the slice
     size_t count = 0;
     uint32_t ticket = 0;     // counts the uses
-    uint64_t stream = 0;     // identifies the message within one use; see Chunk::place()
+    uint64_t stream = 0;     // identifies the message within one use; see Chunk::encode_arguments()
     bool is_result = false;  // the reduced and scaled result, not the sum of one host
   };
 
@@ -43,20 +43,20 @@ class WireFormat {
   // The address of element `begin` in the output of encode(); only if divisible().
   const char* at(const char* encoded, size_t begin) const { return encoded + begin * item_size(wire_); }
 
-  void encode(char* to, const char* from, const Place& place) const {
+  void encode(char* to, const char* from, const EncodeArguments& arguments) const {
     if (compression_ == nullptr) {
-      convert(wire_, to, dtype_, from, place.count);
+      convert(wire_, to, dtype_, from, arguments.count);
       return;
     }
     compress::Input input;
     input.values = from;
-    input.residual = compression_->residual(place.begin, slice_);
+    input.residual = compression_->residual(arguments.begin, slice_);
     // Each host's sum may bring one unit, times the scale: a result of larger units loses none, and lags no more.
-    input.unit = place.is_result ? result_unit_ : 1.0;
-    input.again = result_travels_ && !place.is_result;
-    input.draws.step = place.ticket;
-    input.draws.stream = place.stream;
-    compression_->compressor().encode(piece(place.count), input, to);
+    input.unit = arguments.is_result ? result_unit_ : 1.0;
+    input.again = result_travels_ && !arguments.is_result;
+    input.draws.step = arguments.ticket;
+    input.draws.stream = arguments.stream;
+    compression_->compressor().encode(piece(arguments.count), input, to);
   }
 
   void decode(char* to, const char* from, size_t elements) const {

@@ -79,8 +79,8 @@ void Arrangements::arrange() {
   size_ = 0;
   const std::vector<Placement>& all = *exchanged_;
   for (const Placement& one : all) {
-    if (making_.places.size() == static_cast<size_t>(world_.rank())) first_ = size_;
-    making_.places.push_back(size_ + one.primary);
+    if (making_.nccl_ranks.size() == static_cast<size_t>(world_.rank())) first_ = size_;
+    making_.nccl_ranks.push_back(size_ + one.primary);
     size_ += one.count;
     devices_.push_back(one.count);
     devices_.insert(devices_.end(), one.devices, one.devices + one.count);

@@ -17,7 +17,7 @@
 namespace mykv {
 
 struct Arrangement {
-  std::vector<int> places;  // rank in the communicator of each rank's primary GPU
+  std::vector<int> nccl_ranks;  // in the communicator: of each rank's primary GPU
   bool same_layout = true;
   bool whole_inputs = true;
   bool whole_outputs = true;
@@ -64,8 +64,8 @@ class Arrangements {
   std::unique_ptr<Placement> mine_;
   std::unique_ptr<gpu::NcclUniqueId> id_;
   std::vector<int> devices_;  // of each rank: the number of its GPUs, then the GPUs
-  int first_ = 0;             // this rank's first place in the communicator
-  int size_ = 0;              // places in the communicator
+  int first_ = 0;             // this rank's first NCCL rank
+  int size_ = 0;              // NCCL ranks of all ranks
   Arrangement making_;
   std::unordered_map<uint64_t, Arrangement> known_;
   std::map<std::vector<int>, std::shared_ptr<NcclCommunicator>> by_devices_;

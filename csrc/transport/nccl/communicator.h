@@ -1,4 +1,5 @@
-// An NCCL communicator, with a place for each GPU of each rank. It is made without blocking, and polled for errors.
+// An NCCL communicator, with an NCCL rank for each GPU of each rank. It is made without blocking, and polled for
+// errors.
 #pragma once
 
 #include <vector>
@@ -15,7 +16,7 @@ class NcclCommunicator {
     gpu::NcclComm comm;
   };
 
-  // Begins to join with this rank's places [first, first + devices.size()) of `size`.
+  // Begins to join with this rank's NCCL ranks [first, first + devices.size()) of `size`.
   NcclCommunicator(const gpu::NcclUniqueId& id, int size, int first, const std::vector<int>& devices);
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;

@@ -25,7 +25,7 @@ class ScratchPool {
   }
   bool any() const { return !used_.empty(); }
   const std::map<int, size_t>& used() const { return used_; }
-  void place(Launcher& launcher) {
+  void take_memory(Launcher& launcher) {
     for (auto& [device, bytes] : used_) {
       bases_[device] = launcher.scratch(device, bytes);
       bytes = 0;
@@ -106,9 +106,9 @@ Launch::Launch(const Request& request, const Placement& placement, const Arrange
     : request_(request), communicator_(arrangement.communicator), launcher_(launcher) {
   Neighbours neighbours;
   neighbours.rank = rank;
-  neighbours.places = arrangement.places;
+  neighbours.nccl_ranks = arrangement.nccl_ranks;
   neighbours.same_layout = arrangement.same_layout;
-  neighbours.one_each = static_cast<size_t>(communicator_->size()) == arrangement.places.size();
+  neighbours.one_each = static_cast<size_t>(communicator_->size()) == arrangement.nccl_ranks.size();
   neighbours.whole_inputs = arrangement.whole_inputs;
   neighbours.whole_outputs = arrangement.whole_outputs;
   const std::vector<int> devices = placement.list();
@@ -116,7 +116,7 @@ Launch::Launch(const Request& request, const Placement& placement, const Arrange
   ScratchPool pool;
   lanes_ = plan(request, devices, primary, neighbours, std::ref(pool));
   if (pool.any()) {
-    pool.place(launcher);
+    pool.take_memory(launcher);
     lanes_ = plan(request, devices, primary, neighbours, std::ref(pool));
   }
   for (const PlannedLane& lane : lanes_) {
@@ -138,7 +138,7 @@ void Launch::copy(gpu::CudaStream stream, const std::vector<PlannedCopy>& copies
     api.check(api.memcpy_async(one.to, one.from, one.bytes, gpu::Cuda::kMemcpyDefault, stream), "cudaMemcpyAsync");
 }
 
-// NCCL has an operator for the mean over all places; any other scale needs an operator for each communicator.
+// NCCL has an operator for the mean over all NCCL ranks; any other scale needs an operator for each communicator.
 void Launch::make_operators() {
   const Operation& op = request_.operation;
   if (op.scale == 1.0) {

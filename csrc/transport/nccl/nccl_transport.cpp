@@ -46,12 +46,12 @@ uint64_t NcclTransport::prepare(const Request& request) {
   if (usual_device_ < 0 && !memory.inputs.empty()) usual_device_ = memory.inputs[0];
   if (usual_device_ < 0 && !memory.outputs.empty()) usual_device_ = memory.outputs[0];
   if (usual_device_ < 0) usual_device_ = world_.local_rank() % gpu::cuda().device_count();
-  const Placement placement = place(request);
+  const Placement placement = placement_for(request);
   reserve_scratch(request, placement, world_.rank(), *launcher_);
   return placement.digest();
 }
 
-Placement NcclTransport::place(const Request& request) const {
+Placement NcclTransport::placement_for(const Request& request) const {
   const int named = request.devices->device;
   return placement_of(request, world_.rank(), named >= 0 ? named : usual_device_);
 }
@@ -115,7 +115,7 @@ bool NcclTransport::step_first() {
   Item& item = first->second;
   if (!begun_ && !launcher_->is_turn(item.number, table_.bell(world_.local_rank()))) return false;
   if (!begun_) {
-    item.placement = place(*item.request);
+    item.placement = placement_for(*item.request);
     begun_ = true;
     Entry& entry = table_.entry(item.entry);
     if (table_.stamping()) table_.my_stamps(entry).set(Stamp::begun);
@@ -174,7 +174,7 @@ void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
     try {
       number = table_.forgo_launch(entry);
     } catch (const Error&) {
-      number = table_.given_launch(entry);  // no rank changes a table that was given up
+      number = table_.given_launch(entry);  // no rank changes a table after a verdict
     }
     if (number != 0) launcher_->release(number);
   }

@@ -28,7 +28,7 @@ class NcclTransport : public Transport {
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   bool taken_from_root(const Operation&) const override { return false; }
   uint32_t pieces(const Operation&) const override { return static_cast<uint32_t>(world_.local_size()); }
-  uint32_t places(const Operation&) const override { return 1; }
+  uint32_t sequence_numbers(const Operation&) const override { return 1; }
   size_t inline_limit() const override { return 0; }
   // Only for arrays without elements.
   void run_whole(uint32_t entry) const override { table_.finish_chunks(entry, pieces(Operation())); }
@@ -57,7 +57,7 @@ class NcclTransport : public Transport {
     std::unique_ptr<Launch> launch;
   };
 
-  Placement place(const Request& request) const;
+  Placement placement_for(const Request& request) const;
   bool move();
   bool step_first();
   bool finish();

@@ -21,19 +21,19 @@ uint64_t machine_hash() {
   return hash_bytes(id.data(), id.size(), 0);
 }
 
-template <class Place>
-uint64_t layout_of(const std::vector<Place>& places, uint64_t seed) {
-  for (const Place& place : places) {
-    const uint64_t numbers[2] = {place.begin, place.count};
+template <class Span>
+uint64_t layout_of(const std::vector<Span>& spans, uint64_t seed) {
+  for (const Span& span : spans) {
+    const uint64_t numbers[2] = {span.begin, span.count};
     seed = hash_bytes(numbers, sizeof numbers, seed);
   }
-  return hash_bytes(&seed, sizeof seed, places.size());
+  return hash_bytes(&seed, sizeof seed, spans.size());
 }
 
-template <class Place>
-bool has_whole(const std::vector<Place>& places, size_t count) {
-  return std::any_of(places.begin(), places.end(),
-                     [&](const Place& place) { return place.begin == 0 && place.count == count; });
+template <class Span>
+bool has_whole(const std::vector<Span>& spans, size_t count) {
+  return std::any_of(spans.begin(), spans.end(),
+                     [&](const Span& span) { return span.begin == 0 && span.count == count; });
 }
 
 }  // namespace

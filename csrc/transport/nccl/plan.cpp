@@ -9,9 +9,9 @@ namespace mykv {
 
 namespace {
 
-template <class Place>
-void add_bounds(const std::vector<Place>& places, std::set<size_t>* bounds) {
-  for (const Place& place : places) bounds->insert({place.begin, place.begin + place.count});
+template <class Span>
+void add_bounds(const std::vector<Span>& spans, std::set<size_t>* bounds) {
+  for (const Span& span : spans) bounds->insert({span.begin, span.begin + span.count});
 }
 
 class Planner {
@@ -46,7 +46,9 @@ class Planner {
  private:
   using Call = PlannedCall::Kind;
 
-  int place(int rank) const { return neighbours_.places.empty() ? 0 : neighbours_.places[static_cast<size_t>(rank)]; }
+  int nccl_rank(int rank) const {
+    return neighbours_.nccl_ranks.empty() ? 0 : neighbours_.nccl_ranks[static_cast<size_t>(rank)];
+  }
   bool mine(int root) const { return root == neighbours_.rank; }
   char* spare(size_t lane, size_t count) { return scratch_(devices_[lane], count * width_); }
 
@@ -77,7 +79,7 @@ class Planner {
         to = spare(l, op_.count);
       }
       const Call call = from_root ? Call::broadcast : to_root ? Call::reduce : Call::allreduce;
-      lanes_[l].calls.push_back({call, from_root && !is_root ? to : in, to, op_.count, place(op_.root)});
+      lanes_[l].calls.push_back({call, from_root && !is_root ? to : in, to, op_.count, nccl_rank(op_.root)});
       for (const size_t out : outs) {
         filled.insert(out);
         copy_whole(l, out, to);
@@ -98,7 +100,7 @@ class Planner {
   // The functions below are for a single GPU.
   const char* from_sources(size_t begin, size_t count) {
     const Range range{begin, begin + count};
-    if (const char* there = one_place(request_.sources, range, width_)) return there;
+    if (const char* there = one_span(request_.sources, range, width_)) return there;
     char* packed = spare(0, count);
     for_overlaps(request_.sources, range, [&](const Source& source, const Range& both) {
       lanes_[0].before.push_back(
@@ -107,7 +109,7 @@ class Planner {
     return packed;
   }
   char* to_targets(size_t begin, size_t count) {
-    if (char* there = one_place(request_.targets, Range{begin, begin + count}, width_)) return there;
+    if (char* there = one_span(request_.targets, Range{begin, begin + count}, width_)) return there;
     char* packed = spare(0, count);
     unpack(begin, count, packed);
     return packed;
@@ -140,7 +142,7 @@ class Planner {
 
   // Whether there is one shard of equal size for each rank, in the order of ranks.
   bool one_shard_each(const std::vector<Shard>& shards) const {
-    if (shards.size() != neighbours_.places.size() || !neighbours_.one_each) return false;
+    if (shards.size() != neighbours_.nccl_ranks.size() || !neighbours_.one_each) return false;
     for (size_t r = 0; r < shards.size(); ++r) {
       if (shards[r].root != static_cast<int>(r) || shards[r].count != shards[0].count) return false;
     }
@@ -167,18 +169,18 @@ class Planner {
       if (!gathers) {
         const char* from = from_sources(shard.begin, shard.count);
         add(Call::reduce, from, is_root ? to_targets(shard.begin, shard.count) : nullptr, shard.count,
-            place(shard.root));
+            nccl_rank(shard.root));
       } else if (!is_root) {
         char* to = to_targets(shard.begin, shard.count);
-        add(Call::broadcast, to, to, shard.count, place(shard.root));
+        add(Call::broadcast, to, to, shard.count, nccl_rank(shard.root));
       } else {
         const char* from = from_sources(shard.begin, shard.count);
-        char* to = one_place(request_.targets, Range{shard.begin, shard.begin + shard.count}, width_);
+        char* to = one_span(request_.targets, Range{shard.begin, shard.begin + shard.count}, width_);
         if (to == nullptr) {
           to = const_cast<char*>(from);
           unpack(shard.begin, shard.count, to);
         }
-        add(Call::broadcast, from, to, shard.count, place(shard.root));
+        add(Call::broadcast, from, to, shard.count, nccl_rank(shard.root));
       }
     }
   }
@@ -192,7 +194,7 @@ class Planner {
     for (size_t r = 0; r < size; ++r) {
       const Shard& out = all[me * size + r];
       const Shard& in = all[r * size + me];
-      const int peer = place(static_cast<int>(r));
+      const int peer = nccl_rank(static_cast<int>(r));
       if (out.count > 0) add(Call::send, from_sources(out.begin, out.count), nullptr, out.count, peer);
       if (in.count > 0) add(Call::receive, nullptr, to_targets(in.begin, in.count), in.count, peer);
     }

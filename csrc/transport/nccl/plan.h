@@ -21,7 +21,7 @@ struct PlannedCall {
   const char* from;
   char* to;
   size_t count;  // elements, as NCCL counts them for this call
-  int peer = 0;  // the root, or the other side of a send or receive: places in the communicator
+  int peer = 0;  // the root, or the other side of a send or receive: its NCCL rank
 };
 
 // The work of one GPU, in this order.
@@ -35,9 +35,9 @@ struct PlannedLane {
 // What the plan must know of the other ranks.
 struct Neighbours {
   int rank = 0;
-  std::vector<int> places;  // of each rank's primary GPU; empty: unknown, for a plan that only counts its memory
-  bool same_layout = true;  // of pieces
-  bool one_each = false;    // every rank has one GPU
+  std::vector<int> nccl_ranks;  // of each rank's primary GPU; empty: unknown, for a plan that only counts its memory
+  bool same_layout = true;      // of pieces
+  bool one_each = false;        // every rank has one GPU
   bool whole_inputs = false;
   bool whole_outputs = false;
 };

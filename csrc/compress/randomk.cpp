@@ -63,8 +63,6 @@ class RandomK : public TypedCompressor<RandomK> {
 
 }  // namespace
 
-std::shared_ptr<const Compressor> make_random_k(Parameters& parameters) {
-  return std::make_shared<RandomK>(parameters);
-}
+std::shared_ptr<const Compressor> make_randomk(Parameters& parameters) { return std::make_shared<RandomK>(parameters); }
 
 }  // namespace mykv::compress

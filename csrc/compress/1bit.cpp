@@ -34,6 +34,6 @@ class OneBit : public TypedCompressor<OneBit> {
 
 }  // namespace
 
-std::shared_ptr<const Compressor> make_one_bit(Parameters& parameters) { return std::make_shared<OneBit>(parameters); }
+std::shared_ptr<const Compressor> make_1bit(Parameters& parameters) { return std::make_shared<OneBit>(parameters); }
 
 }  // namespace mykv::compress

@@ -36,6 +36,6 @@ class Sign : public TypedCompressor<Sign> {
 
 }  // namespace
 
-std::shared_ptr<const Compressor> make_sign(Parameters& parameters) { return std::make_shared<Sign>(parameters); }
+std::shared_ptr<const Compressor> make_onebit(Parameters& parameters) { return std::make_shared<Sign>(parameters); }
 
 }  // namespace mykv::compress

@@ -37,6 +37,6 @@ class TwoBit : public TypedCompressor<TwoBit> {
 
 }  // namespace
 
-std::shared_ptr<const Compressor> make_two_bit(Parameters& parameters) { return std::make_shared<TwoBit>(parameters); }
+std::shared_ptr<const Compressor> make_2bit(Parameters& parameters) { return std::make_shared<TwoBit>(parameters); }
 
 }  // namespace mykv::compress

@@ -31,9 +31,9 @@ Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>&
   sample.resize(kSample);
   const size_t distance = count / kSample;
   for (size_t i = 0; i < kSample; ++i) sample[i] = key_of(values[i * distance]);
-  const auto place = sample.begin() + static_cast<std::ptrdiff_t>(rank);
-  std::nth_element(sample.begin(), place, sample.end(), std::greater<>());
-  return *place;
+  const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(rank);
+  std::nth_element(sample.begin(), nth, sample.end(), std::greater<>());
+  return *nth;
 }
 
 class TopK : public TypedCompressor<TopK> {
@@ -67,6 +67,6 @@ class TopK : public TypedCompressor<TopK> {
 
 }  // namespace
 
-std::shared_ptr<const Compressor> make_top_k(Parameters& parameters) { return std::make_shared<TopK>(parameters); }
+std::shared_ptr<const Compressor> make_topk(Parameters& parameters) { return std::make_shared<TopK>(parameters); }
 
 }  // namespace mykv::compress
