@@ -359,9 +359,9 @@ def test_other_batch_sizes_are_an_error_that_shows_both(rank):
     "others, shown",
     [
         (("sgd", {}), "rank 0 has optimizer Adam, .*rank 1 has optimizer SGD"),
-        (("adam", {"beta2": 0.5}), "rank 0 has beta2=0.999, rank 1 has beta2=0.5$"),
-        (("adam", {"learning_rate": 0.5}), "rank 0 has learning rate 0.01, rank 1 has learning rate 0.5$"),
-        (("adam", {"wd": 0.5}), "rank 0 has wd=0.0, rank 1 has wd=0.5$"),
+        (("adam", {"beta2": 0.5}), r"rank 0 has beta2=0\.999, rank 1 has beta2=0\.5\. Make the same calls"),
+        (("adam", {"learning_rate": 0.5}), r"rank 0 has learning rate 0\.01, rank 1 has learning rate 0\.5\. Set"),
+        (("adam", {"wd": 0.5}), r"rank 0 has wd=0\.0, rank 1 has wd=0\.5\. Make the same calls"),
     ],
 )
 @pytest.mark.parametrize("how", ["store", "trainer on the store", "trainer"])
@@ -412,7 +412,7 @@ def test_a_stock_trainer_notices_what_differs_and_stays_in_step(rank, size, gath
     shown = r"batch size 8 \(.*\), rank 1 has .*batch size 6 \(gradients times 0\.16+7?\)\. Give step\(\) the same"
     if what == "learning rate":
         trainer.set_learning_rate(0.25 + rank)
-        shown = "rank 0 has learning rate 0.25, rank 1 has learning rate 1.25$"
+        shown = r"rank 0 has learning rate 0\.25, rank 1 has learning rate 1\.25\. Set the same"
     with pytest.raises(MXNetError, match=shown):
         step(8 - 2 * rank if what == "batch size" else 8)
     clear_errors()
