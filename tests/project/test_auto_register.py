@@ -76,6 +76,8 @@ def test_stores_and_trainers_need_no_import(mpirun):
     """,
     )
     assert result.code == 0 and result.stdout.count("trained") == 2, result.text
+    why = "since they were made before the import of kvstore_plugin, or by a copy of the network. Initialize the"
+    assert result.stderr.count("are reduced by copying") == result.stderr.count(why) == 1, result.text
 
 
 def test_store_and_module_need_no_import(mpirun):
