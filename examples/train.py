@@ -6,8 +6,7 @@ from mxnet import autograd, gluon
 mx.npx.set_np()  # arrays that MXNet 1.9.1 and 2.0.0b1 both understand
 mykv.init()
 inputs = np.random.RandomState(0).rand(4096, 10).astype("float32")
-largest = inputs.argmax(axis=1).astype("int32")  # what the network learns
-dataset = gluon.data.ArrayDataset(inputs, largest)
+dataset = gluon.data.ArrayDataset(inputs, inputs.argmax(axis=1).astype("int32"))  # which number is the largest?
 sampler = mykv.DistributedSampler(len(dataset))  # each worker its share, shuffled
 data = gluon.data.DataLoader(dataset, batch_size=32, sampler=sampler)
 
@@ -29,5 +28,6 @@ for epoch in range(3):
     mean = mykv.allreduce(sum(losses) / len(losses), name="loss")  # a call of all workers
     if mykv.rank() == 0:
         print(f"epoch {epoch}: loss {float(mean):.3f}, rank 0 of {mykv.size()}")
+mx.nd.waitall()  # an error of the last step is raised here, and not when the file is open
 if mykv.rank() == 0:
     net.save_parameters("net.params")

@@ -3,8 +3,8 @@
 An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
 nothing, and does nothing but put a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
 Before MXNet is imported, it puts back what MXNet needs of numpy. Afterwards it waits at the places where MXNet takes a
-store's name. The first use of the name 'mykv', or of a name that is almost 'mykv', imports kvstore_plugin, which knows
-what to do with it. Until then neither MPI nor mpi4py is imported.
+store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv', imports kvstore_plugin, which
+knows what to do with it. Until then neither MPI nor mpi4py is imported.
 
 ``MYKV_AUTO_REGISTER=0`` switches it off (kvstore_plugin/world/settings.py lists the setting).
 """
@@ -13,6 +13,8 @@ import os
 import sys
 
 _NAME = "mykv"
+# This package, and libraries whose scripts it takes. MXNet 1.9 makes a store of one process for these names too.
+_LIBRARIES = ("kvstore_plugin", "horovod", "byteps")
 # Where MXNet takes the name of a store: module, class or '', function, name and position of the argument. With one
 # device MXNet drops the name before it makes a store, and it takes an unknown name for a store of one process, so the
 # registry of stores alone is not enough.
@@ -118,7 +120,7 @@ def _watch():
 
 
 def _watched(owner, function, original, argument, position):
-    """A function that imports kvstore_plugin where its argument is the name 'mykv', or almost that name."""
+    """A function that imports kvstore_plugin where its argument is the name 'mykv', or can only mean it."""
     import functools
 
     @functools.wraps(original)
@@ -135,12 +137,17 @@ def _watched(owner, function, original, argument, position):
 
 
 def _is_meant(name):
-    """Whether a name of no other store is 'mykv' or almost: kvstore_plugin/store/names.py makes that an error."""
+    """Whether a name is 'mykv', or no store has it and it can only mean 'mykv'."""
     if name == _NAME or name in sys.modules["mxnet.kvstore.base"].KVStoreBase.kv_registry:
         return name == _NAME
+    return can_only_mean_mykv(name)
+
+
+def can_only_mean_mykv(name):
+    """Whether a name that no store has is almost 'mykv', or is that of a library: store/names.py refuses it."""
     import difflib
 
-    return bool(difflib.get_close_matches(name, [_NAME]))
+    return name in _LIBRARIES or bool(difflib.get_close_matches(name, [_NAME]))
 
 
 def _create():

@@ -80,7 +80,8 @@ std::string remedy(const std::string& one, const std::string& other, const std::
     return one.find(text) != std::string::npos && other.find(text) != std::string::npos;
   };
   if (both(kBatchSize))
-    return "Give step() the same batch size on all workers, as DistributedSampler with last_batch='discard' does";
+    return "Give step() the same batch size on all workers: the same batch_size in each DataLoader, with "
+           "last_batch='discard' or a DistributedSampler";
   if (both(kLearningRate)) return "Set the same learning rate on all workers, before the same step";
   if (both(", layout ") || both(kOwners))
     return "Initialize the same parameters in the same order on all workers, and cast or freeze them alike";

@@ -31,6 +31,14 @@ _ALIGNMENT = 64
 
 _log = logging.getLogger("kvstore_plugin")
 
+# Why gradients that are older than the trainer are not adopted, and what to do.
+_WRITTEN = "a backward has run since they were made"
+_UNSEEN = "they were made before the import of kvstore_plugin, or by a copy of the network"
+_CURES = {
+    _WRITTEN: "Make the trainer before the first backward, and after the last init().",
+    _UNSEEN: "Initialize the network after the import, and all are reduced in place.",
+}
+
 _backwards = 0  # how often backward has run in this process
 _born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _backwards when it got its gradient arrays
 _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
@@ -143,7 +151,7 @@ class GradientMemory:
         self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
         self.buckets: list[Bucket] = []
         self._views: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
-        self.late: list[Parameter] = []  # Parameters whose gradients an earlier backward may have written
+        self._late: list[tuple[Parameter, str]] = []  # Parameters with gradients that are too old, and why they are
 
     def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
         """Adopt the gradients that Parameters have now, and every gradient array that they get later.
@@ -167,19 +175,22 @@ class GradientMemory:
         if _born.get(parameter) == _backwards:
             self.adopt(parameter)
         elif self._adoptable(parameter):
-            self.late.append(parameter)
+            self._late.append((parameter, _WRITTEN if parameter in _born else _UNSEEN))
 
     def warn_of_copies(self, whose: str, of: int) -> None:
         """Log a warning on rank 0 about gradients that own() could not adopt, of `of` parameters of a trainer."""
-        if self.late and self._process_set.rank() == 0:
-            _log.warning(
-                "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since a "
-                "backward may have run before: before the trainer was made, the last init(), or the import of "
-                "kvstore_plugin. Import it first, and make the trainer before the first backward.",
-                len(self.late),
-                of,
-                whose,
-            )
+        for why, cure in _CURES.items():
+            late = sum(reason == why for _, reason in self._late)
+            if late and self._process_set.rank() == 0:
+                _log.warning(
+                    "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since "
+                    "%s. %s",
+                    late,
+                    of,
+                    whose,
+                    why,
+                    cure,
+                )
 
     def adopt(self, parameter: Parameter) -> None:
         """Give the Parameter a gradient array in a bucket, with the values of its present gradient array."""
@@ -212,9 +223,8 @@ class GradientMemory:
             return "the gradient is on several devices"
         if not self._adoptable(parameter):
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
-        if any(one is parameter for one in self.late):
-            return "a backward may have run before"
-        return "another trainer has the parameter in its buckets"
+        reasons = (reason for one, reason in self._late if one is parameter)
+        return next(reasons, "another trainer has the parameter in its buckets")
 
     def attached(self) -> bool:
         """Whether the buckets belong to the running core, and not to a core that was shut down."""

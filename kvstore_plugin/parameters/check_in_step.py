@@ -99,9 +99,12 @@ def check_in_step(
     wrong = (digests != digests[0]).any(axis=0) | (digests == _DEVICES_DIFFER).any(axis=0)
     if wrong.any():
         first = min(np.flatnonzero(wrong), key=lambda number: named[number].position)
+        averages = all(is_auxiliary(named[number].value) for number in np.flatnonzero(wrong))
+        averages = averages and (digests[:, wrong] != _WITHOUT_VALUES).all()
+        cure = "sync_aux_params(net)" if averages else "broadcast_parameters()"
         raise MXNetError(
             f"{_difference(named[first], digests[:, first], process_set)} In all, {wrong.sum()} of {len(named)} "
-            "parameters are out of step; broadcast_parameters() would make them equal."
+            f"parameters are out of step; {cure} would make them equal."
         )
 
 

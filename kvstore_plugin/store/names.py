@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any, Callable
+
+from mykvrun import auto_register
 
 from ..compat import patches
 from ..compat.argument_errors import ArgumentValueError
@@ -25,10 +26,10 @@ def created(store: Any) -> Any:
 
 
 def check_spelling(store: Any) -> None:
-    """Raise a ValueError for a name that is almost 'mykv', and that no store has."""
+    """Raise a ValueError for a name that no store has and that can only mean 'mykv'."""
     if not isinstance(store, str) or store.lower() in KVStoreBase.kv_registry:
         return
-    if difflib.get_close_matches(store.lower(), [_NAME]):
+    if auto_register.can_only_mean_mykv(store.lower()):
         raise ArgumentValueError(
             f"There is no store {store!r}, and MXNet would make a store with which each worker trains alone. "
             "Is 'mykv' meant?"
@@ -38,7 +39,7 @@ def check_spelling(store: Any) -> None:
 @patches.replaces(
     "kvstore.create",
     why="MXNet takes an unknown name for a store of one process, without a word: each worker would train alone.",
-    does="Raises an error for a name that is almost 'mykv'.",
+    does="Raises an error for a name that can only mean 'mykv', such as 'mykw', 'kvstore_plugin' or 'horovod'.",
     undone_by="another name",
 )
 def _create(original: Callable, name: Any = "local", *args: Any, **kwargs: Any) -> Any:

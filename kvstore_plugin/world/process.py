@@ -627,7 +627,7 @@ def _at_exit() -> None:
             _abort()
         _warn_if_nothing_was_exchanged()
         _leave(
-            "its script has ended; do all workers make the same number of steps?",
+            "its script has ended; all workers must make this call, and the same number of steps",
             "kvstore_plugin was shut down: Python is exiting.",
         )
     elif not _forked:

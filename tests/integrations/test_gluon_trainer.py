@@ -115,14 +115,14 @@ def test_after_a_backward_gradients_are_copied_and_a_warning_says_so(rank, gathe
     nets.append(dense_network(3))
     caplog.set_level(logging.WARNING, "kvstore_plugin")
     trainers = [_trainer(net, "store", update_on_kvstore=False) for net in nets]
-    said = [one.getMessage() for one in caplog.records if "a backward may have run before" in one.getMessage()]
+    said = [one.getMessage() for one in caplog.records if "since a backward has run" in one.getMessage()]
     assert len(said) == (1 if rank == 0 else 0)
     assert not said or "6 of the 6 parameters of a gluon.Trainer" in said[0]
     for _ in range(2):
         for net, trainer in zip(nets, trainers):
             _backward(net, rank)
             trainer.step(4)
-    assert _reduction(trainers[0])["copied"] == {"a backward may have run before": 6}
+    assert _reduction(trainers[0])["copied"] == {"a backward has run since they were made": 6}
     assert checksum(nets[0]) == checksum(nets[1])
     _equal(gather, nets[0])
 

@@ -206,8 +206,12 @@ def test_running_statistics_are_checked_where_that_is_wanted(rank):
         loss = net(array(np.random.RandomState(rank).randn(4, 2).astype("float32"))).sum()
     loss.backward()
     mykv.check_in_step(net.collect_params())
-    with pytest.raises(MXNetError, match="running_mean"):
+    with pytest.raises(MXNetError, match=r"running_mean.* 2 of 6 .*; sync_aux_params\(net\) would make them equal"):
         mykv.check_in_step(net.collect_params(), auxiliary=True)
+    net[0].bias.set_data(array(np.full(3, float(rank), "float32")))
+    with pytest.raises(MXNetError, match=r"bias\) has other values.* 3 of 6 .*; broadcast_parameters\(\) would"):
+        mykv.check_in_step(net.collect_params(), auxiliary=True)
+    net[0].bias.set_data(array(np.zeros(3, "float32")))
     mykv.sync_aux_params(net)
     mykv.check_in_step(net.collect_params(), auxiliary=True)
 

@@ -76,6 +76,7 @@ _NAMES_OF_2 = {
 }
 _NAVIGATION = (_ROOT / "mkdocs.yml").read_text()
 _GUIDES = re.findall(r": ([\w-]+\.md)$", _NAVIGATION.split("- Guides:")[1].split("- Coming from:")[0], re.MULTILINE)
+_SAVES = "net.save_parameters("
 _END = "import mxnet\nmxnet.nd.waitall()\nprint('the end')\n"  # errors that no line has read are raised
 _TESTED_ELSEWHERE = {"learning-rate.md"}
 _LONG = ["compression.md", "elastic.md", "gpu.md", "local-steps.md", "timeline.md"]  # left out of `make test`
@@ -115,6 +116,32 @@ def test_the_program_prints_what_the_pages_show(mpirun, tmp_path):
     for page in _SHOWN:
         assert _numbers((_ROOT / page).read_text()) == pytest.approx(losses, abs=0.01), page
     assert (tmp_path / "net.params").exists(), "rank 0 saves"
+
+
+_ONE_MORE_STEP = """with autograd.record():
+    loss = loss_of(net(numbers), labels)
+loss.backward()
+trainer.step(len(numbers) + mykv.rank())
+"""
+
+
+def test_an_error_of_the_last_step_leaves_the_saved_file_as_it_was(mpirun, tmp_path):
+    """save_parameters() empties the file before it waits for the weights."""
+    saved = tmp_path / "net.params"
+    saved.write_bytes(b"of an earlier job")
+    before, after = _PROGRAM.split("mx.nd.waitall()")
+    result = mpirun(2, f"{before}{_ONE_MORE_STEP}mx.nd.waitall(){after}", cwd=str(tmp_path))
+    assert result.code != 0 and "batch size 32" in result.stderr and "batch size 33" in result.stderr, result.text
+    assert saved.read_bytes() == b"of an earlier job"
+
+
+def test_all_programs_wait_for_the_last_step_before_they_save():
+    pages = [_ROOT / "README.md", *_DOCS.glob("*.md")]
+    blocks = [block for page in pages for block in re.findall(r"^``` ?py.*?^```$", page.read_text(), re.M | re.S)]
+    saving = [text for text in (*blocks, *map(Path.read_text, (_ROOT / "examples").glob("*.py"))) if _SAVES in text]
+    assert len(saving) >= 8
+    for text in saving:
+        assert "waitall()" in text[: text.index(_SAVES)], text
 
 
 def test_the_figures_of_the_first_pages_are_those_of_the_benchmarks():
