@@ -119,9 +119,9 @@ def _road(mpirun, ranks, options="{}", environment=None):
 @pytest.mark.parametrize(
     ("ranks", "options", "road"),
     [
-        (2, "{}", "(True, True, '')"),
-        (3, "{}", "(True, False, 'the host of rank 0 has 3 ranks and 2 GPUs, and NCCL needs one for each')"),
-        (2, "{'gpu': 'host'}", "(True, False, 'MYKV_GPU=host')"),
+        (2, "{}", "(True, True, '', False)"),
+        (3, "{}", "(True, False, 'the host of rank 0 has 3 ranks and 2 GPUs, and NCCL needs one for each', False)"),
+        (2, "{'gpu': 'host'}", "(True, False, 'MYKV_GPU=host', True)"),
     ],
 )
 def test_the_road_and_its_reason(mpirun, ranks, options, road):
@@ -132,7 +132,7 @@ def test_the_road_and_its_reason(mpirun, ranks, options, road):
 
 def test_a_machine_without_gpus(mpirun):
     result = _road(mpirun, 1, environment={"STANDIN_DEVICES": "0"})
-    assert "road (False, False, 'rank 0: the CUDA runtime finds no GPU')" in result.stdout, result.text
+    assert "road (False, False, 'rank 0: the CUDA runtime finds no GPU', False)" in result.stdout, result.text
 
 
 def test_nccl_that_was_asked_for_and_is_not_there(mpirun):
