@@ -248,7 +248,8 @@ def test_broadcasts_of_parameters_leave_nothing(rank):
         for _ in range(8):
             mykv.broadcast_parameters(params)
         sizes.append(_resident())
-    assert sizes[-1] - sizes[1] < 1 * _MIB, [f"{(size - sizes[0]) / _MIB:.1f}" for size in sizes]
+    # A leak grows in each round. What grows in one round only is a table, of names or of the allocator.
+    assert 4 * np.median(np.diff(sizes[1:])) < 1 * _MIB, [f"{(size - sizes[0]) / _MIB:.1f}" for size in sizes]
 
 
 @pytest.mark.ranks(2)
