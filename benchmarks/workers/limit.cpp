@@ -121,7 +121,7 @@ extern "C" void limit_of_many(int number, float* const* arrays, size_t ranks, si
   (number == 0 ? plain_of_many : blocks_of_many)(arrays, ranks, count);
 }
 
-// Returns when all `ranks` processes have called it. words[0] counts those that have come, words[1] the meetings.
+// A barrier: returns when all `ranks` processes have called it. words[0] counts the processes, words[1] the barriers.
 extern "C" void barrier(unsigned* words, unsigned ranks) {
   const unsigned meeting = __atomic_load_n(words + 1, __ATOMIC_ACQUIRE);
   if (__atomic_add_fetch(words, 1, __ATOMIC_ACQ_REL) == ranks) {

@@ -1,4 +1,4 @@
-"""How fast processes can do the loads and stores of an allreduce if nobody has to wait for anybody.
+"""How fast processes can do the loads and stores of an allreduce without waiting for each other.
 
 This process forks the ranks itself, over shared anonymous memory like the core's. Each rank writes its own array, all
 start at one moment, and each sums its part of all arrays into all of them. See limit.cpp.
@@ -69,7 +69,7 @@ class Limit:
                 yield f"{kernel}, {pages}", times
 
     def barrier(self, case: dict[str, Any], meeting: Meeting) -> Series:
-        """Seconds until all processes have come to one place, each of which sleeps until the last one is there."""
+        """Seconds that a barrier of all processes takes; each process sleeps until the last one has come."""
         yield "time", timed(case, meeting, lambda: None, lambda: self._barrier(self._words, self._ranks))
         meeting.start()
         begin = time.process_time()

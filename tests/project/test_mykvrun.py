@@ -239,7 +239,7 @@ mykv.barrier()
 
 
 def test_in_a_terminal_a_bar_moves_and_the_last_lines_of_the_failed_worker_follow(tmp_path):
-    # Beside much other work the launcher may kill a worker's output with the worker: seen once in a whole run.
+    # In one whole run, beside much other work, the last lines lacked the traceback; the cause is not known.
     for _ in range(3):
         end = _end_in_a_terminal(tmp_path)
         if "ValueError" in end:
