@@ -248,7 +248,7 @@ def test_broadcasts_of_parameters_leave_nothing(rank):
         for _ in range(8):
             mykv.broadcast_parameters(params)
         sizes.append(_resident())
-    # A leak grows in each round. In one whole run 1.5 MiB came in a single round, on both ranks; the cause is not known.
+    # A leak grows in each round. In one whole run 1.5 MiB came in a single round on both ranks, for an unknown cause.
     assert 4 * np.median(np.diff(sizes[1:])) < 1 * _MIB, [f"{(size - sizes[0]) / _MIB:.1f}" for size in sizes]
 
 
