@@ -14,9 +14,7 @@ by element, which rounds alike everywhere.
 
 from __future__ import annotations
 
-import functools
 import logging
-import operator
 import weakref
 import zlib
 from typing import BinaryIO, Callable, NamedTuple, Sequence
@@ -96,24 +94,49 @@ class _Step:
 
     def __call__(self) -> None:
         self._when_updated()
-        flags = [*self._finite, *map(_is_reduced, self._parameters)]
+        flags = [*map(_is_reduced, self._parameters), *self._finite]
+        good: dict[mx.Context, NDArray] = {}
         for state, error, q in self._fresh:
             at = error.context
-            is_good = functools.reduce(operator.mul, [one.as_in_context(at) for one in flags])
-            mx.nd.where(is_good.tile((q.shape[0],)), q, state.q, out=state.q)
-            mx.nd.where(is_good.tile((error.shape[0],)), error, state.error, out=state.error)
+            if at not in good:
+                good[at] = _are_all_set([_at(at, one) for one in flags])
+            mx.nd.where(_repeated(good[at], q.shape[0]), q, state.q, out=state.q)
+            mx.nd.where(_repeated(good[at], error.shape[0]), error, state.error, out=state.error)
+
+
+# When the user reads the error of a failed step, the engine clears it for all arrays (fence.py). Operations that have
+# not begun by then run, with results that others have left unwritten. So each operation on the way from the gradient to
+# where() writes into zeros, which mean "do not change the state". The rest may hold any values, NaN too.
 
 
 def _is_reduced(parameter: Parameter) -> NDArray:
-    """1 if the gradient was reduced; 0 if its step has failed, also after the error was raised.
+    """Not 0 if the gradient was reduced; 0 if its step has failed, also after the error was raised.
 
-    The operation that reads the gradient writes the result, and does not run after a failure. So the result is known
-    before the fence behind the updates, which raises the error (fence.py).
+    The operation that reads the gradient does not run after a failure. It comes before the fence behind the updates,
+    which raises the error.
     """
     gradient = parameter._grad[0].as_nd_ndarray()
     size = mx.nd.zeros((1,), ctx=gradient.context, dtype="int64")
     mx.nd.size_array(gradient, out=size)
-    return (size > 0).astype("float32")
+    flag = mx.nd.zeros((1,), ctx=gradient.context)
+    return mx.nd.cast(size, dtype="float32", out=flag)
+
+
+def _at(context: mx.Context, flag: NDArray) -> NDArray:
+    return flag if flag.context == context else flag.copyto(mx.nd.zeros((1,), ctx=context, dtype=flag.dtype))
+
+
+def _are_all_set(flags: Sequence[NDArray]) -> NDArray:
+    """0 if the first flag or any other is 0."""
+    result = flags[0]
+    for one in flags[1:]:
+        both = mx.nd.zeros((1,), ctx=result.context)
+        result = mx.nd.broadcast_logical_and(result, one, out=both)
+    return result
+
+
+def _repeated(flag: NDArray, count: int) -> NDArray:
+    return mx.nd.tile(flag, reps=(count,), out=mx.nd.zeros((count,), ctx=flag.context))
 
 
 def _real(array: NDArray) -> NDArray:

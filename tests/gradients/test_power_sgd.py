@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import zlib
@@ -10,6 +11,7 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import MXNetError, array, clear_errors, mx
+from kvstore_plugin.gradients import fence
 from mxnet import gluon
 
 _HOSTS = {"MYKV_VIRTUAL_HOSTS": "2"}
@@ -281,18 +283,34 @@ def test_a_later_bucket_that_fails_changes_no_state(rank, size, gather, late):
 
 
 @pytest.mark.ranks(2)
-def test_a_failed_step_changes_no_state(rank, size, gather):
+@pytest.mark.parametrize("reads_early", [False, True])
+def test_a_failed_step_changes_no_state(rank, size, gather, monkeypatch, reads_early):
+    """With `reads_early`, the error is read, and so cleared, before the operations that write the state have begun."""
     hook = mykv.PowerSGD()
     parameters, trainer = _trainer(hook)
-    _step(parameters, trainer, rank, 0)
-    before = hook._values()
-    _set(parameters, rank, 1)
-    trainer.step(1 + rank)
-    with pytest.raises(MXNetError, match="batch size"):
-        parameters[0].data().asnumpy()
-    clear_errors()
-    assert _are_same(before, hook._values())
-    _step(parameters, trainer, rank, 2)
+    where = mx.nd.where
+
+    def where_after_the_error(*given, **named):
+        if "out" in named:  # writes the state
+            fence.Fence(parameters).push()
+            with contextlib.suppress(MXNetError):
+                parameters[0].data().asnumpy()
+        return where(*given, **named)
+
+    for step in range(0, 40, 2):
+        _step(parameters, trainer, rank, step)
+        before = hook._values()
+        _set(parameters, rank, step + 1)
+        with monkeypatch.context() as patch, pytest.raises(MXNetError, match="batch size"):
+            patch.setattr(mx.nd, "where", where_after_the_error if reads_early else where)
+            trainer.step(1 + rank)
+            for one in parameters:
+                one.data().asnumpy()
+            assert reads_early
+            raise MXNetError("batch size")  # was read
+        clear_errors()
+        assert _are_same(before, hook._values())
+    _step(parameters, trainer, rank, 40)
     assert len(set(gather(repr([one.data().asnumpy().tobytes() for one in parameters])))) == 1
 
 
