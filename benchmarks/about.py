@@ -76,6 +76,12 @@ def _chosen_word(path: str) -> str:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(environments.ROOT), "describe", "--always", "--dirty"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """The commit whose code is measured; pages, which a run before this may have written, are no code."""
+    commit = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs", ":!*.md")
+    return (commit or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(environments.ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()

@@ -149,8 +149,8 @@ def _agreement(wanted: list[str]) -> list[Any]:
 
 
 def _compression(wanted: list[str]) -> list[Any]:
-    """Allreduce with the compressors that have targets, over a slow link."""
-    wires = ("", "float16", "2bit threshold=0.5", "topk k=0.01")
+    """Allreduce with compressors over a slow link."""
+    wires = ("", "float16", "2bit threshold=0.5", "onebit", "topk k=0.01", "dithering k=7")
     return [(2, SLOW_RATE, 1, peers.CORE, [cases.compressed(64 * MB, wire) for wire in wires])]
 
 

@@ -13,7 +13,13 @@ import matplotlib.pyplot as plt
 
 from . import page_figures
 
-COLOURS = {"synchronous": "#444444", "fp16": "#5b5ea6", "2-bit": "#c8553d", "LocalTrainer": "#0b6e4f"}
+COLOURS = {
+    "synchronous": "#444444",
+    "fp16": "#5b5ea6",
+    "2-bit": "#c8553d",
+    "LocalTrainer, period 8": "#0b6e4f",
+    "LocalTrainer, period 32": "#8ab17d",
+}
 MEAN_OF = 11  # losses of steps
 PHASES = {"wait": "#d9d9d9", "copy in": "#9db4c0", "reduce": "#e0c879", "network": "#5b5ea6", "spread": "#0b6e4f"}
 

@@ -25,12 +25,13 @@ LIMIT_S = 300.0  # for one job
 _DRAWN_STEPS = 3  # of the timeline
 
 _TOGETHER: dict[str, Any] = {"trainer": "DistributedTrainer", "options": {}, "timeline": None}
-_LOCAL = {"period": 8, "warmup_steps": 22}
+_LOCAL: dict[str, Any] = {**_TOGETHER, "trainer": "LocalTrainer"}
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": _TOGETHER,
     "fp16": {**_TOGETHER, "options": {"compression_params": {"type": "fp16"}}},
     "2-bit": {**_TOGETHER, "options": {"compression_params": {"type": "2bit", "threshold": 0.05}}},
-    "LocalTrainer": {**_TOGETHER, "trainer": "LocalTrainer", "options": _LOCAL},
+    "LocalTrainer, period 8": {**_LOCAL, "options": {"period": 8, "warmup_steps": 22}},
+    "LocalTrainer, period 32": {**_LOCAL, "options": {"period": 32, "warmup_steps": 22}},
 }
 WORKERS = (1, 2, 4)
 
