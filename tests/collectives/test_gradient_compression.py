@@ -292,7 +292,7 @@ _LEARNING = [
     long({"type": "1bit", "threshold": 0}),
     long({"type": "onebit"}),
     {"type": "topk", "k": 0.05},
-    {"type": "randomk", "k": 0.5},  # with less it diverges from some weights, at this learning rate
+    long({"type": "randomk", "k": 0.5}),  # with less it diverges from some weights, at this learning rate
     long({"type": "dithering"}),
     long({"type": "dithering", "partition": "natural", "normalize": "l2"}),
     long({"type": "fp16"}),

@@ -54,7 +54,7 @@ _FIRST_THEN_NEXT = [["backward", 5, 1, "first"], ["forward", 8, 0, "first"]]
     "kind, hosts, deaths, new",
     [
         pytest.param("plain", 1, _FIRST_THEN_NEXT, 2, marks=pytest.mark.smoke),
-        ("store", 2, _FIRST_THEN_NEXT, 2),
+        long("store", 2, _FIRST_THEN_NEXT, 2),
         long("deferred", 1, [["backward", 0, 0, "first"], ["forward", 0, 2, "new"]], 1),
         long("local", 2, _FIRST_THEN_NEXT, 2),
         long("plain", 1, [["backward", 4, 1, "first"], ["backward", 4, 2, "first"]], 2),

@@ -12,6 +12,7 @@ from pathlib import Path
 import kvstore_plugin
 import pytest
 from harness import launcher
+from harness.marks import long
 from harness.support import IS_2
 
 _API = Path(__file__).parents[2] / "docs/api.md"
@@ -124,7 +125,7 @@ def test_examples_are_short_and_use_public_names():
         assert not unknown, f"the example of {name} uses {unknown}"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [long(1), 2])
 def test_examples_run(mpirun, tmp_path, ranks):
     pytest.importorskip("sklearn")
     beginning = next(

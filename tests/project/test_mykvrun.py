@@ -16,6 +16,7 @@ import time
 
 import pytest
 from harness import launcher, several_hosts
+from harness.marks import long
 
 from mykvrun import commands, hosts, main
 from mykvrun.command_line import parse
@@ -447,7 +448,7 @@ def two_hosts(tmp_path):
         yield lambda *words: [str(ssh), "a", f"PATH={shlex.quote(str(ssh.parent))}:$PATH", shlex.join(words)]
 
 
-@pytest.mark.parametrize("how", ["-H", "--hostfile", "--check"])
+@pytest.mark.parametrize("how", ["-H", long("--hostfile"), long("--check")])
 def test_workers_on_two_hosts_as_the_readme_starts_them(tmp_path, two_hosts, how):
     """``mykvrun -H a:2,b:2 python where.py`` and the like in network namespaces, which need root."""
     (tmp_path / "where.py").write_text(_WHERE)
@@ -484,6 +485,7 @@ def test_a_hostfile_of_this_host(tmp_path, script):
     assert stdout.splitlines() == ["sum [3.0, 3.0]"] * 3
 
 
+@pytest.mark.long
 def test_check_runs_the_self_test_before_the_program(tmp_path, script):
     code, stdout, stderr = _run(tmp_path, "-n", "2", "--check")
     assert code == 0 and "sum" not in stdout, stdout + stderr

@@ -87,6 +87,7 @@ def test_report_of_what_is_missing(selftest, ranks, missing):
     assert result.stdout.rstrip().endswith("1 thing wrong."), result.text
 
 
+@pytest.mark.long
 def test_launcher_of_another_mpi(selftest):
     result = selftest(0, env={"PMI_SIZE": "2", "PMI_RANK": "0"})
     assert result.code == 1 and "PMI_SIZE=2" in result.stdout, result.text

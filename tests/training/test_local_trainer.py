@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.marks import long
 from harness.support import (
     MXNetError,
     array,
@@ -811,7 +812,7 @@ def test_calls_that_do_not_fit(rank):
         half.step(1, ignore_stale_grad=True)
 
 
-@pytest.mark.parametrize("period", [8, 32])
+@pytest.mark.parametrize("period", [8, long(32)])
 def test_digits_are_learned_as_well_as_with_steps_made_together(mpirun, period):
     pytest.importorskip("sklearn")
     script = f"""

@@ -105,7 +105,7 @@ def test_the_neighbours_of_a_host_leader_that_leaves_do_not_wait_for_its_message
     assert all("rank 2 has left: it had enough" in outcomes[rank] for rank in (0, 1, 3)), text
 
 
-@pytest.mark.parametrize("ranks, hosts, who", [(2, 2, 0), long(2, 2, 1), (4, 2, 3), long(3, 3, 2)])
+@pytest.mark.parametrize("ranks, hosts, who", [long(2, 2, 0), long(2, 2, 1), (4, 2, 3), long(3, 3, 2)])
 def test_a_rank_that_can_do_no_more_but_lives_is_named_on_all_hosts(mpirun, ranks, hosts, who):
     """A call of MPI fails, there is no memory for what hosts exchange, a message is damaged: at several moments."""
     body = f"""

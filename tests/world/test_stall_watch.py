@@ -254,7 +254,7 @@ def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     assert not any(who in "12" for who, _ in _WARNING.findall(result.stderr)), result.text
 
 
-@pytest.mark.parametrize("ranks, hosts, who", [(3, 1, 0), (4, 2, 3), long(3, 3, 0)])
+@pytest.mark.parametrize("ranks, hosts, who", [long(3, 1, 0), (4, 2, 3), long(3, 3, 0)])
 def test_after_the_second_limit_all_ranks_get_the_error_and_go_on(mpirun, ranks, hosts, who):
     body = """
     array = make.ones((4,))
