@@ -22,6 +22,10 @@ _FAILED_RANK = (
 )
 
 
+# The line before and after a text of Open MPI. It may stand behind a progress bar, which no end of a line follows.
+_LINE_OF_HYPHENS = re.compile(r"(?P<before>(?:.*[^-])?)-{74}")
+
+
 class FailedWorker(NamedTuple):
     """The worker that ended first: its rank, and its host where the launcher says it ('' else)."""
 
@@ -118,10 +122,12 @@ class Output:
 
     def _remember(self, rank: int, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
-        if text.startswith("-" * 60):
+        hyphens = _LINE_OF_HYPHENS.fullmatch(text)
+        own = hyphens["before"] if hyphens else text
+        if own.strip(" \t") and rank not in self._in_notice:
+            self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(own)
+        if hyphens:
             self._in_notice ^= {rank}
-        elif text.strip(" \t") and rank not in self._in_notice:
-            self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(text)
 
     def _file(self, rank: int, stream: str) -> BinaryIO:
         if (rank, stream) not in self._files:
