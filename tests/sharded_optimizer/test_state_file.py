@@ -192,19 +192,20 @@ def _array_of(raw) -> bytes:
 def test_arrays_are_checked_before_mxnet_sees_them():
     right = state_file.parse(_array_of(_raw((2,), bytes(8))), "file").states[0]
     assert right.shape == (2,) and (right.asnumpy() == 0).all()
-    for wrong in (
-        _raw((2,), bytes(7)),
-        _raw((2,), bytes(9)),
-        _raw((1 << 40, 1 << 30), b""),
-        _raw((-1, -2), bytes(8)),
-        _raw((2,), bytes(8), dtype=13),
-        _raw((2,), bytes(8), device=99),
-        _raw((2,), bytes(8))[:6],
-        b"",
-        None,
-        5,
+    size, kind = "more or fewer bytes than its shape says", "a type that is not known"
+    for wrong, reason in (
+        (_raw((2,), bytes(7)), size),
+        (_raw((2,), bytes(9)), size),
+        (_raw((1 << 40, 1 << 30), b""), size),
+        (_raw((-1, -2), bytes(8)), kind),
+        (_raw((2,), bytes(8), dtype=13), kind),
+        (_raw((2,), bytes(8), device=99), "a device that is not known"),
+        (_raw((2,), bytes(8))[:6], "unpack_from requires a buffer"),
+        (b"", "unpack_from requires a buffer"),
+        (None, "without content"),
+        (5, "without content"),
     ):
-        with pytest.raises(ValueError, match="'file' holds no optimizer states that can be read"):
+        with pytest.raises(ValueError, match=f"'file' holds no optimizer states that can be read: .*{reason}"):
             state_file.parse(_array_of(wrong), "file")
 
 
