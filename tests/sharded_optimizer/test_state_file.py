@@ -178,8 +178,8 @@ def test_a_file_cannot_call_functions(tmp_path):
 
 def _raw(shape, data: bytes, dtype: int = 0, device: int = 1) -> bytearray:
     """An array as MXNet saves it."""
-    axes = len(shape)
-    return bytearray(struct.pack(f"<Iii{axes}q3i", 0xF993FAC9, 0, axes, *shape, device, 0, dtype) + data)
+    axes, magic = len(shape), 0xF993FACA if mx.util.is_np_shape() else 0xF993FAC9
+    return bytearray(struct.pack(f"<Iii{axes}q3i", magic, 0, axes, *shape, device, 0, dtype) + data)
 
 
 def _array_of(raw) -> bytes:
