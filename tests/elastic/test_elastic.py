@@ -8,6 +8,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import kvstore_plugin as mykv
 import mxnet as mx
@@ -16,7 +17,7 @@ import pytest
 from harness import elastic_outcome, launcher
 from harness.marks import long
 from harness.several_hosts import Hosts
-from kvstore_plugin.compat.state_tree import described_array
+from kvstore_plugin.compat.state_tree import Leaf, described_array
 from kvstore_plugin.elastic import shard_replicas as kept_shares
 from kvstore_plugin.sharded_optimizer import partition as sharding
 from kvstore_plugin.world import exit_notifier as failed_exits
@@ -495,3 +496,22 @@ def test_shards_are_filled_from_those_of_another_division():
         piece = values[old.begin : old.begin + old.count].view(np.uint8)
         kept_shares._fill(array, piece, 4, old, new, False)
     assert (array.asnumpy() == values[30:80]).all()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "state", "made"),
+    [
+        pytest.param([12], 12, (3, 1), (3, 1), id="a number for each row"),
+        pytest.param([12], 12, (12,), (12,), id="another shape than that of its weight"),
+        pytest.param([12], 5, (3, 4), (5,), id="a part of a whole weight"),
+        pytest.param([7, 5], 12, (7,), (3, 4), id="a whole weight of parts"),
+        pytest.param([7, 5], 6, (7,), (6,), id="a part of parts"),
+    ],
+)
+def test_a_state_of_a_whole_weight_keeps_its_shape(before, now, state, made):
+    """An optimizer of the user updates whole weights of shape (3, 4), and its states may have any shapes."""
+    store_optimizer = SimpleNamespace(own_shard=lambda key: sharding.Shard(0, 0, now), shape_of=lambda key: (3, 4))
+    begins = np.cumsum([0, *before])
+    shards = [sharding.Shard(rank, begin, count) for rank, (begin, count) in enumerate(zip(begins, before))]
+    array = kept_shares._made(store_optimizer, "key", Leaf(state, np.float32, False), shards)
+    assert array.shape == made

@@ -242,6 +242,39 @@ def test_the_self_test(mpirun, ranks, devices, road):
     assert "WRONG" not in result.stdout, result.text
 
 
+def test_the_self_test_finds_an_operation_that_does_not_wait_for_its_stream(mpirun):
+    """The operations of the self-test do not get their streams here, in which all work comes a second late."""
+    script = """
+    import ctypes
+    import sys
+    import mykv_core
+    from kvstore_plugin.selftest import __main__ as selftest
+    from kvstore_plugin.selftest import gpu as selftest_gpu
+    from standin.gpu_support import Cuda
+    cuda, submit = Cuda(), mykv_core.submit_on_gpu
+
+    class LateStream(selftest_gpu.Stream):
+        def __init__(self, device):
+            super().__init__(device)
+            cuda.standin_delay(device, self._handle, 1_000_000)
+
+    def submit_without_streams(name, kind, dtype, counts, memory):
+        del memory["streams"]
+        return submit(name, kind, dtype, counts, memory)
+
+    mykv_core.submit_on_gpu, selftest_gpu.Stream = submit_without_streams, LateStream
+    selftest_gpu._SPEED_BYTES = selftest_gpu._DTYPES = ()
+    selftest_gpu._TURNS = 1
+    sys.argv.append("--gpu")
+    sys.exit(selftest.main())
+    """
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    environment = {**gpu_support.environment(devices=2), "PYTHONPATH": ":".join(paths)}
+    result = mpirun(2, script, env=environment, timeout=60)
+    assert result.code == 1, result.text
+    assert "order of streams: a sum of what a stream has written before it is wrong" in result.stdout, result.text
+
+
 def test_the_self_test_without_a_gpu(mpirun):
     result = mpirun(1, "-m kvstore_plugin.selftest --gpu", env=gpu_support.environment(devices=0), timeout=60)
     assert result.code == 1 and "There is no GPU" in result.stdout, result.text

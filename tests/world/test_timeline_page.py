@@ -246,6 +246,14 @@ def test_clocks_that_contradict_an_operation_are_corrected(tmp_path, offset, cor
     assert (f"corrected by {abs(offset)}.000 ms" in page.read_text()) == (offset != 0)
 
 
+@pytest.mark.parametrize(("ranks", "title"), [(8, "0, 1, 2, 3, 4, 5, 6, 7"), (9, "0 to 8")])
+def test_the_title_names_up_to_eight_ranks(tmp_path, ranks, title):
+    files = [_write(tmp_path / f"{rank}.json", rank, size=ranks) for rank in range(ranks)]
+    page = tmp_path / "page.html"
+    assert main([*files, "-o", str(page)]) == 0
+    assert f"<title>Timeline of ranks {title}</title>" in page.read_text()
+
+
 def test_any_name_is_shown_as_it_is(tmp_path):
     name = "</script><b>@@DATA@@ 中"
     path = _write(tmp_path / "t.json", rows=[name], events=[_call(1, 0, 1, 0, [0, 1], [0, 1])])
