@@ -15,6 +15,8 @@ from ..world import process
 from ..world.process_set import ProcessSet
 from . import operation
 
+_MOST_SHOWN = 5  # names in an error
+
 
 def extremes(
     process_set: ProcessSet, name: str, numbers: Sequence[int], label: str = ""
@@ -45,7 +47,14 @@ def extremes(
     return rows.min(axis=0), rows.max(axis=0)
 
 
-def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], what: str, label: str = "") -> None:
+def check_names(
+    process_set: ProcessSet,
+    carrier: str,
+    names: Sequence[str],
+    what: str,
+    label: str = "",
+    shown: Sequence[str] | None = None,
+) -> None:
     """Raise an error on every rank unless all ranks pass the same names in the same order.
 
     Parameters
@@ -60,23 +69,25 @@ def check_names(process_set: ProcessSet, carrier: str, names: Sequence[str], wha
         What the names are, for the error, for example ``'parameters of trainer0'``.
     label : str, optional
         As for `extremes`.
+    shown : sequence of str, optional
+        The names for the error, where the user knows them by others.
 
     Raises
     ------
     RuntimeError
-        The names differ; the error says how many names this rank and the others have.
+        The names differ; the error says how many names this rank and the others have, and the last of this rank's.
     MXNetError
         As for `extremes`.
     """
     (lowest, few), (highest, many) = extremes(process_set, carrier, [digest(names), len(names)], label)
     if lowest != highest:
-        elsewhere = (
-            f"the ranks have between {few} and {many}" if few != many else f"all ranks have {many}, but they differ"
-        )
-        shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        other = many if len(names) == few else few
+        elsewhere = f"another rank has {other}" if few != many else f"all ranks have {many}, but they differ"
+        last = list(shown if shown is not None else names)[-_MOST_SHOWN:]
+        listed = f" ({'the last ' if len(last) < len(names) else ''}{', '.join(last)})" if last else ""
         raise RuntimeError(
-            f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)} ({shown}), and "
-            f"{elsewhere}. Use the same parameters in the same order on all ranks."
+            f"The {what} are not the same on all ranks: rank {process.rank()} has {len(names)}{listed}, and "
+            f"{elsewhere}. Build the same network on all ranks, with the same parameters trained, in the same order."
         )
 
 

@@ -35,8 +35,9 @@ _SAVING = (
 )
 
 _EQUAL_STEPS = (
-    "the workers take different numbers of steps. Give all workers the same number of batches, as a DistributedSampler "
-    "does, or put `with join(trainer):` around the training loop."
+    "the workers take different numbers of steps, or not all make this call. Call it on all workers, not under `if "
+    "rank == 0:`; and give all the same number of batches, as a DistributedSampler does, or put `with join(trainer):` "
+    "around the training loop."
 )
 
 _EQUAL_ORDER = "make calls that wait in the same order on all workers, also calls of different process sets."

@@ -36,7 +36,8 @@ _WRITTEN = "a backward has run since they were made"
 _UNSEEN = "they were made before the import of kvstore_plugin, or by a copy of the network"
 _CURES = {
     _WRITTEN: "Make the trainer before the first backward, and after the last init().",
-    _UNSEEN: "Initialize the network after the import, and all are reduced in place.",
+    _UNSEEN: "Write `import kvstore_plugin` at the top of the program, before the network is initialized, and all are "
+    "reduced in place.",
 }
 
 _backwards = 0  # how often backward has run in this process

@@ -25,6 +25,7 @@ from ..coordination import agreement, step_marks
 from ..parameters import load_tracking, placement, trainer_state
 from ..parameters.naming import Named
 from ..sharded_optimizer.optimizer import ShardedUpdate
+from ..world.process_set import ProcessSet
 from . import bucket_plan
 from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
@@ -106,12 +107,11 @@ class DenseReducer(SharedReducer):
             The ranks differ in their parameters, in the parameters with gradients, or in `options`. All ranks get the
             error.
         """
-        labels = [slot.label for slot in self._slots]
         agreement.check_options(self._process_set, meeting, options, self._scope)
-        agreement.check_names(self._process_set, meeting, labels, f"parameters of {self._scope}")
-        trainable = [slot.label for slot in self._slots if slot.parameter.grad_req != "null"]
+        _check_slots(self._process_set, meeting, self._slots, f"parameters of {self._scope}")
+        trainable = [slot for slot in self._slots if slot.parameter.grad_req != "null"]
         what = f"parameters with gradients of {self._scope}"
-        agreement.check_names(self._process_set, self._carrier, trainable, what)
+        _check_slots(self._process_set, self._carrier, trainable, what)
 
     def own_gradients(self) -> None:
         """Let the gradients lie in shared memory from now on, or from their initialization."""
@@ -385,9 +385,8 @@ class DenseReducer(SharedReducer):
         return operation._replace(push=hooked.push, hooked=hooked)
 
     def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
-        labels = [slot.label for slot in active]
         what = f"parameters with gradients of {self._scope}"
-        self._ask(lambda carrier: agreement.check_names(self._process_set, carrier, labels, what))
+        self._ask(lambda carrier: _check_slots(self._process_set, carrier, active, what))
         own = [agreement.digest([str(operation) for operation in proposed]), agreement.digest(_shapes(active))]
         label = f"a step with gradients on devices: {len(active[0].parameter._grad) if active else 0}"
         least, most = self._ask(lambda carrier: agreement.extremes(self._process_set, carrier, own, label))
@@ -472,6 +471,12 @@ def _shapes(slots: Sequence[Slot]) -> list[str]:
 def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
     """Keys and weights in the order of the network, which is also the order of their gradients in buckets."""
     return [(slot.key, slot.parameter._data[0]) for slot in sorted(slots, key=lambda slot: -slot.priority)]
+
+
+def _check_slots(process_set: ProcessSet, carrier: str, slots: Sequence[Slot], what: str) -> None:
+    """Raise a RuntimeError on all ranks unless they have the same slots, by their labels."""
+    shown = [slot.parameter.name for slot in slots]
+    agreement.check_names(process_set, carrier, [slot.label for slot in slots], what, shown=shown)
 
 
 def _divide(slots: Sequence[Slot], num_groups: int) -> None:

@@ -71,7 +71,8 @@ def broadcast_parameters(
             turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}"
         )
     carrier = f"{scope}/parameters"
-    agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}")
+    shown = [getattr(one.value, "name", one.name) for one in named]
+    agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}", shown=shown)
     if not named:
         return
     arriving = []

@@ -215,7 +215,7 @@ def warn_of_many_threads(local_rank: int, local_size: int, environment: Mapping[
     if threads * local_size > cores:
         _log.warning(
             "The %d ranks of this host compute with %d threads each (%s) on %d cores, which is slow: set "
-            "OMP_NUM_THREADS=%d, as mykvrun does.",
+            "OMP_NUM_THREADS=%d, or unset it and leave out --threads for mykvrun, which then sets it.",
             local_size,
             threads,
             f"OMP_NUM_THREADS={given}" if given else "OMP_NUM_THREADS is not set",

@@ -533,3 +533,20 @@ def test_parameters_that_one_stock_trainer_has_loaded_and_loads_back_after_the_e
     if rank == 1:
         training.net.load_parameters(own)
     _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_other_numbers_of_parameters_are_shown_with_their_last_names(rank):
+    parameters = [gluon.Parameter(f"layer{number}_weight", shape=(2,)) for number in range(6 + 2 * rank)]
+    for one in parameters:
+        one.initialize()
+    mine, other = (8, 6) if rank else (6, 8)
+    last = ", ".join(f"layer{number}_weight" for number in range(mine - 5, mine))
+    for call in (
+        lambda: mykv.DistributedTrainer(parameters, "sgd"),
+        lambda: mykv.broadcast_parameters(parameters),
+    ):
+        with pytest.raises(
+            RuntimeError, match=rf"rank {rank} has {mine} \(the last {last}\), and another rank has {other}\."
+        ):
+            call()
