@@ -184,8 +184,8 @@ class Turn:
                 self.name,
                 f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
                 f"these ranks had not called it: {missing}. Call it on all workers, not under `if rank == 0:`; with "
-                "the optimizer on the store, as a stock Trainer has it by default, a Trainer's save_states() makes this "
-                "call.",
+                "the optimizer on the store, as a stock Trainer has it by default, a Trainer's save_states() makes "
+                "this call.",
                 code="given_up",
                 ranks=missing,
             )
