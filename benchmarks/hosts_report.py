@@ -44,8 +44,8 @@ several runs on this machine, and as installed up to 1.8 times: 0.6 of the forme
 _TRAINING = """\
 From the last value of a step on the wire to the first one of the next the link is idle: the last layers are updated,
 and their forward and backward pass computed. That takes 50 to 60 ms of compute here, and communication 400 ms, so that
-1.06 would need half of it to go away. MXNet makes it longer: it runs up to 15 operators as one, so that a gradient waits
-for others, and updates four parameters at a time. One by one (`MXNET_EXEC_BULK_EXEC_TRAIN=0` and
+1.06 would need half of it to go away. MXNet makes it longer: it runs up to 15 operators as one, so that a gradient
+waits for others, and updates four parameters at a time. One by one (`MXNET_EXEC_BULK_EXEC_TRAIN=0` and
 `MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there; these are settings of MXNet for the whole process,
 which mykv leaves to the user."""
 
