@@ -63,7 +63,7 @@ def test_workers_are_added_when_the_hostfile_lists_more(job, kind, hosts):
 @pytest.mark.parametrize(
     "deaths, sizes",
     [
-        long([["forward", 8, 1, "first"], ["forward", 10, 2, "new"]], "2, 4"),
+        ([["forward", 8, 1, "first"], ["forward", 10, 2, "new"]], "2, 4"),
         long([["commit", 3, 1, "first"]], "2, 4"),  # beside the growth
         long([["restore", 1, 1, "first"]], "2, 3, 4"),  # with the added workers; the next commit adds one
     ],
