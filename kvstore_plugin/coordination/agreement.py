@@ -70,7 +70,7 @@ def check_names(
     label : str, optional
         As for `extremes`.
     shown : sequence of str, optional
-        The names for the error, where the user knows them by others.
+        What the error shows in place of the names, where the user knows them by others too.
 
     Raises
     ------

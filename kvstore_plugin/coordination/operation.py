@@ -31,10 +31,11 @@ _LARGEST_PRIORITY = 2**31 - 1
 
 
 class Limit(NamedTuple):
-    """How long a rank waits for missing ranks, and the setting that says so."""
+    """How long a rank waits for missing ranks, the setting that says so, and what to do about missing ranks."""
 
     seconds: float
     setting: str
+    advice: str
 
 
 class Turn:
@@ -183,9 +184,7 @@ class Turn:
             self.core.give_up(
                 self.name,
                 f"{self.call} was given up by rank {process.rank()} after {limit.seconds:g} s ({limit.setting}), since "
-                f"these ranks had not called it: {missing}. Call it on all workers, not under `if rank == 0:`; with "
-                "the optimizer on the store, as a stock Trainer has it by default, a Trainer's save_states() makes "
-                "this call.",
+                f"these ranks had not called it: {missing}. {limit.advice}",
                 code="given_up",
                 ranks=missing,
             )

@@ -23,7 +23,7 @@ from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
 from ..coordination import agreement, step_marks
 from ..parameters import load_tracking, placement, trainer_state
-from ..parameters.naming import Named
+from ..parameters.naming import Named, described_within
 from ..sharded_optimizer.optimizer import ShardedUpdate
 from ..world.process_set import ProcessSet
 from . import bucket_plan
@@ -475,7 +475,7 @@ def _weights(slots: Sequence[Slot]) -> list[tuple[int, NDArray]]:
 
 def _check_slots(process_set: ProcessSet, carrier: str, slots: Sequence[Slot], what: str) -> None:
     """Raise a RuntimeError on all ranks unless they have the same slots, by their labels."""
-    shown = [slot.parameter.name for slot in slots]
+    shown = [described_within(slot.label, slot.parameter) for slot in slots]
     agreement.check_names(process_set, carrier, [slot.label for slot in slots], what, shown=shown)
 
 

@@ -15,7 +15,7 @@ from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from . import deferred_init, load_tracking
 from .deferred_init import Broadcast
-from .naming import Named, WrongParameters, arrays_of, described, named_values
+from .naming import Named, WrongParameters, arrays_of, described, described_within, named_values
 
 # The state of a parameter on a rank before a broadcast.
 _HAS_VALUES, _HAS_VALUES_AND_LASTING, _WITHOUT_VALUES, _WAITS, _WAITS_LASTING = range(5)
@@ -71,7 +71,7 @@ def broadcast_parameters(
             turn, process_set, "broadcast", f"broadcast_parameters from rank {root_rank}"
         )
     carrier = f"{scope}/parameters"
-    shown = [getattr(one.value, "name", one.name) for one in named]
+    shown = [described_within(one.name, one.value) for one in named]
     agreement.check_names(process_set, carrier, [one.name for one in named], f"parameters of {scope}", shown=shown)
     if not named:
         return

@@ -27,6 +27,11 @@ from .partition import Shard
 
 _ROOT = 0  # the worker that has the file, by its rank in the process set
 
+_ADVICE = (
+    "With the optimizer on the store, as a stock Trainer has it by default, its save_states() and load_states() make "
+    "this call: all workers must, not one under `if rank == 0:`."
+)
+
 
 def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer: bool) -> None:
     """Write the states of all shards to a file. Collective; the set's first worker writes.
@@ -111,7 +116,7 @@ class _Exchange:
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
         numbers = [agreement.digest(texts), len(texts)]
-        limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S")
+        limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S", _ADVICE)
         met = operation.exchange(
             self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
         )

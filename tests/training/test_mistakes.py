@@ -541,7 +541,7 @@ def test_other_numbers_of_parameters_are_shown_with_their_last_names(rank):
     for one in parameters:
         one.initialize()
     mine, other = (8, 6) if rank else (6, 8)
-    last = ", ".join(f"layer{number}_weight" for number in range(mine - 5, mine))
+    last = ", ".join(rf"parameter {number} \(layer{number}_weight\)" for number in range(mine - 5, mine))
     for call in (
         lambda: mykv.DistributedTrainer(parameters, "sgd"),
         lambda: mykv.broadcast_parameters(parameters),
