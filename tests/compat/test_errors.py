@@ -115,7 +115,7 @@ def test_a_late_rank_skips_what_was_given_up_also_if_the_text_is_cut(rank, gathe
     from mxnet.base import MXNetError
 
     mykv.init()
-    limit = operation.Limit(0.5, "a setting")
+    limit = operation.Limit(0.5, "a setting", "Start the missing worker.")
 
     def meet(call):
         return operation.exchange(mykv.global_process_set, "errors/meeting", call, numbers=[rank], limit=limit)
