@@ -1,4 +1,4 @@
-"""Devices of parameters are found without calls of MXNet's library, since a failed step looks at all parameters."""
+"""Devices of parameters are found without calls of MXNet's library: a trainer looks at all of them."""
 
 from __future__ import annotations
 
