@@ -50,7 +50,7 @@ size_t Region::take(size_t size, bool commit) {
     std::vector<size_t>& cold = cold_[size];
     if (!cold.empty()) {
       const size_t offset = cold.back();
-      if (commit) segment_.commit(offset, size);
+      if (commit) take_memory(offset, size);
       cold.pop_back();
       return offset;
     }
@@ -76,7 +76,7 @@ std::optional<size_t> Region::take_free(size_t size, bool commit) {
   const size_t bytes = std::max(size, kPage);
   const std::optional<size_t> begin = free_.find(bytes);
   if (!begin) return std::nullopt;
-  if (commit) segment_.commit(*begin, bytes);
+  if (commit) take_memory(*begin, bytes);
   free_.take(*begin, bytes);
   for (size_t rest = size; rest < bytes; rest += size) {
     warm_[size].push_back(*begin + rest);
@@ -91,12 +91,21 @@ std::optional<size_t> Region::take_new(size_t size, bool commit) {
   if (commit && begin + size > committed_) {
     const size_t from = std::max(committed_, begin / kPage * kPage);
     const size_t to = std::min(end_, std::max(begin + size, from + (size > kLarge ? 0 : kCommitStep)));
-    segment_.commit(from, to - from);
+    take_memory(from, to - from);
     committed_ = to;
   }
   next_ = begin + size;
   if (!commit) committed_ = std::max(committed_, next_);  // the owner of reserved memory commits it
   return begin;
+}
+
+void Region::take_memory(size_t offset, size_t bytes) const {
+  try {
+    segment_.commit(offset, bytes);
+  } catch (...) {
+    discard(offset, bytes);
+    throw;
+  }
 }
 
 void Region::release(size_t offset, size_t bytes) {

@@ -37,6 +37,8 @@ class Region {
   size_t take(size_t size, bool commit);
   std::optional<size_t> take_free(size_t size, bool commit);
   std::optional<size_t> take_new(size_t size, bool commit);
+  // As Segment::commit(), but after an Error no part has memory that had none before, unless memory is kept.
+  void take_memory(size_t offset, size_t bytes) const;
   // Adds pages to the free ranges.
   void free(size_t offset, size_t size);
   void discard(size_t offset, size_t size) const;

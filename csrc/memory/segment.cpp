@@ -19,7 +19,8 @@ namespace mykv {
 
 namespace {
 
-constexpr unsigned kNeverExecutable = 8;  // MFD_NOEXEC_SEAL, which older headers lack
+constexpr unsigned kNeverExecutable = 8;   // MFD_NOEXEC_SEAL, which older headers lack
+constexpr size_t kStep = size_t{4} << 20;  // memory is taken in steps; small beside what require_headroom() leaves free
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Empty, with the reason in *refused, if the system allows no memfd: an old kernel, or a sandbox.
@@ -51,8 +52,20 @@ void require_headroom(size_t bytes) {
   watch.require(bytes);
 }
 
+// False if the kernel has no fallocate for memfd: memory is then committed when it is touched.
+bool take(int fd, size_t offset, size_t bytes) {
+  int failed;
+  do {
+    failed = fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
+    throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory (fallocate)");
+  }
+  return failed == 0;
+}
+
 // Ranks take memory one after the other: two ranks that have seen the same free memory would both take it. It is an
-// fcntl lock, which ends with its process; other ranks stop trying after kTries if its holder is stopped.
+// fcntl lock, which ends with its process; other ranks stop trying after kTries if its holder is stopped or slow.
 class Turn {
  public:
   explicit Turn(int fd) : guard_(of_threads()), fd_(fd) {
@@ -152,13 +165,11 @@ void Segment::commit(size_t offset, size_t bytes) const {
   if (bytes == 0) return;
   const Turn turn(fd_.get());
   require_headroom(bytes);
-  int failed;
-  do {
-    failed = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
-  } while (failed != 0 && errno == EINTR);
-  // If the kernel has no fallocate for memfd, memory is committed when it is touched.
-  if (failed != 0 && errno != EOPNOTSUPP && errno != ENOSYS) {
-    throw system_error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory (fallocate)");
+  for (size_t done = 0; done < bytes; done += kStep) {
+    const size_t step = std::min(kStep, bytes - done);
+    // Without its turn, a rank takes memory beside another: each sees in time what the other has taken.
+    if (done > 0) require_headroom(step);
+    if (!take(fd_.get(), offset + done, step)) return;
   }
 }
 

@@ -33,6 +33,7 @@ class Segment {
   int fd() const { return fd_.get(); }
 
   // Takes memory for [offset, offset + bytes) now, so that a lack of memory is an Error here, not a SIGBUS later.
+  // After an Error a part may have memory.
   void commit(size_t offset, size_t bytes) const;
   // Gives the memory of whole pages back to the system; the pages read as zeros afterwards.
   void discard(size_t offset, size_t bytes) const;

@@ -111,7 +111,7 @@ def test_headroom_of_cgroup_version_1(tmp_path):
 
 
 _LIMITED = """
-import os
+import os, subprocess, sys
 folder, limit, usage = {folder!r}, {limit!r}, {usage!r}
 open(folder + "/cgroup.procs", "w").write(str(os.getpid()))
 import kvstore_plugin as mykv, mxnet as mx
@@ -119,18 +119,27 @@ store = mx.kv.create("mykv")
 inout = mx.nd.ones((1000,))
 store.pushpull("before", inout)
 assert inout.asnumpy()[0] == 2
+holder = None
+if {locked} and store.rank == 0:
+    opened = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    (segment,) = [fd for fd in opened if "/memfd:mykv" in os.path.realpath("/proc/self/fd/%d" % fd)]
+    program = "import fcntl; fcntl.lockf({{}}, fcntl.LOCK_EX); print(flush=True); input()".format(segment)
+    holder = subprocess.Popen([sys.executable, "-c", program], pass_fds=[segment], stdin=-1, stdout=-1)
+    holder.stdout.readline()
 mykv.barrier()
 if store.rank == 0:
     used = int(open(folder + "/" + usage).read())
-    open(folder + "/" + limit, "w").write(str(used + (160 << 20)))
+    open(folder + "/" + limit, "w").write(str(used + ({room} << 20)))
 mykv.barrier()
 try:
-    kept = [mykv.world.process.core.allocate(64 << 20) for _ in range(8)]
+    kept = [mykv.world.process.core.allocate({size} << 20) for _ in range(8)]
     print("no error", flush=True)
 except RuntimeError as error:
     print("allocate:", error, flush=True)
 mykv.barrier()
 kept = None
+if holder is not None:
+    holder.communicate(b"end\\n")
 mykv.barrier()
 store.pushpull("before", inout)
 assert inout.asnumpy()[0] == 4
@@ -138,11 +147,14 @@ print("lives", flush=True)
 """
 
 
-def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpirun):
+@pytest.mark.parametrize("room, size, locked", [(160, 64, False), (320, 256, True)], ids=["in-turns", "side-by-side"])
+def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpirun, room, size, locked):
+    """Ranks take memory in turns, and side by side where the turn is held for long: there room is for one of them."""
     with memory_cgroup() as made:
         if made is None:
             pytest.skip("no memory cgroup can be made here")
-        result = mpirun(2, _LIMITED.format(folder=str(made.folder), limit=made.limit, usage=made.usage))
+        names = {"folder": str(made.folder), "limit": made.limit, "usage": made.usage}
+        result = mpirun(2, _LIMITED.format(**names, room=room, size=size, locked=locked))
         assert result.code == 0, result.text
         assert result.stdout.count("lives") == 2 and "no error" not in result.stdout, result.text
         assert "of this container's limit of" in result.stdout and "MiB are free" in result.stdout, result.text
