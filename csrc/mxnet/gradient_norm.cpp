@@ -28,8 +28,8 @@ void require_squares(const Api& api, Handle array) {
 
 }  // namespace
 
-void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces, Handle squares, double more,
-                         int priority) {
+void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces, Handle squares,
+                         std::optional<double> begin, int priority) {
   struct Read {
     DType dtype;
     size_t offset;  // in bytes
@@ -46,13 +46,14 @@ void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces,
     arrays.push_back(piece.array);
     reads.push_back({described.dtype, piece.begin * item_size(described.dtype), piece.count});
   }
-  bridge.push_local("sum of squares", priority, arrays, [reads, more](const std::vector<void*>& memory) {
-    double total = more;
+  bridge.push_local("sum of squares", priority, arrays, [reads, begin](const std::vector<void*>& memory) {
+    auto* squares = static_cast<double*>(memory[0]);
+    double total = begin.value_or(*squares);
     for (size_t i = 0; i < reads.size(); ++i) {
       const char* data = static_cast<const char*>(memory[i + 1]) + reads[i].offset;
       total += sum_of_squares(reads[i].dtype, data, reads[i].count);
     }
-    *static_cast<double*>(memory[0]) = total;
+    *squares = total;
   });
 }
 

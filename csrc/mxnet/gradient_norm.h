@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <vector>
 
 #include "mxnet/bridge.h"
@@ -16,10 +17,11 @@ struct Piece {
   size_t count;
 };
 
-// squares[0] = `more` + the sum of the squares of all pieces. `squares`: float64, one element. The pieces are of
-// float16, bfloat16, float32 or float64, in host memory. Throws Error, and pushes nothing, for other arrays.
-void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces, Handle squares, double more,
-                         int priority);
+// squares[0] = `begin` + the sum of the squares of all pieces; without `begin` the sum is added to squares[0].
+// `squares`: float64, one element. The pieces are of float16, bfloat16, float32 or float64, in host memory. Throws
+// Error, and pushes nothing, for other arrays.
+void push_sum_of_squares(const Bridge& bridge, const std::vector<Piece>& pieces, Handle squares,
+                         std::optional<double> begin, int priority);
 
 // The factor by which gradients are clipped: 1 unless factor * sqrt(squares) is above `most`. `factor`: what the
 // optimizer multiplies gradients by. As in gluon.utils.clip_global_norm, 1e-8 keeps the quotient finite.

@@ -236,10 +236,16 @@ class DenseReducer(SharedReducer):
     def pieces(self, only_fresh: bool) -> list[Piece]:
         if self._reduction.store_optimizer is not None:
             return [Piece(gradient, 0, gradient.size) for gradient in self.to_scale(only_fresh)]
-        gradients = [parameter._grad[0] for parameter in self._counted(only_fresh)]
+        # Of each operation a share, and the first that ends comes first: backward writes what is near the input last.
+        in_order = sorted(self._operations, key=_priority_of)
+        return [piece for one in in_order for piece in self._share(self._counted([one], only_fresh))]
+
+    def _share(self, parameters: Sequence[Parameter]) -> list[Piece]:
+        """This rank's share of the elements of the gradients."""
+        gradients = [parameter._grad[0] for parameter in parameters]
         rank, size = self._process_set.rank(), self._process_set.size()
         total = sum(gradient.size for gradient in gradients)
-        first, last = total * rank // size, total * (rank + 1) // size  # of all elements, those of this rank
+        first, last = total * rank // size, total * (rank + 1) // size
         pieces, begin = [], 0
         for gradient in gradients:
             start, stop = max(first - begin, 0), min(last - begin, gradient.size)
@@ -251,11 +257,11 @@ class DenseReducer(SharedReducer):
     def to_scale(self, only_fresh: bool) -> list[NDArray]:
         if self._reduction.store_optimizer is not None:
             return [gradient for one, keys in self._to_update for gradient in one.update.own_gradients(keys)]
-        return [gradient for parameter in self._counted(only_fresh) for gradient in parameter._grad]
+        return [gradient for parameter in self._counted(self._operations, only_fresh) for gradient in parameter._grad]
 
-    def _counted(self, only_fresh: bool) -> list[Parameter]:
-        """The parameters with gradients, in an order that is the same on all ranks; with `only_fresh` those in use."""
-        active = [slot.parameter for operation in self._operations for slot in operation.slots]
+    def _counted(self, operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
+        """Parameters of the operations, in an order that is the same on all ranks; with `only_fresh` those in use."""
+        active = [slot.parameter for operation in operations for slot in operation.slots]
         return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
 
     def begin_updates(self) -> None:

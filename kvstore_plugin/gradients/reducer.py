@@ -104,7 +104,10 @@ class Reducer:
         """Refuse the turn of compare(): the other ranks' update fails with the reason."""
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
-        """This worker's share of the dense gradients, for the global norm; with `only_fresh` without stale ones."""
+        """This worker's share of the dense gradients, for the global norm; with `only_fresh` without stale ones.
+
+        In the order in which backward writes them and they are reduced.
+        """
         return []
 
     def to_scale(self, only_fresh: bool) -> list[NDArray]:

@@ -8,8 +8,12 @@ import numpy as np
 
 from ..compat import arrays
 from ..compat.mxnet import NDArray, mx, view_of_memory
+from ..sharded_optimizer.partition import grouped
 from ..world import process
 from ..world.process_set import ProcessSet
+
+# One operation of the engine reads gradients of about this many bytes: it waits for the reduction of all of them.
+_BYTES_AT_ONCE = 4 << 20
 
 
 class Piece(NamedTuple):
@@ -55,13 +59,19 @@ class Squares:
     def add_up(self, pieces: Sequence[Piece], more: float, priority: int) -> None:
         """Set the number to `more` plus the sum of squares of the pieces. Returns at once.
 
+        The first pieces are read while the reduction of later ones is under way.
+
         Raises
         ------
         RuntimeError
             A gradient is not of floating-point numbers.
         """
-        here = [(one.gradient.handle.value, one.begin, one.count) for one in pieces if not arrays.on_gpu(one.gradient)]
-        process.core.push_sum_of_squares(here, self.array.handle.value, more, priority)
+        squares = self.array.handle.value
+        here = [one for one in pieces if not arrays.on_gpu(one.gradient)]
+        groups = grouped(here, lambda one: one.count * arrays.item_size(one.gradient), _BYTES_AT_ONCE) or [[]]
+        for number, group in enumerate(groups):
+            read = [(one.gradient.handle.value, one.begin, one.count) for one in group]
+            process.core.push_sum_of_squares(read, squares, more if number == 0 else None, priority)
         with arrays.not_recorded():
             for gradient, begin, count in pieces:
                 if arrays.on_gpu(gradient):

@@ -116,6 +116,25 @@ def test_training_equals_one_process(rank, size, options, most):
     _all_equal(net, norms)
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("options", [{}, {"bucket_bytes": 1 << 20}, {"update_on_kvstore": True}], ids=str)
+def test_gradients_of_many_megabytes_count_once(rank, size, options):
+    """Their squares are added up by several operations of the engine, of which each reads 4 MiB."""
+
+    def build(seed):
+        return dense_network(seed, inputs=6, widths=(1100, 1000, 900, 1), dtype="float64")
+
+    net = build(rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_SGD, clip_global_norm=_MOST, **options)
+    norms = []
+    for step in range(2):
+        _backward(net, rank, step)
+        trainer.step(_BATCH)
+        norms.append(_norm(trainer))
+    _assert_equals(net, norms, _in_one_process(build, size, steps=2))
+    _all_equal(net, norms)
+
+
 @pytest.mark.ranks(2, 4, env=_HOSTS)
 @pytest.mark.parametrize("options", [{}, {"update_on_kvstore": True}], ids=str)
 def test_on_two_hosts(rank, size, options):
