@@ -114,7 +114,7 @@ Headroom HeadroomWatch::look() const {
   return least;
 }
 
-void HeadroomWatch::require(size_t bytes) {
+void HeadroomWatch::require(size_t bytes, size_t whole) {
   if (bytes <= unchecked_) {
     unchecked_ -= bytes;
     return;
@@ -122,8 +122,9 @@ void HeadroomWatch::require(size_t bytes) {
   const Headroom now = look();
   if (now.bytes < bytes || now.bytes - bytes < kReserve) {
     unchecked_ = 0;
-    throw Error("mykv cannot get " + std::to_string(bytes) + " bytes of shared memory: of " + now.what + " " +
-                    mebibytes(now.bytes) + " are free. Give the job more memory, or start fewer workers on this host",
+    throw Error("mykv cannot get " + std::to_string(whole) + " bytes of shared memory: of " + now.what + " " +
+                    mebibytes(now.bytes) + " are free, and " + mebibytes(kReserve) +
+                    " must stay free. Give the job more memory, or start fewer workers on this host",
                 ErrorCode::no_memory);
   }
   unchecked_ = std::min((now.bytes - bytes) / kFraction, kMostUnchecked);

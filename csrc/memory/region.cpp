@@ -37,7 +37,7 @@ size_t Region::reserve(size_t bytes) {
   return offset;
 }
 
-size_t Region::take(size_t size, bool commit) {
+size_t Region::take(size_t size, bool commits) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (size <= kLarge) {
     std::vector<size_t>& warm = warm_[size];
@@ -50,7 +50,7 @@ size_t Region::take(size_t size, bool commit) {
     std::vector<size_t>& cold = cold_[size];
     if (!cold.empty()) {
       const size_t offset = cold.back();
-      if (commit) take_memory(offset, size);
+      if (commits) commit(offset, size);
       cold.pop_back();
       return offset;
     }
@@ -58,13 +58,13 @@ size_t Region::take(size_t size, bool commit) {
   std::optional<size_t> begin;
   // Free ranges are kept for large slots: a small slot in a range, which stays, would split the range. But where the
   // ranges have memory, it is used first.
-  if (size > kLarge || (keeps_memory_ && size >= kPage)) begin = take_free(size, commit);
-  if (!begin) begin = take_new(size, commit);
+  if (size > kLarge || (keeps_memory_ && size >= kPage)) begin = take_free(size, commits);
+  if (!begin) begin = take_new(size, commits);
   if (!begin) {
     free_all();
-    begin = take_free(size, commit);
+    begin = take_free(size, commits);
   }
-  if (!begin) begin = take_new(size, commit);
+  if (!begin) begin = take_new(size, commits);
   if (!begin)
     throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) +
                     " bytes. Drop arrays that are no longer used, or exchange smaller arrays",
@@ -72,11 +72,11 @@ size_t Region::take(size_t size, bool commit) {
   return *begin;
 }
 
-std::optional<size_t> Region::take_free(size_t size, bool commit) {
+std::optional<size_t> Region::take_free(size_t size, bool commits) {
   const size_t bytes = std::max(size, kPage);
   const std::optional<size_t> begin = free_.find(bytes);
   if (!begin) return std::nullopt;
-  if (commit) take_memory(*begin, bytes);
+  if (commits) commit(*begin, bytes);
   free_.take(*begin, bytes);
   for (size_t rest = size; rest < bytes; rest += size) {
     warm_[size].push_back(*begin + rest);
@@ -85,21 +85,21 @@ std::optional<size_t> Region::take_free(size_t size, bool commit) {
   return begin;
 }
 
-std::optional<size_t> Region::take_new(size_t size, bool commit) {
+std::optional<size_t> Region::take_new(size_t size, bool commits) {
   const size_t begin = round_up(next_, std::min(size, kPage));
   if (begin > end_ || size > end_ - begin) return std::nullopt;
-  if (commit && begin + size > committed_) {
+  if (commits && begin + size > committed_) {
     const size_t from = std::max(committed_, begin / kPage * kPage);
     const size_t to = std::min(end_, std::max(begin + size, from + (size > kLarge ? 0 : kCommitStep)));
-    take_memory(from, to - from);
+    commit(from, to - from);
     committed_ = to;
   }
   next_ = begin + size;
-  if (!commit) committed_ = std::max(committed_, next_);  // the owner of reserved memory commits it
+  if (!commits) committed_ = std::max(committed_, next_);  // the owner of reserved memory commits it
   return begin;
 }
 
-void Region::take_memory(size_t offset, size_t bytes) const {
+void Region::commit(size_t offset, size_t bytes) const {
   try {
     segment_.commit(offset, bytes);
   } catch (...) {

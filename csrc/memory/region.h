@@ -25,8 +25,11 @@ class Region {
   // Allocates a slot of at least `bytes`, 64-byte aligned, and returns its offset in the segment. Throws Error when
   // memory is out.
   size_t allocate(size_t bytes);
-  // As allocate(), but in whole pages, which read as zeros, and without new memory before Segment::commit().
+  // As allocate(), but in whole pages, which read as zeros, and without new memory before commit().
   size_t reserve(size_t bytes);
+  // As Segment::commit(), but after an Error the part has no memory, unless memory stays with the segment. The part's
+  // contents must not be needed.
+  void commit(size_t offset, size_t bytes) const;
   // Releases a slot; `bytes` as in allocate(). Some released slots keep their memory, since training steps ask for the
   // same sizes again and again.
   void release(size_t offset, size_t bytes);
@@ -34,11 +37,9 @@ class Region {
 
  private:
   static size_t rounded(size_t bytes);
-  size_t take(size_t size, bool commit);
-  std::optional<size_t> take_free(size_t size, bool commit);
-  std::optional<size_t> take_new(size_t size, bool commit);
-  // As Segment::commit(), but after an Error no part has memory that had none before, unless memory is kept.
-  void take_memory(size_t offset, size_t bytes) const;
+  size_t take(size_t size, bool commits);
+  std::optional<size_t> take_free(size_t size, bool commits);
+  std::optional<size_t> take_new(size_t size, bool commits);
   // Adds pages to the free ranges.
   void free(size_t offset, size_t size);
   void discard(size_t offset, size_t size) const;

@@ -20,7 +20,7 @@ namespace mykv {
 namespace {
 
 constexpr unsigned kNeverExecutable = 8;   // MFD_NOEXEC_SEAL, which older headers lack
-constexpr size_t kStep = size_t{4} << 20;  // memory is taken in steps; small beside what require_headroom() leaves free
+constexpr size_t kStep = size_t{4} << 20;  // a twelfth of what require_headroom() leaves free
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 // Empty, with the reason in *refused, if the system allows no memfd: an old kernel, or a sandbox.
@@ -45,11 +45,11 @@ FileDescriptor make_memfd(size_t bytes, std::string* refused) {
 }
 
 // One watch for the whole process, which has segments for several groups.
-void require_headroom(size_t bytes) {
+void require_headroom(size_t bytes, size_t whole) {
   static std::mutex mutex;
   static HeadroomWatch watch;
   std::lock_guard<std::mutex> lock(mutex);
-  watch.require(bytes);
+  watch.require(bytes, whole);
 }
 
 // False if the kernel has no fallocate for memfd: memory is then committed when it is touched.
@@ -164,11 +164,12 @@ void Segment::commit(size_t offset, size_t bytes) const {
   }
   if (bytes == 0) return;
   const Turn turn(fd_.get());
-  require_headroom(bytes);
+  require_headroom(bytes, bytes);
+  // In steps: ranks without their turn, which take memory side by side, see in time what the others have taken. A dozen
+  // of them may take a step each before the reserve is gone.
   for (size_t done = 0; done < bytes; done += kStep) {
     const size_t step = std::min(kStep, bytes - done);
-    // Without its turn, a rank takes memory beside another: each sees in time what the other has taken.
-    if (done > 0) require_headroom(step);
+    if (done > 0) require_headroom(step, bytes);
     if (!take(fd_.get(), offset + done, step)) return;
   }
 }

@@ -37,9 +37,8 @@ void push_clip(const Handles& arrays, uintptr_t squares, double factor, double m
 void bind_gradient_norm(py::module_& m) {
   m.def("push_sum_of_squares", &push_sum_of_squares, py::arg("pieces"), py::arg("squares"), py::arg("begin") = 0.0,
         py::arg("priority") = 0,
-        "squares[0] = begin + the sum of squares of (array, first, count) pieces, in this rank's engine alone. "
-        "begin=None: "
-        "squares[0] += the sum.");
+        "squares[0] = begin + the sum of squares of (array, first, count) pieces, in this rank's engine alone. With "
+        "begin=None the sum is added.");
   m.def("push_clip", &push_clip, py::arg("arrays"), py::arg("squares"), py::arg("factor"), py::arg("most"),
         py::arg("priority") = 0, "Scale arrays so that factor * sqrt(squares[0]) would be at most `most`.");
   m.def("clipping_factor", &mxnet::clipping_factor, py::arg("squares"), py::arg("factor"), py::arg("most"),

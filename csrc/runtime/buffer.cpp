@@ -20,7 +20,7 @@ void Buffer::commit(size_t bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes <= committed_) return;
   const size_t to = std::max(bytes, std::min(bytes_, (bytes + kStep - 1) / kStep * kStep));
-  runtime_->world().segment().commit(offset_ + committed_, to - committed_);
+  runtime_->region().commit(offset_ + committed_, to - committed_);
   committed_ = to;
 }
 

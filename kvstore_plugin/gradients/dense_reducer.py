@@ -234,9 +234,11 @@ class DenseReducer(SharedReducer):
                 raise
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
+        # The operation that ends first comes first: backward writes what is near the input last.
         if self._reduction.store_optimizer is not None:
-            return [Piece(gradient, 0, gradient.size) for gradient in self.to_scale(only_fresh)]
-        # Of each operation a share, and the first that ends comes first: backward writes what is near the input last.
+            to_update = sorted(self._to_update, key=lambda one: _priority_of(one[0]))
+            own = [gradient for one, keys in to_update for gradient in one.update.own_gradients(keys)]
+            return [Piece(gradient, 0, gradient.size) for gradient in own]
         in_order = sorted(self._operations, key=_priority_of)
         return [piece for one in in_order for piece in self._share(self._counted([one], only_fresh))]
 

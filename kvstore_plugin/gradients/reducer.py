@@ -106,7 +106,7 @@ class Reducer:
     def pieces(self, only_fresh: bool) -> list[Piece]:
         """This worker's share of the dense gradients, for the global norm; with `only_fresh` without stale ones.
 
-        In the order in which backward writes them and they are reduced.
+        In the order in which backward writes them.
         """
         return []
 

@@ -12,7 +12,7 @@ from ..sharded_optimizer.partition import grouped
 from ..world import process
 from ..world.process_set import ProcessSet
 
-# One operation of the engine reads gradients of about this many bytes: it waits for the reduction of all of them.
+# An operation of the engine reads pieces of at most so many bytes, or one larger piece, when all of them are reduced.
 _BYTES_AT_ONCE = 4 << 20
 
 
@@ -64,7 +64,7 @@ class Squares:
         Raises
         ------
         RuntimeError
-            A gradient is not of floating-point numbers.
+            A gradient is not of floating-point numbers. The number is undefined then.
         """
         squares = self.array.handle.value
         here = [one for one in pieces if not arrays.on_gpu(one.gradient)]

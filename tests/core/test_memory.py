@@ -149,7 +149,7 @@ print("lives", flush=True)
 
 @pytest.mark.parametrize("room, size, locked", [(160, 64, False), (320, 256, True)], ids=["in-turns", "side-by-side"])
 def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpirun, room, size, locked):
-    """Ranks take memory in turns, and side by side where the turn is held for long: there room is for one of them."""
+    """Ranks take memory in turns, and side by side where another holds the turn; there is room for one rank's then."""
     with memory_cgroup() as made:
         if made is None:
             pytest.skip("no memory cgroup can be made here")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
@@ -24,9 +25,22 @@ def memory_cgroup() -> Iterator[MemoryCgroup | None]:
         yield made
     finally:
         if made is not None:
-            for pid in (made.folder / "cgroup.procs").read_text().split():
-                (made.folder.parent / "cgroup.procs").write_text(pid)
-            made.folder.rmdir()
+            _remove(made.folder)
+
+
+def _remove(folder: Path) -> None:
+    """Move its processes to the cgroup above, and remove it. The kernel counts one that has just ended for a moment."""
+    deadline = time.monotonic() + 10
+    while True:
+        for pid in (folder / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (folder.parent / "cgroup.procs").write_text(pid)
+        try:
+            return folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _made() -> MemoryCgroup | None:
