@@ -14,7 +14,9 @@ from typing import Callable
 import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from mxnet import gluon
+
+from .workers.with_mxnet import Network
 
 _WAYS = {
     "no clipping": None,
@@ -51,31 +53,26 @@ def main() -> None:
 
 def _training(batch: int) -> Callable[[str], None]:
     """A function that takes one step of ResNet-18 in one of the ways."""
-    net = gluon.model_zoo.vision.resnet18_v1(classes=1000)
-    net.initialize(mx.init.Xavier())
-    net.hybridize(static_alloc=True)
-    net(mx.nd.zeros((1, 3, 64, 64)))
-    parameters = net.collect_params()
-    trainer = mykv.DistributedTrainer(parameters, "sgd", {"learning_rate": 1e-5}, clip_global_norm=1.0)
+
+    def trainer_of(parameters: list[gluon.Parameter]) -> mykv.DistributedTrainer:
+        return mykv.DistributedTrainer(parameters, "sgd", {"learning_rate": 1e-5}, clip_global_norm=1.0)
+
+    network = Network({"network": "resnet18_v1", "batch": batch, "pixels": 64}, trainer_of)
+    trainer = network.trainer
     clipping, carrier = trainer._clipping, trainer._clipping._carrier
     carried = carrier._carried
-    gradients = [one.grad() for one in parameters.values() if one.grad_req != "null"]
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    images, labels = mx.nd.random.uniform(shape=(batch, 3, 64, 64)), mx.nd.zeros((batch,))
 
     def step(way: str) -> None:
         most = _WAYS[way]
         trainer._clipping, carrier._carried = (None, None) if most is None else (clipping, carried)
         clipping.most = most
-        with autograd.record():
-            value = loss(net(images), labels)
-        value.backward()
-        if way.startswith("gluon"):
-            trainer.allreduce_grads()
-            gluon.utils.clip_global_norm(gradients, 1e-3 * batch, check_isfinite=False)  # the check would wait
-            trainer.update(batch)
-        else:
-            trainer.step(batch)
+        if not way.startswith("gluon"):
+            return network.step()
+        network.backward()
+        trainer.allreduce_grads()
+        gradients = [parameter.grad() for parameter in trainer._params]
+        gluon.utils.clip_global_norm(gradients, 1e-3 * batch, check_isfinite=False)  # the check would wait
+        trainer.update(batch)
 
     return step
 

@@ -18,10 +18,7 @@ from ..sharded_optimizer.partition import grouped
 from ..world import process
 from .fence import Fence
 from .reducer import Reducer, SharedReducer
-from .squares import Squares
-
-# One operation of the engine scales gradients of about this many bytes, so that several threads of the engine work.
-_BYTES_AT_ONCE = 4 << 20
+from .squares import BYTES_AT_ONCE, Squares
 
 
 class Clipping:
@@ -132,7 +129,7 @@ class Clipping:
                 one.scale_rows(scale)
         gradients = [gradient for one in self._reducers for gradient in one.to_scale(self._only_fresh)]
         in_host_memory = [one for one in gradients if not arrays.on_gpu(one)]
-        for some in grouped(in_host_memory, lambda one: one.size * arrays.item_size(one), _BYTES_AT_ONCE):
+        for some in grouped(in_host_memory, lambda one: one.size * arrays.item_size(one), BYTES_AT_ONCE):
             process.core.push_clip(arrays.handles(some), squares.handle.value, factor, self.most)
         on_gpu = [one for one in gradients if arrays.on_gpu(one)]
         if on_gpu:

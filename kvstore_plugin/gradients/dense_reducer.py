@@ -234,11 +234,8 @@ class DenseReducer(SharedReducer):
                 raise
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
-        # The operation that ends first comes first: backward writes what is near the input last.
         if self._reduction.store_optimizer is not None:
-            to_update = sorted(self._to_update, key=lambda one: _priority_of(one[0]))
-            own = [gradient for one, keys in to_update for gradient in one.update.own_gradients(keys)]
-            return [Piece(gradient, 0, gradient.size) for gradient in own]
+            return [Piece(gradient, 0, gradient.size) for gradient in self.to_scale(only_fresh)]
         in_order = sorted(self._operations, key=_priority_of)
         return [piece for one in in_order for piece in self._share(self._counted([one], only_fresh))]
 
@@ -258,7 +255,8 @@ class DenseReducer(SharedReducer):
 
     def to_scale(self, only_fresh: bool) -> list[NDArray]:
         if self._reduction.store_optimizer is not None:
-            return [gradient for one, keys in self._to_update for gradient in one.update.own_gradients(keys)]
+            in_order = sorted(self._to_update, key=lambda one: _priority_of(one[0]))
+            return [gradient for one, keys in in_order for gradient in one.update.own_gradients(keys)]
         return [gradient for parameter in self._counted(self._operations, only_fresh) for gradient in parameter._grad]
 
     def _counted(self, operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:

@@ -12,8 +12,8 @@ from ..sharded_optimizer.partition import grouped
 from ..world import process
 from ..world.process_set import ProcessSet
 
-# An operation of the engine reads pieces of at most so many bytes, or one larger piece, when all of them are reduced.
-_BYTES_AT_ONCE = 4 << 20
+# An operation of the engine reads or scales at most so many bytes, or one larger array, when all of them are reduced.
+BYTES_AT_ONCE = 4 << 20
 
 
 class Piece(NamedTuple):
@@ -68,7 +68,7 @@ class Squares:
         """
         squares = self.array.handle.value
         here = [one for one in pieces if not arrays.on_gpu(one.gradient)]
-        groups = grouped(here, lambda one: one.count * arrays.item_size(one.gradient), _BYTES_AT_ONCE) or [[]]
+        groups = grouped(here, lambda one: one.count * arrays.item_size(one.gradient), BYTES_AT_ONCE) or [[]]
         for number, group in enumerate(groups):
             read = [(one.gradient.handle.value, one.begin, one.count) for one in group]
             process.core.push_sum_of_squares(read, squares, more if number == 0 else None, priority)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import kvstore_plugin as mykv
 import mykv_core_testing
 import numpy as np
 import pytest
-from harness import launcher
+from harness import core_testing, launcher
 from harness.cgroups import memory_cgroup
 from harness.support import MXNetError, array, checksum, dense_network, mx, value
 from mxnet import autograd
@@ -158,6 +160,39 @@ def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpir
         assert result.code == 0, result.text
         assert result.stdout.count("lives") == 2 and "no error" not in result.stdout, result.text
         assert "of this container's limit of" in result.stdout and "MiB are free" in result.stdout, result.text
+
+
+_SHRINKING = """
+import os
+open({folder!r} + "/cgroup.procs", "w").write(str(os.getpid()))
+import mykv_core_testing
+region = mykv_core_testing.Region(2 << 30)
+print("begins", flush=True)
+try:
+    region.allocate(1 << 30)
+except RuntimeError as error:
+    print(error)
+print("taken:", region.taken())
+"""
+
+
+def test_what_was_taken_of_a_slot_is_given_back_when_memory_runs_out_in_the_middle(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(core_testing.FOLDER))
+    with memory_cgroup() as made:
+        if made is None:
+            pytest.skip("no memory cgroup can be made here")
+        limit, usage = made.folder / made.limit, made.folder / made.usage
+        limit.write_text(str(2 << 30))
+        program = _SHRINKING.format(folder=str(made.folder))
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as running:
+            assert running.stdout.readline() == "begins\n"
+            enough = int(usage.read_text()) + 100 * _MIB
+            while running.poll() is None and int(usage.read_text()) < enough:
+                pass
+            limit.write_text(str(int(usage.read_text()) + 200 * _MIB))
+            told, _ = running.communicate(timeout=60)
+        assert running.returncode == 0 and f"mykv cannot get {1 << 30} bytes" in told, told
+        assert told.endswith("taken: 0\n"), told
 
 
 @pytest.mark.ranks(2)

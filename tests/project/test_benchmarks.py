@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def test_the_loops_of_many_processes_sum_and_all_of_them_pass_the_barrier(monkey
     for mine in lines:
         assert {line["case"] for line in mine} == {"barrier", f"limit/{256 * KB}"}
         assert all(number > 0 for line in mine for number in line["numbers"])
+
+
+@pytest.mark.long
+def test_what_clipping_costs_is_measured_in_all_ways(mpirun):
+    found = mpirun(
+        2,
+        f"""
+import sys
+sys.path.append({str(_ROOT)!r})
+sys.argv = ["clipping", "--batch", "1", "--turns", "1"]
+from benchmarks import clipping
+clipping.main()
+""",
+    )
+    assert found.code == 0, found.text
+    for way in ("no clipping", "norm alone", "scaled", "gluon.utils.clip_global_norm", "no clipping again"):
+        assert re.search(rf"^{re.escape(way)} +\d\.\d+ \(", found.stdout, re.MULTILINE), found.text
 
 
 def test_the_page_says_where_others_are_faster_and_what_is_not_installed(tmp_path):
