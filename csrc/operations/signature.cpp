@@ -150,7 +150,7 @@ std::string shown(const std::string& signature) {
   return joined(options_of(signature.substr(0, end))) + " (" + signature.substr(end + 1) + ")";
 }
 
-std::string shown_name(const std::string& name) {
+std::string shown_name(const std::string& name, const std::string& signature) {
   const size_t end = name.find('/');
   const std::string scope = name.substr(0, end), set = "set", call = "call/";
   const bool is_set = scope.compare(0, set.size(), set) == 0 && scope.size() > set.size() &&
@@ -159,7 +159,10 @@ std::string shown_name(const std::string& name) {
   const std::string of = is_set ? " of process set " + scope.substr(set.size()) : "";
   const std::string rest = name.substr(end + 1);
   if (rest == "unnamed") return "an operation without a name" + of;
-  if (rest == "waiting") return "a call that waits" + of;
+  if (rest == "waiting") {
+    const size_t label = signature.find(kAfterLabel);
+    return (label == std::string::npos ? "a call that waits" : options_of(signature.substr(0, label))[0]) + of;
+  }
   if (rest.compare(0, call.size(), call) == 0) return "'" + rest.substr(call.size()) + "'" + of;
   return rest + of;
 }

@@ -23,9 +23,10 @@ std::string labelled(const std::string& label, const std::string& signature);
 // Separates the options of a label. An error shows only the options that differ.
 constexpr char kBetweenOptions = '\x1e';
 
-// For messages. shown(): a signature with its label. shown_name(): the name of an operation as its caller knows it.
+// For messages. shown(): a signature with its label. shown_name(): the name of an operation as its caller knows it;
+// with its signature, a call that waits is shown as 'barrier'.
 std::string shown(const std::string& signature);
-std::string shown_name(const std::string& name);
+std::string shown_name(const std::string& name, const std::string& signature = {});
 // The sentence about two ranks with different signatures. If their labels differ, it shows only the options that
 // differ; otherwise, if their arrays differ, the label and the arrays.
 std::string difference(const std::string& name, int rank, const std::string& signature, int other_rank,

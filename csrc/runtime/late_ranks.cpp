@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv {
 
@@ -38,6 +39,7 @@ std::vector<Waiting> LateRanks::waiting(double least_seconds, const std::string&
   one.crowded_out = true;
   int64_t since;
   std::tie(one.name, since) = requests_.crowded_out();
+  one.shown = shown_name(one.name);
   one.seconds = static_cast<double>(coarse_now_ns() - since) * 1e-9;
   if (since == 0 || one.seconds < least_seconds || (!name.empty() && one.name != name)) return result;
   const std::vector<int>& host = context_.host();
@@ -70,6 +72,7 @@ std::vector<Waiting> LateRanks::waiting_here(double least_seconds, const std::st
     if (!operation_state.waiting) continue;
     Waiting& one = result.emplace_back();
     one.name = part.posted->request.name;
+    one.shown = shown_name(one.name, part.posted->request.signature);
     one.seconds = static_cast<double>(now - part.since) * 1e-9;
     one.missing = ranks_of(host, operation_state.missing);
     one.unresponsive = unresponsive;

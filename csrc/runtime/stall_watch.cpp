@@ -7,7 +7,6 @@
 #include <unordered_set>
 
 #include "base/error.h"
-#include "operations/signature.h"
 
 namespace mykv {
 
@@ -38,8 +37,7 @@ std::string sentence(const std::vector<const Waiting*>& alike, const World& worl
   std::vector<std::string> names;
   std::unordered_set<std::string> known;
   for (const Waiting* one : alike) {
-    const std::string name = shown_name(one->name);
-    if (known.insert(name).second) names.push_back(name);
+    if (known.insert(one->shown).second) names.push_back(one->shown);
   }
   std::string text;
   for (size_t k = 0; k < std::min(names.size(), kMostNames); ++k) text += (k > 0 ? ", " : "") + names[k];
@@ -65,6 +63,17 @@ std::string all_sentences(const std::vector<Waiting>& waiting, const World& worl
   std::string text;
   for (const std::vector<const Waiting*>& group : groups) text += (text.empty() ? "" : "; ") + sentence(group, world);
   return text;
+}
+
+// What to do about ranks that run and have not come; empty if there are none.
+std::string remedy(const std::vector<Waiting>& waiting) {
+  const auto has_late_ranks = [](const Waiting& one) {
+    return std::any_of(one.missing.begin(), one.missing.end(),
+                       [&](int rank) { return !holds(one.unresponsive, rank); });
+  };
+  if (std::none_of(waiting.begin(), waiting.end(), has_late_ranks)) return "";
+  return ". All ranks must make the same calls: is one under `if rank() == 0:`, or has a rank fewer batches? "
+         "MYKV_STALL_ABORT_S=600 makes such waits errors";
 }
 
 // Whether this is the lowest rank of the host, not counting the rank that keeps the table locked.
@@ -99,7 +108,7 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
     const auto others_speak = [&](const Waiting& one) { return !speaks_of(one, world); };
     waiting.erase(std::remove_if(waiting.begin(), waiting.end(), others_speak), waiting.end());
     if (waiting.empty()) return;
-    reports->push_back({false, all_sentences(waiting, world)});
+    reports->push_back({false, all_sentences(waiting, world) + remedy(waiting)});
   } catch (const TableVerdict&) {
     return;  // the operations get that error
   } catch (const TableLocked& error) {
@@ -132,7 +141,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
       } else {
         continue;
       }
-      if (!std::exchange(aborted_, true)) reports->push_back({false, one.name + ": " + reason.text});
+      if (!std::exchange(aborted_, true)) reports->push_back({false, one.shown + ": " + reason.text});
       if (alone) return;
     }
     if (!given_up.empty()) runtime.give_up(given_up);

@@ -10,6 +10,7 @@ class World;
 
 struct Waiting {
   std::string name;
+  std::string shown;              // the name in messages
   double seconds = 0;             // since this rank has arrived
   bool complete = false;          // all ranks have arrived, but there is no result
   bool crowded_out = false;       // this rank has not arrived: its host's table is full; see `missing`

@@ -254,6 +254,46 @@ def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     assert not any(who in "12" for who, _ in _WARNING.findall(result.stderr)), result.text
 
 
+@pytest.mark.parametrize(
+    "call, shown",
+    [
+        ("mykv.barrier()", "barrier"),
+        ("mykv.sync_aux_params(net)", "sync_aux_params to the mean"),
+        ("mykv.allreduce(make.ones((4,)), name='loss').asnumpy()", "'loss'"),
+    ],
+)
+def test_a_call_of_one_rank_is_named_with_what_to_look_for(mpirun, call, shown):
+    body = f"""
+    net = mx.gluon.nn.BatchNorm(in_channels=3)
+    net.initialize()
+    if rank == 0:
+        {call}
+    else:
+        _wait_for_flag()
+        {call}
+    """
+    flag = f"/tmp/mykv-test-stall-{os.getpid()}"
+    wait = """
+    def _wait_for_flag():
+        while not os.path.exists(sys.argv[3]):
+            time.sleep(0.05)
+    """
+    env = {"MYKV_STALL_WARN_S": "0.5"}
+    running = mpirun.start(2, _SCRIPT + _dedented(wait) + _dedented(body), "one", "0", flag, env=env)
+    try:
+        text = _wait_for_error_text(running, "has waited for")
+        with open(flag, "w"):
+            pass
+        result = running.wait(120)
+    finally:
+        if os.path.exists(flag):
+            os.remove(flag)
+    assert result.code == 0, result.text
+    (warning,) = (said for _, said in _WARNING.findall(text) if "has waited" in said)
+    assert warning.startswith(f"{shown} has waited for "), warning
+    assert re.search(r"rank 1, which has not come\. All ranks must .* under `if rank\(\) == 0:`", warning), warning
+
+
 @pytest.mark.parametrize("ranks, hosts, who", [long(3, 1, 0), (4, 2, 3), long(3, 3, 0)])
 def test_after_the_second_limit_all_ranks_get_the_error_and_go_on(mpirun, ranks, hosts, who):
     body = """
