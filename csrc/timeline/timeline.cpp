@@ -116,12 +116,6 @@ int Timeline::stop() {
   return failure_;
 }
 
-bool Timeline::started() {
-  if (forked()) return false;
-  std::lock_guard<std::mutex> lock(mutex_);
-  return started_;
-}
-
 std::unique_ptr<RequestRecord> Timeline::record() {
   if (!on()) return nullptr;
   std::unique_ptr<RequestRecord> request;

@@ -42,8 +42,6 @@ class Timeline {
   int start(FileDescriptor file, const TimelineOptions& options);
   // Writes the remaining records and ends; returns the errno that ended it earlier, or 0. No-op if not started.
   int stop();
-  // True between start() and stop(), even if the timeline has ended itself for lack of disk space.
-  bool started();
 
   // A record of this session that begins now, or null if the timeline is off.
   std::unique_ptr<RequestRecord> record();

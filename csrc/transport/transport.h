@@ -37,7 +37,6 @@ struct LocalShare {
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual const char* name() const = 0;
   // The local rank that does all the work of an operation, or kAnybody. The owner's share need not lie in a slot.
   // `number` counts operations in the order in which most ranks will send them, so that owners can take turns.
   virtual int32_t owner(const Operation& operation, uint64_t number) const = 0;

@@ -20,7 +20,6 @@ namespace mykv {
 class HostTransport : public Transport {
  public:
   HostTransport(const World& world, HostTable& table);
-  const char* name() const override { return "host"; }
   int32_t owner(const Operation& operation, uint64_t number) const override;
   bool taken_from_root(const Operation& operation) const override;
   uint32_t pieces(const Operation& operation) const override;

@@ -43,7 +43,6 @@ class Chunk {
   };
   Share share(size_t column) const;
   Share share(size_t column, size_t row) const;
-  size_t hosts() const { return exchange_.world().hosts().size(); }
   size_t me() const { return static_cast<size_t>(exchange_.world().host()); }
   template <class Use>
   void for_row(Use&& use) const;

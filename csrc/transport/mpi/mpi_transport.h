@@ -37,7 +37,6 @@ class MpiTransport : public Transport {
  public:
   MpiTransport(const World& world, HostTable& table, const NetworkOptions& options);
   ~MpiTransport() override;
-  const char* name() const override { return "mpi"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   bool taken_from_root(const Operation&) const override { return false; }
   uint32_t pieces(const Operation& operation) const override { return is_carried(operation) ? 1 : slices_; }

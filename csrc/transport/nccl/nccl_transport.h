@@ -24,7 +24,6 @@ class NcclTransport : public Transport {
  public:
   // Collective.
   NcclTransport(const World& world, HostTable& table, std::shared_ptr<Launcher> launcher);
-  const char* name() const override { return "nccl"; }
   int32_t owner(const Operation&, uint64_t) const override { return kAnybody; }
   bool taken_from_root(const Operation&) const override { return false; }
   uint32_t pieces(const Operation&) const override { return static_cast<uint32_t>(world_.local_size()); }
