@@ -72,7 +72,7 @@ std::string remedy(const std::vector<Waiting>& waiting) {
                        [&](int rank) { return !holds(one.unresponsive, rank); });
   };
   if (std::none_of(waiting.begin(), waiting.end(), has_late_ranks)) return "";
-  return ". All ranks must make the same calls: is one under `if rank() == 0:`, or has a rank fewer batches? "
+  return ". All ranks must make the same calls, none under `if rank() == 0:`, and have equally many batches; "
          "MYKV_STALL_ABORT_S=600 makes such waits errors";
 }
 

@@ -68,6 +68,7 @@ def test_four_workers_down_to_one(job):
     assert float(last["accuracy"]) >= 0.95, result.text
 
 
+@pytest.mark.long
 def test_four_workers_down_to_one_with_the_optimizer_on_the_store(job):
     deaths = {"1": ["update", 6], "0": ["reduction", 15], "3": ["pass_on", 25]}
     result, (last,) = job(4, {"deaths": deaths, "epochs": 20, "sharded": True})
@@ -384,6 +385,7 @@ def test_a_checkpoint_that_is_not_there_ends_the_job(mpirun, tmp_path):
     assert "/nowhere/states" in result.stderr, result.text
 
 
+@pytest.mark.long
 def test_a_job_goes_on_with_more_workers_from_a_checkpoint(job, tmp_path):
     """docs/elastic.md: three workers of which one dies, then four of which one dies."""
     kept = str(tmp_path / "kept")

@@ -63,7 +63,7 @@ def test_workers_are_added_when_the_hostfile_lists_more(job, kind, hosts):
 @pytest.mark.parametrize(
     "deaths, sizes",
     [
-        ([["forward", 8, 1, "first"], ["forward", 10, 2, "new"]], "2, 4"),
+        long([["forward", 8, 1, "first"], ["forward", 10, 2, "new"]], "2, 4"),
         long([["commit", 3, 1, "first"]], "2, 4"),  # beside the growth
         long([["restore", 1, 1, "first"]], "2, 3, 4"),  # with the added workers; the next commit adds one
     ],
@@ -77,6 +77,7 @@ def test_workers_that_die_before_and_after_a_growth_are_replaced(job, deaths, si
 
 
 @open_mpi
+@pytest.mark.long
 def test_training_goes_on_where_the_added_workers_fail(job):
     """They are tried once, until the hostfile changes."""
     failed = job(2, grow_to=4, pause=0.3, writes={"1": _slots(3)}, deaths=[["begin", -1, 0, "every new"]])

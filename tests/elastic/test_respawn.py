@@ -89,6 +89,7 @@ def test_a_new_worker_gets_a_slot_where_the_launcher_has_no_free_one(mpirun, tmp
     _weights(mpirun.start(2, _WORKER, json.dumps(plan), command=command).wait(_LIMIT_S), 2, 2, 1)
 
 
+@pytest.mark.long
 def test_workers_that_mykvrun_has_bound_to_cores_are_replaced(tmp_path):
     """Open MPI's launcher keeps the cores of a dead worker taken."""
     plan = {"folder": str(tmp_path), "deaths": [["forward", 4, 1, "first"]]}
@@ -123,12 +124,14 @@ def test_a_state_that_pickle_does_not_take_is_an_error_at_the_beginning(job, par
     assert "at 1" not in result.stdout, result.text
 
 
+@pytest.mark.long
 def test_a_new_worker_prints_no_report_before_it_has_joined(job):
     result = job(2, {"deaths": [["forward", 4, 1, "first"]]}, MYKV_REPORT="1")
     _weights(result, 2, 1, 1)
     assert set(re.findall(r"steps, on rank 0 of (\d)", result.stderr)) == {"2"}, result.text
 
 
+@pytest.mark.long
 def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_only(job):
     deaths = [["forward", 4, 1, "first"], ["begin", -1, 0, "every new"]]
     result = job(2, {"deaths": deaths})
@@ -143,6 +146,7 @@ def test_a_worker_that_dies_always_at_the_same_step_ends_the_job(job):
     assert "Dead workers were replaced 5 times without a commit in between" in result.stderr, result.text
 
 
+@pytest.mark.long
 def test_a_new_worker_that_does_not_reach_run_elastic_in_time_is_named(job):
     plan = {"deaths": [["forward", 4, 1, "first"]], "waits": "new"}
     result = job(2, plan, MYKV_RESPAWN_WAIT_S="10")
@@ -156,7 +160,7 @@ def test_workers_that_exit_with_a_status_are_replaced(job):
     _weights(result, 3, 2, 1)
 
 
-@pytest.mark.parametrize("fails", [1, 2])
+@pytest.mark.parametrize("fails", [1, long(2)])
 def test_an_exception_of_a_script_ends_a_job_with_new_workers(job, fails):
     """Rank 0 is a first worker here, and rank 1 a new one. mpirun's status may be 0 after a death (docs/elastic.md)."""
     result = job(2, {"deaths": [["forward", 4, 0, "first"]], "fails": fails})

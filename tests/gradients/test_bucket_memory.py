@@ -662,7 +662,7 @@ def test_memory_is_given_back_with_the_trainer(rank, gather):
     for _ in range(20):
         one_round()
     # The table of operations, in the same segment, comes into use little by little.
-    assert max(gather(leftover())) < before + 4 * width * width, "20 rounds have left behind more than one of them takes"
+    assert max(gather(leftover())) < before + 4 * width * width, "20 rounds leave more behind than one of them takes"
 
 
 @pytest.mark.ranks(2)

@@ -116,6 +116,7 @@ def test_module_script_learns_the_same_on_both_workers(mpirun, name):
     assert accuracy >= 95, result.text
 
 
+@pytest.mark.long
 def test_synthetic_benchmark_counts_images(mpirun):
     model = "--model mobilenet0.25 --image-size 32 --classes 10 --batch-size 2"
     times = "--num-warmup-batches 1 --num-batches-per-iter 2 --num-iters 3"

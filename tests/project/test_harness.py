@@ -245,6 +245,7 @@ def test_half(rank):
     result.stdout.fnmatch_lines(["*Skipped on ranks [[]1[]] only*"])
 
 
+@pytest.mark.long
 def test_module_that_cannot_be_imported_in_the_ranks_fails_its_test_only(inner):
     result = inner(
         """
@@ -382,7 +383,7 @@ def test_plain_again(resource): pass
     "number, workers",
     [
         *[(number, "0") for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)],
-        (signal.SIGINT, "2"),
+        long(signal.SIGINT, "2"),
         long(signal.SIGTERM, "2"),
         (signal.SIGKILL, "2"),
     ],

@@ -216,6 +216,7 @@ def test_lines_begin_with_the_time_and_the_rank():
     assert re.fullmatch(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ){1}\[0\] a\n\d{4}-[-\d]+ [:\d]+ launcher\n", shown), shown
 
 
+@pytest.mark.long
 def test_the_output_of_each_rank_goes_to_files_too(tmp_path, script):
     code, stdout, stderr = _run(tmp_path, "-n", "2", "--output-filename", str(tmp_path / "out"), script, "fail")
     assert code == 1 and stdout.splitlines() == ["sum [2.0, 2.0]"] * 2

@@ -12,6 +12,7 @@ import termios
 from pathlib import Path
 
 import pytest
+from harness.marks import long
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT = 120.0  # seconds
@@ -58,6 +59,7 @@ run.main()
 """
 _SELFTEST = "import runpy; runpy.run_module('kvstore_plugin.selftest', run_name='__main__')"
 _PROGRAMS = {"work": _SCRIPT, "launches": _BENCHMARK, "short": _TORTURE, "wheels": _WHEELS, "self-test": _SELFTEST}
+_LONG = ["work", "launches", "wheels"]  # left out of `make test`
 
 
 def _run(script: str, terminal: bool, path: Path | None = None) -> str:
@@ -87,7 +89,7 @@ def _run(script: str, terminal: bool, path: Path | None = None) -> str:
     return read.decode()
 
 
-@pytest.mark.parametrize("what", _PROGRAMS)
+@pytest.mark.parametrize("what", [long(name) if name in _LONG else name for name in _PROGRAMS])
 def test_long_work_shows_a_bar_on_a_terminal_and_nothing_elsewhere(what):
     pytest.importorskip("tqdm")
     shown = _run(_PROGRAMS[what], terminal=True)

@@ -102,6 +102,7 @@ def test_keys_that_were_dropped_leave_nothing():
     _survived(keys.run(Budget(_ENOUGH, most=2000), [("core", 2, 1, 500)]), 6000)
 
 
+@pytest.mark.long
 def test_jobs_end_well_that_only_make_a_world():
     _survived(launches.run(Budget(_ENOUGH, most=3), [(1, True), (2, False)]), 3)
 

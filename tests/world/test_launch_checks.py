@@ -210,7 +210,7 @@ def test_binding_to_fewer_cores_than_there_are_is_a_warning_with_an_option_that_
     assert "binds" not in start(advice)
 
 
-@pytest.mark.parametrize("threads", ["1", "3", None])
+@pytest.mark.parametrize("threads", [long("1"), "3", None])
 def test_more_threads_than_cores_are_a_warning_with_the_number_that_fits(mpirun, threads):
     cores = len(os.sched_getaffinity(0))
     script = "import kvstore_plugin as mykv; mykv.init()"
@@ -227,8 +227,8 @@ def test_launcher_starts_this_python():
 _REFUSED = "import contextlib, numpy\nwith contextlib.suppress(TypeError): mykv.allreduce(numpy.ones(4))\n"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("ends", ["", "mykv.shutdown()"])
+@pytest.mark.parametrize("ranks", [long(1), 2])
+@pytest.mark.parametrize("ends", ["", long("mykv.shutdown()")])
 @pytest.mark.parametrize("exchange", ["", "mykv.barrier()", "mykv.add_process_set([0])", _REFUSED])
 def test_workers_that_exchange_nothing_are_told_so_at_the_end(mpirun, ranks, ends, exchange):
     """As with a framework that takes a store's name and ignores it: each worker trains separately."""
@@ -252,7 +252,7 @@ def test_workers_that_never_call_init_are_told_so_at_the_end(mpirun, ranks):
 @pytest.mark.parametrize(
     "script",
     [
-        "import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()",
+        long("import kvstore_plugin as mykv; mykv.init(); mykv.shutdown()"),
         "import kvstore_plugin as mykv\ntry:\n    mykv.init(comm=5)\nexcept TypeError: pass",
         "import kvstore_plugin, os, sys\nif os.fork() == 0: sys.exit()\nos.wait(); kvstore_plugin.barrier()",
         "import kvstore_plugin, subprocess, sys; kvstore_plugin.barrier()\n"
@@ -285,11 +285,11 @@ def test_a_script_without_a_launcher_is_told_once_that_one_worker_trains(mpirun)
 @pytest.mark.parametrize(
     "ranks, before, python",
     [
-        (1, "", ()),
+        long(1, "", ()),
         (2, "", ()),
         (0, "import logging; logging.getLogger('kvstore_plugin').setLevel(logging.ERROR)", ()),
-        (0, "import builtins; builtins.__IPYTHON__ = True", ()),  # as in a notebook
-        (0, "import pytest", ()),
+        long(0, "import builtins; builtins.__IPYTHON__ = True", ()),  # as in a notebook
+        long(0, "import pytest", ()),
         (0, "", ("-i",)),
     ],
     ids=["a launcher and one worker", "two workers", "level", "notebook", "tests", "interactive"],

@@ -78,6 +78,7 @@ def test_training_where_one_host_may_not_share_memory(mpirun, hosts):
     assert result.text.count("memfd_create") == 1, result.text
 
 
+@pytest.mark.long
 def test_a_link_that_goes_down_and_up_again_changes_no_result(mpirun, hosts, tmp_path):
     """In a training on hosts of unequal size, whose ranks are no neighbours."""
     hosts.require_network()

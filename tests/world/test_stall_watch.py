@@ -254,44 +254,36 @@ def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     assert not any(who in "12" for who, _ in _WARNING.findall(result.stderr)), result.text
 
 
-@pytest.mark.parametrize(
-    "call, shown",
-    [
-        ("mykv.barrier()", "barrier"),
-        ("mykv.sync_aux_params(net)", "sync_aux_params to the mean"),
-        ("mykv.allreduce(make.ones((4,)), name='loss').asnumpy()", "'loss'"),
-    ],
-)
-def test_a_call_of_one_rank_is_named_with_what_to_look_for(mpirun, call, shown):
-    body = f"""
+def test_a_call_of_one_rank_is_named_with_what_to_look_for(mpirun):
+    body = """
     net = mx.gluon.nn.BatchNorm(in_channels=3)
     net.initialize()
-    if rank == 0:
-        {call}
-    else:
-        _wait_for_flag()
-        {call}
-    """
-    flag = f"/tmp/mykv-test-stall-{os.getpid()}"
-    wait = """
-    def _wait_for_flag():
-        while not os.path.exists(sys.argv[3]):
+    calls = [
+        lambda: mykv.barrier(),
+        lambda: mykv.sync_aux_params(net),
+        lambda: mykv.allreduce(make.ones((4,)), name="loss").asnumpy(),
+    ]
+    for number, call in enumerate(calls):
+        while rank == 1 and not os.path.exists(f"{sys.argv[3]}{number}"):
             time.sleep(0.05)
+        call()
     """
-    env = {"MYKV_STALL_WARN_S": "0.5"}
-    running = mpirun.start(2, _SCRIPT + _dedented(wait) + _dedented(body), "one", "0", flag, env=env)
+    flag = f"/tmp/mykv-test-stall-{os.getpid()}-"
+    running = mpirun.start(2, _SCRIPT + _dedented(body), "one", "0", flag, env={"MYKV_STALL_WARN_S": "0.5"})
     try:
-        text = _wait_for_error_text(running, "has waited for")
-        with open(flag, "w"):
-            pass
+        for number, shown in enumerate(["barrier", "sync_aux_params to the mean", "'loss'"]):
+            text = _wait_for_error_text(running, rf"mykv on rank 0: {shown} has waited for")
+            (warning,) = (said for _, said in _WARNING.findall(text) if said.startswith(shown))
+            looks = r"rank 1, which has not come\. All ranks must .* under `if rank\(\) == 0:`"
+            assert re.search(looks, warning), warning
+            with open(f"{flag}{number}", "w"):
+                pass
         result = running.wait(120)
     finally:
-        if os.path.exists(flag):
-            os.remove(flag)
+        for number in range(3):
+            if os.path.exists(f"{flag}{number}"):
+                os.remove(f"{flag}{number}")
     assert result.code == 0, result.text
-    (warning,) = (said for _, said in _WARNING.findall(text) if "has waited" in said)
-    assert warning.startswith(f"{shown} has waited for "), warning
-    assert re.search(r"rank 1, which has not come\. All ranks must .* under `if rank\(\) == 0:`", warning), warning
 
 
 @pytest.mark.parametrize("ranks, hosts, who", [long(3, 1, 0), (4, 2, 3), long(3, 3, 0)])
