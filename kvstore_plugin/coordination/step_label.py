@@ -1,7 +1,8 @@
 """The label of a step: all workers must multiply gradients by the same number, or their weights would drift apart.
 
 Each worker divides by the size of its own batch, and gradients are averaged over the workers. The result is the mean
-over all samples only if all batches have the same size.
+over all samples only if all batches have the same size. The core compares labels where the workers meet
+(``csrc/table/host_table.cpp``; between hosts ``csrc/agreement/agreement.cpp``).
 """
 
 from __future__ import annotations
