@@ -11,7 +11,7 @@ from . import hosts_plots, model
 from .cases import KB, MB
 from .environments import HOME, ROOT
 from .peers import AS_INSTALLED
-from .report import folded, quartiles, slower
+from .report import another_machine, folded, keep_as_another_machine, quartiles, slower
 from .results import Results, Spread
 from .targets import Part, milliseconds, verdict
 
@@ -271,6 +271,7 @@ def write(results: Results, page: Path = PAGE) -> None:
         *(f"![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in drawn),
         _short(results),
         _not_faster(results),
+        another_machine(page.stem),
         "## How long hosts need to agree\n\n" + _agreement(results),
         "## All figures",
         folded("How it was measured", _METHOD),
@@ -289,6 +290,10 @@ def write(results: Results, page: Path = PAGE) -> None:
 
 
 def _short(results: Results) -> str:
+    return "## The most important figures\n\n" + "\n".join(_short_rows(results)) + "\n\nQuartiles stand in brackets."
+
+
+def _short_rows(results: Results) -> list[str]:
     """The table of about ten lines."""
     rows = ["| work | link | mykv | others |", "| --- | --- | --- | --- |"]
     for hosts, each in ((2, 1), (2, 2), (3, 1), (4, 1), (4, 2)):
@@ -315,7 +320,7 @@ def _short(results: Results) -> str:
         found = _get(results, "mykv core", f"compressed/{64 * MB}/{wire}")
         if found:
             rows.append(f"| sum of 64 MB, 2 hosts, {name} | 200 Mbit/s | {_with_quartiles(found)} | |")
-    return "## The most important figures\n\n" + "\n".join(rows) + "\n\nQuartiles stand in brackets."
+    return rows
 
 
 def _with_quartiles(one: Spread) -> str:
@@ -411,8 +416,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=HOME / "hosts.json")
     parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--another-machine", action="store_true", help="keep the short table beside the page's figures")
     given = parser.parse_args()
-    write(Results.load(given.results), given.output)
+    results = Results.load(given.results)
+    if given.another_machine:
+        keep_as_another_machine(PAGE.stem, results, _short_rows(results))
+    else:
+        write(results, given.output)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from .targets import LINES, Part, milliseconds, verdict
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 NOTES = Path(__file__).resolve().parent / "notes.md"
+OTHERS = NOTES.parent / "another_machine"  # a table for each page
 
 _METHOD = """\
 All gradients are freshly written, MXNet's engine is waited for, and the ranks agree on a moment through a file that
@@ -101,6 +102,7 @@ def write(results: Results, page: Path = PAGE) -> None:
         *(f"![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in first),
         _short(results),
         _not_faster(results),
+        another_machine(page.stem),
         *(f"## {title}\n\n![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in others),
         "## All figures",
         folded("How it was measured", _METHOD),
@@ -250,6 +252,21 @@ def notes() -> dict[str, str]:
     return {key.strip(): text.strip() for key, text in zip(parts[1::2], parts[2::2])}
 
 
+def another_machine(page: str) -> str:
+    """The section of a page on a run on another machine: the table that was kept, and a paragraph written by hand."""
+    kept = OTHERS / f"{page}.md"
+    return f"{kept.read_text(encoding='utf-8')}\n{notes()[f'another machine: {page}']}" if kept.exists() else ""
+
+
+def keep_as_another_machine(page: str, results: Results, rows: list[str]) -> None:
+    """Keep a run's short table for the section of a page on another machine, and leave the page's own figures."""
+    about, kept = results.about, OTHERS / f"{page}.md"
+    system = ", ".join(about["machine"][key] for key in ("processor", "system"))
+    run = f"{about['rounds']} rounds of commit {about['commit']} on {system}:"
+    kept.write_text("\n".join(["## On another machine", "", run, "", *rows, ""]), encoding="utf-8")
+    print(f"wrote {kept}")
+
+
 def _summary(judged: dict[str, list[Part]]) -> str:
     verdicts = [verdict(parts) for parts in judged.values()]
     reached = sum(one.startswith("reached") for one in verdicts)
@@ -359,8 +376,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=HOME / "results.json")
     parser.add_argument("--output", type=Path, default=PAGE)
+    parser.add_argument("--another-machine", action="store_true", help="keep the short table beside the page's figures")
     given = parser.parse_args()
-    write(Results.load(given.results), given.output)
+    results = Results.load(given.results)
+    if given.another_machine:
+        keep_as_another_machine(PAGE.stem, results, _short_rows(results))
+    else:
+        write(results, given.output)
 
 
 if __name__ == "__main__":

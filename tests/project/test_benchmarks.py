@@ -105,3 +105,28 @@ def test_the_page_says_where_others_are_faster_and_what_is_not_installed(tmp_pat
         "| sum of an array of 4 KB | 0.040 ms |  |  | **0.010 ms** |",
         "| other | 1 ms |",
     ]
+
+
+@pytest.mark.parametrize("page", ["benchmarks", "benchmarks-hosts"])
+def test_the_run_on_another_machine_stands_on_its_page(page):
+    pytest.importorskip("matplotlib")
+    from benchmarks import report
+
+    text = (_ROOT / f"docs/{page}.md").read_text()
+    assert report.another_machine(page).rstrip() in text
+    assert text.index("## The most important figures") < text.index("## On another machine")
+
+
+def test_a_run_is_kept_as_that_of_another_machine(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks import report
+
+    monkeypatch.setattr(report, "OTHERS", tmp_path)
+    monkeypatch.setattr(report, "notes", lambda: {"another machine: page": "Slower."})
+    found = _results(("mykv", _SMALL, 4e-5))
+    found.about.update(rounds=3, commit="abc", machine={"cores": "2", "processor": "P", "system": "S"})
+    assert report.another_machine("page") == ""
+    report.keep_as_another_machine("page", found, report._short_rows(found))
+    text = report.another_machine("page")
+    assert "3 rounds of commit abc on P, S:" in text and "| 0.040 ms (0.040 to 0.040) |" in text
+    assert text.endswith(" |\n\nSlower.")  # a blank line ends the table
