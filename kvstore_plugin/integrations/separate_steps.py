@@ -13,7 +13,7 @@ _log = logging.getLogger("kvstore_plugin")
 # A program that sums gradients by itself seldom makes so many steps without an operation of this package.
 _STEPS = 10
 
-_seen: weakref.WeakKeyDictionary[gluon.Trainer, tuple[int, int]] = weakref.WeakKeyDictionary()
+_seen: weakref.WeakKeyDictionary[gluon.Trainer, tuple[int, tuple[int, int]]] = weakref.WeakKeyDictionary()
 _told = False
 
 
@@ -22,9 +22,10 @@ def note(trainer: gluon.Trainer) -> None:
     global _told
     if _told or not process.is_initialized() or process.size() == 1 or process.rank() != 0:
         return
-    steps, before = _seen.get(trainer, (0, -1))
+    steps, before = _seen.get(trainer, (0, (-1, -1)))
     if steps % _STEPS == 0:
-        operations = process.operations()
+        # Python may be many steps ahead of the engine, so what has started counts too.
+        operations = process.started, process.operations()
         # A program that has made steps together means this trainer to train alone, as for a comparison.
         if operations == before and not process.core.statistics()["steps"]:
             _told = True
