@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
@@ -11,7 +10,7 @@ from . import hosts_plots, model
 from .cases import KB, MB
 from .environments import HOME, ROOT
 from .peers import AS_INSTALLED
-from .report import another_machine, folded, keep_as_another_machine, quartiles, slower
+from .report import another_machine, folded, quartiles, slower, write_as_asked
 from .results import Results, Spread
 from .targets import Part, milliseconds, verdict
 
@@ -411,19 +410,5 @@ def _failures(results: Results) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    """Write the page from the results of the last run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=HOME / "hosts.json")
-    parser.add_argument("--output", type=Path, default=PAGE)
-    parser.add_argument("--another-machine", action="store_true", help="keep the short table beside the page's figures")
-    given = parser.parse_args()
-    results = Results.load(given.results)
-    if given.another_machine:
-        keep_as_another_machine(PAGE.stem, results, _short_rows(results))
-    else:
-        write(results, given.output)
-
-
 if __name__ == "__main__":
-    main()
+    write_as_asked(__doc__, HOME / "hosts.json", PAGE, write, _short_rows)

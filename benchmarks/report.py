@@ -258,7 +258,7 @@ def another_machine(page: str) -> str:
     return f"{kept.read_text(encoding='utf-8')}\n{notes()[f'another machine: {page}']}" if kept.exists() else ""
 
 
-def keep_as_another_machine(page: str, results: Results, rows: list[str]) -> None:
+def _keep_as_another_machine(page: str, results: Results, rows: list[str]) -> None:
     """Keep a run's short table for the section of a page on another machine, and leave the page's own figures."""
     about, kept = results.about, OTHERS / f"{page}.md"
     system = ", ".join(about["machine"][key] for key in ("processor", "system"))
@@ -371,19 +371,25 @@ def _failures(results: Results) -> str:
     return "\n".join(rows)
 
 
-def main() -> None:
-    """Write the page from the results of the last run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, default=HOME / "results.json")
-    parser.add_argument("--output", type=Path, default=PAGE)
+def write_as_asked(
+    description: str | None,
+    found: Path,
+    page: Path,
+    write: Callable[[Results, Path], None],
+    short_rows: Callable[[Results], list[str]],
+) -> None:
+    """Write a page, or keep its short table as that of another machine, from the results of the last run."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--results", type=Path, default=found)
+    parser.add_argument("--output", type=Path, default=page)
     parser.add_argument("--another-machine", action="store_true", help="keep the short table beside the page's figures")
     given = parser.parse_args()
     results = Results.load(given.results)
     if given.another_machine:
-        keep_as_another_machine(PAGE.stem, results, _short_rows(results))
+        _keep_as_another_machine(page.stem, results, short_rows(results))
     else:
         write(results, given.output)
 
 
 if __name__ == "__main__":
-    main()
+    write_as_asked(__doc__, HOME / "results.json", PAGE, write, _short_rows)

@@ -113,6 +113,7 @@ struct Failures {
   std::map<ErrorCode, FailureCount> by_code;
 };
 Failures& all_failures() { return usable_in_forks<Failures>(); }
+std::atomic<uint64_t> g_pushed_operations{0};
 std::atomic<uint64_t> g_failed_operations{0};
 std::atomic<uint64_t> g_failures_before{0};  // at the last take_failed_updates()
 
@@ -362,6 +363,8 @@ void discard(void* parameter) {
 
 }  // namespace
 
+uint64_t pushed_operations() { return g_pushed_operations; }
+
 uint64_t failed_operations() { return g_failed_operations; }
 
 UpdateWatch::UpdateWatch(uint64_t which) : key(which), failures_before(g_failures_before) {}
@@ -456,6 +459,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     request.ticket = pushed->runtime->take_ticket();
     request.step = take_step_part();
   }
+  ++g_pushed_operations;
   const std::string shown = "mykv " + name;
   // Also with arrays on GPUs the engine gets a CPU operation. Only for CPU operations does MXNet 2.0, whose engine goes
   // on before kernels have run ("Async"), wait for the kernels; in the thread that pushes it would not. And a GPU

@@ -102,6 +102,9 @@ class Bridge {
   bool blocking_;
 };
 
+// How many operations this process has handed to MXNet's engine. They may end much later.
+uint64_t pushed_operations();
+
 // How many operations of this process have failed.
 uint64_t failed_operations();
 

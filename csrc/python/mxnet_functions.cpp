@@ -11,6 +11,8 @@ namespace mykv {
 void bind_mxnet(py::module_& m) {
   m.def("take_failed_updates", &mxnet::take_failed_updates,
         "Keys of fences whose updates have failed on this rank alone, since the last call.");
+  m.def("pushed_operations", &mxnet::pushed_operations,
+        "How many operations on MXNet's arrays were handed to its engine in this process; they may end much later.");
   m.def("failed_operations", &mxnet::failed_operations,
         "How many operations on MXNet's arrays have failed in this process.");
   m.def(

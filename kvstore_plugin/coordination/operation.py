@@ -98,7 +98,6 @@ class Turn:
         except (RuntimeError, ValueError) as error:
             raise ArgumentValueError(f"{error}.") from error
         self._taken = True
-        process.started += 1
 
     def leave_out(self, reason: str, result: Any) -> Any:
         """Take the turn without work, and return `result`; ranks that have work get an error with the reason."""

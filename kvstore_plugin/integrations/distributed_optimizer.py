@@ -218,7 +218,6 @@ class _Mean:
                     core.push_group(name, handles, handles, "sum", scale, priority, label=label)
                 else:
                     core.push_allreduce(name, handles, handles, "sum", scale, priority)
-                process.started += 1
 
     def _refuse(self, groups: list[_Group], reason: str) -> None:
         for group in groups:

@@ -24,8 +24,8 @@ def note(trainer: gluon.Trainer) -> None:
         return
     steps, before = _seen.get(trainer, (0, (-1, -1)))
     if steps % _STEPS == 0:
-        # Python may be many steps ahead of the engine, so what has started counts too.
-        operations = process.started, process.operations()
+        # Python may be many steps ahead of the engine, so what was pushed to it counts too.
+        operations = process.core.pushed_operations(), process.operations()
         # A program that has made steps together means this trainer to train alone, as for a comparison.
         if operations == before and not process.core.statistics()["steps"]:
             _told = True

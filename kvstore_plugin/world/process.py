@@ -69,7 +69,6 @@ _groups: dict[int, Any] = {}  # the _group of each start of the core, by `genera
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
 _tried_by_init = 0  # operations that were tried by the end of the last init()
-started = 0  # calls of collective functions, and reductions of DistributedOptimizer; they may end much later
 refusals = 0  # operations that this rank could not start: their arguments were wrong
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False

@@ -126,7 +126,7 @@ def test_a_run_is_kept_as_that_of_another_machine(monkeypatch, tmp_path):
     found = _results(("mykv", _SMALL, 4e-5))
     found.about.update(rounds=3, commit="abc", machine={"cores": "2", "processor": "P", "system": "S"})
     assert report.another_machine("page") == ""
-    report.keep_as_another_machine("page", found, report._short_rows(found))
+    report._keep_as_another_machine("page", found, report._short_rows(found))
     text = report.another_machine("page")
     assert "3 rounds of commit abc on P, S:" in text and "| 0.040 ms (0.040 to 0.040) |" in text
     assert text.endswith(" |\n\nSlower.")  # a blank line ends the table
