@@ -178,6 +178,23 @@ def test_schedules_multipliers_clipping_and_changes_on_the_way(name, rank, size,
 
 
 @pytest.mark.ranks(2)
+def test_a_scheduler_that_no_other_process_can_unpickle_is_followed(rank, size, gather):
+    """Servers of dist_sync get a pickled optimizer, and train on with another one where they cannot unpickle it."""
+
+    class OfThisScript(mx.lr_scheduler.LRScheduler):
+        def __call__(self, num_update):
+            return 0.2 / num_update
+
+    def made():
+        return _optimizer("sgd", lr_scheduler=OfThisScript())
+
+    expected = _alone(made(), 4, size)
+    got, _ = _on_the_store(made(), 4, rank)
+    _same_on_all(gather, got)
+    assert all((one == other).all() for one, other in zip(got, expected))
+
+
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", ["sgd", "adam", "lamb"])
 def test_float16_weights_with_a_copy_in_float32(name, rank, size, gather):
     expected = _alone(_optimizer(name, multi_precision=True), 4, size, "float16")
