@@ -6,6 +6,9 @@ hold: plain values, arrays, numpy's numbers and dtypes, and optimizers and sched
 imported already. Everything else is an error before it is executed. Arrays are in the pickle as MXNet's own bytes. The
 header is checked against the number of bytes before MXNet reads them.
 
+A name in a pickle is only a key: it is looked up in tables of objects that were found before. It is never followed
+through modules, since to read an attribute can run code: one of `ctypes.cdll` loads a library.
+
 The reader is built on the standard library's reader in Python. The reader in C cannot be told which functions it may
 call, and allocates gigabytes of memory for a pickle of a few bytes that says so.
 """
@@ -18,19 +21,18 @@ import re
 import struct
 import sys
 from collections import OrderedDict
-from typing import Any, Callable, ClassVar
+from typing import Any, Callable, ClassVar, Sequence
 
 import numpy as np
 
 from ..compat.mxnet import NDArray, mx
 
-_ARRAYS = {
-    ("mxnet.ndarray.ndarray", "NDArray"),
-    ("mxnet.ndarray.sparse", "CSRNDArray"),
-    ("mxnet.ndarray.sparse", "RowSparseNDArray"),
-    ("mxnet.numpy.multiarray", "ndarray"),
-}
-_NUMBERS = {f"{kind}{bits}" for kind in ("float", "int", "uint") for bits in (8, 16, 32, 64)} | {"bool_"}
+_BITS = (8, 16, 32, 64)
+_NUMBERS = [
+    "bool_",
+    *(f"float{bits}" for bits in _BITS[1:]),
+    *(f"{kind}int{bits}" for kind in ("", "u") for bits in _BITS),
+]
 _DTYPE = re.compile(r"[biufc]\d{1,2}")
 
 # An array in MXNet's own bytes (NDArray::Save): the first word, and the bytes of an element by the number of its type.
@@ -38,6 +40,8 @@ _MAGIC = (0xF993FAC9, 0xF993FACA)
 _WIDTHS = {0: 4, 1: 8, 2: 2, 3: 1, 4: 4, 5: 1, 6: 8, 7: 1, 8: 2, 9: 2, 10: 4, 11: 8, 12: 2}
 _DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
 _MOST_AXES = 32
+_NO_KEY = "has a key that is not a plain value"
+_DEEPEST_KEY = 8  # tuples in tuples; Python's hash of a tuple has no limit of its own, and overflows the stack
 
 
 def load(data: bytes) -> Any:
@@ -71,6 +75,17 @@ def _encode(text: str, encoding: str) -> bytes:
 def _bytearray(data: bytes = b"") -> bytearray:
     _require(isinstance(data, bytes), "makes a bytearray of an object that is not bytes")
     return bytearray(data)
+
+
+def _set(items: list) -> set:
+    _require(type(items) is list and all(map(_is_plain, items)), _NO_KEY)
+    return set(items)
+
+
+def _ordered_dict(items: Sequence = ()) -> OrderedDict:
+    pairs = type(items) in (list, tuple) and all(type(one) in (list, tuple) and len(one) == 2 for one in items)
+    _require(pairs and all(_is_plain(key) for key, _ in items), _NO_KEY)
+    return OrderedDict(items)
 
 
 def _type_of_none(one: None) -> type:
@@ -115,9 +130,9 @@ _NAMED: dict[tuple[str, str], Any] = {
     ("builtins", "bytearray"): _bytearray,
     ("builtins", "complex"): complex,
     ("builtins", "object"): _OBJECT,
-    ("builtins", "set"): set,
+    ("builtins", "set"): _set,
     ("builtins", "type"): _type_of_none,
-    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "OrderedDict"): _ordered_dict,
     ("copyreg", "_reconstructor"): _new_object,
     ("numpy", "dtype"): _dtype,
     ("numpy", "ndarray"): _NDARRAY,
@@ -125,14 +140,52 @@ _NAMED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
 }
+_CALLABLE = [one for one in _NAMED.values() if callable(one)]
+_NAMED.update({("numpy", name): getattr(np, name) for name in _NUMBERS})
+_NAMED.update(
+    {
+        ("mxnet.ndarray.ndarray", "NDArray"): NDArray,
+        ("mxnet.ndarray.sparse", "CSRNDArray"): mx.nd.sparse.CSRNDArray,
+        ("mxnet.ndarray.sparse", "RowSparseNDArray"): mx.nd.sparse.RowSparseNDArray,
+        ("mxnet.numpy.multiarray", "ndarray"): mx.np.ndarray,
+    }
+)
 _NAMED_OF_OLD = {("__builtin__", name): one for (module, name), one in _NAMED.items() if module == "builtins"}
 _NAMED_OF_OLD["copy_reg", "_reconstructor"] = _new_object
-_CALLABLE = [one for one in _NAMED.values() if callable(one)]
+_NAMED.update(_NAMED_OF_OLD)
+
+_TRAINING = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
 
 
 def _trains(found: Any) -> bool:
-    bases = (mx.optimizer.Optimizer, mx.lr_scheduler.LRScheduler)
-    return isinstance(found, type) and issubclass(found, bases)
+    return isinstance(found, type) and issubclass(found, _TRAINING)
+
+
+def _training_classes() -> dict[tuple[str, str], type]:
+    """The optimizers and schedulers of this process by the names that pickle writes, without a look into modules."""
+    found: dict[tuple[str, str], type] = {}
+    waiting = list(_TRAINING)
+    while waiting:
+        kind = waiting.pop(0)
+        found[kind.__module__, kind.__qualname__] = kind  # of two classes with one name, the one that was made last
+        waiting += type.__subclasses__(kind)
+    return found
+
+
+def _makes_itself(kind: Any) -> bool:
+    """Whether a class has a way of its own to be pickled, which may call the class."""
+    return _trains(kind) and (kind.__reduce__, kind.__reduce_ex__) != (object.__reduce__, object.__reduce_ex__)
+
+
+def _is_field(name: Any) -> bool:
+    return isinstance(name, str) and not name.startswith("__")
+
+
+def _is_plain(key: Any, depth: int = 0) -> bool:
+    """Whether a key of a dict or a set has no code of its own, and is not too deep for its hash."""
+    if type(key) is tuple:
+        return depth < _DEEPEST_KEY and all(_is_plain(one, depth + 1) for one in key)
+    return key is None or isinstance(key, (str, bytes, int, float, complex, np.generic, type))
 
 
 def _require(right: bool, otherwise: str) -> None:
@@ -143,15 +196,13 @@ def _require(right: bool, otherwise: str) -> None:
 class _Unpickler(pickle._Unpickler):
     dispatch: ClassVar[dict] = dict(pickle._Unpickler.dispatch)
 
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self._known = {**_training_classes(), **_NAMED}
+
     def find_class(self, module: str, name: str) -> Any:
-        named = _NAMED.get((module, name)) or _NAMED_OF_OLD.get((module, name))
-        if named is not None:
-            return named
-        found: Any = sys.modules.get(module)
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        number = module == "numpy" and name in _NUMBERS
-        if found is not None and (number or (module, name) in _ARRAYS or _trains(found)):
+        found = self._known.get((module, name))
+        if found is not None:
             return found
         raise pickle.UnpicklingError(
             f"it names {module}.{name}, which is neither an array nor an optimizer or scheduler known to this process; "
@@ -165,7 +216,9 @@ class _Unpickler(pickle._Unpickler):
             _require(arguments == (None,), "makes an array from a pointer")
         else:
             known = any(function is one for one in _CALLABLE)
-            _require(known or _trains(function), "calls a function that does not make arrays, optimizers or schedulers")
+            _require(
+                known or _makes_itself(function), "calls a function that does not make arrays, optimizers or schedulers"
+            )
         pickle._Unpickler.load_reduce(self)
 
     def load_newobj(self) -> None:
@@ -187,6 +240,10 @@ class _Unpickler(pickle._Unpickler):
             _require(is_numbers and isinstance(state[4], bytes), "has a numpy array whose elements are not numbers")
         else:
             _require(_trains(type(made)), "changes an object that is no array, optimizer or scheduler")
+            # The second part of a pair is set by setattr(), which would change the class too.
+            by_name = state[1] if type(state) is tuple and len(state) == 2 else None
+            fields = by_name is None or (type(by_name) is dict and all(map(_is_field, by_name)))
+            _require(fields, "changes what is no field of an optimizer or scheduler")
         pickle._Unpickler.load_build(self)
 
     def load_bytearray8(self) -> None:
@@ -211,12 +268,17 @@ class _Unpickler(pickle._Unpickler):
     del _refused
 
 
-def _fills(name: str, holders: tuple[type, ...], filled: Callable[[Any], Any]) -> Callable[[Any], None]:
+_Look = Callable[[Any], Any]
+
+
+def _fills(name: str, holders: tuple[type, ...], filled: _Look | None, keys: _Look) -> Callable[[Any], None]:
     """The standard method `name`, limited to these types: other objects may have a method of the same name too."""
     standard = getattr(pickle._Unpickler, name)
 
     def method(self: Any) -> None:
-        _require(type(filled(self)) in holders, "fills an object that is not a list, a dict or a set")
+        if filled is not None:
+            _require(type(filled(self)) in holders, "fills an object that is not a list, a dict or a set")
+        _require(all(map(_is_plain, keys(self))), _NO_KEY)
         standard(self)
 
     return method
@@ -226,14 +288,16 @@ def _before_mark(self: Any) -> Any:
     return self.metastack[-1][-1]
 
 
-for _opcode, _name, _holders, _filled in (
-    (pickle.APPEND, "load_append", (list,), lambda self: self.stack[-2]),
-    (pickle.APPENDS, "load_appends", (list,), _before_mark),
-    (pickle.SETITEM, "load_setitem", (dict, OrderedDict), lambda self: self.stack[-3]),
-    (pickle.SETITEMS, "load_setitems", (dict, OrderedDict), _before_mark),
-    (pickle.ADDITEMS, "load_additems", (set,), _before_mark),
+for _opcode, _name, _holders, _filled, _keys in (
+    (pickle.APPEND, "load_append", (list,), lambda self: self.stack[-2], lambda self: ()),
+    (pickle.APPENDS, "load_appends", (list,), _before_mark, lambda self: ()),
+    (pickle.SETITEM, "load_setitem", (dict, OrderedDict), lambda self: self.stack[-3], lambda self: self.stack[-2:-1]),
+    (pickle.SETITEMS, "load_setitems", (dict, OrderedDict), _before_mark, lambda self: self.stack[::2]),
+    (pickle.ADDITEMS, "load_additems", (set,), _before_mark, lambda self: self.stack),
+    (pickle.DICT, "load_dict", (), None, lambda self: self.stack[::2]),
+    (pickle.FROZENSET, "load_frozenset", (), None, lambda self: self.stack),
 ):
-    _Unpickler.dispatch[_opcode[0]] = _fills(_name, _holders, _filled)
+    _Unpickler.dispatch[_opcode[0]] = _fills(_name, _holders, _filled, _keys)
 
 
 def _check_array(array: Any, state: Any) -> None:

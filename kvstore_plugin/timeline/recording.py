@@ -93,11 +93,11 @@ def read(path: str) -> Recording:
         raise TimelineError(f"{path} is empty. Only start_timeline() writes a timeline; this file has none.")
     try:
         content = json.loads(data)
-    except ValueError as error:  # among them UnicodeDecodeError
+    except (ValueError, RecursionError) as error:  # among them UnicodeDecodeError
         raise TimelineError(f"{path} is no timeline: it is not JSON ({error}).") from None
     try:
         return _recording(path, content)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise TimelineError(
             f"{path} is no timeline of mykv ({type(error).__name__}: {error}). Give files that start_timeline() or "
             "MYKV_TIMELINE has written."

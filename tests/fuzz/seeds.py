@@ -30,6 +30,29 @@ def states(dump: bool, protocol: int, name: str = "adam") -> bytes:
     return pickle.dumps((updater.states, optimizer) if dump else updater.states, protocol)
 
 
+# Names of which the way there has an effect: a library is loaded, a module is imported, a property runs.
+NAMES_WITH_EFFECTS = (
+    ("ctypes", "cdll./tmp/no-such-library.so"),
+    ("ctypes", "pydll./tmp/no-such-library.so"),
+    ("ctypes", "cdll.LoadLibrary"),
+    ("concurrent.futures", "ProcessPoolExecutor"),
+    ("numpy", "testing.Tester"),
+    ("mxnet", "optimizer.Adam.__init__"),
+    ("mxnet.base", "_LIB.no_such_function"),
+    ("this", "s"),
+    ("os", "system"),
+    ("builtins", "eval"),
+)
+
+
+def named(module: str, name: str, protocol: int) -> bytes:
+    """A pickle that names an object, and calls it."""
+    if protocol < 4:
+        return f"c{module}\n{name}\n(tR.".encode()
+    texts = [text.encode() for text in (module, name)]
+    return b"\x80\x04" + b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts) + b"\x93)R."
+
+
 def seeds() -> dict[str, list[bytes]]:
     numbers = [[5], [5, 1, 2], [5, 1, 2, 3, 4], [5, 0], [5, 1, 3, 0], [5, 2, 0, 1, 1, 6, 1, 2], [5, 1, 2, 1, 3, 1, 4]]
     packed = [struct.pack(f"<{len(some)}Q", *some) for some in numbers]
@@ -77,7 +100,8 @@ def seeds() -> dict[str, list[bytes]]:
             for text in ("4096", "1.5", "-1", "1e999", "9" * 30, "9" * 400, "nan", "²")
         ],
         "states": [states(dump, protocol) for dump in (False, True) for protocol in (0, 2, 4, 5)]
-        + [states(False, 4, "sgd")],
+        + [states(False, 4, "sgd")]
+        + [named(*one, protocol) for one in NAMES_WITH_EFFECTS for protocol in (2, 4)],
     }
 
 

@@ -176,6 +176,79 @@ def test_a_file_cannot_call_functions(tmp_path):
     assert not flag.exists()
 
 
+class _Lazy:
+    """As a module that imports or loads what is asked for."""
+
+    def __init__(self, asked: list):
+        object.__setattr__(self, "asked", asked)
+
+    def __getattribute__(self, name):
+        object.__getattribute__(self, "asked").append(name)
+        return self
+
+
+class _Noted(mx.lr_scheduler.FactorScheduler):
+    """A user's scheduler, with a class, a function and an attribute that has an effect inside."""
+
+    made = ()
+
+    def __init__(self, *arguments):
+        type(self).made += (arguments,)
+        super().__init__(3)
+
+    class Inner(mx.lr_scheduler.FactorScheduler):
+        pass
+
+
+def test_a_name_in_a_file_is_not_followed_through_objects(monkeypatch):
+    """To read an attribute can have an effect: ctypes.cdll loads a library of that name."""
+    import ctypes
+
+    from fuzz.parsers import without_effects
+    from fuzz.seeds import NAMES_WITH_EFFECTS, named
+
+    asked: list = []
+    monkeypatch.setitem(sys.modules, "lazy", _Lazy(asked))
+    monkeypatch.setattr(ctypes.LibraryLoader, "__getattr__", lambda self, name: asked.append(name))
+    own = [(__name__, "_Noted.Inner.__init__"), (__name__, "_Noted.base_lr"), (__name__, "_Noted.Inner.no.more")]
+    for name in (*NAMES_WITH_EFFECTS, ("lazy", "one.more"), ("lazy", "__class__"), *own):
+        for protocol in (2, 4):
+            with pytest.raises(ValueError, match="neither an array nor an optimizer"), without_effects():
+                state_file.parse(named(*name, protocol), "file")
+    assert asked == [] and "this" not in sys.modules
+
+
+def test_a_file_makes_objects_of_the_users_classes_and_does_not_call_them():
+    optimizer = mx.optimizer.create("sgd", lr_scheduler=_Noted.Inner(7))
+    content = state_file.parse(pickle.dumps(({}, optimizer)), "file")
+    assert type(content.optimizer.lr_scheduler) is _Noted.Inner and content.optimizer.lr_scheduler.step == 7
+    before = _Noted.made
+    with pytest.raises(ValueError, match="calls a function"):
+        state_file.parse(f"c{__name__}\n_Noted\n(S'path'\ntR.".encode(), "file")
+    assert _Noted.made == before
+    made = f"c{__name__}\n_Noted\n)".encode() + b"\x81"
+    assert pickle.loads(made + b".").__class__ is _Noted
+    other = b"N}X\x09\x00\x00\x00__class__" + f"c{__name__}\n_Noted.Inner\n".encode() + b"s\x86b."
+    with pytest.raises(ValueError, match="changes what is no field"):
+        state_file.parse(made + other, "file")
+
+
+def test_a_key_without_end_is_refused():
+    """Python's hash of a tuple in tuples has no limit, and overflows the stack of the process."""
+    deep = b")" + b"\x85" * 1_000_000
+    for evil in (
+        b"}" + deep + b"Ns.",
+        b"}(" + deep + b"Nu.",
+        b"(" + deep + b"Nd.",
+        b"\x8f(" + deep + b"\x90.",
+        b"(" + deep + b"\x91.",
+        b"cbuiltins\nset\n](" + deep + b"e\x85R.",
+        b"ccollections\nOrderedDict\n](](" + deep + b"Nee\x85R.",
+    ):
+        with pytest.raises(ValueError, match="has a key that is not a plain value"):
+            state_file.parse(evil, "file")
+
+
 def _raw(shape, data: bytes, dtype: int = 0, device: int = 1) -> bytearray:
     """An array as MXNet saves it."""
     axes, magic = len(shape), 0xF993FACA if mx.util.is_np_shape() else 0xF993FAC9
