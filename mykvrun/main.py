@@ -16,12 +16,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Iterator
 
+from . import worker_notes
 from .command_line import Request, parse
 from .commands import Command, inside_slurm, mpirun_command, srun_command
 from .errors import LaunchError
 from .job import Job
 from .mpi import OPEN_MPI, Mpi, find_mpi
-from .output import OPEN_MPI_4, OPEN_MPI_LINES, OPEN_MPI_PIECES, SRUN, Marks, Output, Stream, hydra_marks, relay
+from .output import (
+    OPEN_MPI_4,
+    OPEN_MPI_LINES,
+    OPEN_MPI_PIECES,
+    SRUN,
+    FailedWorker,
+    Marks,
+    Output,
+    Stream,
+    hydra_marks,
+    relay,
+)
 
 # Options of mpirun and srun for their output, which they take once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
@@ -69,9 +81,10 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         workers=job.workers or 1,
     )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
-        mark = Path(folder) / "started"
-        status = _start(command, output, str(mark))
-        if status == 0 and job.is_local and (job.workers or 1) > 1 and not mark.exists():
+        notes = Path(folder)
+        status = _start(command, output, notes)
+        joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
+        if status == 0 and job.is_local and (job.workers or 1) > 1 and not joined:
             _say(
                 "no worker has called init() of mykv, so each worker worked alone. Give gluon.Trainer or Module "
                 "the store 'mykv', or use a DistributedTrainer of kvstore_plugin."
@@ -132,12 +145,12 @@ def _check_program(job: Job, command: Command) -> None:
         raise LaunchError(f"The program {name!r} was not found, or may not be executed. No worker has been started.")
 
 
-def _start(command: Command, output: Output, mark: str) -> int:
+def _start(command: Command, output: Output, notes: Path) -> int:
     """Run a command, pass on its output and signals, and say at the end which worker failed.
 
-    ``mark`` is a file that init() makes on rank 0.
+    ``notes`` is a folder for `worker_notes`.
     """
-    env = {**os.environ, **command.variables, "MYKVRUN_MARK": mark}
+    env = {**os.environ, **command.variables, worker_notes.VARIABLE: str(notes)}
     try:
         process = subprocess.Popen(command.arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
@@ -155,9 +168,26 @@ def _start(command: Command, output: Output, mark: str) -> int:
             thread.join()
     output.close()
     status = code if code >= 0 else 128 - code
-    if status != 0:
-        _say_who_failed(status, output)
+    if status == 0:
+        return 0
+    first = None if output.is_elastic else _first_failure(output.failed, worker_notes.ends(notes))
+    status = first.status if first else status
+    _say_who_failed(status, output, first)
     return status
+
+
+def _first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
+    """How the worker that failed first has ended; None if no worker has told it.
+
+    ``failed`` is the worker that the launcher names. If it has told nothing, as after a signal or os._exit(), it ended
+    without having learnt of another worker's end. Launchers end the other workers by SIGTERM, which is
+    no cause.
+    """
+    if failed is not None and all(end.rank != failed.rank for end in ends):
+        return None
+    failures = [end for end in ends if end.status != 0]
+    causes = [end for end in failures if end.status != 128 + signal.SIGTERM]
+    return next(iter([*causes, *failures]), None)
 
 
 @contextlib.contextmanager
@@ -180,8 +210,10 @@ def _passing_on_signals(process: subprocess.Popen) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say_who_failed(status: int, output: Output) -> None:
+def _say_who_failed(status: int, output: Output, first: worker_notes.End | None) -> None:
     failed = output.failed
+    if first is not None:
+        failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")
     how = f"signal {status - 128}" if 128 < status < 160 else f"status {status}"
     if failed is None:
         _say(f"the job ended with {how}.")
@@ -194,9 +226,9 @@ def _say_who_failed(status: int, output: Output) -> None:
         )
         return
     lines = output.last_lines(failed.rank)
-    _say(
-        f"rank {failed.rank}{where} failed first, and the job ended with {how}." + (" Its last lines:" if lines else "")
-    )
+    it = f"rank {failed.rank}{where}"
+    ended = f"{it} ended with {first.how}. It" if first else it
+    _say(f"{ended} failed first, and the job ended with {how}." + (" Its last lines:" if lines else ""))
     for line in lines:
         print(f"  {line}", file=sys.stderr)
 

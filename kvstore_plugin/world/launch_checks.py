@@ -8,7 +8,6 @@ program that uses no store of this package although it was launched on several w
 from __future__ import annotations
 
 import builtins
-import contextlib
 import logging
 import multiprocessing
 import os
@@ -17,6 +16,8 @@ import shlex
 import sys
 from pathlib import Path
 from typing import Mapping
+
+from mykvrun import worker_notes
 
 _log = logging.getLogger("kvstore_plugin")
 _told_of_one_worker = False
@@ -260,7 +261,7 @@ def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> Non
     mykvrun warns by itself. A process that a worker has started inherits the launcher's variables; it is no worker.
     """
     launched = launched_processes(environment)
-    if launched is None or launched[1] < 2 or "MYKVRUN_MARK" in environment or _is_child_of_python():
+    if launched is None or launched[1] < 2 or worker_notes.VARIABLE in environment or _is_child_of_python():
         return
     variable, count = launched
     if environment.get(_RANK_VARIABLES[variable]) == "0":
@@ -277,12 +278,6 @@ def _is_child_of_python() -> bool:
         return os.path.basename(os.readlink(f"/proc/{os.getppid()}/exe")).startswith("python")
     except OSError:
         return False
-
-
-def mark_start(environment: Mapping[str, str] = os.environ) -> None:
-    """Tell mykvrun, which names a file for that, that this job has called init()."""
-    with contextlib.suppress(KeyError, OSError):
-        Path(environment["MYKVRUN_MARK"]).touch()
 
 
 def _cores_of_job() -> int:

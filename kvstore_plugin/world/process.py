@@ -18,6 +18,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
 
+from mykvrun import worker_notes
+
 from . import core as core_loader
 from . import (
     failure_detector,
@@ -163,6 +165,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         for follower in _followers:
             follower.check_sets(process_sets)
         return
+    worker_notes.tell_waits()
     failure_detector.end()  # it still runs if join_again() has failed
     core_loader.load().begin_again()  # a rank that was lost before is not among the ranks of this init()
     _join(comm, read_settings=True)
@@ -189,8 +192,8 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     mpi_settings.warn_if_late(core)
     launch_checks.warn_of_narrow_binding(core.local_rank(), core.local_size(), core.mpi_library_version())
     launch_checks.warn_of_many_threads(core.local_rank(), core.local_size())
+    worker_notes.tell_joined()
     if core.rank() == 0:
-        launch_checks.mark_start()
         if not new_workers.is_waiting():
             launch_checks.tell_of_one_worker(core.size())
         _log_start()

@@ -18,7 +18,7 @@ import pytest
 from harness import launcher, several_hosts
 from harness.marks import long
 
-from mykvrun import commands, hosts, main
+from mykvrun import commands, hosts, main, worker_notes
 from mykvrun.command_line import parse
 from mykvrun.errors import LaunchError
 from mykvrun.hosts import Host
@@ -131,11 +131,64 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
         assert "MPI_ABORT" not in end
 
 
+_NOTED = """
+import sys, time
+from mykvrun import worker_notes
+
+rank = worker_notes.rank_in(worker_notes.os.environ)
+if rank == 1:
+    worker_notes.tell_end(3, "sys.exit(3)")
+    time.sleep(0.5)  # waits in MPI_Finalize
+time.sleep(0.2)
+worker_notes.tell_end(1, "MXNetError: rank 1 has left")
+sys.exit(1)
+"""
+
+
+def test_the_worker_that_ended_first_is_named_with_its_status_although_another_one_ended_the_job(tmp_path):
+    (tmp_path / "ends.py").write_text(_NOTED)
+    code, _, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "ends.py"))
+    assert code == 3 and "rank 1 ended with sys.exit(3). It failed first" in stderr, stderr
+
+
+@pytest.mark.parametrize(
+    "named, noted, rank",
+    [
+        (0, [(0, 1, 2.0), (1, 3, 1.0)], 1),  # rank 0 has ended the job, since rank 1 had ended
+        (2, [(0, 1, 1.0)], None),  # a signal has ended rank 2, and so rank 0 failed
+        (None, [(0, 143, 1.0), (1, 1, 2.0)], 1),  # the launcher has ended rank 0
+        (None, [(0, 0, 1.0), (1, 1, 2.0)], 1),
+        (None, [(0, 143, 1.0)], 0),
+        (None, [], None),
+    ],
+)
+def test_the_first_failure_is_the_earliest_that_is_no_consequence(named, noted, rank):
+    failed = None if named is None else FailedWorker(named, "n1")
+    ends = [worker_notes.End(one, status, "", when) for one, status, when in noted]
+    first = main._first_failure(failed, sorted(ends, key=lambda end: end.time))
+    assert (first and first.rank) == rank
+
+
+def test_notes_of_workers_are_kept_as_they_came_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "12")
+    worker_notes.tell_end(3, "without a folder nothing is done")
+    monkeypatch.setenv(worker_notes.VARIABLE, str(tmp_path))
+    worker_notes.tell_waits()
+    worker_notes.tell_end(3, "KeyError: 'a'\nsecond line")
+    worker_notes.tell_end(1, "later")
+    (tmp_path / "end.3").write_text("not JSON")
+    assert worker_notes.ranks_with(tmp_path, worker_notes.WAITS) == {12}
+    ((rank, status, how, _),) = worker_notes.ends(tmp_path)
+    assert (rank, status, how) == (12, 3, "KeyError: 'a'")
+    monkeypatch.setenv(worker_notes.VARIABLE, str(tmp_path / "gone"))
+    worker_notes.tell_joined()
+
+
 def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of_another(capsys):
     """Ranks of new workers begin at 0 again."""
     output = Output(OPEN_MPI_LINES, is_elastic=True)
     _read(output, b"[1,0]<stdout>: still here\nprterun noticed that process rank 0 with PID 77 on node n1 exited on\n")
-    main._say_who_failed(137, output)
+    main._say_who_failed(137, output, None)
     said = capsys.readouterr().err
     assert "a worker on n1 died, and the job ended with signal 9. The others may have finished" in said
     assert "still here" not in said

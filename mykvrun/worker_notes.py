@@ -1,0 +1,106 @@
+"""What workers tell mykvrun: small files in a folder that mykvrun makes, and names in the variable MYKVRUN_FOLDER.
+
+============= ======================================================================================================
+file          a worker makes it
+============= ======================================================================================================
+waits.RANK    in init(), before it waits for the other workers
+joined.RANK   at the end of init()
+end.RANK      before it ends: a line of JSON, ``{"status": 3, "how": "sys.exit(3)", "time": 4321.5}``
+============= ======================================================================================================
+
+mykvrun returns the status of the earliest end that is not 0, and names its worker: ``rank 1 ended with sys.exit(3)``.
+It also notices a worker that has ended without init() while the others wait for it there.
+
+For those who call these functions (kvstore_plugin/world/):
+
+- tell_end() comes where nothing can stop the end any more (an exit handler, the excepthook, before MPI_Abort), and
+  before the other workers can learn of it, since the earliest end is the first cause. A worker that fails because
+  another worker has ended calls it too: its time is later.
+- The first note of each kind stays. So a worker may call tell_end() at several places.
+- No function raises or waits. Without the folder (mpirun without mykvrun, workers of other hosts) and in a forked
+  child each does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "MYKVRUN_FOLDER"
+WAITS, JOINED, END = "waits", "joined", "end"
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+_MOST_LETTERS = 500  # of a reason
+
+_process = os.getpid()
+
+
+class End(NamedTuple):
+    """How a worker has ended: its exit status, how in words, and when (seconds of the host's monotonic clock)."""
+
+    rank: int
+    status: int
+    how: str
+    time: float
+
+
+def tell_waits() -> None:
+    """This worker begins to wait for the others in init()."""
+    _write(WAITS, "")
+
+
+def tell_joined() -> None:
+    """This worker's init() has succeeded."""
+    _write(JOINED, "")
+
+
+def tell_end(status: int, how: str) -> None:
+    """This worker is about to end.
+
+    Parameters
+    ----------
+    status : int
+        The exit status, as a shell shows it: 0 to 255, and 128 and the number of the signal for a signal.
+    how : str
+        Stands after "ended with": ``sys.exit(3)``, ``KeyError: 'label'``, ``SIGTERM``. Only the first line is kept.
+    """
+    first_line = (how.strip().splitlines() or [""])[0][:_MOST_LETTERS]
+    _write(END, json.dumps({"status": status & 0xFF, "how": first_line, "time": time.monotonic()}) + "\n")
+
+
+def _write(kind: str, text: str) -> None:
+    folder = os.environ.get(VARIABLE)
+    rank = rank_in(os.environ)
+    if not folder or rank is None or os.getpid() != _process:
+        return
+    # The file appears with its whole content: mykvrun may read it at any time.
+    unfinished = f"{folder}/.{kind}.{rank}.{_process}"
+    with contextlib.suppress(OSError, UnicodeError):
+        Path(unfinished).write_text(text, encoding="utf-8", errors="replace")
+        with contextlib.suppress(FileExistsError):
+            os.link(unfinished, f"{folder}/{kind}.{rank}")
+        os.unlink(unfinished)
+
+
+def rank_in(environment: os._Environ[str] | dict[str, str]) -> int | None:
+    """The rank that a launcher has given the process with this environment; None without a launcher."""
+    texts = (environment.get(name, "") for name in _RANK_VARIABLES)
+    return next((int(text) for text in texts if text.isdecimal() and text.isascii()), None)
+
+
+def ranks_with(folder: Path, kind: str) -> set[int]:
+    """The ranks that have made a note of this kind."""
+    return {int(path.suffix[1:]) for path in folder.glob(f"{kind}.*") if path.suffix[1:].isdecimal()}
+
+
+def ends(folder: Path) -> list[End]:
+    """How workers have ended, the earliest first; without those that have told nothing."""
+    found = []
+    for rank in ranks_with(folder, END):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            note = json.loads((folder / f"{END}.{rank}").read_text(encoding="utf-8"))
+            found.append(End(rank, int(note["status"]), str(note["how"]), float(note["time"])))
+    return sorted(found, key=lambda end: end.time)
