@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import sys
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ _HOROVOD_IGNORED = {
     ],
     2: ["--blacklist-cooldown-range"],
 }
+# Shells export functions by names such as BASH_FUNC_module%%.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_.%()-]*")
 _GROWS = "is Horovod's option to add workers. Use --elastic, and in the script run_elastic(..., grow_to=, hostfile=)."
 # Options of horovodrun without which the job would be another one: number of values, and why they are refused.
 _HOROVOD_REFUSED = {
@@ -104,11 +107,12 @@ def parse(arguments: list[str]) -> Request:
         The options cannot be fulfilled together.
     """
     parser = _parser()
-    found = parser.parse_args(arguments)
+    own, program = _divided(parser, arguments)
+    found = parser.parse_args(own)
     if found.check_build:  # of Horovod: it starts no program
-        found.check, found.program = True, []
+        found.check, program = True, []
         found.workers = found.workers or (None if found.hosts or found.hostfile else 1)
-    if not found.program and not found.check:
+    if not program and not found.check:
         parser.error("no program: mykvrun -n 4 python train.py")
     if found.refused:
         raise LaunchError(f"{found.refused[0]} {_HOROVOD_REFUSED[found.refused[0]][1]}")
@@ -120,7 +124,7 @@ def parse(arguments: list[str]) -> Request:
         )
     hosts = parse_hosts(found.hosts) if found.hosts else read_hostfile(found.hostfile) if found.hostfile else []
     job = Job(
-        program=found.program or [sys.executable],
+        program=program or [sys.executable],
         workers=found.workers,
         hosts=hosts,
         cores_per_worker=found.cores_per_worker,
@@ -132,7 +136,7 @@ def parse(arguments: list[str]) -> Request:
         ssh_key=found.ssh_identity_file,
         interfaces=",".join(found.network_interfaces) or None,
         tcp_only=found.tcp,
-        mpi_arguments=[*shlex.split(found.binding_args or ""), *shlex.split(found.mpi_args or "")],
+        mpi_arguments=[*_words(found.binding_args, "--binding-args"), *_words(found.mpi_args, "--mpi-args")],
     )
     return Request(
         job,
@@ -146,11 +150,35 @@ def parse(arguments: list[str]) -> Request:
     )
 
 
+def _divided(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The launcher's own options, and the program with its arguments, in which argparse would look for options too."""
+    index = 0
+    while index < len(arguments) and arguments[index].startswith("-"):
+        if arguments[index] == "--":
+            return arguments[:index], arguments[index + 1 :]
+        option, equals, _ = arguments[index].partition("=")
+        action = parser._option_string_actions.get(option)
+        if action is None:  # a short option with its value, such as -n4, or a mistake that argparse reports
+            index += 1
+        else:
+            index += 1 + (0 if equals else 1 if action.nargs is None else int(action.nargs))
+    return arguments[:index], arguments[index:]
+
+
+def _words(text: str | None, option: str) -> list[str]:
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise LaunchError(f"{option} {text}: the words cannot be separated as a shell does ({error}).") from None
+
+
 def _variables(found: argparse.Namespace) -> dict[str, str | None]:
     """Variables that the options set for all workers."""
     variables: dict[str, str | None] = {}
     for text in found.env:
         name, equals, value = text.partition("=")
+        if not _VARIABLE.fullmatch(name):
+            raise LaunchError(f"-x {text}: {name!r} is not the name of a variable. Give -x NAME or -x NAME=VALUE.")
         variables[name] = value if equals else None
     if found.timeline:
         variables["MYKV_TIMELINE"] = str(Path(found.timeline).absolute())
@@ -196,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         "Start a program in several workers.",
         _EPILOG,
         formatter_class=formatter,
+        allow_abbrev=False,  # an abbreviation may be an option of the program or of a later release
     )
     add = parser.add_argument
     add("-n", "-np", "--num-proc", dest="workers", type=_positive, metavar="N", help="number of workers")
@@ -239,7 +268,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_hidden(parser: argparse.ArgumentParser) -> None:
-    """The program, and options that only horovodrun's command lines have."""
+    """Options that only horovodrun's command lines have."""
 
     def add(*names: str, **settings: Any) -> None:
         parser.add_argument(*names, help=argparse.SUPPRESS, **settings)
@@ -253,4 +282,3 @@ def _add_hidden(parser: argparse.ArgumentParser) -> None:
             add(option, dest="ignored", nargs=values, action=_Note, default=[])
     for option, (values, _) in _HOROVOD_REFUSED.items():
         add(option, dest="refused", nargs=values, action=_Note, default=[])
-    add("program", nargs=argparse.REMAINDER)

@@ -761,6 +761,39 @@ def test_options_after_the_program_are_the_programs():
     assert request.job.workers == 2
 
 
+@pytest.mark.parametrize(
+    "start", [[], ["--"], ["--tag-output", "-x", "A=1"], ["-n3", "--mpi-args", "--mca btl self", "--"]]
+)
+def test_nothing_behind_the_program_is_an_option_of_mykvrun(start):
+    """Scripts have options that begin as options of mykvrun do, or are the same."""
+    program = ["python", "train.py", "--network", "vgg16", "--net", "x", "--n", "-ho", "--log=3", "--", "-v", "--check"]
+    request = parse(["-n", "2", *start, *program])
+    assert request.job.program == program and not request.is_check
+
+
+@pytest.mark.parametrize("mistake", ["--outptu x", "--num 2", "-n", "-n --tag-output x", "-n 0 x", "-n 2", "-n 2 --"])
+def test_a_wrong_option_ends_with_the_usage(mistake, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(mistake.split())
+    assert ended.value.code == 2 and "mykvrun: error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--mpi-args", '"x'], "No closing quotation"),
+        (["--binding-args", "'"], "No closing"),
+        (["-x", "=1"], "'' is not"),
+    ]
+    + [(["-x", name], "is not the name of a variable") for name in ("BAD NAME=1", "1A", "a,b=1", "")],
+)
+def test_a_text_that_no_launcher_can_take_is_an_error_of_one_line(words, said, capsys):
+    assert main.main(["-n", "2", *words, "python", "x.py"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+    assert parse(["-n", "2", "-x", "BASH_FUNC_module%%=() { :; }", "x"]).job.variables
+
+
 _OPEN_MPI_SIGNAL = """\
 [1,0]<stdout>: a
 [1,1]<stderr>: bar 1%\rbar 2%
