@@ -2,7 +2,7 @@
 
 An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
 nothing, and does nothing but put a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
-Before MXNet is imported, it puts back what MXNet needs of numpy. Afterwards it waits at the places where MXNet takes a
+Before MXNet is imported, it lets MXNet be imported with new releases of numpy (numpy_for_mxnet.py). Then it waits at the places where MXNet takes a
 store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv', imports kvstore_plugin, which
 knows what to do with it. Until then neither MPI nor mpi4py is imported.
 
@@ -35,22 +35,20 @@ class _Finder:
     def find_spec(self, name, path=None, target=None):
         if name != "mxnet" or self._is_asking:
             return None
+        import contextlib
+
+        from . import numpy_for_mxnet
+
+        with contextlib.suppress(ImportError):  # MXNet says itself that numpy is missing
+            numpy_for_mxnet.install()
         self._is_asking = True  # another finder may ask all finders too
         try:
-            spec = self._of_others(name, path, target)
+            spec = numpy_for_mxnet.found_by_others(self, name, path, target)
         finally:
             self._is_asking = False
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
-
-    def _of_others(self, name, path, target):
-        for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)  # finders of old programs have none
-            spec = find_spec(name, path, target) if find_spec is not None and finder is not self else None
-            if spec is not None:
-                return spec
-        return None
 
 
 class _Loader:
@@ -66,25 +64,9 @@ class _Loader:
 
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self._loader
-        self._import_with_numpy(module)
+        self._loader.exec_module(module)
         if _finder in sys.meta_path:  # kvstore_plugin may have been imported meanwhile
             _watch()
-
-    def _import_with_numpy(self, module):
-        import contextlib
-
-        from . import numpy_for_mxnet
-
-        with contextlib.suppress(ImportError):  # MXNet says itself that numpy is missing
-            numpy_for_mxnet.put_bool_back()
-        try:
-            self._loader.exec_module(module)
-        except ModuleNotFoundError:
-            raise
-        except Exception as error:
-            if "numpy" in sys.modules and numpy_for_mxnet.is_too_new():
-                raise numpy_for_mxnet.too_new() from error
-            raise
 
 
 _finder = _Finder()

@@ -1,42 +1,207 @@
-"""What MXNet needs of numpy: the name numpy.bool, and a release before 2."""
+"""Lets MXNet, which was written for numpy 1.23 and Python 3.11, be imported with later releases of both.
+
+MXNet's releases use names that numpy has removed since, and the module distutils, which Python 3.12 removed. Its
+modules get them here, and nothing else changes: numpy's own namespace stays as it is, since other packages ask what it
+has (``hasattr(numpy, "NaN")``). install() puts a finder on ``sys.meta_path`` that runs MXNet's modules with an
+``__import__`` of their own. In them ``import numpy`` gives a module that stands in front of numpy: it has all that
+numpy has, and the names that are gone.
+"""
 
 from __future__ import annotations
 
+import builtins
+import functools
 import re
 import sys
+import types
+from importlib import machinery
+from typing import Any
+
+# Aliases that numpy 1.24 or 2.0 has removed, with what they were another name of. numpy.bool came back in 2.0 as
+# another type, and MXNet hands it on as mx.np.bool.
+_TYPES = {"bool": bool, "int": int, "float": float, "complex": complex, "object": object, "str": str}
+_NUMBERS = {
+    "PZERO": 0.0,
+    "NZERO": -0.0,
+    **dict.fromkeys(("Inf", "Infinity", "PINF", "infty"), float("inf")),
+    "NINF": float("-inf"),
+    **dict.fromkeys(("NaN", "NAN"), float("nan")),
+}
+_ALIASES = {
+    "alltrue": "all",
+    "complex_": "complex128",
+    "cumproduct": "cumprod",
+    "float_": "float64",
+    "product": "prod",
+    "round_": "round",
+    "row_stack": "vstack",
+    "sometrue": "any",
+    "string_": "bytes_",
+    "trapz": "trapezoid",
+    "unicode_": "str_",
+}
+# numpy 1.20 to 1.23 have functions of these names that raise an error, and MXNet takes their docstrings.
+_FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "rate")
 
 
-def release() -> tuple[int, int]:
-    """Major and minor number of the numpy that is imported here."""
+def _own_functions(numpy: Any) -> dict[str, Any]:
+    """Removed functions that are no other name of a present function, as numpy 1.23 defines them."""
+
+    def msort(a: Any) -> Any:
+        return numpy.sort(numpy.array(a, subok=True), axis=0)
+
+    def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
+        return numpy.isin(numpy.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert)
+
+    def asfarray(a: Any, dtype: Any = "float64") -> Any:
+        return numpy.asarray(a, dtype=dtype if numpy.issubdtype(dtype, numpy.inexact) else "float64")
+
+    return {function.__name__: function for function in (msort, in1d, asfarray)}
+
+
+def _removed_in_1_20(name: str) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"numpy has no function {name} since numpy 1.20. The package numpy-financial has it.")
+
+    function.__name__ = name
+    function.__doc__ = f"numpy.{name}, which raises an error: the package numpy-financial has it."
+    return function
+
+
+def names(numpy: Any) -> dict[str, Any]:
+    """All names that the module in front of `numpy` has beside those of numpy, or instead of them."""
+    compat = types.ModuleType("numpy.compat")
+    compat.basestring = str  # type: ignore[attr-defined]
+    found = {"compat": compat, **_NUMBERS, **_own_functions(numpy)}
+    found.update({name: _removed_in_1_20(name) for name in _FINANCIAL})
+    for name, present in _ALIASES.items():
+        if hasattr(numpy, present):  # numpy.trapezoid is as old as 2.0
+            found[name] = getattr(numpy, present)
+    own = vars(numpy)
+    return {**{name: value for name, value in found.items() if name not in own}, **_TYPES}
+
+
+class _Front(types.ModuleType):
+    """numpy as MXNet's modules see it."""
+
+    def __init__(self, numpy: Any) -> None:
+        super().__init__(numpy.__name__, numpy.__doc__)
+        vars(self).update(vars(numpy))
+        vars(self).update(names(numpy))
+
+    def __getattr__(self, name: str) -> Any:  # what numpy imports at its first use, and what came later
+        return getattr(sys.modules["numpy"], name)
+
+
+@functools.total_ordering
+class _Version:
+    """For the classes StrictVersion and LooseVersion of distutils: MXNet compares numpy's release with others."""
+
+    def __init__(self, text: str) -> None:
+        self.version = tuple(int(number) for number in re.match(r"[\d.]*", text).group().split(".") if number)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Version) and self.version == other.version
+
+    def __lt__(self, other: _Version) -> bool:
+        return self.version < other.version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _distutils() -> types.ModuleType:
+    distutils, version = types.ModuleType("distutils"), types.ModuleType("distutils.version")
+    version.StrictVersion = version.LooseVersion = _Version  # type: ignore[attr-defined]
+    distutils.version = version  # type: ignore[attr-defined]
+    return distutils
+
+
+class _Finder:
+    """Finds nothing by itself: it has MXNet's modules found by the other finders, and gives them other builtins."""
+
+    def __init__(self) -> None:
+        self._asked: set[str] = set()  # names that are being looked for: another finder may ask all finders too
+        self._front: types.ModuleType | None = None
+        self._distutils = _distutils()
+        self._builtins: dict[str, Any] | None = None
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name.partition(".")[0] != "mxnet" or name in self._asked:
+            return None
+        self._asked.add(name)
+        try:
+            spec = found_by_others(self, name, path, target)
+        finally:
+            self._asked.discard(name)
+        if isinstance(spec, machinery.ModuleSpec) and isinstance(spec.loader, machinery.SourceFileLoader):
+            spec.loader = _Loader(spec.loader, self)
+        return spec
+
+    def builtins(self) -> dict[str, Any]:
+        """The builtins of MXNet's modules."""
+        if self._builtins is None:
+            self._builtins = {**vars(builtins), "__import__": self._import}
+        return self._builtins
+
+    def _import(
+        self, name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> types.ModuleType:
+        if level == 0 and name in ("distutils", "distutils.version"):
+            return self._distutils.version if fromlist and name != "distutils" else self._distutils
+        module = builtins.__import__(name, globals, locals, fromlist, level)
+        # `import numpy.random` gives numpy, and `from numpy.random import ...` the submodule.
+        return self._in_front_of(module) if module is sys.modules.get("numpy") else module
+
+    def _in_front_of(self, numpy: types.ModuleType) -> types.ModuleType:
+        if self._front is None:
+            self._front = _Front(numpy)
+        return self._front
+
+
+class _Loader:
+    """The loader of a module of MXNet, which gives it other builtins before it runs."""
+
+    def __init__(self, loader: Any, finder: _Finder) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_loader", "_finder"):  # of a copy, which has no attributes yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__loader__ = module.__spec__.loader = self._loader
+        vars(module)["__builtins__"] = self._finder.builtins()
+        self._loader.exec_module(module)
+
+
+def found_by_others(finder: Any, name: str, path: Any, target: Any) -> Any:
+    """The spec of a module as the other finders of ``sys.meta_path`` find it; None if none does."""
+    for other in sys.meta_path:
+        find_spec = getattr(other, "find_spec", None)  # finders of old programs have none
+        spec = find_spec(name, path, target) if find_spec is not None and other is not finder else None
+        if spec is not None:
+            return spec
+    return None
+
+
+def _is_needed() -> bool:
+    """Whether numpy or Python is later than the releases that MXNet was written for."""
     import numpy
 
     major, minor = (int(number) for number in re.findall(r"\d+", numpy.__version__)[:2])
-    return major, minor
+    return (major, minor) >= (1, 24) or sys.version_info >= (3, 12)
 
 
-def put_bool_back() -> None:
-    """Put numpy.bool back, which MXNet uses and numpy 1.24 to 1.26 do not have.
+def install() -> None:
+    """Let MXNet's modules be imported from now on. Does nothing where numpy and Python are old enough, or at the
+    second call.
 
-    MXNet requires numpy<1.24 for that reason, but there is no such numpy for Python 3.12.
+    Raises
+    ------
+    ImportError
+        There is no numpy.
     """
-    import numpy
-
-    if (1, 24) <= release() < (2, 0) and "bool" not in vars(numpy):
-        numpy.bool = bool
-
-
-def is_too_new() -> bool:
-    """Whether MXNet's import fails with this numpy, whatever is put back."""
-    return release() >= (2, 0)
-
-
-def too_new() -> ImportError:
-    """The error for a numpy that is too new."""
-    import numpy
-
-    return ImportError(f"numpy {numpy.__version__} is too new for MXNet: {remedy()}.", name="mxnet")
-
-
-def remedy() -> str:
-    """The command that installs a numpy that MXNet can use."""
-    return "pip install 'numpy<2'" if sys.version_info >= (3, 12) else "pip install 'numpy<1.24'"
+    if _is_needed() and not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())

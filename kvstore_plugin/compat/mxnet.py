@@ -11,20 +11,18 @@ from typing import Any, Callable, Sequence
 
 from mykvrun import numpy_for_mxnet
 
-_INSTALL = "pip install 'mxnet==1.9.1' 'numpy<1.24', or the build for your GPUs, such as mxnet-cu112"
+_INSTALL = "pip install mxnet==1.9.1, or the build for your GPUs, such as mxnet-cu112"
 
 
 def _import_mxnet() -> Any:
     try:
-        if "mxnet" not in sys.modules and numpy_for_mxnet.is_too_new():
-            raise numpy_for_mxnet.too_new()
-        numpy_for_mxnet.put_bool_back()
+        if "mxnet" not in sys.modules:
+            numpy_for_mxnet.install()
         import mxnet
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
             raise ImportError(f"kvstore_plugin needs MXNet, which is missing: {_INSTALL}.", name="mxnet") from None
-        package = "setuptools" if error.name == "distutils" else error.name  # Python 3.12 has no distutils of its own
-        raise ImportError(f"MXNet needs the module {error.name}: pip install {package}.", name="mxnet") from None
+        raise ImportError(f"MXNet needs the module {error.name}: pip install {error.name}.", name="mxnet") from None
     except ImportError:
         raise
     except Exception as error:
@@ -32,7 +30,7 @@ def _import_mxnet() -> Any:
         numpy_version = sys.modules["numpy"].__version__
         raise ImportError(
             f"MXNet cannot be imported with Python {python} and numpy {numpy_version} ({type(error).__name__}: "
-            f"{error}); it works with Python 3.8 to 3.11 and numpy<1.24: {numpy_for_mxnet.remedy()}.",
+            f"{error}). It was tried with numpy 1.23 and 2.5: pip install 'numpy<2.6'.",
             name="mxnet",
         ) from error
     version = getattr(mxnet, "__version__", "unknown")
