@@ -5,6 +5,8 @@ from __future__ import annotations
 TARGETS = {
     "programs": "torture.programs",  # random operations with planted disagreements, against numpy
     "retry": "torture.retry",  # trainings in which a user makes a mistake, catches the error and goes on
+    "idioms": "torture.idioms",  # trainings as users write them, against one process of plain gluon.Trainer
+    "asymmetric": "torture.asymmetric",  # trainings in which one rank does something else that concerns itself alone
     "kills": "torture.kills",  # kill -9 of a worker at any moment
     "elastic": "torture.elastic",  # kill -9 of workers of which the others go on
     "respawn": "torture.respawn",  # kill -9 of workers that are replaced

@@ -1,0 +1,241 @@
+"""What one worker does that concerns itself alone, while all train: it reaches no collective operation."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import copy
+import gc
+import importlib
+import multiprocessing
+import random
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import kvstore_plugin as mykv
+import numpy as np
+from harness.support import array, fail, mx
+
+from . import pieces
+from .course import Course
+from .pieces import Net, Values, parameters
+
+from mxnet import autograd, gluon  # isort: skip
+from mxnet.gluon import nn  # isort: skip
+
+_kept: collections.deque = collections.deque(maxlen=60)  # longer than a program
+_MODULES = ["sqlite3", "xml.dom.minidom", "decimal", "asyncio", "email.mime.text", "unittest.mock"]
+
+
+class Disturbance:
+    """What this worker does besides a course.
+
+    Parameters
+    ----------
+    course : Course
+    chance : random.Random
+        Of this worker.
+    """
+
+    def __init__(self, course: Course, chance: random.Random) -> None:
+        self._course, self._chance = course, chance
+        self._threads: list[threading.Thread] = []
+        self._often = chance.choice([0.2, 0.5, 0.9])
+        self._acts = [name for name in dir(self) if name.startswith("do_")]
+        if chance.random() < 0.6:  # a few kinds, often
+            self._acts = chance.sample(self._acts, chance.randint(1, 4))
+        self._collects = chance.choice(["", "", "never", "always"])
+        self.done: list[str] = []
+
+    def __enter__(self) -> Disturbance:
+        self._thresholds = gc.get_threshold()
+        if self._collects == "never":
+            gc.disable()
+        elif self._collects == "always":
+            gc.set_threshold(50, 2, 2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        gc.enable()
+        gc.set_threshold(*self._thresholds)
+        self._join()
+
+    def __call__(self, where: str) -> None:
+        """Do something, or nothing."""
+        while self._chance.random() < self._often:
+            name = self._chance.choice(self._acts)
+            self.done.append(f"{where}: {name[3:]}")
+            getattr(self, name)()
+            if self._chance.random() < 0.5:
+                return
+
+    def _join(self) -> None:
+        for one in self._threads:
+            one.join()
+        self._threads.clear()
+
+    def do_collect(self) -> None:
+        """Collect garbage."""
+        gc.collect()
+
+    def do_keep(self) -> None:
+        """Keep objects of the training alive."""
+        course = self._course
+        _kept.append((list(course.trainers), course.net, list(course.held), course.optimizer))
+
+    def do_forget(self) -> None:
+        """Drop what was kept."""
+        _kept.clear()
+
+    def do_backward(self) -> None:
+        """Compute the gradient of something else."""
+        x = array(np.arange(3, dtype="float32"))
+        x.attach_grad()
+        with autograd.record():
+            y = (x * x).sum()
+        y.backward()
+        if self._chance.random() < 0.3:
+            _kept.append((x, y))
+
+    def do_other_network(self) -> None:
+        """Train another network without a store."""
+        net = Net("float32", self._chance.random() < 0.5)
+        net.initialize(Values(5))
+        data = array(pieces.numbers(1, 4, "float32"))
+        pieces.backward(net, data)
+        trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=None)
+        trainer.step(4)
+
+    def do_saliency(self) -> None:
+        """The gradient of the network by its input, without those of its parameters."""
+        if self._is_ready():
+            data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
+            data.attach_grad()
+            with autograd.record(train_mode=False):
+                loss = pieces.loss_of(self._course.net, data)
+            autograd.grad(loss, [data], train_mode=False)[0].asnumpy()
+
+    def do_evaluate(self) -> None:
+        """Evaluate the network."""
+        if self._is_ready():
+            data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
+            self._course.net(data).asnumpy()
+
+    def do_copy(self) -> None:
+        """Copy the network, as one that was the best so far."""
+        if self._is_ready():
+            other = copy.deepcopy(self._course.net)
+            if self._chance.random() < 0.5:
+                data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
+                other(data).asnumpy()
+            if self._chance.random() < 0.5:
+                _kept.append(other)
+
+    def do_save(self) -> None:
+        """Write files of its own."""
+        if self._is_ready():
+            file = Path(tempfile.gettempdir()) / f"own{mykv.rank()}"
+            self._course.net.save_parameters(str(file))
+            if self._course.trainers and not self._course.program.is_on_store:
+                self._course.trainers[0][0].save_states(str(file))
+
+    def do_read(self) -> None:
+        """Look at what is there."""
+        course = self._course
+        for one in parameters(course.net) if self._is_ready() else []:
+            one.data(course.device).asnumpy()
+            if one.grad_req != "null":
+                one.grad(course.device).asnumpy()
+        mykv.statistics()
+        if self._chance.random() < 0.5:
+            mx.nd.waitall()
+
+    def do_wrong_constructor(self) -> None:
+        """Make an object with a wrong argument, and catch the error."""
+        net = Net("float32", False)
+        net.initialize()
+        wrong = [
+            lambda: mykv.MyKV(process_set="all"),
+            lambda: mykv.SyncBatchNorm(num_devices=2),
+            lambda: mykv.DistributedOptimizer("sgd"),
+            lambda: mykv.DistributedTrainer(net.collect_params(), "sgd", num_groups=-1),
+            lambda: mykv.DistributedTrainer(net.collect_params(), "no such optimizer"),
+            lambda: mykv.DistributedTrainer([1, 2], "sgd"),
+            lambda: gluon.Trainer(net.collect_params(), "no such optimizer", kvstore="mykv"),
+            lambda: gluon.Trainer([1, 2], "sgd", kvstore="mykv"),
+            lambda: mx.kv.create("mykw"),
+        ]
+        try:
+            self._chance.choice(wrong)()
+        except Exception:
+            return
+        raise AssertionError("a wrong argument was taken")
+
+    def do_error(self) -> None:
+        """Make an error of MXNet's, and catch it."""
+        with contextlib.suppress(mx.MXNetError, ValueError, TypeError):
+            if self._chance.random() < 0.5:
+                mx.nd.dot(mx.nd.ones((2, 3)), mx.nd.ones((2, 3))).asnumpy()
+            else:
+                failed = array(np.zeros(3, "float32"))
+                fail(failed)
+                failed.asnumpy()
+
+    def do_fork(self) -> None:
+        """Fork a child, which ends, collects garbage, or trains its copy of the network."""
+        self._join()
+        course, kind = self._course, self._chance.choice(["nothing", "collect", "train"])
+        trains = kind == "train" and self._is_ready() and course.program.norm != "sync"
+
+        def child() -> None:
+            if kind == "collect":
+                gc.collect()
+            if trains:
+                pieces.backward(course.net, array(pieces.numbers(1, 4, course.dtype) * 100, ctx=course.device))
+                mx.nd.waitall()
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        process.join(100)
+        if process.exitcode != 0:
+            process.kill()
+            raise RuntimeError(f"the child ended with {process.exitcode}")
+
+    def do_thread(self) -> None:
+        """Let a thread do something for a while."""
+        end = time.monotonic() + self._chance.uniform(0, 0.1)
+
+        def work() -> None:
+            while time.monotonic() < end:
+                x = mx.nd.ones((3,)) * 2
+                x.asnumpy()
+                gc.collect(0)
+
+        self._threads.append(threading.Thread(target=work))
+        self._threads[-1].start()
+
+    def do_sleep(self) -> None:
+        """Be late."""
+        time.sleep(self._chance.random() ** 3 * 0.1)
+
+    def do_import(self) -> None:
+        """Load a module."""
+        importlib.import_module(self._chance.choice(_MODULES))
+
+    def do_layers(self) -> None:
+        """Make layers, whose names MXNet 1.9 counts."""
+        for _ in range(self._chance.choice([1, 9])):
+            nn.Dense(1)
+
+    def do_local_store(self) -> None:
+        """Use a store of MXNet's within this process."""
+        store = mx.kv.create("local")
+        store.init("a", mx.nd.ones(3))
+        store.push("a", mx.nd.ones(3))
+        store.pull("a", mx.nd.ones(3))
+
+    def _is_ready(self) -> bool:
+        net = self._course.net
+        return net is not None and all(one._data is not None for one in parameters(net))
