@@ -9,6 +9,7 @@ other ranks know that its last turn has ended everywhere.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from typing import Any, Sequence
 
@@ -58,7 +59,16 @@ def numbered(process_set: ProcessSet, kind: str) -> str:
     kind : str
         What is counted, for example ``'trainer'``.
     """
-    own = f"{kind}{process_set._next_number(kind)}"
+    return _prefix(process_set, kind, process_set._next_number(kind))
+
+
+def counted_in(process_set: Any) -> ProcessSet:
+    """The set that counts an object with this argument `process_set`: that of all ranks where the argument is wrong."""
+    return process_set if isinstance(process_set, ProcessSet) else global_process_set
+
+
+def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
+    own = f"{kind}{number}"
     return own if process_set is global_process_set else f"{process_set._scope}.{own}"
 
 
@@ -78,3 +88,68 @@ def numbered_alike(
     met = turn.meet(label, [process_set._counted().get(kind, 0), *more])
     process_set._skip_to({kind: int(met[:, 0].max())})
     return numbered(process_set, kind), met[:, 1:]
+
+
+class FirstUse:
+    """The name of an object, on which the members of a process set agree when they first use the object.
+
+    Made before the checks of a constructor, so that a constructor that fails is counted on all ranks.
+
+    Members may have made different numbers of objects: a constructor has failed on one rank, or one rank has copied a
+    network. So no member can tell the name alone. The first use is a meeting, in which each member tells how many
+    objects it has made. With equal counts an object has the number of its creation, even if threads use several objects
+    in different orders. Otherwise the objects that meet get a new number, from which all members count on.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        Has counts of its own, since other ranks make other objects. For a wrong argument the set of all ranks counts.
+    kind : str
+        What is counted, for example ``'optimizer'``.
+    call : str
+        The first use, for errors, for example ``'the first update() of a DistributedOptimizer'``.
+    """
+
+    def __init__(self, process_set: ProcessSet, kind: str, call: str) -> None:
+        self._process_set = process_set = counted_in(process_set)
+        self._kind = kind
+        self._call = call
+        self._made_in = _present(process_set)
+        self._number = process_set._next_number(kind)
+        self._met_in: Any = None
+
+    def is_due(self) -> bool:
+        """Whether the members have not met over this object since the last init()."""
+        return self._met_in != _present(self._process_set)
+
+    def name(self) -> str:
+        """The prefix of the names of the object's operations, after a meeting. Waits for all members."""
+        one, kind = self._process_set, self._kind
+        with _lock_of(one, kind):
+            if one.size() > 1 and self.is_due():
+                known = self._made_in == _present(one) and self._number >= one._base(kind)
+                mine = [self._number if known else -1, one._counted().get(kind, 0), one._base(kind)]
+                name = f"{one._scope}/first use of {kind}"  # not that of calls that wait: MXNet's threads meet here too
+                numbers, counts, bases = operation.exchange(one, name, self._call, self._call, mine).T
+                if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
+                    self._number = int(counts.max())
+                    one._skip_to({kind: self._number + 1})
+            self._made_in = self._met_in = _present(one)
+        return _prefix(one, kind, self._number)
+
+    def renamed(self) -> None:
+        """Note that the members have given the object another name together."""
+        self._made_in = self._met_in = _present(self._process_set)
+
+
+_locks: weakref.WeakKeyDictionary[ProcessSet, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
+
+
+def _lock_of(process_set: ProcessSet, kind: str) -> threading.Lock:
+    """One first use of a kind at a time: the counts that a meeting tells are those after the meeting before it."""
+    return _locks.setdefault(process_set, {}).setdefault(kind, threading.Lock())
+
+
+def _present(process_set: ProcessSet) -> tuple:
+    """Tells the present init() and the present addition of a process set from others."""
+    return process.generation, process_set.process_set_id

@@ -29,8 +29,8 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
     For ``Module.fit(optimizer=..., kvstore=None)``, for ``gluon.Trainer(params, optimizer, kvstore=None)``, and
     wherever else MXNet takes an optimizer; with Gluon, `DistributedTrainer` is faster. Give all workers the same
     parameters first (`broadcast_parameters`). Gradients are averaged in place, over the workers and not over the
-    devices of a worker, and the calls return at once. All workers must create their optimizers in the same order, and
-    update each index equally often, in any order.
+    devices of a worker. The first update waits for the other workers, later ones return at once. All workers must first
+    use their optimizers in the same order, and update each index equally often, in any order.
 
     Attributes are read from and written to the wrapped optimizer. So `rescale_grad` is for a single worker: one divided
     by the worker's own batch size.
@@ -74,6 +74,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         process_set: ProcessSet = global_process_set,
     ) -> None:
         process.require()
+        first_use = _first_use(process_set)
         if isinstance(optimizer, DistributedOptimizer):
             raise ValueError(
                 "The optimizer is a DistributedOptimizer already and would average gradients twice. Pass the optimizer "
@@ -85,7 +86,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         num_groups = whole_number("num_groups", num_groups, 0)
         check_is_added(process_set)
         self._optimizer = optimizer
-        self._mean = _Mean(process_set, num_groups, operation_names.numbered(process_set, "optimizer"))
+        self._mean = _Mean(process_set, num_groups, first_use)
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Average gradients over the workers, in place, and update the weights from them. Returns at once.
@@ -137,7 +138,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         return _rebuilt, (self._optimizer, self._mean)
 
     def __deepcopy__(self, memo: dict) -> DistributedOptimizer:
-        mean = _Mean(self._mean.process_set, self._mean.num_groups, None)
+        mean = _Mean(self._mean.process_set, self._mean.num_groups, _first_use(self._mean.process_set))
         return _rebuilt(copy.deepcopy(self._optimizer, memo), mean)
 
 
@@ -159,19 +160,26 @@ class _Mean:
         The workers.
     num_groups : int
         As for `DistributedOptimizer`.
-    scope : str or None
-        Begins the names of all operations. None in a copy, which is numbered among the set's optimizers at its first
-        use: workers may make copies that they never use.
+    first_use : FirstUse
     """
 
-    def __init__(self, process_set: ProcessSet, num_groups: int, scope: str | None) -> None:
+    def __init__(self, process_set: ProcessSet, num_groups: int, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
         self.num_groups = num_groups
-        self._scope = scope
+        self._scope = ""  # begins the names of all operations
+        self._first_use = first_use
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_first_use"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._first_use = _first_use(self.process_set)
 
     def rename(self, scope: str) -> None:
         """Change the scope of all operations; the new scope must be the same on all workers."""
         self._scope = scope
+        self._first_use.renamed()
 
     def replace(self, index: Any, gradient: Any) -> None:
         """Replace the gradient of an index, or the gradients of a list of indices."""
@@ -179,8 +187,8 @@ class _Mean:
             process.rank()  # raises after shutdown()
             check_is_added(self.process_set)  # it may have been removed
             return
-        if self._scope is None:
-            self._scope = operation_names.numbered(self.process_set, "optimizer")
+        if self._first_use.is_due():
+            self._scope = self._first_use.name()
         if not isinstance(index, (list, tuple)):
             index, gradient = [index], [gradient]
         groups = self._groups([_plain(one) for one in index])
@@ -225,6 +233,10 @@ class _Mean:
 
     def _name(self, group: _Group) -> str:
         return f"{self._scope}/{group.indices[0]!r}"
+
+
+def _first_use(process_set: Any) -> operation_names.FirstUse:
+    return operation_names.FirstUse(process_set, "optimizer", "the first update() of a DistributedOptimizer")
 
 
 class _Group(NamedTuple):

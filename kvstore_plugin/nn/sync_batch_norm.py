@@ -8,9 +8,10 @@ waits for other workers. The backward pass does the same.
 A custom operator must not get an array in oneDNN's blocked layout: MXNet passes a plain copy to the operator, and frees
 the copy before the operator has run. The same holds for gradients. So the operator stands between two copies (_plain).
 
-Calls are matched by the number of the layer and the number of the call. Forward passes of a layer run in the order in
-which they are called, since each writes the running statistics. Backward passes may run in any order, so each has the
-name of its forward pass.
+Calls are matched by the number of the layer and the number of the call. The workers agree on the number of a layer when
+they first call it in training, since a worker alone may copy networks and make others. Forward passes of a layer run in
+the order in which they are called, since each writes the running statistics. Backward passes may run in any order, so
+each has the name of its forward pass.
 """
 
 from __future__ import annotations
@@ -42,38 +43,50 @@ _NAMES = 256
 class _Calls:
     """State that the calls of a layer share."""
 
-    def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet) -> None:
+    def __init__(self, layer: SyncBatchNorm, process_set: ProcessSet, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
-        self.scope = operation_names.numbered(process_set, "sync_batch_norm")
+        self.key = f"sync_batch_norm_{next(_made)}"  # of this process
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # of forward passes in training
         self.in_evaluation = self.in_training = 0  # recorded calls since the last step of a trainer
+        self._scope = ""
+        self._first_use = first_use
 
     def note(self) -> None:
-        """Count the current call if it is recorded."""
+        """Note a call: count it if it is recorded, and agree on the layer's number if it is the first in training."""
         if autograd.is_recording():
             self.in_training += autograd.is_training()
             self.in_evaluation += not autograd.is_training()
+        if autograd.is_training():
+            self.scope()
+
+    def scope(self) -> str:
+        """The prefix of the operations' names, the same on all workers. Waits for them once after each init()."""
+        if self._first_use.is_due():
+            self._scope = self._first_use.name()
+            self.numbers = itertools.count()
+        return self._scope
 
     def end_step(self) -> None:
         """Refuse missing calls if this worker has used the layer in evaluation mode only: other workers may wait."""
         missing = 0 if self.in_training else self.in_evaluation
         self.in_evaluation = self.in_training = 0
         layer = self.layer()
-        if not missing or layer is None or not self.process_set.included():
+        if not missing or layer is None or not self.process_set.included() or self._first_use.is_due():
             return
         reason = (
-            f"{self.scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
+            f"{self._scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
         )
         try:
             layer.running_mean.list_data()[0].wait_to_read()  # earlier calls in training must take their turns first
         finally:
             for _ in range(missing):
                 next(self.numbers)
-                self.process_set._core.refuse(f"{self.scope}/forward", reason)
+                self.process_set._core.refuse(f"{self._scope}/forward", reason)
 
 
-_calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by scope
+_calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by key
+_made = itertools.count()
 
 
 def end_step() -> None:
@@ -107,9 +120,10 @@ class SyncBatchNorm(BatchNorm):
     parameters have the names of gluon.nn.BatchNorm's, so each layer loads files of the other. In evaluation, with
     `use_global_stats`, and on a single worker nothing is exchanged.
 
-    All workers must make their layers in the same order, and in training call each layer equally often, forward and
-    backward; the constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at
-    all, the others wait; in the next step of a trainer they get an MXNetError if the call was under
+    All workers must first call their layers in the same order, and in training call each layer equally often, forward
+    and backward. The first call in training waits for the other workers; a worker alone may make and copy networks. The
+    constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at all, the
+    others wait; in the next step of a trainer they get an MXNetError if the call was under
     ``autograd.record(train_mode=False)``, but not if the network is hybridized with ``static_shape``. The running
     statistics change in the forward pass; those of MXNet's layer change in the backward pass.
 
@@ -171,6 +185,7 @@ class SyncBatchNorm(BatchNorm):
         **kwargs: Any,
     ) -> None:
         process.require()
+        first_use = _first_use(process_set)
         process_sets.check(process_set)
         if num_devices is not None and whole_number("num_devices", num_devices, 1) > 1:
             raise ValueError(f"num_devices must be 1, not {num_devices}: each worker has its batch on one device.")
@@ -189,7 +204,7 @@ class SyncBatchNorm(BatchNorm):
             **kwargs,
         )
         self._process_set = process_set
-        self._begin()
+        self._begin(first_use)
 
     def normalized(self, F: Any, *inputs: Any) -> Any:
         """The operator of the layer, on arrays or symbols: the data, gamma, beta and the running statistics."""
@@ -197,16 +212,16 @@ class SyncBatchNorm(BatchNorm):
         devices = contexts(self.gamma)
         if len(devices) > 1:
             raise ValueError(
-                f"SyncBatchNorm {self._calls.scope} is on {len(devices)} devices of rank {process.rank()}, but only "
+                f"A SyncBatchNorm is on {len(devices)} devices of rank {process.rank()}, but only "
                 "one device is supported. Use one process for each device."
             )
         options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
         data, *others = inputs
-        return _plain(F, F.Custom(_plain(F, data), *others, op_type=_LAYER, scope=self._calls.scope, **options))
+        return _plain(F, F.Custom(_plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options))
 
-    def _begin(self) -> None:
-        self._calls = _Calls(self, self._process_set)
-        _calls[self._calls.scope] = self._calls
+    def _begin(self, first_use: operation_names.FirstUse) -> None:
+        self._calls = _Calls(self, self._process_set, first_use)
+        _calls[self._calls.key] = self._calls
 
     def __getstate__(self) -> dict:
         return {name: value for name, value in vars(self).items() if name != "_calls"}
@@ -214,7 +229,12 @@ class SyncBatchNorm(BatchNorm):
     def __setstate__(self, state: dict) -> None:
         # A copy is another layer: its calls must not be matched with calls of the original.
         vars(self).update(state)
-        self._begin()
+        self._begin(_first_use(self._process_set))
+
+
+def _first_use(process_set: Any) -> operation_names.FirstUse:
+    call = "the first forward pass of a SyncBatchNorm in training"
+    return operation_names.FirstUse(process_set, "sync_batch_norm", call)
 
 
 def _plain(F: Any, data: Any) -> Any:
@@ -359,6 +379,7 @@ class _Layer(mx.operator.CustomOp):
                 axis=prop.axis,
             )
             return _assign(out_data[0], req[0], result)
+        prop.calls.scope()
         self._call = next(prop.calls.numbers)
         total = _added_up(prop.calls, "forward", batch_norm_math.sums(prop.seen(data)), data)
         output = out_data[0].as_nd_ndarray()
@@ -435,7 +456,7 @@ def _added_up(calls: _Calls, name: str, values: np.ndarray, like: NDArray, label
     """The sums over all workers, which arrive later."""
     total = mx.nd.array(values, like.context, np.float64)
     handles = arrays.handles([total])
-    calls.process_set._core.push_allreduce(f"{calls.scope}/{name}", handles, handles, "sum", 1.0, 0, label)
+    calls.process_set._core.push_allreduce(f"{calls.scope()}/{name}", handles, handles, "sum", 1.0, 0, label)
     return total
 
 

@@ -63,8 +63,10 @@ class MyKV(KVStoreBase):
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
+        # Before the check, which may fail on one rank alone: then the next store has the same number on all ranks.
+        scope = operation_names.numbered(operation_names.counted_in(process_set), "kv")
         process_sets.check(process_set)
-        self._begin(operation_names.numbered(process_set, "kv"), process_set)
+        self._begin(scope, process_set)
 
     def _begin(self, scope: str, process_set: ProcessSet) -> None:
         self._process_set = process_set

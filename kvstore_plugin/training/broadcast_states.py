@@ -293,7 +293,7 @@ class _Exchange:
         held = [self._trainer._optimizer, *(updater.optimizer for updater in self._trainer._updaters)]
         wrappers = [one for one in held if isinstance(one, DistributedOptimizer)]
         if wrappers:
-            scope = operation_names.numbered(self._share.process_set, "optimizer")
+            scope = operation_names.FirstUse(self._share.process_set, "optimizer", "broadcast_states()").name()
             for wrapper in wrappers:
                 wrapper._mean.rename(scope)
 

@@ -62,7 +62,8 @@ class ProcessSet:
         self.mpi_comm: Any = None
         self._group: Any = None
         self._why_not = "was not added. Call add_process_set() with it on all ranks, members or not"
-        self._numbers: dict[str, Any] = {}
+        self._numbers: dict[str, int] = {}
+        self._bases: dict[str, int] = {}
         if _is_communicator(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
         else:
@@ -119,7 +120,11 @@ class ProcessSet:
     def _skip_to(self, numbers: Mapping[str, int]) -> None:
         """Continue from these numbers if they are larger, since other members have made more objects."""
         for kind, number in numbers.items():
-            self._numbers[kind] = max(number, self._numbers.get(kind, 0))
+            self._numbers[kind] = self._bases[kind] = max(number, self._numbers.get(kind, 0))
+
+    def _base(self, kind: str) -> int:
+        """The first number that all members count alike, as far as they have told each other: see `_skip_to`."""
+        return self._bases.get(kind, 0)
 
     def _position_of(self, root_rank: Any) -> int:
         """Rank within the set of a global rank.
@@ -142,7 +147,7 @@ class ProcessSet:
     def _begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
         """Become an added set; `group` runs its operations, None if this process is no member."""
         self.process_set_id, self.ranks, self._group = number, list(ranks), group
-        self._numbers = {}
+        self._numbers, self._bases = {}, {}
         _added[ranks] = self
 
     def _end(self, why_not: str) -> Any:
@@ -174,7 +179,7 @@ class _AllRanks(ProcessSet):
     def __init__(self) -> None:
         self.process_set_id = 0
         self.mpi_comm = None
-        self._numbers = {}
+        self._numbers, self._bases = {}, {}
 
     @property
     def ranks(self) -> list[int] | None:

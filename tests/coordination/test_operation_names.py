@@ -1,0 +1,90 @@
+"""Objects that one rank alone has made, or has failed to make, do not shift the names of later objects."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import array, mx
+from mxnet import autograd
+
+
+def _use_optimizer(optimizer, rank):
+    weight, gradient = array(np.ones(2, "float32")), array(np.full(2, rank + 1, "float32"))
+    optimizer.update(0, weight, gradient, None)
+    np.testing.assert_allclose(weight.asnumpy(), 1 - 0.1 * 1.5, rtol=1e-5)
+
+
+def _use_layer(layer, rank):
+    with autograd.record():
+        y = layer(array(np.full((1, 2), rank, "float32")))
+    np.testing.assert_allclose(y.asnumpy(), 2 * rank - 1, rtol=1e-3)  # normalized over both ranks
+
+
+def _use_store(store, rank):
+    value = array(np.full(2, rank + 1, "float32"))
+    store.pushpull(0, value)
+    np.testing.assert_array_equal(value.asnumpy(), 3)
+
+
+def _optimizer(**wrong):
+    return mykv.DistributedOptimizer(mx.optimizer.create("sgd", learning_rate=0.1, wd=0), **wrong)
+
+
+def _layer(**wrong):
+    layer = mykv.SyncBatchNorm(in_channels=2, **wrong)
+    layer.initialize()
+    return layer
+
+
+_KINDS = {
+    "optimizer": (_optimizer, {"num_groups": -1}, _use_optimizer),
+    "layer": (_layer, {"num_devices": 2}, _use_layer),
+    "store": (mykv.MyKV, {"process_set": "all"}, _use_store),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_constructor_that_fails_on_one_rank(kind, rank):
+    make, wrong, use = _KINDS[kind]
+    with contextlib.suppress(ValueError, TypeError):
+        make(**(wrong if rank == 1 else {}))
+    first = make()
+    with contextlib.suppress(ValueError, TypeError):
+        make(**(wrong if rank == 0 else {}))
+    second = make()
+    for one in (first, second, make()):
+        use(one, rank)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["optimizer", "layer"])
+def test_objects_and_copies_of_one_rank_alone(kind, rank):
+    make, _, use = _KINDS[kind]
+    first = make()
+    use(first, rank)
+    kept = []
+    if rank == 0:
+        kept = [copy.deepcopy(first), make(), copy.deepcopy(first)]  # the best network so far, one to look at
+        if kind == "layer":
+            kept[0](array(np.ones((2, 2), "float32")))  # evaluation
+    before = make()
+    del kept
+    gc.collect()
+    after = make()
+    for one in (first, before, after, copy.deepcopy(first), make()):
+        use(one, rank)
+
+
+@pytest.mark.ranks(2)
+def test_objects_that_all_ranks_make_may_be_used_in_any_order(rank):
+    optimizers = [_optimizer() for _ in range(2)]
+    weights = [array(np.zeros(1, "float32")) for _ in range(2)]
+    for number in (0, 1) if rank == 0 else (1, 0):
+        optimizers[number].update(0, weights[number], array(np.full(1, 10.0**number, "float32")), None)
+    np.testing.assert_allclose([one.asnumpy()[0] for one in weights], [-0.1, -1], rtol=1e-5)
