@@ -187,10 +187,10 @@ class Course:
         if all(one._data is not None for one in parameters(self.net)):
             self.held = self.gradients()
 
-    def backward(self, data: Any = None, **options: Any) -> None:
+    def backward(self, data: Any = None, uses_middle: bool = True) -> None:
         """Forward and backward of a batch."""
         with autograd.record():
-            loss = loss_of(self.net, self.data() if data is None else data, **options)
+            loss = loss_of(self.net, self.data() if data is None else data, uses_middle)
         self.disturb("backward")
         loss.backward()
 
@@ -249,16 +249,17 @@ def together(course: Course) -> tuple[list, str]:
         place = ["start", *(name for name, _ in course.program.phases)][len(course.trace)]
         error = f"in piece {len(course.trace)}, {place}: {type(caught).__name__}: {caught}"
     comm = MPI.COMM_WORLD
-    told = np.zeros(comm.size, "int64")
-    request = comm.Iallgather(np.array([1 + len(course.trace) if error else 0], "int64"), told)
+    told = np.zeros((comm.size, 2), "int64")
+    mine = [1 + len(course.trace) if error else 0, "given up after" in error]
+    request = comm.Iallgather(np.array(mine, "int64"), told)
     end = time.monotonic() + _LATE_S
     while not request.Test() and time.monotonic() < end:
         time.sleep(0.001)
     if not told.any():
         return trace, ""
-    if len(set(told)) > 1 or "given up after" in error:  # workers wait for each other from here on
+    if len(set(told[:, 0])) > 1 or told[:, 1].any():  # workers may wait for each other from here on
         what = f"program {course.program.seed}, rank {mykv.rank()}, {course.program}"
-        say(f"FAILED {what}: {error or 'no error here'}; pieces {told}; {course.done()}".replace("\n", " "))
+        say(f"FAILED {what}: {error or 'no error here'}; pieces {told.tolist()}; {course.done()}".replace("\n", " "))
         time.sleep(1.0)
         comm.Abort(3)
     clear_errors()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import gc
 import importlib
 import multiprocessing
@@ -47,6 +46,7 @@ class Disturbance:
         if chance.random() < 0.6:  # a few kinds, often
             self._acts = chance.sample(self._acts, chance.randint(1, 4))
         self._collects = chance.choice(["", "", "never", "always"])
+        self._where = ""
         self.done: list[str] = []
 
     def __enter__(self) -> Disturbance:
@@ -66,6 +66,7 @@ class Disturbance:
         """Do something, or nothing."""
         while self._chance.random() < self._often:
             name = self._chance.choice(self._acts)
+            self._where = where
             self.done.append(f"{where}: {name[3:]}")
             getattr(self, name)()
             if self._chance.random() < 0.5:
@@ -110,7 +111,8 @@ class Disturbance:
 
     def do_saliency(self) -> None:
         """The gradient of the network by its input, without those of its parameters."""
-        if self._is_ready():
+        # Between forward and backward MXNet loses what it has recorded of a BatchNorm.
+        if self._is_ready() and self._where != "backward":
             data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
             data.attach_grad()
             with autograd.record(train_mode=False):
@@ -126,8 +128,8 @@ class Disturbance:
     def do_copy(self) -> None:
         """Copy the network, as one that was the best so far."""
         if self._is_ready():
-            other = copy.deepcopy(self._course.net)
-            if self._chance.random() < 0.5:
+            other = pieces.copied(self._course.net)
+            if other is not None and self._chance.random() < 0.5:
                 data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
                 other(data).asnumpy()
             if self._chance.random() < 0.5:

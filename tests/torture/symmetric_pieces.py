@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import random
 
@@ -41,8 +40,10 @@ class Symmetric(Idioms):
 
     def do_copied(self, draw: random.Random) -> None:
         """All workers copy the network, and some go on with the copy."""
-        other = copy.deepcopy(self.net)
+        other = pieces.copied(self.net)
         self.disturb("phase")
+        if other is None:
+            return
         other(self.data()).asnumpy()
         if draw.random() < 0.5:
             self.net = other
