@@ -62,7 +62,7 @@ def _open_mpi(job: Job, mpi: Mpi) -> Command:
         is_bound = cores and not job.outnumbers_cores()
         arguments += ["--map-by", f"slot:PE={cores}"] if is_bound else ["--bind-to", "none"]
     if job.tag_output or job.reading:
-        tag = "tag:raw" if job.reading == "pieces" else "tag"
+        tag = {"pieces": "tag-fullname:raw", "lines": "tag-fullname"}.get(job.reading, "tag")
         arguments += ["--output", tag] if mpi.major >= 5 else ["--tag-output"]
     arguments += _open_mpi_network(job, is_prrte=mpi.major >= 5)
     variables = _variables(job, mpi, job.share_of_cores())

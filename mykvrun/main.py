@@ -14,7 +14,7 @@ import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator
+from typing import Iterator, TextIO
 
 from . import worker_notes
 from .command_line import Request, parse
@@ -31,9 +31,11 @@ from .output import (
     Marks,
     Output,
     Stream,
+    folder_of,
     hydra_marks,
     relay,
 )
+from .sinks import Sink, raw, write_all
 
 # Options of mpirun and srun for their output, which they take once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
@@ -69,20 +71,23 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
         _check_program(job, command)
     if request.is_dry_run or request.is_verbose:
         variables = [f"{name}={value}" for name, value in command.variables.items()]
-        print(shlex.join([*(["env", *variables] if variables else []), *command.arguments]), flush=True)
+        _print(sys.stdout, shlex.join([*(["env", *variables] if variables else []), *command.arguments]))
     if request.is_dry_run:
         return 0
+    losses = _Losses()
     output = Output(
         _marks(read, mpi, bool(uses_srun)) if read.reading else None,
         prefix=job.tag_output,
         timestamps=request.timestamps,
         is_elastic=job.elastic,
-        folder=_folder(request.output_folder),
+        folder=_folder(request.output_folder, job.workers or 1),
         workers=job.workers or 1,
+        shows_all=request.is_verbose or os.environ.get("MYKV_VERBOSE") == "1",
+        on_loss=losses.note,
     )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         notes = Path(folder)
-        status = _start(command, output, notes)
+        status = _start(command, output, notes, losses)
         joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
         if status == 0 and job.is_local and (job.workers or 1) > 1 and not joined:
             _say(
@@ -105,7 +110,7 @@ def _reading(job: Job, request: Request, uses_srun: str) -> str:
     """How the ranks' output is read: in a terminal as it comes, since progress bars shall move, else in lines."""
     if any(word.lstrip("-") in _OUTPUT for word in job.mpi_arguments):
         return ""
-    in_lines = job.tag_output or request.timestamps or request.output_folder or not sys.stderr.isatty()
+    in_lines = job.tag_output or request.timestamps or request.output_folder or not _is_terminal(sys.stderr)
     # srun marks whole lines only, so a progress bar would not move.
     return "lines" if in_lines else "" if uses_srun else "pieces"
 
@@ -124,7 +129,7 @@ def _marks(job: Job, mpi: Mpi, uses_srun: bool) -> Marks:
     return OPEN_MPI_PIECES if job.reading == "pieces" else OPEN_MPI_LINES
 
 
-def _folder(name: str | None) -> Path | None:
+def _folder(name: str | None, workers: int) -> Path | None:
     """The folder of --output-filename, which exists then."""
     if not name:
         return None
@@ -132,7 +137,38 @@ def _folder(name: str | None) -> Path | None:
         Path(name).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"The folder {name} of --output-filename cannot be made: {error.strerror}.") from None
+    for path in (Path(name) / folder_of(rank, workers) for rank in range(workers)):
+        if path.exists() and not path.is_dir():
+            raise LaunchError(f"{path} is a file, but --output-filename needs a folder there: move the file away.")
     return Path(name)
+
+
+class _Losses:
+    """What could not be written. The job goes on, unless the reader of stdout or stderr has gone, as with mpirun."""
+
+    def __init__(self) -> None:
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._told: set[tuple[int | None, bool]] = set()
+        self.status = 0  # of mykvrun, where the job itself has ended well
+
+    def watch(self, launcher: subprocess.Popen[bytes]) -> None:
+        """End this launcher's job if nobody reads its output any more."""
+        self._launcher = launcher
+
+    def note(self, name: str, error: OSError) -> None:
+        """Tell of an error, once for each kind."""
+        if isinstance(error, BrokenPipeError):
+            self.status = 128 + signal.SIGPIPE
+            if self._launcher is not None:
+                self._launcher.send_signal(signal.SIGTERM)
+            return
+        self.status = self.status or 1
+        kind = (error.errno, name in ("stdout", "stderr"))
+        if kind not in self._told:
+            self._told.add(kind)
+            _say(
+                f"{name} cannot be written: {error.strerror}. Output of the workers is missing there. The job goes on."
+            )
 
 
 def _check_program(job: Job, command: Command) -> None:
@@ -145,7 +181,7 @@ def _check_program(job: Job, command: Command) -> None:
         raise LaunchError(f"The program {name!r} was not found, or may not be executed. No worker has been started.")
 
 
-def _start(command: Command, output: Output, notes: Path) -> int:
+def _start(command: Command, output: Output, notes: Path, losses: _Losses) -> int:
     """Run a command, pass on its output and signals, and say at the end which worker failed.
 
     ``notes`` is a folder for `worker_notes`.
@@ -156,10 +192,14 @@ def _start(command: Command, output: Output, notes: Path) -> int:
     except OSError as error:
         raise LaunchError(f"{command.arguments[0]} cannot be started: {error.strerror}.") from None
     assert process.stdout and process.stderr
+    losses.watch(process)
     with _passing_on_signals(process):
         threads = [
-            threading.Thread(target=relay, args=(source, sink.buffer, Stream(output, name, moves=sink.isatty())))
-            for name, source, sink in (("stdout", process.stdout, sys.stdout), ("stderr", process.stderr, sys.stderr))
+            threading.Thread(
+                target=relay,
+                args=(source, Sink.of_stream(stream, name, losses.note), Stream(output, name, _is_terminal(stream))),
+            )
+            for name, source, stream in (("stdout", process.stdout, sys.stdout), ("stderr", process.stderr, sys.stderr))
         ]
         for thread in threads:
             thread.start()
@@ -168,8 +208,8 @@ def _start(command: Command, output: Output, notes: Path) -> int:
             thread.join()
     output.close()
     status = code if code >= 0 else 128 - code
-    if status == 0:
-        return 0
+    if status == 0 or losses.status > 128:
+        return losses.status
     first = None if output.is_elastic else _first_failure(output.failed, worker_notes.ends(notes))
     status = first.status if first else status
     _say_who_failed(status, output, first)
@@ -198,7 +238,7 @@ def _passing_on_signals(process: subprocess.Popen) -> Iterator[None]:
         process.send_signal(number)
 
     def wait_on(_number: int, _frame: object) -> None:
-        if not sys.stdin.isatty():
+        if not _is_terminal(sys.stdin):
             process.send_signal(signal.SIGINT)
 
     handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: wait_on}
@@ -225,13 +265,22 @@ def _say_who_failed(status: int, output: Output, first: worker_notes.End | None)
             "script write down that it is done."
         )
         return
-    lines = output.last_lines(failed.rank)
+    lines = [] if output.shows_end_of(failed.rank) else output.last_lines(failed.rank)
     it = f"rank {failed.rank}{where}"
     ended = f"{it} ended with {first.how}. It" if first else it
-    _say(f"{ended} failed first, and the job ended with {how}." + (" Its last lines:" if lines else ""))
-    for line in lines:
-        print(f"  {line}", file=sys.stderr)
+    _say(f"{ended} failed first, and the job ended with {how}." + (" Its last lines:" if lines else ""), *lines)
 
 
-def _say(text: str) -> None:
-    print(f"mykvrun: {text}", file=sys.stderr, flush=True)
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _say(text: str, *lines: str) -> None:
+    """Write a message, and lines below it, to stderr, unless nobody reads it."""
+    _print(sys.stderr, "\n  ".join([f"mykvrun: {text}", *lines]))
+
+
+def _print(stream: TextIO | None, text: str) -> None:
+    if stream is not None:
+        with contextlib.suppress(OSError):
+            write_all(raw(stream), f"{text}\n".encode(errors="replace"))

@@ -7,7 +7,10 @@ import functools
 import re
 import time
 from pathlib import Path
-from typing import BinaryIO, Iterator, NamedTuple
+from typing import BinaryIO, Iterable, Iterator, NamedTuple
+
+from .digest import Digest
+from .sinks import Loss, Sink
 
 _KEPT_LINES = 20
 
@@ -49,13 +52,15 @@ def _marks(*atoms: bytes, in_lines: bool, lasts: bool = False) -> Marks:
     return Marks(re.compile(mark if in_lines else b"(?m)^" + mark), re.compile(beginning + rb"\Z"), in_lines, lasts)
 
 
-_OPEN_MPI = (rb"\[", b"[0-9]+", b",", b"([0-9]+)", rb"\]", b"<", b"s", b"t", b"d", b"[a-z]+", b">", b":")
-# "[1,3]<stderr>: text" of Open MPI 5, which puts lines together, unless it is told not to; those of its releases differ
-# in whether each line of a piece is marked then, or only the piece.
-OPEN_MPI_LINES = _marks(*_OPEN_MPI, b" ", in_lines=False)
-OPEN_MPI_PIECES = _marks(*_OPEN_MPI, b" ", in_lines=True, lasts=True)
+_END = (rb"\]", b"<", b"s", b"t", b"d", b"[a-z]+", b">", b":")
+# "[prterun-host-123@1,3]<stderr>: text" of Open MPI 5, by tag-fullname, since a worker writes no such word. The mark
+# also stands behind a line that another worker has not ended. Open MPI puts lines together, unless it is told not to;
+# its releases differ in whether each line of a piece is marked then, or only the piece.
+_OPEN_MPI_5 = (rb"\[", rb"[A-Za-z0-9_.-]+", b"@", b"[0-9]+", b",", b"([0-9]+)", *_END, b" ")
+OPEN_MPI_LINES = _marks(*_OPEN_MPI_5, in_lines=True)
+OPEN_MPI_PIECES = _marks(*_OPEN_MPI_5, in_lines=True, lasts=True)
 # "[1,3]<stderr>:text" of Open MPI 4.
-OPEN_MPI_4 = _marks(*_OPEN_MPI, in_lines=True)
+OPEN_MPI_4 = _marks(rb"\[", b"[0-9]+", b",", b"([0-9]+)", *_END, in_lines=True)
 # "3: text" of srun.
 SRUN = _marks(b" *", b"([0-9]+)", b":", b" ", in_lines=False)
 
@@ -82,6 +87,10 @@ class Output:
         Where a folder ``rank.3`` for each rank gets the files ``stdout`` and ``stderr``.
     workers : int
         How many ranks there are, for the width of the folders' numbers.
+    shows_all : bool
+        Whether nothing of stderr is left out; see `Digest`.
+    on_loss : callable
+        Called with the name of a rank's file that cannot be written, and the error.
     """
 
     def __init__(
@@ -93,12 +102,18 @@ class Output:
         is_elastic: bool = False,
         folder: Path | None = None,
         workers: int = 1,
+        shows_all: bool = False,
+        on_loss: Loss = lambda name, error: None,
     ) -> None:
         self.marks, self._prefix, self.is_elastic = marks, prefix, is_elastic
         self._timestamps, self._folder, self._workers = timestamps, folder, workers
-        self._files: dict[tuple[int, str], BinaryIO] = {}
+        self._on_loss = on_loss
+        self._files: dict[tuple[int, str], Sink] = {}
+        self._digest = None if shows_all or marks is None else Digest()
+        self._in_sight: collections.deque[bytes] = collections.deque(maxlen=_KEPT_LINES)  # last lines of stderr
         self._last: dict[int, collections.deque[str]] = {}
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
+        self._before_nul: set[int | None] = set()  # ranks for which it has written one
         self.failed: FailedWorker | None = None
 
     @property
@@ -108,17 +123,32 @@ class Output:
 
     def take(self, rank: int | None, line: bytes, stream: str) -> bytes:
         """Remember a line of a rank, or of the launcher (None), and return what is to be shown of it."""
-        text = line.lstrip(b"\0")  # Open MPI ends the notice of an abort with a NUL, before the worker's next line
-        if text != line and not text.strip(b"\r\n"):
-            return b""
-        self._look_for_failure(rank, text.decode(errors="replace"))
+        if rank in self._before_nul:  # Open MPI ends such a text with a NUL, before the worker's next line
+            self._before_nul.discard(rank)
+            if line.startswith(b"\0"):
+                line = line[1:]
+                if not line.strip(b"\r\n"):
+                    return b""
+        self._look_for_failure(rank, line.decode(errors="replace"))
+        if rank is not None:
+            self._remember(rank, line)
+            if self._folder:
+                self._file(rank, stream).write(line)
+        lines = self._digest.take(rank, line, stream) if self._digest else [(rank, line)]
+        return self._shown(lines, stream)
+
+    def end(self, stream: str) -> bytes:
+        """What is to be shown when a stream has ended."""
+        return self._shown(self._digest.end(), stream) if self._digest and stream == "stderr" else b""
+
+    def _shown(self, lines: Iterable[tuple[int | None, bytes]], stream: str) -> bytes:
         before = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self._timestamps else b""
-        if rank is None:
-            return before + text
-        self._remember(rank, text)
-        if self._folder:
-            self._file(rank, stream).write(text)
-        return before + (b"[%d] " % rank if self._prefix else b"") + text
+        shown = []
+        for rank, line in lines:
+            shown.append(before + (b"[%d] " % rank if self._prefix and rank is not None else b"") + line)
+            if stream == "stderr":
+                self._in_sight.append(line)
+        return b"".join(shown)
 
     def _remember(self, rank: int, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]  # as a terminal shows progress bars
@@ -128,13 +158,13 @@ class Output:
             self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(own)
         if hyphens:
             self._in_notice ^= {rank}
+            self._before_nul |= {rank} - self._in_notice
 
-    def _file(self, rank: int, stream: str) -> BinaryIO:
+    def _file(self, rank: int, stream: str) -> Sink:
         if (rank, stream) not in self._files:
             assert self._folder
-            folder = self._folder / f"rank.{rank:0{len(str(self._workers - 1))}}"
-            folder.mkdir(parents=True, exist_ok=True)
-            self._files[rank, stream] = (folder / stream).open("wb", buffering=0)
+            folder = self._folder / folder_of(rank, self._workers)
+            self._files[rank, stream] = Sink.of_path(folder / stream, self._on_loss)
         return self._files[rank, stream]
 
     def _look_for_failure(self, rank: int | None, text: str) -> None:
@@ -151,6 +181,11 @@ class Output:
     def last_lines(self, rank: int) -> list[str]:
         """The last lines that a rank has written, at most 20."""
         return list(self._last.get(rank, ()))
+
+    def shows_end_of(self, rank: int) -> bool:
+        """Whether the last line of a rank is among the last lines of stderr that were shown."""
+        lines = self.last_lines(rank)
+        return bool(lines) and any(lines[-1] in line.decode(errors="replace") for line in self._in_sight)
 
     def close(self) -> None:
         """Close the files of the ranks."""
@@ -187,7 +222,9 @@ class Stream:
         if is_end and self._open:
             ends = [self._line(rank, self._open[rank]) for rank in sorted(self._open, key=str)]
             shown += b"\n".join(filter(None, ends))
-            shown += b"\n" if self._name == "stderr" else b""  # mykvrun's own line may follow
+            shown += b"\n" if self._name == "stderr" and any(ends) else b""  # mykvrun's own line may follow
+        if is_end:
+            shown += self._output.end(self._name)
         return shown
 
     def _divided(self, data: bytes) -> tuple[bytes, bytes]:
@@ -227,7 +264,8 @@ class Stream:
         shown = b"".join(self._line(rank, line) for line in lines)
         if rest:
             self._open[rank] = rest
-            if (rank is None and not self._output.changes_lines) or (self._moves and b"\r" in rest):
+            is_unread = self._output.marks is None and not self._output.changes_lines
+            if is_unread or (self._moves and b"\r" in rest):
                 shown += rest[self._shown.get(rank, 0) :]
                 self._shown[rank] = len(rest)
         return shown
@@ -243,11 +281,15 @@ def _lines(data: bytes) -> list[bytes]:
     return [line + b"\n" for line in data.split(b"\n")[:-1]] + [data.rpartition(b"\n")[2]]
 
 
-def relay(source: BinaryIO, sink: BinaryIO, stream: Stream) -> None:
+def folder_of(rank: int, workers: int) -> str:
+    """The folder for a rank's output; the names are in the order of the ranks."""
+    return f"rank.{rank:0{len(str(workers - 1))}}"
+
+
+def relay(source: BinaryIO, sink: Sink, stream: Stream) -> None:
     """Copy what a launcher writes until its end, as ``stream`` returns it."""
     while True:
         some = source.read1(65536)  # type: ignore[attr-defined]
         sink.write(stream.take(some))
-        sink.flush()
         if not some:
             return

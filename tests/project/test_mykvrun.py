@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -34,6 +35,7 @@ from mykvrun.output import (
     Stream,
     hydra_marks,
 )
+from mykvrun.sinks import Sink
 
 _OPEN_MPI = Mpi(OPEN_MPI, 5, "/mpi/bin/mpirun")
 _MPICH = Mpi(MPICH, 0, "/mpi/bin/mpirun")
@@ -123,12 +125,9 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
     assert code == 1
     if launcher.is_open_mpi():
         assert "\nmykvrun: rank 1" in stderr and "\0" not in stderr
-    end = stderr.partition("mykvrun: rank 1")[2]
-    assert "failed first, and the job ended with status 1" in end
-    if launcher.is_open_mpi():
-        # What the worker has written to stdout may come later: the launcher passes on two streams.
-        assert "  ValueError: this worker is broken" in end.splitlines()[-2:]
-        assert "MPI_ABORT" not in end
+    assert "failed first, and the job ended with status 1" in stderr.partition("mykvrun: rank 1")[2]
+    assert "MPI_ABORT" not in stderr and "prterun" not in stderr
+    assert stderr.count("ValueError: this worker is broken") == 1
 
 
 _NOTED = """
@@ -187,7 +186,11 @@ def test_notes_of_workers_are_kept_as_they_came_first(tmp_path, monkeypatch):
 def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of_another(capsys):
     """Ranks of new workers begin at 0 again."""
     output = Output(OPEN_MPI_LINES, is_elastic=True)
-    _read(output, b"[1,0]<stdout>: still here\nprterun noticed that process rank 0 with PID 77 on node n1 exited on\n")
+    _read(
+        output,
+        b"[prterun-vm-7@1,0]<stdout>: still here\n",
+        b"prterun noticed that process rank 0 with PID 77 on node n1 exited on\n",
+    )
     main._say_who_failed(137, output, None)
     said = capsys.readouterr().err
     assert "a worker on n1 died, and the job ended with signal 9. The others may have finished" in said
@@ -207,7 +210,7 @@ def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
     hyphens = b"-" * 74
     lines = [hyphens, b"MPI_ABORT was invoked on rank 1", hyphens, *([] if at_once else [b"\0"])]
     lines += [(b"\0" if at_once else b"") + b"Traceback", b"ValueError: broken"]
-    shown = _read(output, *(b"[1,1]<stderr>: " + line + b"\n" for line in lines))
+    shown = _read(output, *(b"[prterun-vm-7@1,1]<stderr>: " + line + b"\n" for line in lines))
     assert b"\0" not in shown and shown.endswith(hyphens + b"\nTraceback\nValueError: broken\n")
     assert output.last_lines(1) == ["Traceback", "ValueError: broken"]
 
@@ -215,7 +218,7 @@ def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
 def test_a_notice_of_open_mpi_behind_a_progress_bar_is_left_out_and_what_follows_is_kept():
     """A bar ends without the end of a line. A line of hyphens that a worker writes is no notice."""
     output = Output(OPEN_MPI_PIECES)
-    hyphens, mark = b"-" * 74, b"[1,1]<stderr>: "
+    hyphens, mark = b"-" * 74, b"[prterun-vm-7@1,1]<stderr>: "
     pieces = [b"\rbar 10%", b"\rbar 20%", hyphens + b"\nMPI_ABORT was invoked on rank 1\n" + hyphens + b"\n"]
     pieces += [b"-" * 80 + b"\n", b"Traceback\nValueError: broken\n"]
     _read(output, *(mark + piece for piece in pieces), moves=True)
@@ -249,23 +252,202 @@ def test_pieces_of_lines_are_put_together_wherever_they_are_cut(marks, form, siz
 def test_a_progress_bar_moves_in_a_terminal():
     """Open MPI 5.0.11 marks a piece of several lines once, 5.0.8 marks each line."""
     stream = Stream(Output(OPEN_MPI_PIECES), "stderr", moves=True)
-    assert stream.take(b"[1,0]<stderr>: \rbar 1%") == b"\rbar 1%"
-    assert stream.take(b"[1,1]<stderr>: half a [1,0]<stderr>: \rbar 2%[1,") == b"\rbar 2%"
+    assert stream.take(b"[prterun-vm-7@1,0]<stderr>: \rbar 1%") == b"\rbar 1%"
+    assert (
+        stream.take(b"[prterun-vm-7@1,1]<stderr>: half a [prterun-vm-7@1,0]<stderr>: \rbar 2%[prterun-vm-7@1,")
+        == b"\rbar 2%"
+    )
     assert stream.take(b"1]<stderr>: line\nand another\n") == b"half a line\nand another\n"
-    assert stream.take(b"[1,0]<stderr>:  end\n") == b" end\n"
+    assert stream.take(b"[prterun-vm-7@1,0]<stderr>:  end\n") == b" end\n"
     assert stream._output.last_lines(0) == ["bar 2% end"]
     assert stream._output.last_lines(1) == ["half a line", "and another"]
 
 
 def test_what_a_worker_writes_about_marks_stays_as_it_is_where_lines_are_marked():
-    shown = _read(Output(OPEN_MPI_LINES), b"[1,0]<stdout>: see [1,3]<stdout>: text\n 7: no mark\n")
+    shown = _read(Output(OPEN_MPI_LINES), b"[prterun-vm-7@1,0]<stdout>: see [1,3]<stdout>: text\n 7: no mark\n")
     assert shown == b"see [1,3]<stdout>: text\n 7: no mark\n"
     assert _read(Output(SRUN, prefix=True), b"0: a 1: b\n 1: c\n") == b"[0] a 1: b\n[1] c\n"
     assert _read(Output(), b"as it", b" comes") == b"as it comes"
 
 
+@pytest.mark.parametrize("marks", [OPEN_MPI_LINES, OPEN_MPI_PIECES])
+def test_the_mark_behind_a_line_without_an_end_is_not_shown(marks):
+    form = b"[prterun-vm-7@1,%d]<stdout>: no end %d"
+    assert _read(Output(marks), *(form % (rank, rank) for rank in (1, 0))) == b"no end 0\nno end 1"
+
+
+def test_nul_bytes_of_a_worker_stay():
+    text = b"[prterun-vm-7@1,0]<stdout>: \0\0binary\n[prterun-vm-7@1,0]<stdout>: \0\n"
+    assert _read(Output(OPEN_MPI_LINES), text) == b"\0\0binary\n\0\n"
+
+
+def test_a_sink_that_takes_no_more_is_told_of_once_and_may_take_again(tmp_path):
+    """A full disk, a reader that has gone, and a folder that cannot be made."""
+
+    class _Full(io.RawIOBase):
+        error: OSError | None = OSError(28, "No space left on device")
+        text = b""
+
+        def write(self, data):
+            if self.error:
+                raise self.error
+            self.text += bytes(data[:2])  # as a pipe may
+            return min(len(data), 2)
+
+    told = []
+    file = _Full()
+    sink = Sink(file, "it", lambda name, error: told.append((name, error.errno)))
+    for _ in range(2):
+        sink.write(b"lost")
+    file.error = None
+    sink.write(b"there")
+    assert file.text == b"there" and told == [("it", 28)]
+    file.error = BrokenPipeError(32, "Broken pipe")
+    other = Sink(file, "other", lambda name, error: told.append((name, error.errno)))
+    for _ in range(2):
+        other.write(b"lost")
+    (tmp_path / "file").write_text("")
+    Sink.of_path(tmp_path / "file" / "stdout", lambda _, error: told.append(type(error))).write(b"lost")
+    assert told[1:] == [("other", 32), FileExistsError]
+
+
+_WRITES = """
+import time
+for _ in range({times}):
+    print("x" * 1000, flush=True)
+    time.sleep({pause})
+print("end")
+"""
+
+
+@pytest.mark.parametrize("where", ["/dev/full", "folder"])
+def test_a_job_goes_on_where_its_output_cannot_be_written(tmp_path, where):
+    """More than a pipe holds, so that workers would wait if nobody read."""
+    folder = tmp_path / "out" / "rank.1"
+    folder.mkdir(parents=True)
+    (folder / "stdout").symlink_to("/dev/full")
+    options = ["--output-filename", str(folder.parent)] if where == "folder" else []
+    program = [sys.executable, "-c", _WRITES.format(times=300, pause=0) + f"open({str(tmp_path / 'done')!r}, 'w')"]
+    with open(where if where == "/dev/full" else tmp_path / "shown", "wb") as file:
+        command = [sys.executable, "-m", "mykvrun", "-n", "2", *options, *program]
+        env = launcher.environment(tmp_path)
+        done = subprocess.run(command, env=env, stdout=file, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1 and (tmp_path / "done").exists(), done.stderr
+    assert done.stderr.count("No space left on device") == 1, done.stderr
+    if where == "folder":
+        assert (tmp_path / "shown").read_text().count("end\n") == 2
+
+
+def test_a_job_ends_when_nobody_reads_its_output_any_more(tmp_path):
+    """``mykvrun ... | head -1``."""
+    process = _start(tmp_path, "-n", "2", sys.executable, "-c", _WRITES.format(times=100_000, pause=0.01))
+    try:
+        assert process.stdout.readline().startswith("x")
+        workers = _children_of(process.pid)
+        process.stdout.close()
+        assert process.wait(30) == 128 + signal.SIGPIPE, process.stderr.read()
+        assert process.stderr.read() == ""
+        _wait_for_the_end_of(workers)
+    finally:
+        process.kill()
+
+
+def test_a_file_in_the_place_of_a_ranks_folder_is_an_error_before_the_job_begins(tmp_path, capsys):
+    (tmp_path / "rank.1").write_text("")
+    assert main.main(["-n", "2", "--output-filename", str(tmp_path), "true"]) == 2
+    assert "rank.1 is a file" in capsys.readouterr().err
+
+
+def _tagged(*lines):
+    """Lines of ranks, and of the launcher (None), as Open MPI 5 writes them."""
+    return b"".join(
+        (b"" if rank is None else b"[prterun-vm-7@1,%d]<stderr>: " % rank) + line + b"\n" for rank, line in lines
+    )
+
+
+def _shown(*lines, **options):
+    stream = Stream(Output(OPEN_MPI_LINES, **options), "stderr", False)
+    return (stream.take(_tagged(*lines)) + stream.take(b"")).decode().splitlines()
+
+
+_TRACEBACK = [b"Traceback (most recent call last):", b'  File "x.py", line 3, in <module>', b"    f()"]
+_CHAINED = [
+    *_TRACEBACK,
+    b"KeyError: 1",
+    b"",
+    b"During handling of the above exception, another exception occurred:",
+    b"",
+]
+
+
+def _mixed(*texts):
+    """The lines of several ranks in turns."""
+    return [(rank, lines[i]) for i in range(max(map(len, texts))) for rank, lines in enumerate(texts) if i < len(lines)]
+
+
+@pytest.mark.parametrize("before", [[], _CHAINED])
+def test_a_traceback_of_several_workers_is_shown_once_and_each_other_worker_with_one_line(before):
+    text = [*before, *_TRACEBACK, b"ValueError: rank %d is broken"]
+    texts = [[*text[:-1], text[-1] % rank] for rank in range(3)]
+    shown = _shown(*_mixed(*texts), (1, b"and goes on"))
+    assert shown[: len(text)] == [line.decode() for line in texts[0]]
+    said = "mykvrun: rank {0} has written the same traceback as rank 0: ValueError: rank {0} is broken"
+    assert shown[len(text) :] == [said.format(1), "and goes on", said.format(2)]
+    assert len(_shown(*_mixed(*texts), shows_all=True)) == 3 * len(text)
+
+
+def test_tracebacks_that_differ_are_shown_whole():
+    other = [*_TRACEBACK[:2], b"    g()", b"ValueError: broken"]
+    longer = [*_TRACEBACK, b"  [bt] (1)", b"ValueError: broken"]
+    texts = [[*_TRACEBACK, b"ValueError: broken"], other, longer, [*_TRACEBACK, b"ValueError: other"], _TRACEBACK]
+    shown = _shown(*((rank, line) for rank, lines in enumerate(texts) for line in lines))
+    assert shown == [line.decode() for lines in texts for line in lines]
+    # A worker's own tracebacks, of errors that it catches.
+    twice = [(0, line) for line in texts[0]] * 2
+    assert len(_shown(*twice)) == 2 * len(texts[0])
+
+
+def test_a_warning_of_mykv_on_several_workers_is_shown_once():
+    lines = [(rank, b"mykv on rank %d: the same" % rank) for rank in (1, 0, 1)]
+    lines += [(0, b"mykv on rank 0: waits for rank 1"), (1, b"mykv on rank 1: waits for rank 0"), (0, b"a"), (1, b"a")]
+    assert _shown(*lines) == [lines[i][1].decode() for i in (0, 2, 3, 4, 5, 6)]
+
+
+_HYPHENS = b"-" * 74
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_texts_of_launchers_about_a_failure_are_left_out(rank):
+    notice = [_HYPHENS, b"prterun noticed that process rank 1 with PID 2 on node vm exited on", b"signal 9.", _HYPHENS]
+    other = [_HYPHENS, b"There are not enough slots available", _HYPHENS]
+    text = [(rank, line) for line in (b"a", *notice, b"b", *other, b"c")]
+    assert _shown(*text) == ["a", "b", *(line.decode() for line in other), "c"]
+    assert len(_shown(*text, shows_all=True)) == len(text)
+    assert _shown((rank, b"a"), *((rank, line) for line in notice[:2])) == [
+        "a",
+        *(line.decode() for line in notice[:2]),
+    ]
+
+
+def test_a_text_of_the_launcher_behind_a_line_that_has_no_end_is_left_out():
+    lines = [b"prterun noticed that process rank 1 with PID 2 on node vm exited on", _HYPHENS, b"\0"]
+    assert _shown((1, b"bar 20%" + _HYPHENS), *((None, line) for line in lines), (0, b"b")) == ["bar 20%", "b"]
+
+
+def test_the_banner_of_hydra_is_left_out():
+    banner = ["=" * 82, "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES", "=   EXIT CODE: 9", "=" * 82]
+    banner += ["YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)"]
+    text = "m-0:" + "=" * 82 + "\n" + "\n".join(banner) + "\nm-0:end\n"
+    assert _read(Output(hydra_marks("m-")), text.encode()) == b"=" * 82 + b"\nend\n"
+    stream = Stream(Output(hydra_marks("m-")), "stderr", False)
+    assert (
+        stream.take(b"m-0:Abort(1) on node 0 (rank 0 in comm 0): application called MPI_Abort(x, 1) - process 0\n")
+        == b""
+    )
+
+
 def test_lines_begin_with_the_time_and_the_rank():
-    shown = _read(Output(OPEN_MPI_LINES, prefix=True, timestamps=True), b"[1,0]<stdout>: a\nlauncher\n")
+    shown = _read(Output(OPEN_MPI_LINES, prefix=True, timestamps=True), b"[prterun-vm-7@1,0]<stdout>: a\nlauncher\n")
     assert re.fullmatch(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d ){1}\[0\] a\n\d{4}-[-\d]+ [:\d]+ launcher\n", shown), shown
 
 
@@ -282,7 +464,7 @@ def test_the_output_of_each_rank_goes_to_files_too(tmp_path, script):
 
 def test_folders_of_ranks_are_in_order(tmp_path):
     output = Output(OPEN_MPI_LINES, folder=tmp_path, workers=11)
-    _read(output, b"[1,3]<stdout>: a\n[1,10]<stdout>: b\n")
+    _read(output, b"[prterun-vm-7@1,3]<stdout>: a\n[prterun-vm-7@1,10]<stdout>: b\n")
     output.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.03", "rank.10"]
 
@@ -303,10 +485,21 @@ mykv.barrier()
 """
 
 
-def test_in_a_terminal_a_bar_moves_and_the_last_lines_of_the_failed_worker_follow(tmp_path):
+def test_in_a_terminal_a_bar_moves_and_the_failed_worker_is_named(tmp_path):
     end = _end_in_a_terminal(tmp_path)
-    assert "failed first, and the job ended with status 1. Its last lines:\n" in end
-    assert "\n  ValueError: this worker is broken\n" in end
+    assert "failed first, and the job ended with status 1.\n" in end
+
+
+def test_the_last_lines_of_the_failed_worker_follow_where_others_have_written_much_since(capsys):
+    output = Output(OPEN_MPI_LINES)
+    stream = Stream(output, "stderr", False)
+    output.failed = FailedWorker(1, "")
+    stream.take(_tagged((1, b"broken"), (0, b"fine")))
+    main._say_who_failed(1, output, None)
+    assert capsys.readouterr().err == "mykvrun: rank 1 failed first, and the job ended with status 1.\n"
+    stream.take(_tagged(*[(0, b"fine")] * 20))
+    main._say_who_failed(1, output, None)
+    assert capsys.readouterr().err.endswith("with status 1. Its last lines:\n  broken\n")
 
 
 def _end_in_a_terminal(tmp_path) -> str:
@@ -344,12 +537,16 @@ def test_sigterm_ends_all_workers(tmp_path, script):
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert process.returncode != 0
-        deadline = time.monotonic() + 20
-        while any(os.path.exists(f"/proc/{pid}") for pid in workers):
-            assert time.monotonic() < deadline, "workers live on"
-            time.sleep(0.1)
+        _wait_for_the_end_of(workers)
     finally:
         process.kill()
+
+
+def _wait_for_the_end_of(pids):
+    deadline = time.monotonic() + 20
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+        assert time.monotonic() < deadline, "workers live on"
+        time.sleep(0.1)
 
 
 def _children_of(pid):
@@ -419,7 +616,7 @@ def test_a_mistyped_program_is_one_sentence(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "mpi, marks",
     [
-        (_OPEN_MPI, ["--output", "tag"]),
+        (_OPEN_MPI, ["--output", "tag-fullname"]),
         (_OPEN_MPI._replace(major=4), ["--tag-output"]),
         (_MPICH, ["-prepend-pattern"]),
         (_INTEL, ["-prepend-pattern"]),
@@ -429,13 +626,13 @@ def test_a_mistyped_program_is_one_sentence(tmp_path, monkeypatch, capsys):
 def test_each_launcher_marks_what_a_rank_writes(mpi, marks, in_terminal, monkeypatch):
     started = []
     monkeypatch.setattr(main, "find_mpi", lambda: mpi)
-    monkeypatch.setattr(main, "_start", lambda command, output, mark: started.append((command, output)) or 0)
+    monkeypatch.setattr(main, "_start", lambda command, output, *_: started.append((command, output)) or 0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: in_terminal, raising=False)
     assert main.main(["-n", "1", "true"]) == 0
     ((command, output),) = started
     text = " ".join(command.arguments)
     assert " ".join(marks) in text and output.marks is not None
-    assert ("tag:raw" in text) == (in_terminal and mpi is _OPEN_MPI)
+    assert ("tag-fullname:raw" in text) == (in_terminal and mpi is _OPEN_MPI)
     # The user's own option for that, which launchers take once.
     assert main.main(["-n", "1", f"--mpi-args={marks[0]} x", "true"]) == 0
     command, output = started[1]
@@ -795,9 +992,9 @@ def test_a_text_that_no_launcher_can_take_is_an_error_of_one_line(words, said, c
 
 
 _OPEN_MPI_SIGNAL = """\
-[1,0]<stdout>: a
-[1,1]<stderr>: bar 1%\rbar 2%
-[1,1]<stderr>: the end
+[prterun-vm-7@1,0]<stdout>: a
+[prterun-vm-7@1,1]<stderr>: bar 1%\rbar 2%
+[prterun-vm-7@1,1]<stderr>: the end
 --------------------------------------------------------------------------
 prterun noticed that process rank 1 with PID 2738 on node vm exited on
 signal 9 (Killed).
@@ -825,7 +1022,7 @@ thus causing the job to be terminated. The first process to do so was:
     ],
 )
 def test_what_launchers_say_of_the_failed_worker(text, failed):
-    output = Output(OPEN_MPI_LINES if text.startswith("[1,") else None, prefix=True)
+    output = Output(OPEN_MPI_LINES if text.startswith("[prterun") else None, prefix=True)
     shown = _read(output, text.encode())
     assert output.failed == failed
     if text is _OPEN_MPI_SIGNAL:

@@ -1,0 +1,77 @@
+"""Where output goes. A sink that can take no more never stops the reading: workers would block in their next write."""
+
+from __future__ import annotations
+
+import select
+from pathlib import Path
+from typing import BinaryIO, Callable, TextIO
+
+Loss = Callable[[str, OSError], None]  # called with the sink's name and the error
+
+
+class Sink:
+    """A file, pipe or terminal that is written to as long as it takes something.
+
+    Parameters
+    ----------
+    file : BinaryIO or None
+        Unbuffered; None: nothing is written.
+    name : str
+        What the user calls it.
+    on_loss : callable
+        Called with the first error. A full disk may have room again, so the next write is tried all the same.
+    """
+
+    def __init__(self, file: BinaryIO | None, name: str, on_loss: Loss) -> None:
+        self._file, self._name, self._on_loss = file, name, on_loss
+        self._is_told = False
+
+    @classmethod
+    def of_stream(cls, stream: TextIO | None, name: str, on_loss: Loss) -> Sink:
+        """A sink for sys.stdout or sys.stderr, past its buffer, which would keep what could not be written."""
+        return cls(None if stream is None else raw(stream), name, on_loss)
+
+    @classmethod
+    def of_path(cls, path: Path, on_loss: Loss) -> Sink:
+        """A sink for a new file, whose folder is made too."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return cls(path.open("wb", buffering=0), str(path), on_loss)
+        except OSError as error:
+            on_loss(str(path), error)
+            return cls(None, str(path), on_loss)
+
+    def write(self, data: bytes) -> None:
+        """Write all of it; what an error keeps from being written is lost."""
+        if self._file is None:
+            return
+        try:
+            write_all(self._file, data)
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                self._file = None
+            if not self._is_told:
+                self._is_told = True
+                self._on_loss(self._name, error)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def raw(stream: TextIO) -> BinaryIO:
+    """The file below a stream's buffers."""
+    stream.flush()
+    return getattr(stream.buffer, "raw", stream.buffer)  # type: ignore[no-any-return]
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Write to an unbuffered file until all is written."""
+    left = memoryview(data)
+    while left:
+        written = file.write(left)
+        if written is None:  # another program has made the terminal non-blocking
+            select.select([], [file], [])
+        else:
+            left = left[written:]
