@@ -112,7 +112,7 @@ class Disturbance:
     def do_saliency(self) -> None:
         """The gradient of the network by its input, without those of its parameters."""
         # Between forward and backward MXNet loses what it has recorded of a BatchNorm.
-        if self._is_ready() and self._where != "backward":
+        if self._is_ready() and self._where in ("phase", "step"):
             data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
             data.attach_grad()
             with autograd.record(train_mode=False):
