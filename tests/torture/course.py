@@ -75,6 +75,8 @@ class Course:
     program : Program
     is_alone : bool
         One process with plain gluon.Trainer takes the whole batch, instead of this worker its share.
+    is_hybrid : bool, optional
+        False: networks are never hybridized.
 
     Attributes
     ----------
@@ -82,8 +84,8 @@ class Course:
         After each piece its name and a copy of each weight.
     """
 
-    def __init__(self, program: Program, is_alone: bool = False) -> None:
-        self.program, self.is_alone = program, is_alone
+    def __init__(self, program: Program, is_alone: bool = False, is_hybrid: bool = True) -> None:
+        self.program, self.is_alone, self.is_hybrid = program, is_alone, is_hybrid
         self.rank, self.size = (0, 1) if is_alone else (mykv.rank(), mykv.size())
         self.device = mx.cpu(self.rank if program.has_own_device else 0)
         self.trace: list[tuple[str, dict]] = []
@@ -131,7 +133,7 @@ class Course:
         block.initialize(Values(seed), ctx=self.device)
 
     def _hybridize(self, block: Any) -> None:
-        if self.program.hybrid:
+        if self.program.hybrid and self.is_hybrid:
             is_static = self.program.hybrid == "static"
             block.hybridize(static_alloc=is_static, static_shape=is_static)
 
@@ -203,6 +205,7 @@ class Course:
             pieces.clip_norm(gradients, clip * pieces.ROWS)
         self.disturb("step")
         trainer.step(self.batch, ignore_stale_grad=ignore_stale_grad)
+        self.forget()
 
     def update(self, change: Callable[[list], None] | None = None, draw: random.Random | None = None) -> None:
         """A step of allreduce_grads() and update(), with something done to the gradients between them."""
@@ -216,6 +219,13 @@ class Course:
         if self.is_alone and clip:
             pieces.clip_norm(gradients, clip * pieces.ROWS)
         trainer.update(self.batch)
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin new sums where gradients are added."""
+        for one in parameters(self.net):
+            if one.grad_req == "add":
+                one.zero_grad()
 
     def refreeze(self, params: list, how: str) -> None:
         """Set grad_req of Parameters, after which gradient arrays are fetched again."""

@@ -94,8 +94,6 @@ class Idioms(Course):
 
     def do_losses(self, draw: random.Random) -> None:
         """The backward of two losses."""
-        if self.program.hybrid == "static":
-            return  # MXNet goes on to add gradients there in later steps
         with autograd.record():
             both = [loss_of(self.net, self.data()) for _ in range(2)]
         autograd.backward(both)
@@ -109,8 +107,6 @@ class Idioms(Course):
             for _ in range(draw.choice([1, 2, 3])):
                 self.backward()
             self.step(draw)
-            for one in trained:
-                one.zero_grad()
         if draw.random() < 0.8:
             self.refreeze(trained, "write")
 
@@ -138,12 +134,14 @@ class Idioms(Course):
         for _ in range(draw.choice([1, 1, 2])):
             self.backward()
             self.trainers[0][0].allreduce_grads()
+            self.forget()
         if draw.random() < 0.5:
             self.do_step(draw)
 
     def do_left_out(self, draw: random.Random) -> None:
         """All workers leave out a whole step."""
         self.backward()
+        self.forget()
         self.do_step(draw)
 
     def do_clipped(self, draw: random.Random) -> None:
@@ -310,7 +308,8 @@ class Idioms(Course):
 
     def do_rehybridized(self, draw: random.Random) -> None:
         """Another way to run the network."""
-        self.net.hybridize(draw.random() < 0.7, static_alloc=draw.random() < 0.5)
+        if self.is_hybrid:
+            self.net.hybridize(draw.random() < 0.7, static_alloc=draw.random() < 0.5)
 
     def do_saliency(self, draw: random.Random) -> None:
         """The gradient of a loss by the input, which also writes those of the parameters."""
@@ -318,13 +317,8 @@ class Idioms(Course):
         data.attach_grad()
         pieces.backward(self.net, data)
         data.grad.asnumpy()
-        self._forget()
+        self.forget()
         self.do_step(draw)
-
-    def _forget(self) -> None:
-        for one in parameters(self.net):
-            if one.grad_req == "add":
-                one.zero_grad()
 
     # Children.
 

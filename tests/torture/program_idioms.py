@@ -108,7 +108,7 @@ def _difference(program: Program, got: list, right: list) -> str:
 
 
 def run(seed: int) -> tuple[list[str], bool]:
-    """Run one program; returns what was wrong."""
+    """Run one program; returns what was wrong, and whether there is no judge of it."""
     program = drawn(seed)
     what = f"program {seed}, rank {mykv.rank()}, {program}"
     comm = MPI.COMM_WORLD
@@ -124,6 +124,8 @@ def run(seed: int) -> tuple[list[str], bool]:
     wrong = _difference(program, got, right)
     if not wrong and updates != judge.optimizer.num_update:
         wrong = f"{updates} updates in place of {judge.optimizer.num_update}"
+    if wrong and _difference(program, right, Idioms(program, is_alone=True, is_hybrid=False).all()):
+        return [], True  # MXNet itself is wrong where a network with static_alloc has had grad_req 'add'
     return [f"{what}: differs {wrong}"] if wrong else [], False
 
 
