@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Iterator, TextIO
 
-from . import worker_notes
+from . import worker_notes, workers
 from .command_line import Request, parse
 from .commands import Command, inside_slurm, mpirun_command, srun_command
 from .errors import LaunchError
@@ -87,7 +87,8 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         notes = Path(folder)
-        status = _start(command, output, notes, losses)
+        watched = 0 if uses_srun or not job.is_local else job.workers or 0
+        status = _start(command, output, notes, losses, watched)
         joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
         if status == 0 and job.is_local and (job.workers or 1) > 1 and not joined:
             _say(
@@ -181,19 +182,21 @@ def _check_program(job: Job, command: Command) -> None:
         raise LaunchError(f"The program {name!r} was not found, or may not be executed. No worker has been started.")
 
 
-def _start(command: Command, output: Output, notes: Path, losses: _Losses) -> int:
+def _start(command: Command, output: Output, notes: Path, losses: _Losses, watched: int) -> int:
     """Run a command, pass on its output and signals, and say at the end which worker failed.
 
-    ``notes`` is a folder for `worker_notes`.
+    ``notes`` is a folder for `worker_notes`. ``watched`` is the number of workers where their ends are watched, else 0.
     """
     env = {**os.environ, **command.variables, worker_notes.VARIABLE: str(notes)}
+    workers.adopt_orphans()
+    pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(command.arguments, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(command.arguments, env=env, stdout=pipe, stderr=pipe)
     except OSError as error:
         raise LaunchError(f"{command.arguments[0]} cannot be started: {error.strerror}.") from None
     assert process.stdout and process.stderr
     losses.watch(process)
-    with _passing_on_signals(process):
+    with workers.guarded(process), _passing_on_signals(process):
         threads = [
             threading.Thread(
                 target=relay,
@@ -203,17 +206,50 @@ def _start(command: Command, output: Output, notes: Path, losses: _Losses) -> in
         ]
         for thread in threads:
             thread.start()
+        early = _EarlyEnd(process, watched, notes)
         code = process.wait()
+        early.close()
+        if code < 0:
+            workers.end_orphans()
         for thread in threads:
             thread.join()
     output.close()
     status = code if code >= 0 else 128 - code
     if status == 0 or losses.status > 128:
         return losses.status
+    if early.is_told:
+        return 1
     first = None if output.is_elastic else _first_failure(output.failed, worker_notes.ends(notes))
     status = first.status if first else status
     _say_who_failed(status, output, first)
     return status
+
+
+class _EarlyEnd:
+    """Ends a job in which a worker has ended without init(), and others wait for it there."""
+
+    def __init__(self, launcher: subprocess.Popen[bytes], watched: int, notes: Path) -> None:
+        self._launcher, self.is_told = launcher, False
+        self._watch = workers.EarlyEnds(launcher.pid, watched, notes, self._end) if watched > 1 else None
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
+
+    def _end(self, ended: list[int], waiting: list[int]) -> None:
+        self.is_told = True
+        _say(
+            f"{_ranks(ended)} ended without init() of mykv, and {_ranks(waiting)} waited there for all workers. The "
+            "job is ended. All workers must call init(): look for a return, a sys.exit() or an import that ends the "
+            "script."
+        )
+        self._launcher.send_signal(signal.SIGTERM)
+
+
+def _ranks(numbers: list[int]) -> str:
+    """Ranks in a sentence, at most the first ten."""
+    more = f" and {len(numbers) - 10} others" if len(numbers) > 10 else ""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers[:10])) + more
 
 
 def _first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
@@ -232,7 +268,10 @@ def _first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) ->
 
 @contextlib.contextmanager
 def _passing_on_signals(process: subprocess.Popen) -> Iterator[None]:
-    """SIGTERM and SIGHUP go to the launcher, which ends its workers; Ctrl-C in a terminal reaches it by itself."""
+    """SIGTERM and SIGHUP go to the launcher, which ends its workers; Ctrl-C in a terminal reaches it by itself.
+
+    SIGQUIT would end the launcher alone, so the launcher gets SIGTERM.
+    """
 
     def pass_on(number: int, _frame: object) -> None:
         process.send_signal(number)
@@ -241,7 +280,10 @@ def _passing_on_signals(process: subprocess.Popen) -> Iterator[None]:
         if not _is_terminal(sys.stdin):
             process.send_signal(signal.SIGINT)
 
-    handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: wait_on}
+    def end(_number: int, _frame: object) -> None:
+        process.send_signal(signal.SIGTERM)
+
+    handlers = {signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: wait_on, signal.SIGQUIT: end}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

@@ -25,6 +25,7 @@ from . import (
     failure_detector,
     gpu_libraries,
     launch_checks,
+    launcher_watch,
     log_prefix,
     mpi,
     mpi_settings,
@@ -166,6 +167,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
             follower.check_sets(process_sets)
         return
     worker_notes.tell_waits()
+    launcher_watch.begin()
     failure_detector.end()  # it still runs if join_again() has failed
     core_loader.load().begin_again()  # a rank that was lost before is not among the ranks of this init()
     _join(comm, read_settings=True)

@@ -23,6 +23,11 @@ def this_process() -> Identity:
         return ("", str(os.getpid())), os.getpid()
 
 
+def pidfd(pid: int) -> int:
+    """A descriptor that is readable when the process ends; negative, with ctypes.get_errno(), where there is none."""
+    return int(ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0))
+
+
 class Followed:
     """The processes on this machine among some processes, without this process.
 
@@ -44,7 +49,7 @@ class Followed:
                 self._follow(rank, pid)
 
     def _follow(self, rank: int, pid: int) -> None:
-        descriptor = ctypes.CDLL(None, use_errno=True).syscall(_SYS_PIDFD_OPEN, pid, 0)
+        descriptor = pidfd(pid)
         if descriptor >= 0:
             self._ranks[descriptor] = rank
             self._poll.register(descriptor, select.POLLIN)

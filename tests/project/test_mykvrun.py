@@ -19,7 +19,7 @@ import pytest
 from harness import launcher, several_hosts
 from harness.marks import long
 
-from mykvrun import commands, hosts, main, worker_notes
+from mykvrun import commands, hosts, main, worker_notes, workers
 from mykvrun.command_line import parse
 from mykvrun.errors import LaunchError
 from mykvrun.hosts import Host
@@ -542,9 +542,66 @@ def test_sigterm_ends_all_workers(tmp_path, script):
         process.kill()
 
 
+@pytest.mark.parametrize("name, whose", [("SIGKILL", "mykvrun"), ("SIGQUIT", "mykvrun"), ("SIGKILL", "launcher")])
+def test_workers_end_when_mykvrun_or_the_launcher_is_killed(tmp_path, name, whose):
+    program = "import time; print('here', flush=True); time.sleep(100)"
+    process = _start(tmp_path, "-n", "2", sys.executable, "-c", program)
+    try:
+        for _ in range(2):
+            assert process.stdout.readline() == "here\n"
+        below = _children_of(process.pid)
+        os.kill(process.pid if whose == "mykvrun" else below[0], getattr(signal, name))
+        process.communicate(timeout=30)
+        assert process.returncode != 0
+        _wait_for_the_end_of(below)
+    finally:
+        process.kill()
+
+
+_EARLY = """
+import os, sys, time
+from mykvrun import worker_notes
+
+rank = worker_notes.rank_in(os.environ)
+if rank == 1:
+    if sys.argv[1] == "finalize":
+        worker_notes.tell_end(0, "sys.exit(0)")
+        time.sleep(60)
+    os._exit(0)
+worker_notes.tell_waits()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "finalize"])
+def test_a_worker_that_ends_before_init_ends_the_job_in_which_others_wait(tmp_path, how):
+    """Those wait in MPI_Init; a worker whose script has initialized MPI itself may wait in MPI_Finalize."""
+    (tmp_path / "early.py").write_text(_EARLY)
+    code, _, stderr = _run(tmp_path, "-n", "3", str(tmp_path / "early.py"), how)
+    assert code == 1 and "rank 1 ended without init() of mykv, and ranks 0, 2 waited" in stderr, stderr
+    assert "failed first" not in stderr
+
+
+def test_workers_that_have_joined_may_end_while_others_go_on(tmp_path):
+    told = []
+    for rank in (0, 1):
+        (tmp_path / f"waits.{rank}").touch()
+    (tmp_path / "joined.0").touch()
+    (tmp_path / "joined.1").touch()
+    watch = workers.EarlyEnds(os.getpid(), 2, tmp_path, lambda *ranks: told.append(ranks))
+    watch._thread.join(10)
+    assert not watch._thread.is_alive() and not told
+    watch.close()
+
+
 def _wait_for_the_end_of(pids):
+    def is_alive(pid):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+        return False
+
     deadline = time.monotonic() + 20
-    while any(os.path.exists(f"/proc/{pid}") for pid in pids):
+    while any(map(is_alive, pids)):
         assert time.monotonic() < deadline, "workers live on"
         time.sleep(0.1)
 

@@ -1,0 +1,69 @@
+"""Ends this worker when its launcher has ended before it: killed, or lost with the terminal.
+
+The launcher, such as Open MPI's prterun or Hydra's proxy, ends the workers of its host when the job ends. If the
+launcher itself is killed, its workers would train on, and nobody would read what they write. A thread waits for the end
+of the launcher's process, by a pidfd. PR_SET_PDEATHSIG would not do: that signal comes when the thread ends that has
+started this process, and launchers may start workers from threads of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+
+from mykvrun import worker_notes
+
+from .process_watch import pidfd
+
+_ORDERLY_S = 1.0  # the launcher may just be ending this worker
+_HANDLERS_S = 5.0  # for a handler of SIGTERM
+
+_begun = False
+
+
+def begin() -> None:
+    """Watch the launcher from now on; a no-op without a launcher, in the second call, and without pidfds."""
+    global _begun
+    if _begun:
+        return
+    _begun = True
+    launcher = _launcher()
+    descriptor = -1 if launcher is None else pidfd(launcher)
+    if descriptor >= 0:
+        arguments = (launcher, descriptor, os.getpid())
+        threading.Thread(target=_watch, args=arguments, name="kvstore_plugin-launcher", daemon=True).start()
+
+
+def _launcher() -> int | None:
+    """The nearest process above this one that has no rank: there may be a shell or a profiler between."""
+    if worker_notes.rank_in(os.environ) is None:
+        return None
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError):  # another user's process, such as the daemon of Slurm: the launcher
+        while pid > 1 and worker_notes.rank_in(_environment_of(pid)) is not None:
+            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    return pid if pid > 1 else None
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(word.partition("=")[::2] for word in words)
+
+
+def _watch(launcher: int, descriptor: int, process: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    if not poll.poll(None)[0][1] & select.POLLIN:
+        return  # other code has closed the descriptor
+    time.sleep(_ORDERLY_S)
+    with contextlib.suppress(OSError):
+        text = f"mykv: the launcher (process {launcher}) has ended before its worker {process}, which ends now.\n"
+        os.write(2, text.encode())
+    os.kill(process, signal.SIGTERM)
+    time.sleep(_HANDLERS_S)
+    os.kill(process, signal.SIGKILL)
