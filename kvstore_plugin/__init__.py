@@ -139,6 +139,7 @@ try:
     from .compat import engine  # noqa: F401
     from .compat.devices import default_devices
     from .compat.errors import WorkersLost
+    from .coordination import circular_wait  # noqa: F401
     from .coordination.process_sets import add_process_set, remove_process_set
     from .elastic.run import run_elastic
     from .elastic.state import ElasticState

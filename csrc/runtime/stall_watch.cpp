@@ -73,8 +73,12 @@ std::string remedy(const std::vector<Waiting>& waiting) {
   };
   if (std::none_of(waiting.begin(), waiting.end(), has_late_ranks)) return "";
   return ". All ranks must make the same calls, none under `if rank() == 0:`, and have equally many batches; "
-         "MYKV_STALL_ABORT_S=600 makes such waits errors";
+         "such waits end after MYKV_STALL_ABORT_S (1800 s by default; 0: never)";
 }
+
+// Operations by which ranks find out whether they wait for each other (kvstore_plugin/coordination/circular_wait.py): a
+// rank that goes on ends them.
+bool is_of_watch(const Waiting& waiting) { return waiting.name.rfind("world/circle/", 0) == 0; }
 
 // Whether this is the lowest rank of the host, not counting the rank that keeps the table locked.
 bool speaks_of_lock(const TableLocked& locked, const World& world) {
@@ -105,7 +109,7 @@ void StallWatch::warn(Runtime& runtime, double seconds, std::vector<StallReport>
   const World& world = runtime.world();
   try {
     std::vector<Waiting> waiting = runtime.waiting(seconds, "");
-    const auto others_speak = [&](const Waiting& one) { return !speaks_of(one, world); };
+    const auto others_speak = [&](const Waiting& one) { return is_of_watch(one) || !speaks_of(one, world); };
     waiting.erase(std::remove_if(waiting.begin(), waiting.end(), others_speak), waiting.end());
     if (waiting.empty()) return;
     reports->push_back({false, all_sentences(waiting, world) + remedy(waiting)});
@@ -126,6 +130,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
   std::unordered_map<std::string, Cause> given_up;
   try {
     for (const Waiting& one : runtime.waiting(seconds, "")) {
+      if (is_of_watch(one)) continue;
       const Cause reason(
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit,
           ErrorCode::stalled, world.labels(culprits(one)));

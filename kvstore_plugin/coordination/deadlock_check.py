@@ -202,7 +202,12 @@ def _begins_later(thread: int | None) -> bool:
 
 def _is_alone() -> bool:
     """Whether no other thread of the user can take the steps."""
-    return all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
+    return has_no_other_thread(threading.current_thread())
+
+
+def has_no_other_thread(thread: threading.Thread) -> bool:
+    """Whether a thread is the only one that can make calls for the user."""
+    return all(one.daemon or one is thread for one in threading.enumerate())
 
 
 def _reason(call: str, others: Sequence[int], what: str) -> str:

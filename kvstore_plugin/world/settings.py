@@ -14,7 +14,7 @@ MYKV_VIRTUAL_HOSTS     1          treat the ranks of one host as this many hosts
 MYKV_EXIT_WAIT_S       5          how long (seconds) a rank that exits waits for its own operations, twice at most
 MYKV_RESPAWN_WAIT_S    120        how long (seconds) workers wait for a new worker in the place of a dead one
 MYKV_STALL_WARN_S      60         operations that wait so long (seconds) for other ranks are logged; 0: never
-MYKV_STALL_ABORT_S     0          operations that wait so long (seconds) fail on all ranks; 0: never
+MYKV_STALL_ABORT_S     1800       operations that wait so long (seconds) fail on all ranks; 0: never
 MYKV_CHECKPOINT_WAIT_S 60         how long (seconds) workers wait for others that do not save or load with them
 MYKV_GPU               auto       arrays on GPUs go by nccl, by host (memory), or auto: by NCCL where it serves all
 MYKV_GPU_HOSTS         nccl       by NCCL they go over its own network between hosts; the only value
@@ -141,7 +141,7 @@ _TABLE = {
     "MYKV_EXIT_WAIT_S": _Setting(_seconds, 5.0),
     "MYKV_RESPAWN_WAIT_S": _Setting(_seconds, 120.0),
     "MYKV_STALL_WARN_S": _Setting(_seconds, 60.0),
-    "MYKV_STALL_ABORT_S": _Setting(_seconds, 0.0),
+    "MYKV_STALL_ABORT_S": _Setting(_seconds, 1800.0),
     "MYKV_CHECKPOINT_WAIT_S": _Setting(_seconds, 60.0),
     "MYKV_KERNELS": _Setting(_one_of("best", "avx512", "avx2", "generic"), "best"),
     "MYKV_TIMELINE": _Setting(_file, ""),

@@ -1,0 +1,272 @@
+"""Circular waits: workers that wait for each other in operations that MXNet's engine holds end with an error on all.
+
+A rank in `asnumpy()` or `waitall()` waits in MXNet's engine, where no code of this package runs. So each rank has a
+thread that looks once in a second whether the script stands in such a wait. After some seconds the thread tells the
+other ranks for which ranks each operation of this rank waits. If all ranks stand, they have all told each other, and
+compute the same: ranks of which every operation waits for another of these ranks can never go on.
+
+A rank that goes on takes its part back. All ranks tell twice, so that no rank decides by what was true before. Programs
+whose ranks do not wait for seconds exchange nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from ..compat.mxnet import mx
+from ..world import process, settings
+from ..world.process_set import joined
+from . import deadlock_check
+
+_log = logging.getLogger("kvstore_plugin")
+
+_SCOPE = "world/circle"  # csrc/runtime/stall_watch.cpp leaves these operations out of its messages
+_LOOK_EVERY_S = 1.0
+_PATIENCE_S = 4.0  # the script has stood so long when this rank tells the others
+_PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, as a thread that waits for other ranks does
+_POLL_S = 0.2
+_BYTES = 2048  # of what a rank tells
+_JOIN_S = 10.0
+
+# Functions that wait in the engine or in the core, by the last part of their files' names.
+_WAITS = {
+    os.path.join("mxnet", "ndarray", "ndarray.py"): {"asnumpy", "wait_to_read", "wait_to_write", "waitall"},
+    os.path.join("mxnet", "ndarray", "utils.py"): {"save"},
+    os.path.join("world", "process.py"): {"wait"},
+}
+_CUSTOM = os.path.join("mxnet", "operator.py")
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+_thread: threading.Thread | None = None
+_ended = threading.Event()
+
+
+class _Left(Exception):
+    """This rank leaves, or another rank has left."""
+
+
+class _Watch(process.Follower):
+    def joined(self, core: Any) -> None:
+        global _thread
+        if core.size() == 1:
+            return
+        _ended.clear()
+        _thread = threading.Thread(target=_run, args=(core,), name="kvstore_plugin-circular-waits", daemon=True)
+        _thread.start()
+
+    def leaving(self) -> None:
+        """Stop before Python exits, since a thread that returns from the core then ends the process."""
+        global _thread
+        if _thread is not None:
+            _ended.set()
+            _thread.join(_JOIN_S)
+            _thread = None
+
+
+process.follow(_Watch())
+
+
+def _run(core: Any) -> None:
+    stands = _Stands()
+    try:
+        while not _ended.wait(_LOOK_EVERY_S):
+            if stands.look() < _patience():
+                continue
+            state = _state(stands)
+            if state is None:
+                continue
+            met = _tell(core, f"{_SCOPE}/first", state, lambda: stands.look() == 0)
+            if met is None:
+                continue
+            # All ranks stood when they told. What is true now counts.
+            now = _tell(core, f"{_SCOPE}/second", _state(stands) if stands.look() else None, lambda: False)
+            if now is not None:
+                _end_circle(core, now)
+    except (_Left, RuntimeError, ValueError):  # the core was shut down, or its table is unusable
+        pass
+
+
+def _patience() -> float:
+    return _PATIENCE_WITH_GPU_S if mx.context.num_gpus() else _PATIENCE_S
+
+
+class _Stands:
+    """How long the main thread has stood in one wait."""
+
+    def __init__(self) -> None:
+        self._place: Any = None
+        self._since = 0.0
+
+    def look(self) -> float:
+        """For how many seconds the main thread has stood in the present wait; 0: it does not wait."""
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        while frame is not None and not _is_wait(frame.f_code) and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back  # within the wait of this package, which looks for signals and deadlocks
+        place = (id(frame), id(frame.f_back)) if frame is not None and _is_wait(frame.f_code) else None
+        if place is None or place != self._place:
+            self._place, self._since = place, time.monotonic()
+            return 0.0
+        return time.monotonic() - self._since
+
+
+def _is_wait(code: Any) -> bool:
+    return any(code.co_filename.endswith(path) and code.co_name in names for path, names in _WAITS.items())
+
+
+def _state(stands: _Stands) -> dict[str, Any] | None:
+    """What this rank tells: for which ranks its operations wait, and where its script stands. None: it may go on."""
+    if not deadlock_check.has_no_other_thread(threading.main_thread()) or _runs_custom_operator() or not _is_idle():
+        return None
+    waits: list[tuple[str, list[int]]] = []
+    for one in joined():
+        waits += [
+            (name, sorted(missing)) for name, _, missing, _ in one._core.waiting("", 0.0) if not name.startswith(_SCOPE)
+        ]
+    if not waits:
+        return None
+    return {
+        "name": waits[0][0],
+        "waits": [list(one) for one in sorted({tuple(ranks) for _, ranks in waits})],
+        "first": waits[0][1],
+        "where": _place_in_script(),
+    }
+
+
+def _runs_custom_operator() -> bool:
+    """Whether a thread of MXNet's engine runs an operator written in Python that does not wait for other ranks."""
+    for frame in sys._current_frames().values():
+        waits = False
+        while frame is not None:
+            waits = waits or _is_wait(frame.f_code)
+            if frame.f_code.co_filename.endswith(_CUSTOM) and not waits:
+                return True
+            frame = frame.f_back
+    return False
+
+
+def _is_idle() -> bool:
+    """Whether no other thread of this process computes, reads a disk or waits for its turn on a core."""
+    own = str(threading.get_native_id())
+    busy = 0
+    for _ in range(5):
+        for thread in os.listdir("/proc/self/task"):
+            # Suppressed: the thread has ended.
+            with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/stat") as file:
+                busy += thread != own and file.read().rsplit(")", 1)[1].split()[0] in "RD"
+        time.sleep(0.05)
+    return busy <= 1
+
+
+def _place_in_script() -> str:
+    """The innermost line of the main thread that is neither MXNet's nor this package's."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    inside = (os.path.dirname(os.path.abspath(mx.__file__)) + os.sep, _PACKAGE)
+    while frame is not None:
+        path = os.path.abspath(frame.f_code.co_filename)
+        if not path.startswith(inside) and os.path.exists(path):
+            return f"{os.path.basename(path)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _tell(
+    core: Any, name: str, state: dict[str, Any] | None, goes_on: Callable[[], bool]
+) -> list[dict[str, Any] | None] | None:
+    """What all ranks tell; None if a rank went on before all had told."""
+    text = json.dumps(state).encode()
+    if len(text) > _BYTES:
+        text = b"null"
+    rows = np.zeros((core.size(), _BYTES // 8), dtype=np.int64)
+    rows.view(np.uint8)[core.rank(), : len(text)] = np.frombuffer(text, dtype=np.uint8)
+    while True:
+        result = np.empty_like(rows)
+        work = core.submit_allreduce(name, [rows], [result], label=name)
+        try:
+            _wait(core, name, work, goes_on)
+        except RuntimeError as error:
+            code, ranks = getattr(error, "code", ""), getattr(error, "ranks", ())
+            if code != "given_up":
+                raise _Left from None
+            if core.rank() in ranks and not goes_on():
+                continue  # the call was given up before this rank came: the next turn
+            return None
+        return [json.loads(bytes(row).rstrip(b"\0").decode()) for row in result.view(np.uint8)]
+
+
+def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
+    while not work.wait(_POLL_S):
+        if _ended.is_set():
+            process.keep(work)
+            raise _Left
+        if goes_on():
+            missing = sorted({rank for one in core.waiting(name) for rank in one[2]})
+            if missing:
+                core.give_up(name, f"rank {core.rank()} goes on", code="given_up", ranks=missing)
+
+
+def _end_circle(core: Any, states: Sequence[dict[str, Any] | None]) -> None:
+    circle = in_circle([None if one is None else one["waits"] for one in states])
+    if not circle:
+        return
+    halves = "; ".join(_half(rank, states[rank]) for rank in circle[:8])
+    more = f"; {len(circle) - 8} more ranks too" if len(circle) > 8 else ""
+    text = (
+        f"{halves}{more}: they wait for each other. Make the same calls on all workers, none under `if rank() == 0:`, "
+        "and give all workers equally many batches, or put `with join(trainer):` around the training loop"
+    )
+    _log.warning("%s.", text)
+    if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
+        return
+    for one in joined():
+        for name, _, missing, _ in one._core.waiting("", 0.0):
+            if not name.startswith(_SCOPE) and set(missing).intersection(circle):
+                one._core.give_up(name, text, code="deadlock", ranks=circle)
+
+
+def in_circle(waits: Sequence[Sequence[Sequence[int]] | None]) -> list[int]:
+    """The ranks that can never go on.
+
+    Parameters
+    ----------
+    waits : sequence
+        For each rank the ranks that each of its operations waits for; None for a rank that may go on by itself.
+
+    Returns
+    -------
+    list of int
+        The largest set of ranks of which each operation waits for a rank of the set.
+    """
+    stuck = {rank for rank, one in enumerate(waits) if one}
+    while True:
+        free = {rank for rank in stuck if not all(stuck.intersection(missing) for missing in waits[rank])}
+        if not free:
+            return sorted(stuck)
+        stuck -= free
+
+
+def _half(rank: int, state: dict[str, Any]) -> str:
+    others = state["first"]
+    whom = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others[:8]))}"
+    where = f" at {state['where']}" if state["where"] else ""
+    return f"rank {rank} waits in {_called(state['name'])} for {whom}{where}"
+
+
+def _called(name: str) -> str:
+    """The user's call for the name of an operation."""
+    scope, _, rest = name.partition("/")
+    if rest.startswith("call/"):
+        return f"the operation {rest[5:]!r}"
+    if rest == "waiting":
+        return "a call that waits for all workers"
+    if rest == "unnamed":
+        return "an operation without a name"
+    return f"step() of {scope}" if "trainer" in scope else name

@@ -1,0 +1,75 @@
+"""Workers that wait for each other in operations of MXNet's engine: an error on all in seconds, with both halves."""
+
+from __future__ import annotations
+
+import time
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import MXNetError, array, clear_errors, dense_network, mx
+from kvstore_plugin.coordination.circular_wait import in_circle
+from mxnet import autograd
+
+_LIMIT = 40.0  # seconds; found after some six on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("waits", "circle"),
+    [
+        ([[[1]], [[0]]], [0, 1]),
+        ([[[1]], None], []),  # rank 1 may go on
+        ([[[1]], [[0], []]], []),  # an operation of rank 1 has all ranks
+        ([[[1], [2]], [[0]], [[0]]], [0, 1, 2]),
+        ([[[1], [2]], [[0]], None], []),  # rank 2 may come to rank 0's second operation
+        ([[[1]], [[0]], None], [0, 1]),
+        ([[[1, 2]], [[0]], None], [0, 1]),  # rank 1 never comes, whatever rank 2 does
+        ([[[1]], [[2]], [[0]]], [0, 1, 2]),
+        ([None, None], []),
+    ],
+)
+def test_who_can_never_go_on(waits, circle):
+    assert in_circle(waits) == circle
+
+
+def _step(net, trainer, rank):
+    with autograd.record():
+        loss = (net(array(np.random.RandomState(rank).rand(4, 6).astype("float32"))) ** 2).mean()
+    loss.backward()
+    trainer.step(4)
+    return loss
+
+
+@pytest.mark.ranks(2, timeout=150)
+@pytest.mark.parametrize("how", ["rank 0 alone", "fewer batches"])
+def test_both_ranks_get_both_halves_and_the_next_call_works(how, rank, gather):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd")
+    loss = _step(net, trainer, rank)
+    mx.nd.waitall()
+    began = time.monotonic()
+    halves = (
+        r"rank 0 waits in the operation 'loss' for rank 1 at test_circular_wait.py:\d+; "
+        r"rank 1 waits in step\(\) of trainer\d+ for rank 0 at test_circular_wait.py:\d+: they wait for each other"
+    )
+    with pytest.raises(MXNetError, match=halves):
+        if rank == 0:
+            mykv.allreduce(loss, name="loss").asnumpy()
+        else:
+            _step(net, trainer, rank)
+            if how == "fewer batches":
+                mykv.allreduce(net[0].weight.data().sum(), name="loss").asnumpy()
+            mx.nd.waitall()
+    assert time.monotonic() - began < _LIMIT
+    clear_errors()
+    gather("all have their error")
+
+
+@pytest.mark.ranks(2, timeout=150)
+def test_a_rank_that_is_late_or_computes_is_waited_for(rank, gather):
+    value = array(np.ones(3, "float32"))
+    for name in ("first", "second"):
+        if rank == 1:
+            time.sleep(8)
+        np.testing.assert_array_equal(mykv.allreduce(value, op=mykv.Sum, name=name).asnumpy(), 2)
+    gather("end")
