@@ -313,8 +313,19 @@ def memory_of_weight(array: NDArray) -> np.ndarray:
         The array carries an error.
     """
     # A pass pushes the change of the layout while it runs. This wait is for the pass; memory() waits for the change.
-    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
+    wait_to_write(array)
     return memory(array)
+
+
+def wait_to_write(array: NDArray) -> None:
+    """Wait until no operation reads or writes an array.
+
+    Raises
+    ------
+    MXNetError
+        The array carries an error.
+    """
+    mx.base.check_call(mx.base._LIB.MXNDArrayWaitToWrite(array.handle))
 
 
 def handles(arrays: Sequence[NDArray]) -> list[int]:

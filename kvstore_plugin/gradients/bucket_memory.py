@@ -1,24 +1,29 @@
 """Gradients in memory that the ranks can reduce in place: the host's shared memory, or a GPU's memory.
 
-A trainer gives its parameters gradient arrays that are views of buckets in such memory: it adopts the gradients. That
-must happen before the first backward that writes them: a network hybridized with static_alloc goes on writing to the
-arrays of its first backward, whatever the Parameter holds later. MXNet gives a Parameter its gradient arrays in few
-methods (first initialization, a new grad_req, reset_ctx, cast). This file patches these methods on the class, so that
-the new arrays are adopted at once. Gradients that are older than the trainer are adopted only if no backward has run
-since they were made; the other gradients are reduced by copying.
+A trainer gives its parameters gradient arrays that are views of buckets in such memory: it adopts the gradients. What
+still holds an old gradient array would go on reading and writing the old memory: an array that the program keeps, a
+recorded graph whose backward comes later, a network hybridized with static_alloc, which writes to the arrays of its
+first backward. So a gradient is adopted only if nothing else holds it; the other gradients are reduced by copying.
+
+MXNet gives a Parameter its gradient arrays in few methods (first initialization, a new grad_req, reset_ctx, cast). This
+file patches these methods on the class, so that the new arrays are adopted at once.
+
+Whether a gradient can be adopted is known to its rank alone. So nothing that ranks do together may depend on it: a
+trainer asks the other ranks after every change, and where their layouts differ all gradients are copied.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import weakref
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from ..compat import patches
-from ..compat.arrays import DTYPES
+from ..compat import patches, references
+from ..compat.arrays import DTYPES, wait_to_write
 from ..compat.mxnet import NDArray, Parameter, autograd, view_of_device_memory, view_of_memory
 from ..world import process
 from ..world.process_set import ProcessSet
@@ -32,40 +37,62 @@ _ALIGNMENT = 64
 _log = logging.getLogger("kvstore_plugin")
 
 # Why gradients that are older than the trainer are not adopted, and what to do.
-_WRITTEN = "a backward has run since they were made"
-_UNSEEN = "they were made before the import of kvstore_plugin, or by a copy of the network"
+_KEPT = "something else holds their arrays"
+_RECORDED = "a recorded forward pass uses their parameters"
+_DETACHED = "a copy of a network does not attach them to its parameters"
+_UNKNOWN = "this build of MXNet does not show what holds their arrays"
 _CURES = {
-    _WRITTEN: "Make the trainer before the first backward, and after the last init().",
-    _UNSEEN: "Write `import kvstore_plugin` at the top of the program, before the network is initialized, and all are "
-    "reduced in place.",
+    _KEPT: "Fetch gradients where they are used, or after the trainer is made; make the trainer of a network that is "
+    "hybridized with static_alloc before its first backward, and after the last init().",
+    _RECORDED: "Make the trainer before autograd.record(); a pass that is not recorded gives a network its shapes.",
+    _DETACHED: "Initialize the copy, with force_reinit=True, or set its parameters' grad_req, before the trainer is "
+    "made.",
+    _UNKNOWN: "Make the trainer before the parameters are initialized.",
 }
 
-_backwards = 0  # how often backward has run in this process
-_born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _backwards when it got its gradient arrays
+_recordings = 0  # how often this process has begun to record
+_born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _recordings when it got its gradient arrays
 _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
+_places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its Places so far
+
+
+class Place(NamedTuple):
+    """A view of a bucket that is or was a Parameter's gradient."""
+
+    bucket: Bucket
+    parameter: Any  # a weak reference
+    begin: int  # bytes
+    view: NDArray
+
+    def is_current(self) -> bool:
+        """Whether the Parameter has this gradient array now."""
+        parameter = self.parameter()
+        return parameter is not None and bool(parameter._grad) and parameter._grad[0] is self.view
 
 
 class Bucket:
     """Gradients of one dtype on one device, side by side, reduced by one operation. Subclasses own the memory."""
 
-    def __init__(self, dtype: np.dtype, capacity: int) -> None:
+    def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
+        self.process_set = process_set
         self.dtype = dtype
         self.capacity = capacity  # bytes
         self.used = 0  # bytes
-        self.members: list[tuple[Parameter, int, NDArray]] = []  # each with its offset in bytes and its view
+        self.members: list[Place] = []
 
-    def add(self, parameter: Parameter, gradient: NDArray) -> NDArray:
+    def add(self, parameter: Parameter, gradient: NDArray) -> Place:
         """A view for the gradient, with its shape, dtype and values."""
         begin = self.used
         self.used += _aligned(gradient.size * self.dtype.itemsize)
         view = self._view(begin, gradient)
         view[:] = gradient
-        self.members.append((parameter, begin, view))
-        return view
+        place = Place(self, weakref.ref(parameter), begin, view)
+        self.members.append(place)
+        return place
 
-    def live(self) -> list[tuple[Parameter, int, NDArray]]:
-        """Members whose Parameter still has this gradient array; the memory of the other members is unused."""
-        return [member for member in self.members if member[0]._grad is not None and member[0]._grad[0] is member[2]]
+    def live(self) -> list[Place]:
+        """The members whose Parameter still has this gradient array; the memory of the other members is unused."""
+        return [place for place in self.members if place.is_current()]
 
     @property
     def attached(self) -> bool:
@@ -85,7 +112,7 @@ class SharedBucket(Bucket):
     """In the shared memory of a process set."""
 
     def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int) -> None:
-        super().__init__(dtype, capacity)
+        super().__init__(process_set, dtype, capacity)
         self._buffer = process_set._core.reserve(capacity)
 
     @property
@@ -106,8 +133,7 @@ class DeviceBucket(Bucket):
     """In the memory of a GPU."""
 
     def __init__(self, process_set: ProcessSet, dtype: np.dtype, capacity: int, device: int) -> None:
-        super().__init__(dtype, capacity)
-        self._process_set = process_set
+        super().__init__(process_set, dtype, capacity)
         self._generation = process.generation
         self._group = process_set._core if process_set._core is not process.core else process.core.world()
         self._memory = process.core.GpuMemory(device, capacity)
@@ -130,7 +156,7 @@ def renew(parameters: Iterable[Parameter]) -> None:
     """Let the gradients of Parameters be adopted again. The caller ensures that no earlier graph writes to them."""
     for parameter in parameters:
         if parameter._grad is not None:
-            _born[parameter] = _backwards
+            _born[parameter] = _recordings
 
 
 class GradientMemory:
@@ -148,11 +174,10 @@ class GradientMemory:
     def __init__(self, process_set: ProcessSet, bucket_bytes: int) -> None:
         self._process_set = process_set
         self.bucket_bytes = bucket_bytes
-        self._group_of: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: number of its group
+        self._generation = process.generation
+        self._group_of: dict[Parameter, int | None] = {}  # in the order of the network
         self._filling: dict[tuple, Bucket] = {}  # by group, dtype and GPU
-        self.buckets: list[Bucket] = []
-        self._views: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its views so far
-        self._late: list[tuple[Parameter, str]] = []  # Parameters with gradients that are too old, and why they are
+        self._late: dict[Parameter, str] = {}  # Parameters whose gradients could not be adopted, and why
 
     def own(self, parameters: Sequence[tuple[Parameter, int | None]]) -> None:
         """Adopt the gradients that Parameters have now, and every gradient array that they get later.
@@ -162,26 +187,33 @@ class GradientMemory:
         parameters : sequence of (Parameter, int or None)
             In the order of their gradients in the buckets; each with the number of its group, or None without groups.
         """
-        if not self.bucket_bytes:
-            return
-        free = [(parameter, group) for parameter, group in parameters if _owner(parameter) is None]
-        self._group_of.update((parameter, group) for parameter, group in free if group is not None)
-        for parameter, _ in free:
-            self._own(parameter)
+        self._group_of = dict(parameters)
+        kept = {id(place.view) for places in self.in_place(self._group_of).values() for place in places}
+        for parameter in self._group_of:
+            _owners[parameter] = weakref.ref(self)  # the newest trainer adopts what comes
+        present = [parameter for parameter in self._group_of if parameter._grad]
+        moving = [one for one in present if self._adoptable(one) and id(one._grad[0]) not in kept]
+        self._late = _reasons_against(moving) if self.bucket_bytes else {}
+        for parameter in moving if self.bucket_bytes else ():
+            if parameter not in self._late:
+                self._move(parameter)
+        for parameter in present:  # new lists in any case: other trainers look again, on all ranks alike
+            parameter._grad = list(parameter._grad)
 
-    def _own(self, parameter: Parameter) -> None:
-        _owners[parameter] = weakref.ref(self)
-        if parameter._grad is None:
-            return
-        if _born.get(parameter) == _backwards:
-            self.adopt(parameter)
-        elif self._adoptable(parameter):
-            self._late.append((parameter, _WRITTEN if parameter in _born else _UNSEEN))
+    def _move(self, parameter: Parameter) -> None:
+        """Adopt the gradient that a Parameter has had before, with its values. No earlier view is used any more."""
+        held, fresh = parameter._grad, parameter._data[0]._fresh_grad
+        earlier = _places.pop(parameter, [])
+        self.adopt(parameter)
+        parameter._data[0]._fresh_grad = fresh
+        held[0] = parameter._grad[0]  # the program may hold the list
+        for place in earlier:
+            place.bucket.members.remove(place)
 
     def warn_of_copies(self, whose: str, of: int) -> None:
         """Log a warning on rank 0 about gradients that own() could not adopt, of `of` parameters of a trainer."""
         for why, cure in _CURES.items():
-            late = sum(reason == why for _, reason in self._late)
+            late = sum(reason == why for reason in self._late.values())
             if late and self._process_set.rank() == 0:
                 _log.warning(
                     "The gradients of %d of the %d parameters of %s are reduced by copying, which is slower, since "
@@ -195,17 +227,17 @@ class GradientMemory:
 
     def adopt(self, parameter: Parameter) -> None:
         """Give the Parameter a gradient array in a bucket, with the values of its present gradient array."""
-        if not self._adoptable(parameter):
+        if not self.bucket_bytes or not self._adoptable(parameter):
             return
         gradient = parameter._grad[0]
         dtype = np.dtype(gradient.dtype)
-        view = self._earlier_view(parameter, gradient)
-        if view is None:
+        place = self._earlier_place(parameter, gradient)
+        if place is None:
             nbytes = _aligned(gradient.size * dtype.itemsize)
             bucket = self._bucket_for(self._group_of.get(parameter), dtype, _gpu_of(gradient), nbytes)
-            view = bucket.add(parameter, gradient)
-            self._views.setdefault(parameter, []).append(view)
-        parameter._grad = [view]
+            place = bucket.add(parameter, gradient)
+            _places.setdefault(parameter, []).append(place)
+        parameter._grad = [place.view]
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
     def release(self) -> None:
@@ -213,36 +245,65 @@ class GradientMemory:
         for parameter in [one for one, owner in _owners.items() if owner() is self]:
             del _owners[parameter]
 
-    def why_copied(self, parameter: Parameter) -> str | None:
-        """Why the Parameter's present gradient is reduced by copying; None if it lies in a bucket."""
-        gradients = parameter._grad
-        if len(gradients) == 1 and any(view is gradients[0] for view in self._views.get(parameter, ())):
-            return None
+    def reasons_for_copies(self, parameters: Sequence[Parameter]) -> list[str | None]:
+        """Why the present gradient of each Parameter is reduced by copying; None if it is reduced in place."""
+        places = [place for members in self.in_place(parameters).values() for place in members]
+        in_buckets = {place.parameter() for place in places}
+        return [None if one in in_buckets else self._why_copied(one) for one in parameters]
+
+    def _why_copied(self, parameter: Parameter) -> str:
+        gradients, place = parameter._grad, _place_of(parameter)
         if not self.bucket_bytes:
             return "the trainer has no buckets (bucket_bytes=0)"
         if len(gradients) > 1:
             return "the gradient is on several devices"
         if not self._adoptable(parameter):
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
-        reasons = (reason for one, reason in self._late if one is parameter)
-        return next(reasons, "another trainer has the parameter in its buckets")
+        if place is not None and place.bucket.attached:
+            return "it lies in a bucket with gradients of another trainer"
+        return self._late.get(parameter, "the trainer was made before the last init()")
+
+    def in_place(self, parameters: Iterable[Parameter]) -> dict[Bucket, list[Place]]:
+        """The buckets that the trainer can reduce in place, if these are the Parameters that it reduces now.
+
+        An operation reduces a whole bucket. So all gradients in it must be of these Parameters, and of one group. An
+        earlier trainer may have made the bucket.
+
+        Parameters
+        ----------
+        parameters : iterable of Parameter
+            In the order of the network, from which the order of the buckets follows.
+        """
+        group_of = {one: self._group_of.get(one) for one in parameters}
+        found: dict[Bucket, list[Place]] = {}
+        for parameter in group_of if self.bucket_bytes and self.attached() else ():
+            place = _place_of(parameter)
+            if place is not None and place.bucket not in found:
+                found[place.bucket] = place.bucket.live()
+        return {bucket: places for bucket, places in found.items() if self._is_usable(bucket, places, group_of)}
+
+    def _is_usable(self, bucket: Bucket, places: Sequence[Place], group_of: Mapping[Parameter, int | None]) -> bool:
+        members = [place.parameter() for place in places]
+        is_here = bucket.process_set is self._process_set and bucket.attached
+        return is_here and all(one in group_of for one in members) and len({group_of[one] for one in members}) == 1
 
     def attached(self) -> bool:
-        """Whether the buckets belong to the running core, and not to a core that was shut down."""
-        if not process.is_initialized() or not self._process_set.included():
-            return False
-        return all(bucket.attached for bucket in self.buckets)
+        """Whether new buckets would belong to the core that the trainer uses, and not to a later core."""
+        is_included = process.is_initialized() and self._process_set.included()
+        return is_included and self._generation == process.generation
 
-    def _earlier_view(self, parameter: Parameter, gradient: NDArray) -> NDArray | None:
-        """An earlier view of the Parameter that fits the gradient, with the new values; None if no view fits.
+    def _earlier_place(self, parameter: Parameter, gradient: NDArray) -> Place | None:
+        """An earlier place of the Parameter that fits the gradient, with the new values; None if no place fits.
 
         A network hybridized with static_alloc may still write to the old array, so the Parameter gets it back.
         """
-        for view in self._views.get(parameter, ()):
+        for place in _places.get(parameter, ()):
+            view = place.view
             alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
-            if alike and _gpu_of(view) == _gpu_of(gradient):
+            is_here = place.bucket.process_set is self._process_set and place.bucket.attached
+            if alike and is_here and _gpu_of(view) == _gpu_of(gradient):
                 view[:] = gradient
-                return view
+                return place
         return None
 
     def _bucket_for(self, group: int | None, dtype: np.dtype, gpu: int | None, nbytes: int) -> Bucket:
@@ -254,7 +315,6 @@ class GradientMemory:
             else:
                 bucket = DeviceBucket(self._process_set, dtype, capacity, gpu)
             self._filling[group, dtype, gpu] = bucket
-            self.buckets.append(bucket)
         return bucket
 
     def _group_bytes(self, group: int, dtype: np.dtype) -> int:
@@ -263,7 +323,7 @@ class GradientMemory:
         shapes = [
             parameter.shape
             for parameter in members
-            if _dtype_name(parameter.dtype) == dtype.name and parameter not in self._views
+            if _dtype_name(parameter.dtype) == dtype.name and _place_of(parameter) is None
         ]
         known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
         needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)
@@ -307,11 +367,50 @@ def _owner(parameter: Parameter) -> GradientMemory | None:
     return reference() if reference is not None else None
 
 
+def _place_of(parameter: Parameter) -> Place | None:
+    """Where the Parameter's present gradient lies, if it lies in a bucket."""
+    if not parameter._grad or len(parameter._grad) > 1:
+        return None
+    return next((place for place in _places.get(parameter, ()) if place.view is parameter._grad[0]), None)
+
+
+def _reasons_against(parameters: Sequence[Parameter]) -> dict[Parameter, str]:
+    """Why the gradients of some of the Parameters cannot get other memory: what still holds the old memory."""
+    if not parameters:
+        return {}
+    if not references.are_known():
+        return dict.fromkeys(parameters, _UNKNOWN)
+    held = [parameter for parameter in parameters if _reason_against(parameter)]
+    for parameter in held:  # perhaps by operations that have not ended; no name here may hold an array itself
+        wait_to_write(parameter._data[0])
+        wait_to_write(parameter._grad[0])
+    references.settle(lambda: not any(map(_reason_against, held)))
+    reasons = {parameter: _reason_against(parameter) for parameter in held}
+    return {parameter: reason for parameter, reason in reasons.items() if reason}
+
+
+def _reason_against(parameter: Parameter) -> str | None:
+    graphs = references.of_variable(parameter._data[0])
+    if not graphs:
+        return _DETACHED
+    if references.of_memory(parameter._grad[0]) > references.of_a_gradient() or _is_kept(parameter):
+        return _KEPT
+    # A network with static_shape refers to its parameters from the first pass on, recorded or not.
+    return _RECORDED if graphs > 1 and _born.get(parameter) != _recordings else None
+
+
+def _is_kept(parameter: Parameter) -> bool:
+    """Whether Python has other references to the gradient array than the Parameter's and ours."""
+    gradient = parameter._grad[0]
+    ours = 3 + (_place_of(parameter) is not None)  # the list, `gradient`, the argument; and its Place
+    return sys.getrefcount(gradient) > ours
+
+
 @patches.replaces(
     "gluon.Parameter._init_grad",
     "gluon.Parameter.cast",
-    why="Parameters get gradient arrays before a trainer is made. Only arrays that no backward has written can move to "
-    "memory that the ranks share.",
+    why="Parameters get gradient arrays at many moments, and only arrays that nothing else holds can move to memory "
+    "that the ranks share.",
     does="Notes when the arrays were made. Those of a trainer's Parameter become views of its buckets.",
     undone_by="nothing",
 )
@@ -319,7 +418,7 @@ def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: A
     before = self._grad
     result = original(self, *args, **kwargs)
     if self._grad is not None and self._grad is not before:
-        _born[self] = _backwards
+        _born[self] = None if autograd.is_recording() else _recordings
         owner = _owner(self)
         if owner is not None and owner.attached():
             owner.adopt(self)
@@ -327,13 +426,18 @@ def _make_gradients(original: Callable, self: Parameter, *args: Any, **kwargs: A
 
 
 @patches.replaces(
-    "base._LIB.MXAutogradBackwardEx",
-    why="Backward may run before a trainer is made. All of MXNet's Python calls this function, also an "
-    "`autograd.backward` that a program has imported before this package.",
-    does="Counts how often backward has written gradients of Parameters.",
+    "base._LIB.MXAutogradSetIsRecording",
+    why="A graph that was recorded before a trainer is made writes to the gradient arrays of that time. All of MXNet's "
+    "Python calls this function.",
+    does="Counts how often the process has begun to record.",
     undone_by="nothing",
+    makes=True,
 )
-def _backward(original: Callable, count: Any, outputs: Any, gradients: Any, variables: Any, *others: Any) -> int:
-    global _backwards
-    _backwards += not getattr(variables, "value", variables)  # autograd.grad() passes variables, and writes new arrays
-    return original(count, outputs, gradients, variables, *others)
+def _set_recording(original: Callable) -> Callable:
+    def set_recording(is_recording: Any, previous: Any) -> int:
+        global _recordings
+        if getattr(is_recording, "value", is_recording):
+            _recordings += 1
+        return original(is_recording, previous)
+
+    return set_recording

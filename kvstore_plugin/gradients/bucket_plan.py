@@ -189,17 +189,12 @@ def copied(scope: str, reduction: Reduction, active: Sequence[Slot]) -> list[Ope
 def _bucket_operations(
     scope: str, reduction: Reduction, memory: GradientMemory, active: Sequence[Slot]
 ) -> list[Operation]:
-    """One operation for each bucket that holds gradients."""
-    if not memory.attached():
-        return []
-    slots = {id(slot.parameter): slot for slot in active}
+    """One operation for each bucket that holds gradients of this trainer alone."""
+    slots = {slot.parameter: slot for slot in sorted(active, key=lambda slot: -slot.priority)}
     operations = []
-    for number, bucket in enumerate(memory.buckets):
-        members = [
-            (slots[id(parameter)], begin, view) for parameter, begin, view in bucket.live() if id(parameter) in slots
-        ]
-        if members:
-            operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, members))
+    for number, (bucket, places) in enumerate(memory.in_place(slots).items()):
+        members = [(slots[place.parameter()], place.begin, place.view) for place in places]
+        operations.append(_in_place(f"{scope}/bucket{number}", reduction, bucket, members))
     return operations
 
 

@@ -12,6 +12,7 @@ core sees that the two calls do not match, and all ranks get an error. The stale
 
 from __future__ import annotations
 
+import collections
 import logging
 import operator
 import weakref
@@ -25,6 +26,7 @@ from ..coordination import agreement, step_marks
 from ..parameters import load_tracking, placement, trainer_state
 from ..parameters.naming import Named, described_within
 from ..sharded_optimizer.optimizer import ShardedUpdate
+from ..world import process
 from ..world.process_set import ProcessSet
 from . import bucket_plan
 from .bucket_memory import GradientMemory
@@ -38,7 +40,7 @@ _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
 _log = logging.getLogger("kvstore_plugin")
 
-_LAYOUTS_DIFFER = "the workers have initialized parameters in different orders or on different devices"
+_LAYOUTS_DIFFER = "gradients lie in other places on another worker"
 
 living: weakref.WeakSet[DenseReducer] = weakref.WeakSet()  # for the statistics
 
@@ -83,7 +85,7 @@ class DenseReducer(SharedReducer):
         self._compares = Comparing.NOTHING  # after the last allreduce()
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation
-        self._proposed: list[str] = []  # the operations that this rank proposed last
+        self._generation = process.generation  # at the last look
         self._copies_all = False  # the ranks' proposals differ
         self._pushed: set[int] = set()  # ids of the operations of the last step
         self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
@@ -131,20 +133,16 @@ class DenseReducer(SharedReducer):
 
     def described(self) -> dict[str, Any]:
         """How the gradients are reduced, for the statistics; see training/statistics.py."""
-        copied: dict[str, int] = {}
-        adopted = 0
-        for slot in self._slots:
-            if slot.parameter._grad is None:
-                continue
-            why = _LAYOUTS_DIFFER if self._copies_all else self._memory.why_copied(slot.parameter)
-            adopted += why is None
-            if why is not None:
-                copied[why] = copied.get(why, 0) + 1
+        slots = sorted(self._slots, key=lambda slot: -slot.priority)
+        reasons = self._memory.reasons_for_copies([one.parameter for one in slots if one.parameter._grad is not None])
+        if self._copies_all:
+            reasons = [why or _LAYOUTS_DIFFER for why in reasons]
+        copied = collections.Counter(why for why in reasons if why is not None)
         return {
             "name": self._scope,
             "process_set": self._process_set,
-            "adopted": adopted,
-            "copied": copied,
+            "adopted": reasons.count(None),
+            "copied": dict(copied),
             "bucket_bytes": [_bytes_of(operation) for operation in self._operations],
         }
 
@@ -154,7 +152,7 @@ class DenseReducer(SharedReducer):
 
     def _moved(self) -> bool:
         """Whether a parameter has other arrays than in the last step: after cast, reset_ctx, grad_req or first use."""
-        if not self._operations or not self._memory.attached():
+        if not self._operations or self._generation != process.generation:
             return True
         if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
             return True
@@ -196,7 +194,7 @@ class DenseReducer(SharedReducer):
         if compression != self._reduction.compression:
             self._reduction = self._reduction._replace(compression=compression)
             # All ranks compare their operations again in the next step.
-            self._seen, self._proposed = [self] * len(self._parameters), []  # sentinel: no gradient array
+            self._seen = [()] * len(self._parameters)  # sentinel: no list of gradient arrays
 
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
         self._pushed = {id(operation) for operation in operations}
@@ -368,21 +366,19 @@ class DenseReducer(SharedReducer):
         store_optimizer = self._reduction.store_optimizer
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = bucket_plan.propose(self._scope, self._reduction, self._memory, active)
-        proposed = [str(operation) for operation in operations]
-        if proposed != self._proposed or not proposed:
-            try:
-                self._agree(active, operations)
-            except Exception:
-                if new:
-                    store_optimizer.release(new)  # the other ranks have not given these keys owners
-                raise
-            self._proposed = proposed
+        try:
+            self._agree(active, operations)  # also if this rank proposes what it has proposed before: another may not
+        except Exception:
+            if new:
+                store_optimizer.release(new)  # the other ranks have not given these keys owners
+            raise
         if self._copies_all or self._is_alone_in_copies():
             operations = bucket_plan.copied(self._scope, self._reduction, active)
         if self._reduction.hook is not None:
             operations = [self._with_hook(one, number) for number, one in enumerate(operations)]
         self._operations = operations
         self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
+        self._generation = process.generation
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
 
@@ -401,9 +397,9 @@ class DenseReducer(SharedReducer):
         # Other shapes give an error that names the parameter, and their layout has no other reason.
         if self._copies_all and not knew and not fails and self._process_set.rank() == 0:
             _log.warning(
-                "All gradients of %s are reduced by copying, which is slower, since the workers have initialized its "
-                "parameters in different orders, or some on CPUs and some on GPUs. Initialize the parameters alike on "
-                "all workers.",
+                "All gradients of %s are reduced by copying, which is slower, since they lie in other places on some "
+                "workers. Either parameters were initialized in different orders, or some on CPUs and some on GPUs; or "
+                "some worker cannot move a gradient: kvstore_plugin.statistics()['trainers'] says there why.",
                 self._scope,
             )
 
@@ -449,7 +445,6 @@ class DenseReducer(SharedReducer):
             **super().__getstate__(),
             "_operations": [],
             "_fences": [],
-            "_proposed": [],
             "_copies_all": False,
             "_pushed": set(),
             "_hook_counts": {},

@@ -77,8 +77,7 @@ def test_stores_and_trainers_need_no_import(mpirun):
     """,
     )
     assert result.code == 0 and result.stdout.count("trained") == 2, result.text
-    why = "since they were made before the import of kvstore_plugin, or by a copy of the network. Write `import"
-    assert result.stderr.count("are reduced by copying") == result.stderr.count(why) == 1, result.text
+    assert "are reduced by copying" not in result.stderr, result.text
 
 
 def test_store_and_module_need_no_import(mpirun):

@@ -1,0 +1,264 @@
+"""Every way in which a gradient array that is older than its trainer can still be read or written.
+
+docs/architecture.md has the same list. Training must give what it gives with gradients that are copied, and
+statistics() says why a gradient was not adopted.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import kvstore_plugin as mykv
+import numpy as np
+import pytest
+from harness.support import IS_2, array, checksum, dense_network, mx, numbers, structure
+from kvstore_plugin.compat import references
+from kvstore_plugin.integrations import gluon_trainer
+from mxnet import autograd, gluon
+
+_BATCH = 4
+_STATIC = {"static_alloc": True, "static_shape": True}
+_HELD = "something else holds their arrays"
+_RECORDED = "a recorded forward pass uses their parameters"
+
+
+def _own(net, **options):
+    return mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **options)
+
+
+def _stock(net, on_store=False):
+    how = {"kvstore": "mykv", "update_on_kvstore": on_store}
+    return gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}, **how)
+
+
+_TRAINERS = {
+    "own": _own,
+    "own, on the store": lambda net: _own(net, update_on_kvstore=True),
+    "stock": _stock,
+    "stock, on the store": lambda net: _stock(net, True),
+}
+_each_trainer = pytest.mark.parametrize("make", _TRAINERS.values(), ids=_TRAINERS)
+
+
+def _loss(net, rank, step):
+    return (net(array(numbers(100 * step + rank, (_BATCH, 6)))) ** 2).sum()
+
+
+def _backward(net, rank, step):
+    with autograd.record():
+        loss = _loss(net, rank, step)
+    loss.backward()
+
+
+def _train(net, trainer, rank, steps):
+    for step in steps:
+        _backward(net, rank, step)
+        trainer.step(_BATCH)
+
+
+def _gradients(net):
+    return [parameter.grad() for parameter in structure(net).values()]
+
+
+def _described(trainer):
+    """How the gradients of a trainer are reduced: how many in place, and why others are not."""
+    own = isinstance(trainer, mykv.DistributedTrainer)
+    reduced = (trainer._gradients[0] if own else gluon_trainer._reducer_of(trainer)).described()
+    return reduced["adopted"], reduced["copied"]
+
+
+def _trained(make, steps, rank):
+    """The weights of a network that has trained from its first step on, without anything special."""
+    net = dense_network(seed=0)
+    _train(net, make(net), rank, steps)
+    return checksum(net)
+
+
+_ALIASES = {
+    "the object": lambda parameter: parameter.grad(),
+    "the list": lambda parameter: parameter.list_grad(),
+    "grad of the weight": lambda parameter: parameter.data().grad,
+    "a slice": lambda parameter: parameter.grad()[0:1],
+    "detach()": lambda parameter: parameter.grad().detach(),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("make", [_own, _stock], ids=["own", "stock"])
+def test_gradient_arrays_that_the_program_fetched_before(rank, make):
+    for what, alias in _ALIASES.items():
+        net = dense_network(seed=0)
+        held = [alias(parameter) for parameter in structure(net).values()]
+        trainer = make(net)
+        for step in range(2):
+            _backward(net, rank, step)
+            trainer.allreduce_grads()
+            for one, gradient in zip(held, _gradients(net)):
+                (one[0] if isinstance(one, list) else one)[:] = 0.25  # as clipping, through what was fetched first
+                assert (gradient[0] == 0.25).asnumpy().all(), what
+            trainer.update(_BATCH)
+        assert _described(trainer) == ((6, {}) if what == "the list" else (0, {_HELD: 6})), what
+
+
+@pytest.mark.ranks(2)
+@_each_trainer
+def test_a_forward_pass_recorded_before(rank, gather, make):
+    expected = _trained(make, range(3), rank)
+    for ignore_stale_grad in (False, True):
+        net = dense_network(seed=0)
+        with autograd.record():
+            loss = _loss(net, rank, 0)
+        trainer = make(net)
+        loss.backward()
+        trainer.step(_BATCH, ignore_stale_grad=ignore_stale_grad)
+        assert _described(trainer) == (0, {_RECORDED: 6})
+        _train(net, trainer, rank, range(1, 3))
+        assert set(gather(checksum(net))) == {expected}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", [None, {}, _STATIC], ids=["imperative", "hybridized", "static"])
+def test_passes_whose_graph_is_gone_hold_nothing(rank, form):
+    """An inference pass gives a network its shapes; a recorded pass may have been for its shapes too."""
+    net = dense_network(seed=0)
+    if form is not None:
+        net.hybridize(**form)
+    _loss(net, rank, 0)
+    if form is not _STATIC:
+        with autograd.record():
+            _loss(net, rank, 0)
+    trainer = _own(net)
+    assert _described(trainer) == (6, {})
+
+
+@pytest.mark.ranks(2)
+def test_a_gradient_keeps_its_value_and_its_mark_when_it_is_adopted_after_a_backward(rank, gather):
+    expected = _trained(_own, range(3), rank)
+    net = dense_network(seed=0)
+    _backward(net, rank, 0)
+    trainer = _own(net)
+    assert _described(trainer) == (6, {})
+    trainer.step(_BATCH)  # of the backward before
+    _train(net, trainer, rank, range(1, 3))
+    assert set(gather(checksum(net))) == {expected}
+
+
+@pytest.mark.ranks(2)
+@_each_trainer
+def test_a_cached_graph_with_static_alloc(rank, gather, make):
+    """It goes on writing to the arrays of its first backward."""
+    expected = _trained(make, range(3), rank)
+    net = dense_network(seed=0)
+    net.hybridize(**_STATIC)
+    _backward(net, rank, 0)
+    trainer = make(net)
+    trainer.step(_BATCH)
+    assert _described(trainer) == (0, {_HELD: 6})
+    _train(net, trainer, rank, range(1, 3))
+    assert set(gather(checksum(net))) == {expected}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", [None, _STATIC], ids=["imperative", "static"])
+def test_the_newest_trainer_reduces_in_place_whether_or_not_the_one_before_is_gone(rank, gather, form):
+    """It takes the buckets as they are, since a network with static_alloc goes on writing there."""
+    net, reference = dense_network(seed=0), dense_network(seed=0)
+    if form is not None:
+        net.hybridize(**form)
+    kept = []
+    for stage in range(4):
+        if stage == 2:
+            for one in (net, reference):
+                one.initialize(mx.init.Constant(0.1), force_reinit=True)
+        trainer = _own(net)
+        if stage % 2 == rank:
+            kept.append(trainer)
+        _train(net, trainer, rank, range(3 * stage, 3 * stage + 3))
+        assert _described(trainer) == (6, {}), stage
+        _train(reference, _own(reference, bucket_bytes=0), rank, range(3 * stage, 3 * stage + 3))
+        if stage % 2 != rank:
+            del trainer
+            gc.collect()
+    assert checksum(net) == checksum(reference)
+    assert len(set(gather(checksum(net)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_two_trainers_of_one_network_in_turn(rank, gather):
+    """The first looks again after the second is made, on all ranks, whatever each of them could adopt."""
+    results = []
+    for bucket_bytes in (16 << 20, 0):
+        net = dense_network(seed=0)
+        first = _own(net, bucket_bytes=bucket_bytes)
+        _train(net, first, rank, range(2))
+        held = _gradients(net) if rank == 0 else None
+        second = _own(net, bucket_bytes=bucket_bytes)
+        for step in range(2, 8):
+            _train(net, (first, second)[step % 2], rank, [step])
+        del held
+        results.append(checksum(net))
+    assert results[0] == results[1]
+    assert len(set(gather(results[0]))) == 1
+
+
+def _initialize_anew(net):
+    net.initialize(mx.init.Constant(0.1), force_reinit=True)
+
+
+def _move(net):
+    for parameter in structure(net).values():
+        (parameter.reset_device if IS_2 else parameter.reset_ctx)(mx.cpu(0))
+
+
+def _accumulate(net):
+    for parameter in structure(net).values():
+        parameter.grad_req = "add"
+
+
+_CHANGES = (_initialize_anew, _move, _accumulate, _initialize_anew)
+
+
+@pytest.mark.ranks(2)
+@_each_trainer
+def test_what_one_rank_alone_does_before_a_change_is_no_matter(rank, gather, make):
+    """Rank 0 alone holds gradients, runs another network and collects garbage; then all ranks change all gradients."""
+    results = []
+    for disturbs in (False, True):
+        net = dense_network(seed=0)
+        if disturbs and rank == 0:
+            held = _gradients(net)
+            _backward(dense_network(seed=9), rank, 0)
+        trainer = make(net)
+        _train(net, trainer, rank, range(2))
+        if disturbs and rank == 0:
+            del held
+            gc.collect()
+        for turn, change in enumerate(_CHANGES):
+            change(net)
+            for step in range(10 * turn, 10 * turn + 2):
+                _train(net, trainer, rank, [step])
+                for gradient in _gradients(net):
+                    gradient[:] = 0  # for grad_req 'add'
+        results.append(checksum(net))
+    assert results[0] == results[1]
+    assert len(set(gather(results[0]))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_shallow_copy_of_a_parameter_holds_its_gradient(rank):
+    net = dense_network(seed=0)
+    twins = [copy.copy(parameter) for parameter in structure(net).values()]
+    trainer = _own(net)
+    _train(net, trainer, rank, range(1))
+    for twin, gradient in zip(twins, _gradients(net)):
+        np.testing.assert_array_equal(twin.grad().asnumpy(), gradient.asnumpy())
+
+
+@pytest.mark.ranks(1)
+def test_the_references_of_this_build_are_known(monkeypatch):
+    assert references.are_known()
+    net = dense_network(seed=0)
+    monkeypatch.setattr(references, "are_known", lambda: False)
+    trainer = _own(net)
+    assert _described(trainer) == (0, {"this build of MXNet does not show what holds their arrays": 6})
