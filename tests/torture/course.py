@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 import kvstore_plugin as mykv
 import numpy as np
-from harness.support import array, clear_errors, mx, structure
+from harness.support import IS_2, array, clear_errors, mx, structure
 from mpi4py import MPI
 
 from . import pieces
@@ -232,6 +232,13 @@ class Course:
         for one in params:
             one.grad_req = how
         self.hold()
+
+    def move(self, net: Any) -> None:
+        """reset_ctx to this worker's device."""
+        if IS_2:
+            net.reset_device(self.device)
+        else:
+            net.collect_params().reset_ctx(self.device)
 
     def folder(self) -> Path:
         """A new folder that all workers know."""

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import kvstore_plugin as mykv
-from harness.support import IS_2, array
+from harness.support import array
 
 from . import pieces
 from .course import Course
@@ -300,10 +300,7 @@ class Idioms(Course):
 
     def do_moved(self, draw: random.Random) -> None:
         """reset_ctx to the device where the network is."""
-        if IS_2:
-            self.net.reset_device(self.device)
-        else:
-            self.net.collect_params().reset_ctx(self.device)
+        self.move(self.net)
         self.hold()
 
     def do_rehybridized(self, draw: random.Random) -> None:

@@ -44,6 +44,7 @@ class Symmetric(Idioms):
         self.disturb("phase")
         if other is None:
             return
+        self.move(other)  # MXNet copies to cpu(0)
         other(self.data()).asnumpy()
         if draw.random() < 0.5:
             self.net = other
