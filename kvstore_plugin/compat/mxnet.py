@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import weakref
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 from mykvrun import numpy_for_mxnet
 
@@ -161,6 +161,28 @@ def forget_recorded(block: gluon.Block) -> None:
 def set_current_device(optimizer: Any, device_id: int) -> None:
     """Let an optimizer count the updates of a device; it has counters for each device."""
     (optimizer._set_current_context if MAJOR == 1 else optimizer._set_current_device)(device_id)
+
+
+def continue_counts(optimizer: Any, device_ids: Iterable[int]) -> None:
+    """Let an optimizer go on with its counts of updates on these devices, whatever device they were counted on.
+
+    MXNet counts for each number of a device, and begins with zero on another. A file of states has the numbers of the
+    worker that saved it, and the other workers may have other devices.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+    device_ids : iterable of int
+        Numbers of the devices that it updates weights on; if there are none yet, the optimizer's own.
+    """
+    known = getattr(optimizer, "_all_index_update_counts", None) or {0: optimizer._index_update_count}
+    counts: dict = {}
+    for of_device in known.values():
+        for key, count in of_device.items():
+            counts[key] = max(count, counts.get(key, count))
+    numbers = set(device_ids) or set(known)
+    optimizer._all_index_update_counts = {number: dict(counts) for number in numbers}
+    set_current_device(optimizer, min(numbers))
 
 
 def fill_with_zeros(array: NDArray) -> None:

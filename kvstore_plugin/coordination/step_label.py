@@ -16,7 +16,13 @@ from ..compat.mxnet import NDArray
 BETWEEN = "\x1e"
 
 
-def label(factor: float, scale: float, learning_rate: float | None, what: str = "a step") -> str:
+def label(
+    factor: float,
+    scale: float,
+    learning_rate: float | None,
+    what: str = "a step",
+    progress: tuple[int, float | None] | None = None,
+) -> str:
     """The label of all operations of a step: operations of steps that differ fail on all workers.
 
     So no worker waits for a comparison. After the error all workers are in the same state: no worker has updated, and
@@ -32,9 +38,18 @@ def label(factor: float, scale: float, learning_rate: float | None, what: str = 
         None where it follows a schedule.
     what : str, optional
         What the workers do together.
+    progress : (int, float or None), optional
+        Where the result depends on the number of updates (`traits.progress_of`): the updates so far, and the rate that
+        a schedule has given for the last of them.
     """
     text = f"{what} with {shown(factor, scale)}"
-    return text if learning_rate is None else f"{text}{BETWEEN}learning rate {learning_rate!r}"
+    if learning_rate is not None:
+        text += f"{BETWEEN}learning rate {learning_rate!r}"
+    if progress is not None:
+        count, rate = progress
+        at = "" if rate is None else f", the last at the learning rate {rate!r} of a schedule"
+        text += f"{BETWEEN}{count} updates before{at}"
+    return text
 
 
 def of_batch(scale: float, batch_size: Any) -> float:

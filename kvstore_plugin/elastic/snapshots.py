@@ -12,7 +12,7 @@ from typing import Any, Hashable, Iterable
 from ..compat import arrays
 from ..compat.mxnet import NDArray, Parameter, mx
 from ..compat.state_tree import leaves, mapped
-from ..parameters import deferred_init
+from ..parameters import deferred_init, trainer_state
 
 # Attributes of an optimizer that are not copied with it: names of parameters never change, and the scheduler is copied
 # separately.
@@ -145,6 +145,7 @@ class Training:
         for name in [name for name in vars(optimizer) if name not in _OF_THE_WORKER]:
             del vars(optimizer)[name]
         vars(optimizer).update(copy.deepcopy(self._optimizer))
+        trainer_state.continue_counts(trainer)  # the copy may be of a worker with another device
         optimizer.lr_scheduler = _with_variables(*self._scheduler)
         vars(trainer).update(self._trainer)
         trainer._restore_arrays({name: array.copy() for name, array in self._more.items()})

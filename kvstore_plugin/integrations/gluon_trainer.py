@@ -312,7 +312,8 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
     when=patches.AT_INIT,
     why="MXNet's function sets up the store with a broadcast, which the other workers join in their first step only. "
     "Where only some workers load states, weights would drift apart.",
-    does="Sets up the store only if the states are there. Notes that states were loaded.",
+    does="Sets up the store only if the states are there. Notes that states were loaded. Goes on with the counts of "
+    "updates, whatever device the file has them for.",
     undone_by="a Trainer that updates on its store",
 )
 def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -326,6 +327,7 @@ def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
             self._params_to_init, self._kv_initialized = waiting, False
     if not self._update_on_kvstore:  # the store's call is collective
         load_tracking.note(self._params)
+        trainer_state.continue_counts(self)
 
 
 def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
@@ -336,10 +338,11 @@ def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
     """
     devices = f"devices: {len(trainer_contexts(trainer))}"
     if trainer._update_on_kvstore:
-        return step_label.BETWEEN.join([_store_of(trainer)._optimizer.label(), devices])
+        on_store = _store_of(trainer)._optimizer
+        return step_label.BETWEEN.join([on_store.label(traits.progress_of(on_store.optimizer)), devices])
     optimizer = trainer._optimizer
-    rate = step_label.learning_rate_of(optimizer)
-    label = step_label.label(step_label.value_of(optimizer.rescale_grad), step_label.scale_of(trainer), rate, what)
+    factor, rate = step_label.value_of(optimizer.rescale_grad), step_label.learning_rate_of(optimizer)
+    label = step_label.label(factor, step_label.scale_of(trainer), rate, what, traits.progress_of(optimizer))
     return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Callable, Iterable
 
+from ..compat import mxnet
 from ..compat.mxnet import Parameter, gluon, set_current_device
 from ..world import process
 from . import placement
@@ -60,3 +61,12 @@ def count_update(trainer: gluon.Trainer) -> None:
     for device_id in placement.device_ids(trainer._params):
         set_current_device(trainer._optimizer, device_id)
         trainer._optimizer._update_count(trained)
+
+
+def continue_counts(trainer: gluon.Trainer) -> None:
+    """Let a trainer whose optimizer was loaded, or whose parameters have moved, go on with its counts of updates."""
+    devices = {device.device_id for device in mxnet.trainer_contexts(trainer) or ()}
+    devices.update(placement.device_ids(trainer._params))
+    held = [trainer._optimizer, *(updater.optimizer for updater in trainer._updaters)]
+    for optimizer in {id(one): one for one in held}.values():
+        mxnet.continue_counts(optimizer, devices)

@@ -14,7 +14,7 @@ import operator
 from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
 
 from ..compat import arrays
-from ..compat.mxnet import NDArray, mx, set_current_device
+from ..compat.mxnet import NDArray, continue_counts, mx, set_current_device
 from ..coordination import operation, step_label
 from ..world.process_set import ProcessSet
 from . import partition, traits
@@ -69,6 +69,7 @@ class StoreOptimizer:
         self.updater = mx.optimizer.get_updater(optimizer)
         self._shards: dict[Hashable, tuple[Shard, ...]] = {}
         self._shapes: dict[Hashable, tuple] = {}
+        self._device_ids: set[int] = set()  # of all weights so far
         self._settings: list[str] = []
         self._labelled: tuple[Any, str] = (None, "")  # cache of label(): what it was made of, and the label
 
@@ -82,15 +83,16 @@ class StoreOptimizer:
         """What the optimizer multiplies gradients by; some optimizers of 2.0 turn the number into an array."""
         return step_label.value_of(self.optimizer.rescale_grad)
 
-    def label(self) -> str:
+    def label(self, progress: tuple[int, float | None] | None = None) -> str:
         """What must be equal in the updates of all workers: gradients' factor, learning rate, optimizer and settings.
 
         The settings are those at the optimizer's first label; factor and learning rate are the current values.
+        `progress` is that of a whole step: keys that are pushed one by one may come in another order on other workers.
         """
         optimizer = self.optimizer
-        state = (self.factor, step_label.learning_rate_of(optimizer), optimizer)
+        state = (self.factor, step_label.learning_rate_of(optimizer), optimizer, progress)
         if state != self._labelled[0]:
-            text = step_label.label(state[0], 1.0, state[1], "an update")
+            text = step_label.label(state[0], 1.0, state[1], "an update", progress)
             if self._labelled[0] is None or self._labelled[0][2] is not optimizer:
                 self._settings = traits.settings(optimizer)
             self._labelled = (state, step_label.BETWEEN.join([text, *self._settings]))
@@ -132,6 +134,7 @@ class StoreOptimizer:
         for key, weight in weights:
             if self._shapes.get(key) != weight.shape:
                 self._shapes[key] = weight.shape
+                self._device_ids.add(weight.context.device_id)
                 self.updater.states.pop(key, None)
                 new.append((key, _size_of(weight)))
         elementwise = traits.is_elementwise(self.optimizer)
@@ -173,6 +176,7 @@ class StoreOptimizer:
         if optimizer is None:
             return
         optimizer.param_dict = self.optimizer.param_dict
+        continue_counts(optimizer, self._device_ids)
         self.updater.optimizer = optimizer
 
     def __reduce__(self) -> tuple:

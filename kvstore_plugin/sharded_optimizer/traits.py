@@ -12,7 +12,7 @@ from typing import Any
 
 from ..compat.mxnet import mx
 
-# Names in MXNet's registry, of both releases; each release lacks some.
+# Names of MXNet's classes in lower case, of both releases; each release lacks some.
 _ELEMENTWISE = (
     "sgd",
     "ccsgd",
@@ -39,9 +39,23 @@ _REFUSED = {
 _log = logging.getLogger("kvstore_plugin")
 
 
-def _registered(names: Any) -> dict[type, str]:
-    registry = mx.optimizer.Optimizer.opt_registry
-    return {registry[name]: name for name in names if name in registry}
+def _of_mxnet() -> dict[str, type]:
+    """MXNet's own classes. Its registry holds a program's class where the program has registered that name too."""
+    found: dict[str, type] = {}
+    waiting = [mx.optimizer.Optimizer]
+    while waiting:
+        for kind in type.__subclasses__(waiting.pop()):
+            if kind.__module__.startswith("mxnet.optimizer."):
+                found[kind.__name__.lower()] = kind
+                waiting.append(kind)
+    return found
+
+
+_own = _of_mxnet()
+
+
+def _classes(names: Any) -> dict[type, str]:
+    return {_own[name]: name for name in names if name in _own}
 
 
 # Optimizers that change only the rows of a row_sparse gradient in a dense weight, unless their lazy_update is False.
@@ -53,19 +67,19 @@ _READING = ("lars", "lbsgd")
 # Optimizers that correct their states by the number of updates, as Adam its bias, or keep a schedule of them.
 _CORRECTING = ("adam", "adamw", "adamax", "nadam", "ftml", "lamb", "lans", "adabelief")
 
-_elementwise = _registered(_ELEMENTWISE)
-_lazy = _registered(_LAZY)
-_reading = _registered(_READING)
-_refused = _registered(_REFUSED)
-_correcting = _registered(_CORRECTING)
-_noisy = _registered(("sgld",))
+_elementwise = _classes(_ELEMENTWISE)
+_lazy = _classes(_LAZY)
+_reading = _classes(_READING)
+_refused = _classes(_REFUSED)
+_correcting = tuple(_classes(_CORRECTING))
+_noisy = _classes(("sgld",))
 
 
 def is_elementwise(optimizer: Any) -> bool:
     """Whether the new value of an element depends only on that element of weight, gradient and states.
 
-    False for a class that MXNet itself has not registered: a user's class, also if it is derived from an elementwise
-    optimizer.
+    False for a class that is not MXNet's own: a user's class, even if it is derived from an elementwise optimizer or
+    registered under the name of one.
     """
     return type(optimizer) in _elementwise
 
@@ -82,7 +96,35 @@ def reads_gradients(optimizer: Any) -> bool:
 
 def corrects_by_count(optimizer: Any) -> bool:
     """Whether new states need a new count of updates; False for a user's class that is derived from no such class."""
-    return isinstance(optimizer, tuple(_correcting))
+    return isinstance(optimizer, _correcting)
+
+
+# MXNet's own schedules: functions of the number of updates, so that one call more changes nothing.
+_SCHEDULES = (
+    mx.lr_scheduler.FactorScheduler,
+    mx.lr_scheduler.MultiFactorScheduler,
+    mx.lr_scheduler.PolyScheduler,
+    mx.lr_scheduler.CosineScheduler,
+)
+
+
+def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
+    """What the next update depends on beside gradients, states and settings: it must be equal on all workers.
+
+    Returns
+    -------
+    tuple or None
+        The number of updates that the optimizer has counted, and the rate that a schedule of MXNet's gave for the last
+        of them. A user's schedule is not called, since it may count its calls. None where no update is known to depend
+        on the count: without a schedule, and without a correction by the count.
+    """
+    scheduler = optimizer.lr_scheduler
+    if scheduler is None:
+        return (optimizer.num_update, None) if corrects_by_count(optimizer) else None
+    count = optimizer.num_update
+    if type(scheduler) not in _SCHEDULES:
+        return count, None
+    return count, float(scheduler(count))
 
 
 def warn_of_noise(optimizer: Any, workers: int) -> None:

@@ -560,7 +560,8 @@ class DistributedTrainer(gluon.Trainer):
     def _label(self, factor: float, what: str = "a step") -> str:
         """The label of a step's operations, which must be equal on all workers; see coordination/step_label.py."""
         try:
-            state = (factor, step_label.scale_of(self), step_label.learning_rate_of(self._optimizer), what)
+            rate = step_label.learning_rate_of(self._optimizer)
+            state = (factor, step_label.scale_of(self), rate, what, traits.progress_of(self._optimizer))
         except Exception as error:
             refuse = self._refuse if what == "a step" else self._refuse_comparison
             refuse(f"its learning rate or scale cannot be used: {error}")
@@ -959,6 +960,7 @@ class DistributedTrainer(gluon.Trainer):
         states = self._updaters[0].get_states(dump_optimizer=False)
         self._updaters = [mxnet.updater_with(self._optimizer, states) for _ in new]
         mxnet.set_trainer_contexts(self, list(new))
+        trainer_state.continue_counts(self)
 
 
 def _unwrapped(optimizer: Any) -> Any:

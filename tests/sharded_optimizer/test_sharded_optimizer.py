@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import pickle
 import sys
 import weakref
@@ -130,6 +131,23 @@ def test_what_works_on_whole_parameters_is_not_cut(size):
     assert not optimizer_kinds.is_elementwise(Mine())
     for name in set(optimizer_kinds._WHOLE) & set(_REGISTERED):
         assert not optimizer_kinds.is_elementwise(_optimizer(name))
+
+
+@pytest.mark.ranks(1)
+def test_a_class_under_a_name_of_mxnets_has_no_traits(monkeypatch):
+    """A program may have registered it before it imports mykv."""
+
+    class Mine(mx.optimizer.Adam):
+        def update(self, *arguments):
+            raise NotImplementedError
+
+    monkeypatch.setitem(mx.optimizer.Optimizer.opt_registry, "adam", Mine)
+    spec = importlib.util.spec_from_file_location(f"{optimizer_kinds.__name__}_again", optimizer_kinds.__file__)
+    imported_later = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(imported_later)
+    for traits in (optimizer_kinds, imported_later):
+        assert not traits.is_elementwise(Mine()) and not traits.leaves_other_rows(Mine())
+        assert traits.is_elementwise(mx.optimizer.Adam()) and traits.leaves_other_rows(mx.optimizer.Adam())
 
 
 @pytest.mark.ranks(3, long=(2,))
@@ -439,6 +457,35 @@ def test_a_stock_trainer_notices_what_differs_and_stays_in_step(rank, size, gath
     assert checksum(net) != before
     counts = trainer._optimizer.num_update, sorted(trainer._optimizer._index_update_count.items())
     assert len({str(one) for one in gather((checksum(net), counts))}) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["DistributedTrainer", "stock", "stock on the store"])
+@pytest.mark.parametrize("what", ["count", "rate"])
+def test_other_counts_of_updates_or_rates_of_a_schedule_are_an_error(kind, what, rank, size, gather):
+    """Adam corrects by the count, and a schedule follows it: weights would drift apart."""
+    net = dense_network(seed=0)
+    if what == "count":
+        optimizer, shown = mx.optimizer.create("adam"), "7 updates before"
+        optimizer.num_update = 7 * rank
+    else:
+        scheduler = mx.lr_scheduler.FactorScheduler(1000)
+        optimizer = mx.optimizer.create("sgd", learning_rate=0.5, lr_scheduler=scheduler)
+        scheduler.base_lr, shown = (0.5, 0.25)[rank], "0 updates before, the last at the learning rate 0.25"
+    if kind == "DistributedTrainer":
+        trainer = mykv.DistributedTrainer(net.collect_params(), optimizer)
+    else:
+        is_on_store = kind == "stock on the store"
+        trainer = gluon.Trainer(net.collect_params(), optimizer, kvstore="mykv", update_on_kvstore=is_on_store)
+    with autograd.record():
+        loss = net(array(np.ones((2, 6), "float32"))).sum()
+    loss.backward()
+    before = checksum(net)
+    with pytest.raises(MXNetError, match=shown):
+        trainer.step(2)
+        mx.nd.waitall()
+    clear_errors()
+    assert set(gather(checksum(net))) == {before}
 
 
 @pytest.mark.ranks(2)

@@ -14,6 +14,7 @@ import kvstore_plugin as mykv
 import mxnet as mx
 import numpy as np
 import pytest
+from harness import marks
 from harness.support import IS_2, MXNetError, array, clear_errors, dense_network, parameters
 from kvstore_plugin.sharded_optimizer import atomic_file, state_file
 from mxnet import autograd, gluon
@@ -423,6 +424,61 @@ def test_training_goes_on_from_a_file_as_without_interruption(tmp_path, gather, 
     trainer.load_states(gather(own)[0])
     _steps(back, trainer, 3, 6, rank, size)
     np.testing.assert_array_equal(_flat(back), wanted)
+
+
+class _Halves(mx.lr_scheduler.LRScheduler):
+    def __call__(self, number):
+        return 0.02 * 0.5**number
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "kind", ["DistributedTrainer", "on the store", "stock", marks.long("stock on the store"), "reset_ctx"]
+)
+@pytest.mark.parametrize("how", ["adam", "schedule"])
+def test_counts_go_on_where_each_worker_has_another_device(kind, how, tmp_path, rank, size, gather):
+    """MXNet counts updates by the number of the device; the file has that of the worker that wrote it."""
+    folder = gather(str(tmp_path))[0]
+    data = np.random.RandomState(rank).uniform(-1, 1, (5, 6)).astype("float32")
+    device = mx.cpu(0 if kind == "reset_ctx" else rank)
+    on_store, is_stock = kind.endswith("store"), kind.startswith("stock")
+
+    def made():
+        net = gluon.nn.Dense(4, in_units=6, use_bias=False, weight_initializer=mx.init.Constant(0.5))
+        net.initialize(ctx=device)
+        if how == "schedule":
+            optimizer = mx.optimizer.create("sgd", learning_rate=0.02, momentum=0.9, lr_scheduler=_Halves())
+        else:
+            optimizer = mx.optimizer.create("adam", learning_rate=0.02)
+        if is_stock:
+            return net, gluon.Trainer(net.collect_params(), optimizer, kvstore="mykv", update_on_kvstore=on_store)
+        return net, mykv.DistributedTrainer(net.collect_params(), optimizer, update_on_kvstore=on_store)
+
+    def train(net, trainer, where):
+        for step in range(3):
+            with autograd.record():
+                loss = (net(array(data * (1 + step), ctx=where)) ** 2).sum()
+            loss.backward()
+            trainer.step(10 if is_stock else 5)
+        mx.nd.waitall()
+
+    net, trainer = made()
+    train(net, trainer, device)
+    weights = net.weight.data().asnumpy()
+    if rank == 0 or on_store:
+        trainer.save_states(f"{folder}/states")
+    gather("the file is there")
+    again, resumed = made()
+    again.weight.set_data(array(weights, ctx=device))
+    resumed.load_states(f"{folder}/states")
+    gather("the states are loaded")
+    where = mx.cpu(rank)
+    if kind == "reset_ctx":
+        again.weight.reset_ctx(where)
+    train(again, resumed, where)
+    train(net, trainer, device)
+    np.testing.assert_array_equal(again.weight.data().asnumpy(), net.weight.data().asnumpy())
+    assert len({one.tobytes() for one in gather(again.weight.data().asnumpy())}) == 1
 
 
 @pytest.mark.ranks(2, 3, env=_WAIT)
