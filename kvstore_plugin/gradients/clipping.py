@@ -17,7 +17,7 @@ from ..compat.mxnet import NDArray, Parameter, mx
 from ..sharded_optimizer.partition import grouped
 from ..world import process
 from .fence import Fence
-from .reducer import Reducer, SharedReducer
+from .reducer import Reducer, SharedReducer, WeakMethod
 from .squares import BYTES_AT_ONCE, Squares
 
 
@@ -61,7 +61,7 @@ class Clipping:
         self._is_added_up = False  # in this step
         self.norm: NDArray | None = None
         if carrier is not None:
-            carrier.carry(self._squares, self._add_up)
+            carrier.carry(self._squares, WeakMethod(self, "_add_up"))
 
     def is_carried_by(self, reducer: Reducer) -> bool:
         """Whether the reducer's comparison adds up the sums of squares."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import weakref
 from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
@@ -154,6 +155,25 @@ class Reducer:
 
     def release(self) -> None:
         """Give up what belongs to the process set, which has ended."""
+
+
+class WeakMethod:
+    """Calls a method of an object, and does not keep the object alive; a no-op after the object's end.
+
+    A trainer has reducers, which call it: a reference to its method would be a cycle. A dropped trainer, with its
+    buckets, would live until the garbage collector runs.
+    """
+
+    def __init__(self, owner: Any, name: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._name = name
+
+    def __call__(self, *given: Any) -> Any:
+        owner = self._owner()
+        return None if owner is None else getattr(owner, self._name)(*given)
+
+    def __reduce__(self) -> tuple:
+        return WeakMethod, (self._owner(), self._name)  # the copy of an object calls the copy
 
 
 class SharedReducer(Reducer):

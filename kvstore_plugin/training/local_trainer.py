@@ -17,7 +17,7 @@ from ..coordination.uninterrupted import uninterrupted
 from ..gradients import parameter_groups
 from ..gradients.clipping import Clipping
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import Comparing, SharedReducer
+from ..gradients.reducer import Comparing, SharedReducer, WeakMethod
 from ..parameters import load_tracking
 from ..sharded_optimizer import atomic_file, traits
 from ..world import process
@@ -427,7 +427,7 @@ class LocalTrainer(DistributedTrainer):
         with uninterrupted():
             load_tracking.forget(self._params)
             # From now on gradients are summed over this worker's devices only.
-            self._gradients = [_LocalSteps(self._params, self._follow_devices)]
+            self._gradients = [_LocalSteps(self._params, WeakMethod(self, "_follow_devices"))]
             if self._clipping is not None:
                 self._clipping = Clipping(self._clipping.most, self._gradients, None, self._params, True)
             self._outer = OuterOptimizer(self._meetings, [one.value for one in share.named], self._outer_options)

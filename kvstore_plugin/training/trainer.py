@@ -21,7 +21,7 @@ from ..gradients.clipping import Clipping
 from ..gradients.communication_hook import GradientBucket
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import Comparing, Reducer, SharedReducer, counted, fenced
+from ..gradients.reducer import Comparing, Reducer, SharedReducer, WeakMethod, counted, fenced
 from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
@@ -39,6 +39,7 @@ from .trainer_options import TrainerOptions
 _DEVICES = "devices: "  # begins one of the lines that all workers compare
 # A line that all workers compare: a trainer that was made after init() has no equal states.
 _KEPT = "made before the last init()"
+_NEVER_HELD = ("sentinel: unequal to every `_data`",)
 
 
 def _without_store(original: Any) -> Any:
@@ -251,7 +252,7 @@ class DistributedTrainer(gluon.Trainer):
     def _begin(self, options: TrainerOptions) -> None:
         self._options = options
         # Devices at the last look at the gradients: each parameter's device, and each device's parameters.
-        self._held: list[Any] = [self] * len(self._params)  # sentinel: unequal to every `_data`
+        self._held: list[Any] = [_NEVER_HELD] * len(self._params)
         self._where: list[Any] = [None] * len(self._params)
         self._by_device: list[set[Parameter]] = []
         self._ignores_stale = False
@@ -289,7 +290,7 @@ class DistributedTrainer(gluon.Trainer):
         self._gradients = self._met(scopes, how, lines)
         self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
         if local:
-            self._gradients.append(LocalReducer(local, self._follow_devices))
+            self._gradients.append(LocalReducer(local, WeakMethod(self, "_follow_devices")))
         if options.clip_global_norm is not None:
             self._begin_clipping(options.clip_global_norm)
         self._warn_of_noise()
@@ -458,12 +459,13 @@ class DistributedTrainer(gluon.Trainer):
                 dense = [one for one in share.named if one.value._grad_stype == "default"]
                 rest = [one for one in share.named if one.value._grad_stype != "default"]
                 which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
-                gradients = DenseReducer(share.scope, dense, reduction, self._follow_devices, self._keys())
+                follow = WeakMethod(self, "_follow_devices")
+                gradients = DenseReducer(share.scope, dense, reduction, follow, self._keys())
                 gradients.meet(meeting, [*options, which])
                 gradients.own_gradients()
                 made = [gradients]
                 if rest:
-                    sparse.append(SparseReducer(share.scope, rest, reduction, self._follow_devices, self._keys()))
+                    sparse.append(SparseReducer(share.scope, rest, reduction, follow, self._keys()))
                     made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()

@@ -7,7 +7,9 @@ statistics() says why a gradient was not adopted.
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import weakref
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -182,6 +184,34 @@ def test_the_newest_trainer_reduces_in_place_whether_or_not_the_one_before_is_go
             gc.collect()
     assert checksum(net) == checksum(reference)
     assert len(set(gather(checksum(net)))) == 1
+
+
+_OPTIONS = [
+    {},
+    {"update_on_kvstore": True},
+    {"clip_global_norm": 1.0},
+    {"aux_sync_period": 1, "broadcast_period": 1},
+    {"compression": mykv.Compression.fp16, "num_groups": 2},
+]
+
+
+@pytest.mark.ranks(1)
+def test_a_dropped_trainer_ends_at_once():
+    """Without the garbage collector, which runs at other times on each rank."""
+    makes = [functools.partial(_own, **options) for options in _OPTIONS]
+    gc.collect()
+    gc.disable()
+    try:
+        for make in [*makes, _stock, functools.partial(_stock, on_store=True)]:
+            net = dense_network(seed=0)
+            trainer = make(net)
+            _train(net, trainer, 0, range(2))
+            dropped = weakref.ref(trainer)
+            gluon.Trainer(net.collect_params(), "sgd", kvstore=None)  # MXNet 1.9's parameters hold their last trainer
+            del trainer
+            assert dropped() is None, make
+    finally:
+        gc.enable()
 
 
 @pytest.mark.ranks(2)
