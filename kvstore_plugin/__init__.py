@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mykvrun import auto_register
 
-from .world import log_prefix, mpi_settings
+from .world import log_prefix, mpi_settings, process
 from .world.capabilities import (
     ccl_built,
     cuda_built,
@@ -163,3 +163,5 @@ try:
 except ImportError:
     if not _is_selftest():
         raise
+
+process.install_hooks()  # when MXNet has registered its own exit handler

@@ -10,6 +10,7 @@
 #include "base/planted_faults.h"
 #include "operations/overlap.h"
 #include "operations/signature.h"
+#include "table/departed.h"
 
 namespace mykv {
 
@@ -125,7 +126,7 @@ std::vector<LateRank> Runtime::late_ranks() {
 }
 
 std::string Runtime::left_text(const std::string& reason) const {
-  return "rank " + std::to_string(context_.label()) + " has left: " + reason;
+  return departure_text(context_.label(), reason);
 }
 
 void Runtime::leave(const std::string& reason) {

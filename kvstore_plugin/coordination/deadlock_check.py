@@ -45,8 +45,8 @@ _EQUAL_ORDER = "make calls that wait in the same order on all workers, also call
 # For each process set the thread that made its last call that waits.
 _callers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-# Names under which workers save and load optimizer states, and their process sets.
-_checkpoints: dict[str, Any] = {}
+# Names under which workers save and load optimizer states, with their process sets and the objects that have the names.
+_checkpoints: dict[str, tuple[Any, weakref.ref]] = {}
 
 
 def made(trainer: Any, awaited_by: Callable[[Any], list[int]], refuse: Callable[[Any, str], None]) -> None:
@@ -75,7 +75,7 @@ def failed(error: BaseException) -> None:
     if errors.code_of(error) != "deadlock":
         return
     with contextlib.suppress(RuntimeError):
-        for checkpoint, process_set in list(_checkpoints.items()):
+        for checkpoint, (process_set, _) in list(_checkpoints.items()):
             if set(_who_waits(checkpoint, process_set)).intersection(error.ranks):
                 process_set._core.refuse(checkpoint, str(error))
 
@@ -93,14 +93,19 @@ def meeting_name(scope: str) -> str:
     return f"{scope}/checkpoint"
 
 
-def saves_states(scope: str, process_set: Any) -> None:
-    """Note that the workers of a process set save and load the optimizer states of a store or trainer together."""
-    _checkpoints[meeting_name(scope)] = process_set
+def saves_states(owner: Any, scope: str, process_set: Any) -> None:
+    """Note that the workers of a process set save and load the optimizer states of a store or trainer together.
+
+    That lasts as long as `owner`, an object that all copies of the store or trainer share.
+    """
+    name = meeting_name(scope)
+    _checkpoints[name] = process_set, weakref.ref(owner, functools.partial(_forget_states, name))
 
 
-def forget_states(scope: str) -> None:
-    """Forget a store or trainer that is gone."""
-    _checkpoints.pop(meeting_name(scope), None)
+def _forget_states(name: str, owner: weakref.ref) -> None:
+    """The owner is gone; since a later init() another object may have the name."""
+    if _checkpoints.get(name, (None, None))[1] is owner:
+        del _checkpoints[name]
 
 
 def waiting_name(process_set: Any) -> str:
@@ -162,7 +167,7 @@ def _steps(turn: Any) -> _Begun:
 
 
 def _checkpoints_begun(turn: Any) -> _Begun:
-    for checkpoint, members in list(_checkpoints.items()) if _is_alone() else ():
+    for checkpoint, (members, _) in list(_checkpoints.items()) if _is_alone() else ():
         yield _who_waits(checkpoint, members), _SAVING, functools.partial(_refuse, members, checkpoint)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from . import deadlock_check, operation
+from . import operation
 
 
 class KeptNames:
@@ -39,11 +39,8 @@ class KeptNames:
 
 
 def forget(process_set: Any, scope: str, generation: int, comes_back: bool = False) -> None:
-    """Drop what is known of a scope, and the core's counts unless the scope comes back; not after another init()."""
-    if generation != process.generation:
-        return  # other objects have these names now
-    deadlock_check.forget_states(scope)
-    if comes_back:
+    """Drop the core's counts of a scope, unless the scope comes back; not after another init()."""
+    if comes_back or generation != process.generation:  # then other objects have these names now
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
         process_set._core.forget(f"{scope}/")

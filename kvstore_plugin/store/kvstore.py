@@ -382,7 +382,7 @@ class MyKV(KVStoreBase):
         if self._optimizer is None:
             self._optimizer = StoreOptimizer(self._process_set, optimizer)
             self._function = None
-            deadlock_check.saves_states(self._scope, self._process_set)
+            deadlock_check.saves_states(self, self._scope, self._process_set)
         elif optimizer is not self._optimizer.optimizer:
             raise ValueError(
                 f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), so it cannot take "

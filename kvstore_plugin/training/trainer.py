@@ -296,7 +296,7 @@ class DistributedTrainer(gluon.Trainer):
         self._warn_of_noise()
         deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
         if self._store_optimizer is not None:
-            deadlock_check.saves_states(self._shares[0].scope, options.process_set)
+            deadlock_check.saves_states(self._shares[0].names, self._shares[0].scope, options.process_set)
 
     def _begin_clipping(self, most: float) -> None:
         self._company.check("clip_global_norm")

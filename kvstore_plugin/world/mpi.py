@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from types import ModuleType
 from typing import Any, Sequence
@@ -30,14 +31,55 @@ def start(core: ModuleType) -> ModuleType:
     if not MPI.Is_initialized():
         core.finalize_mpi_at_exit()  # mpi4py finalizes only an MPI that its import has initialized
         mpi_settings.apply()
-        with mpi_settings.removing_files(MPI.Get_library_version()):
-            MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with mpi_settings.without_files(MPI.Get_library_version()):
+            _initialize(core, MPI)
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise RuntimeError(
             "MPI was initialized without MPI_THREAD_MULTIPLE. Let kvstore_plugin.init() initialize MPI, or request "
             "that level (mpi4py.rc.thread_level = 'multiple', an MPI built with it)."
         )
     return MPI
+
+
+def _initialize(core: ModuleType, MPI: ModuleType) -> None:
+    """Initialize MPI so that other threads of Python run meanwhile, which mpi4py's function does not allow."""
+    for file in (core.__file__, None):  # None: all libraries whose symbols are global
+        function = getattr(ctypes.CDLL(file), "MPI_Init_thread", None)
+        if function is not None:
+            break
+    else:
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        return
+    code = function(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
+    if code != MPI.SUCCESS:
+        raise RuntimeError(f"MPI_Init_thread has failed with the code {code}.")
+    for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does: an error of MPI is an exception
+
+
+def is_initialized() -> bool:
+    """Whether MPI is initialized and not finalized, as far as mpi4py knows."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return hasattr(MPI, "Is_finalized") and MPI.Is_initialized() and not MPI.Is_finalized()
+
+
+def is_shared() -> bool:
+    """Whether MPI is initialized, with other processes, which wait for this one at their end at the latest."""
+    return is_initialized() and sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size() > 1
+
+
+def world_ranks(comm: Any) -> list[int] | None:
+    """The ranks in MPI_COMM_WORLD that the argument `comm` of init() means; None for all. Not collective."""
+    if isinstance(comm, (list, tuple, range)):
+        return list(comm) or None
+    if comm is None or not is_initialized():
+        return None
+    from mpi4py import MPI
+
+    if not isinstance(comm, MPI.Intracomm) or comm == MPI.COMM_NULL:
+        return []  # communicator() says what is wrong
+    group = comm.Get_group()
+    return ranks_of_group(group, range(group.Get_size()), MPI.COMM_WORLD.Get_group())
 
 
 def _load(core: ModuleType) -> ModuleType:

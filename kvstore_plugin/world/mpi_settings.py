@@ -19,14 +19,11 @@ parameters.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
 import re
-import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, Iterator, MutableMapping
 
@@ -45,9 +42,10 @@ _PREFIX = "OMPI_MCA_"
 # hangs if all processes of another host have died. In such jobs ULFM's agreement in MPI_Finalize precedes the barrier.
 _OUTLIVING = {"OMPI_MCA_async_mpi_finalize": "1"}
 
-# Where Open MPI has its files of shared memory, and the variables of a process that a launcher has started.
-_SHARED_MEMORY, _FILES = "/dev/shm", "OMPI_MCA_btl_sm_backing_directory"
+# The transports of Open MPI, and the beginnings of variables of a process that a launcher has started.
+_TRANSPORTS, _FILES = "OMPI_MCA_btl", "OMPI_MCA_btl_sm_backing_directory"
 _LAUNCHED = ("OMPI_COMM_WORLD_", "PMIX_", "PMI_", "SLURM_PROCID")
+_FIRST_WITH_FILES = 5  # version of Open MPI
 
 _late: dict[str, str] = {}  # settings that came too late, after the initialization of MPI
 
@@ -66,31 +64,23 @@ def apply(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 @contextlib.contextmanager
-def removing_files(library: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
-    """Initialize MPI inside: without a launcher the files of Open MPI are in a folder that is removed at exit.
+def without_files(library: str, environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Initialize MPI inside: without a launcher Open MPI makes no files in /dev/shm.
 
-    mpirun removes the files of its processes. Open MPI 5 never removes those of a process that it did not start.
+    mpirun removes the files of its processes. Nobody removes those of a process without a launcher. It has no others to
+    share memory with; processes that it spawns reach it by TCP.
     """
-    is_launched = any(name.startswith(_LAUNCHED) for name in environment)
-    is_open_mpi = launch_checks.parse_version(library)[0] == "Open MPI"
-    folder = None
-    if is_open_mpi and not is_launched and not _is_set(_FILES, environment):
-        with contextlib.suppress(OSError):
-            folder = tempfile.mkdtemp(prefix="mykv-", dir=_SHARED_MEMORY)
-    if folder is None:
+    name, version = launch_checks.parse_version(library)
+    makes_files = name == "Open MPI" and int(version or 0) >= _FIRST_WITH_FILES
+    is_launched = any(variable.startswith(_LAUNCHED) for variable in environment)
+    if not makes_files or is_launched or any(_is_set(variable, environment) for variable in (_TRANSPORTS, _FILES)):
         yield
         return
-    atexit.register(_remove, folder, os.getpid())
-    environment[_FILES] = folder
+    environment[_TRANSPORTS] = "^sm"
     try:
         yield
     finally:
-        del environment[_FILES]  # programs that this process starts may live longer than the folder
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # and not a forked child
-        shutil.rmtree(folder, ignore_errors=True)
+        del environment[_TRANSPORTS]  # programs that this process starts have their own
 
 
 def warn_if_late(core: Any) -> None:

@@ -1,13 +1,14 @@
 """This process as one rank: joins the others, knows its numbers, and leaves so that no other rank hangs.
 
 `core` is the module attribute through which all other files reach the compiled core. While there is no core, every use
-of the attribute raises a RuntimeError: before init(), after shutdown(), and always in a forked child, which has neither
-the runtime's threads nor MPI.
+of the attribute raises a RuntimeError: before init(), after shutdown(), and in a forked child, which has neither the
+runtime's threads nor MPI. A forked child still knows the numbers of its parent: rank(), size() and the like.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import math
@@ -16,7 +17,7 @@ import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, NoReturn, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 
 from mykvrun import worker_notes
 
@@ -25,11 +26,14 @@ from . import (
     failure_detector,
     gpu_libraries,
     launch_checks,
+    launched,
     launcher_watch,
     log_prefix,
+    missing_workers,
     mpi,
     mpi_settings,
     new_workers,
+    script_end,
     settings,
     stall_watch,
 )
@@ -40,14 +44,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("kvstore_plugin")
 
-# A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
-_ABORT_AFTER_S = 5.0
-_ABORT_APART_S = 0.5
+_ABORT_APART_S, _MOST_APART_S = 0.5, 5.0
 # A wait for other ranks checks this often whether Ctrl-C was pressed.
 _SIGNAL_CHECK_S = 0.2
 _LEAST_DRAIN_S = 1.0  # for the engine, when no operation of the core is under way any more
 # A wait that takes long looks for the reason; with several hosts that is a question to the other hosts.
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 2.0, 30.0
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 
 
 class _NoCore:
@@ -60,7 +63,17 @@ class _NoCore:
         raise RuntimeError(self._reason)
 
 
+class _CoreInChild(_NoCore):
+    """In a forked child: answers what the rank knew about itself when it was forked, as `numbers` has it."""
+
+    def __init__(self, reason: str, numbers: dict[str, int]) -> None:
+        super().__init__(reason)
+        for name, number in numbers.items():
+            setattr(self, name, functools.partial(int, number))
+
+
 core: Any = _NoCore("kvstore_plugin is not initialized: call kvstore_plugin.init() first.")
+_numbers: dict[str, int] = {}  # this rank's numbers since init(), for its forked children
 losses = 0  # how often this process went on with the remaining workers after a worker was lost
 generation = 0  # how often the core was started: older objects must not touch new objects with the same names
 recoveries = 0  # how often join_again() was called since init()
@@ -68,15 +81,14 @@ job = ""  # the same text on all ranks since init(), another one in another job
 _comm: MPI.Comm | None = None
 _last_comm: MPI.Comm | None = None  # the _comm of the last init()
 _group: MPI.Group | None = None  # of _comm, which the user may free
-_groups: dict[int, Any] = {}  # the _group of each start of the core, by `generation`
+_groups: dict[int, Any] = {}  # the _group from a `generation` on, until it changes
 _machines: tuple[Any, list[str]] = (None, [])  # the _group of the last init(), and the machine of each of its ranks
 _ended_before: dict[str, int] = {}  # operations that had failed by the last init() since a rank had left, by code
 _tried_by_init = 0  # operations that were tried by the end of the last init()
 refusals = 0  # operations that this rank could not start: their arguments were wrong
 _has_lost = False  # some process of MPI_COMM_WORLD has died
 _forked = False
-_failed = False
-_hooks_installed = False
+_broken_off = ""  # why no later init() can succeed
 _init_called = False
 _interrupted: list[Any] = []  # work whose wait was interrupted
 _interrupted_lock = threading.Lock()
@@ -158,7 +170,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     """
     global _init_called, _tried_by_init
     _init_called = True
-    if _forked:
+    if _forked or _broken_off:
         core.init  # noqa: B018 - raises
     if is_initialized():
         if comm is not None and not new_workers.is_waiting() and not mpi.has_processes(comm, _group):
@@ -166,11 +178,14 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         for follower in _followers:
             follower.check_sets(process_sets)
         return
+    _check_is_worker()
+    script_end.install(_would_be_awaited, _at_exit, _abort)
     worker_notes.tell_waits()
     launcher_watch.begin()
     failure_detector.end()  # it still runs if join_again() has failed
     core_loader.load().begin_again()  # a rank that was lost before is not among the ranks of this init()
-    _join(comm, read_settings=True)
+    with _noting_interruption(), missing_workers.Watch(mpi.world_ranks(comm), _abort):
+        _join(comm, read_settings=True)
     try:
         # In such a job the launcher does not end ranks that wait for a dead rank, whether training is elastic or not.
         if failure_detector.is_possible():
@@ -200,6 +215,32 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
             launch_checks.tell_of_one_worker(core.size())
         _log_start()
     _tried_by_init = _tried()
+
+
+def _check_is_worker() -> None:
+    worker = launched.worker_above()
+    if worker is not None:
+        raise RuntimeError(
+            f"This process was started by a worker (process {worker}) and is no worker itself: the launcher knows the "
+            "worker only, and MPI would wait without end. Use kvstore_plugin in the worker. If this process should "
+            "work alone, start it without the launcher's variables: env={name: value for name, value in "
+            "os.environ.items() if not name.startswith(('PMI', 'OMPI_', 'PRTE_', 'SLURM_', 'MPI_LOCAL', 'HYDI_'))}."
+        )
+
+
+@contextlib.contextmanager
+def _noting_interruption() -> Iterator[None]:
+    """Note that an exception which the other ranks know nothing of has ended init(): they wait in it for this rank."""
+    global core, _broken_off
+    try:
+        yield
+    except (ImportError, RuntimeError, TypeError, ValueError):
+        raise  # of init() itself: before ranks meet, or on all of them
+    except BaseException as error:
+        if mpi.is_shared():
+            _broken_off = f"init() was broken off by {type(error).__name__} on this rank, and other ranks wait in it"
+            core = _NoCore(f"{_broken_off}: no later init() can meet them. End the script, which ends the job.")
+        raise
 
 
 def _log_start() -> None:
@@ -245,6 +286,7 @@ def _warn_if_never_initialized() -> None:
 
 _imported_in = os.getpid()
 atexit.register(_warn_if_never_initialized)
+os.register_at_fork(after_in_child=lambda: _forget_in_child())
 
 
 def warn_of_rejected_callers(group: Any, who: str) -> None:
@@ -308,7 +350,7 @@ def require() -> Any:
 
 
 def rank() -> int:
-    """Number of this process among all processes, from 0.
+    """Number of this process among all processes, from 0; in a forked child that of its parent.
 
     Examples
     --------
@@ -384,7 +426,7 @@ def machine_of(rank: int) -> str:
 
 def has_same_ranks_as(earlier: int) -> bool:
     """Whether the ranks are the processes of an earlier `generation`, in the same order."""
-    return mpi.is_same(_groups[earlier], _group)
+    return mpi.is_same(_groups[max(begin for begin in _groups if begin <= earlier)], _group)
 
 
 def communicator_of(ranks: Sequence[int]) -> MPI.Intracomm:
@@ -480,6 +522,7 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     info = loaded.build_info()
     launch_checks.check_library(info["mpi"], loaded.mpi_library_version(), info["mpi_abi"])
     MPI = mpi.start(loaded)
+    launched.mark_worker()
     launch_checks.check_size(MPI.COMM_WORLD.Get_size(), MPI.Get_library_version())
     if failure_detector.is_possible():
         loaded.end_failed_exits_by_signal(True)
@@ -491,14 +534,15 @@ def _join(comm: Any, read_settings: bool = False) -> None:
     _comm, _last_comm, _group = comm, comm, comm.Get_group()
     _machines = _machines if names is None else (_group, names)
     core = loaded
+    _numbers.update((name, getattr(core, name)()) for name in _NUMBERS)
     log_prefix.joined(core.rank(), core.size())
     _ended_before = {code: count for code, (count, _) in _ended_by_leaving().items()}
     generation += 1
     recoveries = 0 if read_settings else recoveries + 1
-    _groups[generation] = _group
+    if not _groups or not mpi.is_same(next(reversed(_groups.values())), _group):
+        _groups[generation] = _group
     for follower in _followers:
         follower.joined(core)
-    _install_hooks()
     stall_watch.begin(core)
 
 
@@ -545,70 +589,34 @@ def _versions(loaded: Any) -> dict[str, str]:
     return versions
 
 
-def _install_hooks() -> None:
-    global _hooks_installed
-    if not _hooks_installed:
-        _hooks_installed = True
-        os.register_at_fork(after_in_child=_forget_in_child)
-        sys.excepthook = _remembering(sys.excepthook)
-        # Handlers run in reverse order: this handler before MXNet's, which was registered when MXNet was imported, and
-        # after handlers that the user registers from now on, which may still use the store.
-        atexit.register(_at_exit)
+def install_hooks() -> None:
+    """Notice from now on how the script ends, and forks; a second call is a no-op.
+
+    Exit handlers run in reverse order: mykv's before MXNet's, which is registered when MXNet is imported, and after
+    handlers that the program registers from now on, which may still use the store.
+    """
+    script_end.install(_would_be_awaited, _at_exit, _abort)
+
+
+def _would_be_awaited() -> bool:
+    """Whether other ranks would wait for this process if it just ended."""
+    return mpi.is_shared() or (is_initialized() and core.size() > 1)
 
 
 def _forget_in_child() -> None:
     global core, _forked
+    if not mpi.is_initialized():
+        return  # this child may become a rank
     _forked = True
-    core = _NoCore(
-        "kvstore_plugin does not work in a forked child of a rank, since MPI does not survive a fork: "
-        "use it in the parent only, or start the child with the method 'spawn'."
+    core = _CoreInChild(
+        "kvstore_plugin does not work in a forked child of a rank, since MPI does not survive a fork: use it in the "
+        "parent only. The child knows rank(), size() and the like.",
+        _numbers,
     )
-    sys.exit = _noting_status(sys.exit)
+    script_end.forget_in_child()
 
 
-def _noting_status(original: Any) -> Any:
-    """sys.exit of a forked child: notes the status, with which the core ends the child before mpi4py finalizes MPI.
-
-    An mpi4py that the user has imported first would do that, and hang.
-    """
-
-    @functools.wraps(original)
-    def sys_exit(status: Any = None, /) -> NoReturn:
-        number = status if isinstance(status, int) else int(status is not None)
-        core_loader.load().set_fork_status(number & 0xFF)
-        original(status)
-
-    return sys_exit
-
-
-def _remembering(previous: Any) -> Any:
-    """An excepthook that notes that this rank fails, after `previous` has shown why."""
-
-    def excepthook(kind: Any, value: Any, traceback: Any) -> None:
-        global _failed
-        previous(kind, value, traceback)
-        if _forked:
-            core_loader.load().set_fork_status(1)
-        # In an interactive Python the user goes on after a traceback.
-        if is_initialized() and core.size() > 1 and not sys.flags.interactive and not hasattr(sys, "ps1"):
-            _failed = True
-            watch = threading.Timer(_ABORT_AFTER_S, _abort_if_ending)
-            watch.daemon = True
-            watch.start()
-
-    return excepthook
-
-
-def _abort_if_ending() -> None:
-    """End the job if the main thread is over; otherwise the program called sys.excepthook itself and goes on."""
-    global _failed
-    if threading.main_thread().is_alive():
-        _failed = False
-    else:
-        _abort()
-
-
-def _abort() -> None:
+def _abort(status: int) -> None:
     from mpi4py import MPI
 
     core_loader.load().end_failed_exits_by_signal(False)  # no rank goes on without this process: Abort ends all
@@ -621,24 +629,39 @@ def _abort() -> None:
     if _has_lost or failure_detector.lost():
         # The mpirun of Open MPI 5 sometimes deadlocks when two ranks of a job with --with-ft abort it at once. The
         # first rank that aborts ends the others.
-        time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _ABORT_AFTER_S))
-    MPI.COMM_WORLD.Abort(1)
+        time.sleep(min(_ABORT_APART_S * MPI.COMM_WORLD.Get_rank(), _MOST_APART_S))
+    MPI.COMM_WORLD.Abort(status)
 
 
 def _at_exit() -> None:
+    if _forked:
+        return
+    failure, exit_ = script_end.failure(), script_end.failed_exit()
     if is_initialized():
-        if _failed:
+        if failure is not None:
+            script_end.tell_launcher(failure)
             _tell_leaving()
-            _abort()
+            core.leave(failure.text)
+            script_end.end_job(failure)
+        script_end.tell_launcher(exit_)
         _warn_if_nothing_was_exchanged()
         _leave(
-            "its script has ended; all workers must make this call, and the same number of steps",
+            exit_.text
+            if exit_ is not None
+            else "its script has ended; all workers must make this call, and the same number of steps",
             "kvstore_plugin was shut down: Python is exiting.",
         )
-    elif not _forked:
+    else:
         failure_detector.end()  # it still runs if join_again() has failed
-    if not _forked:
-        new_workers.end_without_disconnecting()
+        script_end.tell_launcher(failure or exit_)
+    if mpi.is_shared():
+        if failure is not None:
+            script_end.end_job(failure)
+        if _broken_off:
+            _log.error("%s: the job ends.", _broken_off)
+            _abort(exit_.status if exit_ is not None else 1)
+        launched.mark_ended()
+    new_workers.end_without_disconnecting()
 
 
 def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
@@ -651,6 +674,7 @@ def _leave(reason: str, afterwards: str, lost: bool = False) -> int:
     forgotten = drain(seconds)
     _tell_leaving()
     leaving, core, _comm, _group = core, _NoCore(afterwards), None, None
+    _numbers.clear()
     stall_watch.end(leaving)
     failure_detector.end(orderly=not lost)
     leaving.leave(reason)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from harness import launcher
 from harness.marks import long
+from harness.world_alone import HEAD
 from kvstore_plugin.world import mpi_settings
 from kvstore_plugin.world.launch_checks import parse_version
 
@@ -74,15 +75,12 @@ def test_nothing_is_said_where_they_were_set(mpirun):
 
 
 _SHARED_MEMORY = Path("/dev/shm")
-_ALONE = """
-import os, pathlib, subprocess, sys
-import kvstore_plugin as mykv
+_ALONE = f"""{HEAD}
 mykv.init()
-before = os.environ.get("OMPI_MCA_btl_sm_backing_directory")
 if os.fork() == 0:
     sys.exit(0)
 os.wait()
-print("file", len([*pathlib.Path("/dev/shm").glob("mykv-*/sm_segment.*")]), before)
+print("alone", os.environ.get("OMPI_MCA_btl"), flush=True)
 """
 _CHILD = """
 from mpi4py import MPI
@@ -91,11 +89,8 @@ parent = MPI.Comm.Get_parent()
 parent.Send(np.ones(100000), 0)
 parent.Disconnect()
 """
-_SPAWNING = f"""
-import sys
-import kvstore_plugin as mykv
+_SPAWNING = f"""{HEAD}
 mykv.init()
-import numpy as np
 from mpi4py import MPI
 child = MPI.COMM_SELF.Spawn(sys.executable, ["-c", {_CHILD!r}])
 got = np.zeros(100000)
@@ -105,22 +100,26 @@ print("sum", got.sum())
 """
 
 
+_ENDED = f"{_ALONE}os.kill(os.getpid(), signal.SIGTERM)"
+
+
 def _files():
     return {path for pattern in ("sm_segment.*", "mykv-*") for path in _SHARED_MEMORY.glob(pattern)}
 
 
 @pytest.mark.skipif(not _SHARED_MEMORY.is_dir(), reason="needs /dev/shm")
 @pytest.mark.parametrize(
-    "script, output", [(_ALONE, "file"), long(_SPAWNING, "sum 100000.0")], ids=["alone", "spawning"]
+    "script, output, code",
+    [(_ENDED, "alone None", -15), long(_ALONE, "alone None", 0), long(_SPAWNING, "sum 100000.0", 0)],
+    ids=["ended", "alone", "spawning"],
 )
-def test_a_process_without_a_launcher_leaves_no_file_in_dev_shm(mpirun, script, output):
+def test_a_process_without_a_launcher_leaves_no_file_in_dev_shm(mpirun, script, output, code):
+    """Also if a signal ends it."""
     if not launcher.is_open_mpi():
         pytest.skip("only Open MPI leaves a file")
     before = _files()
     as_root = {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     result = mpirun(0, script, env={"OMPI_MCA_btl_sm_backing_directory": None, **as_root})
-    assert result.code == 0 and output in result.stdout, result.text
+    assert result.code == code and output in result.stdout, result.text
     assert not _files() - before, result.text
-    if script == _ALONE:
-        assert "file 0" not in result.stdout and "None" in result.stdout, result.text
     assert "backing" not in result.stderr and "segment" not in result.stderr, result.text

@@ -1,0 +1,134 @@
+"""The processes that the launcher has started on this host, as the kernel shows them in /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Mapping, NamedTuple
+
+from . import launch_checks
+
+# Which process of which job a process is, as its launcher says; a nested launcher says something else.
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+_IDENTITY = (*_RANKS, "PMIX_NAMESPACE", "PMI_FD", "SLURM_STEP_ID", "SLURM_PROCID")
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+_LAUNCHERS = ("prte", "orted", "mpirun", "mpiexec", "hydra", "srun", "slurmstepd")
+# The pid of the worker; its child processes inherit it. The launcher passes it on to no other host.
+_MARK = "_MYKV_WORKER"
+_ENDED = "mykv-ended"  # the name of a process whose script has ended, while MPI waits for the others
+
+
+class _Process(NamedTuple):
+    name: str
+    parent: int
+    is_zombie: bool
+
+
+class Workers(NamedTuple):
+    """The workers of this job on this host."""
+
+    alive: set[int]  # ranks whose script has not ended
+    ended: set[int]  # ranks whose script has ended, or whose process has, where these can be told apart
+    missing: int  # how many processes have ended whose ranks are not known
+
+
+def mark_worker() -> None:
+    """Let child processes of this process know that it is a worker."""
+    if _is_launched(os.environ):
+        os.environ[_MARK] = str(os.getpid())
+
+
+def worker_above() -> int | None:
+    """The pid of the worker that has started this process, if this process is no worker itself."""
+    worker = launch_checks.count_of(os.environ.get(_MARK, ""))
+    if worker is None or worker == os.getpid() or not _is_launched(os.environ):
+        return None
+    for pid, process in _ancestors():
+        if pid == worker:
+            return worker
+        if process.name.startswith(_LAUNCHERS):  # a job that the worker has started
+            return None
+    return None
+
+
+def mark_ended() -> None:
+    """Show that the script of this process has ended: workers that wait in init() look for that."""
+    with contextlib.suppress(OSError):  # then they warn after MYKV_STALL_WARN_S
+        Path("/proc/self/comm").write_text(_ENDED, encoding="ascii")
+
+
+def workers_here() -> Workers | None:
+    """The workers on this host; None where they cannot be seen."""
+    size = next(filter(None, (launch_checks.count_of(os.environ.get(name, "")) for name in _LOCAL_SIZES)), None)
+    launcher = _launcher()
+    if size is None or launcher is None:
+        return None
+    alive, ended = set(), set()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        process = _process(pid)
+        if process is None or process.parent != launcher or process.is_zombie:
+            continue
+        environment = _environment(pid)
+        if environment is None:
+            return None
+        rank = _rank(environment)
+        if rank is not None:
+            (ended if process.name == _ENDED else alive).add(rank)
+    launched = launch_checks.launched_processes(os.environ)
+    missing = size - len(alive | ended)
+    if missing > 0 and launched is not None and launched[1] == size:
+        ended |= set(range(size)) - alive
+        missing = 0
+    return Workers(alive, ended, missing)
+
+
+def _is_launched(environment: Mapping[str, str]) -> bool:
+    return "PMIX_NAMESPACE" in environment or launch_checks.launched_processes(environment) is not None
+
+
+def _rank(environment: Mapping[str, str]) -> int | None:
+    return next((int(environment[name]) for name in _RANKS if environment.get(name, "").isdigit()), None)
+
+
+def _launcher() -> int | None:
+    """The process that has started this worker, also where a shell is between them."""
+    mine = [os.environ.get(name) for name in _IDENTITY]
+    for pid, process in _ancestors():
+        environment = _environment(pid)
+        if process.name.startswith(_LAUNCHERS) or environment is None:
+            return pid
+        if [environment.get(name) for name in _IDENTITY] != mine:
+            return pid
+    return None
+
+
+def _ancestors() -> list[tuple[int, _Process]]:
+    found = []
+    own = _process(os.getpid())
+    pid = own.parent if own else 0
+    while pid > 0:
+        process = _process(pid)
+        if process is None:
+            break
+        found.append((pid, process))
+        pid = process.parent
+    return found
+
+
+def _process(pid: int) -> _Process | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    state, parent = rest.split()[:2]
+    return _Process(name, int(parent), state in "ZX")
+
+
+def _environment(pid: int) -> dict[str, str] | None:
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+    except OSError:
+        return None
+    return {name: value for name, _, value in (one.partition("=") for one in text.split("\0"))}

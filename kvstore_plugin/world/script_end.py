@@ -1,0 +1,192 @@
+"""How this process's script ends: the exception or the status of sys.exit(), for the other ranks and the launcher.
+
+The hooks are there from the import of the package on. A rank that fails before init(), in it, or after shutdown()
+leaves other ranks waiting just as a rank that trains does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import re
+import sys
+import threading
+import time
+from typing import Any, Callable, NamedTuple, NoReturn
+
+from mykvrun import worker_notes
+
+# A rank that failed ends the whole job after this many seconds, even if threads of the user keep its interpreter alive.
+_ABORT_AFTER_S = 5.0
+# A rank that fails because another rank has failed gives that rank so long to end the job itself.
+_FIRST_S = 2.0
+_MOST_CHARACTERS = 100  # of an exception's first line
+_INTERRUPTED = 130  # the status of a program that Ctrl-C has ended
+_ENDED = "ended with "  # the core says "rank 1 ended with ..." of a departure with such a reason
+_OF_OTHER = re.compile(r"rank \d+ ended with (?:sys\.exit\((?P<status>\d+)\)|(?P<kind>\w+))")
+
+
+class _Hooks(NamedTuple):
+    would_wait: Callable[[], bool]
+    abort: Callable[[int], None]
+
+
+class End(NamedTuple):
+    """How a script ends."""
+
+    text: str  # "ended with KeyError: 'label'"
+    status: int
+    follows: bool = False  # the exception came from another rank, which has failed before
+
+
+_failure: End | None = None  # an exception that nobody has caught
+_exit: End | None = None  # sys.exit() with a status other than 0
+_is_forked = False
+_hooks: _Hooks | None = None  # once there are any
+
+
+def install(would_wait: Callable[[], bool], at_exit: Callable[[], None], abort: Callable[[int], None]) -> None:
+    """Note from now on how the script ends.
+
+    Parameters
+    ----------
+    would_wait : callable
+        Whether other ranks would wait for this process if it just ended.
+    at_exit : callable
+        Called when Python exits, after the exit handlers that the program registers from now on.
+    abort : callable
+        Ends the job with a status.
+    """
+    global _hooks
+    if _hooks is None:
+        _hooks = _Hooks(would_wait, abort)
+        sys.exit = _noting_status(sys.exit)
+        atexit.register(at_exit)
+    if not getattr(sys.excepthook, "_is_of_mykv", False):  # a program may have replaced it since
+        sys.excepthook = _noting_exception(sys.excepthook)
+
+
+def forget_in_child() -> None:
+    """In a forked child: its end concerns no other rank."""
+    global _is_forked, _failure, _exit
+    _is_forked, _failure, _exit = True, None, None
+
+
+def failure() -> End | None:
+    """The exception that ends this script, if any."""
+    return _failure
+
+
+def failed_exit() -> End | None:
+    """The call of sys.exit() with a status other than 0 that ends this script, if any."""
+    return _exit
+
+
+def tell_launcher(end: End | None) -> None:
+    """Tell mykvrun how the script ends, if it fails; before other ranks can learn of it."""
+    if end is not None:
+        worker_notes.tell_end(end.status, end.text[len(_ENDED) :])
+
+
+def end_job(end: End) -> None:
+    """End the job; a rank that has failed first gets the time to do so itself."""
+    if end.follows:
+        time.sleep(_FIRST_S)
+    assert _hooks
+    _hooks.abort(end.status)
+
+
+class _Exit(SystemExit):
+    """The SystemExit of sys.exit(): a script that catches it does not end with it."""
+
+    def __del__(self) -> None:
+        global _exit
+        # Python drops the exception that ends the script when no function runs any more.
+        if sys._getframe().f_back is not None:
+            _exit = None
+
+    def __reduce__(self) -> Any:
+        return SystemExit, self.args
+
+
+_Exit.__name__ = _Exit.__qualname__ = "SystemExit"
+_Exit.__module__ = "builtins"
+
+
+def _noting_status(original: Any) -> Any:
+    @functools.wraps(original)
+    def sys_exit(status: Any = None, /) -> NoReturn:
+        global _exit
+        number = status if isinstance(status, int) else int(status is not None)
+        if _is_forked:
+            # The core ends a forked child before mpi4py finalizes MPI, which would hang: with this status.
+            _set_fork_status(number & 0xFF)
+            original(status)
+        try:
+            original(status)
+        except SystemExit as error:
+            if type(error) is not SystemExit or threading.current_thread() is not threading.main_thread():
+                raise
+            arguments = error.args
+        _exit = End(f"{_ENDED}sys.exit({_short(repr(status))})", number & 0xFF) if number & 0xFF else None
+        raise _Exit(*arguments) from None
+
+    return sys_exit
+
+
+def _noting_exception(previous: Any) -> Any:
+    """An excepthook that notes that this rank fails, after `previous` has shown why."""
+
+    def excepthook(kind: Any, value: Any, traceback: Any) -> None:
+        global _failure
+        previous(kind, value, traceback)
+        if _is_forked:
+            _set_fork_status(1)
+        elif ((_hooks and _hooks.would_wait()) or worker_notes.VARIABLE in os.environ) and not _is_interactive():
+            _failure = _end_by(kind, value)
+            watch = threading.Timer(_ABORT_AFTER_S, _abort_if_ending)
+            watch.daemon = True
+            watch.start()
+
+    excepthook._is_of_mykv = True  # type: ignore[attr-defined]
+    return excepthook
+
+
+def _is_interactive() -> bool:
+    """Whether the user goes on after a traceback."""
+    return bool(sys.flags.interactive) or hasattr(sys, "ps1")
+
+
+def _set_fork_status(status: int) -> None:
+    core = sys.modules.get("mykv_core")
+    if core is not None:
+        core.set_fork_status(status)
+
+
+def _end_by(kind: Any, value: Any) -> End:
+    text = ""
+    with contextlib.suppress(Exception):  # an exception's text is the program's code
+        text = str(value)
+    status = _INTERRUPTED if issubclass(kind, KeyboardInterrupt) else 1
+    other = _OF_OTHER.search(text)
+    if other is not None:
+        status = int(other["status"] or 1) if other["kind"] != "KeyboardInterrupt" else _INTERRUPTED
+    lines = [line for line in text.splitlines() if line.strip()] or [""]
+    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]  # MXNet's errors begin with C++ frames
+    return End(f"{_ENDED}{kind.__name__}{': ' * bool(line)}{_short(line)}", status, other is not None)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else text[: _MOST_CHARACTERS - 3] + "..."
+
+
+def _abort_if_ending() -> None:
+    """End the job if the main thread is over; otherwise the program called sys.excepthook itself and goes on."""
+    global _failure
+    if threading.main_thread().is_alive() or _failure is None:
+        _failure = None
+    elif _hooks and _hooks.would_wait():
+        tell_launcher(_failure)
+        _hooks.abort(_failure.status)
