@@ -27,7 +27,7 @@ from ..compat import arrays
 from ..compat.arguments import whole_number
 from ..compat.mxnet import NDArray, Parameter, finite_flags, mx
 from ..sharded_optimizer import atomic_file
-from ..world import process
+from ..world import process, training_warnings
 from .communication_hook import GradientBucket
 
 # Gram-Schmidt subtracts the earlier columns from a column of P. If less than this share of its squared length is left,
@@ -289,7 +289,7 @@ class PowerSGD:
         """After the first update since load_states(): what was not used is of no use."""
         if self._checks_loaded and self._loaded:
             names = ", ".join(sorted({key.rpartition("/")[0] for key in self._loaded}))
-            _log.warning(
+            training_warnings.warn(
                 "PowerSGD.load_states() has read states of gradients that the trainer does not compress, and forgets "
                 "them: %s. These parameters are frozen, or the file is of another network.",
                 names,

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import sys
 from typing import Any, Iterable, Iterator
 
@@ -28,9 +27,8 @@ from ..compat.mxnet import MXNetError, Parameter, all_finite, autograd, gluon, m
 from ..coordination import agreement
 from ..gradients.parameter_groups import Company
 from ..store.names import is_ours
+from ..world import training_warnings
 from .distributed_optimizer import DistributedOptimizer
-
-_log = logging.getLogger("kvstore_plugin")
 
 
 def warn_of_added_gradients(parameters: Iterable[Parameter]) -> None:
@@ -39,7 +37,7 @@ def warn_of_added_gradients(parameters: Iterable[Parameter]) -> None:
         return
     if _loses_added_gradients() and not _loses_added_gradients.has_warned:
         _loses_added_gradients.has_warned = True
-        _log.warning(
+        training_warnings.warn(
             "MXNet's AMP loses gradients with grad_req 'add' here: it adds them to a copy, and the array that the "
             "trainer reads stays as it is. Use grad_req 'write', or leave AMP out."
         )

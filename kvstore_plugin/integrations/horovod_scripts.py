@@ -6,14 +6,12 @@ it. If a call means something else than in Horovod, and training would change si
 
 from __future__ import annotations
 
-import logging
 import sys
 from types import FrameType, ModuleType
 from typing import Any
 
+from ..world import training_warnings
 from ..world.process_set import ProcessSet
-
-_log = logging.getLogger("kvstore_plugin")
 
 _told: set[str] = set()  # warnings that this process has given
 
@@ -34,7 +32,7 @@ def tell_of_means(trainer: Any, process_set: ProcessSet, frame: FrameType | None
     if not _is_for_horovod(trainer, frame):
         return
     _told.add("means")
-    _log.warning(
+    training_warnings.warn(
         "Gradients after allreduce_grads() are means over the %d workers, but sums in Horovod, so a script for Horovod "
         "clips them at another norm. Make the DistributedTrainer with gradients_after_allreduce='sum' for sums as in "
         "Horovod, or with 'mean' to keep means without this warning.",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 
 from ..compat.mxnet import gluon
-from ..world import process
-
-_log = logging.getLogger("kvstore_plugin")
+from ..world import process, training_warnings
 
 # A program that sums gradients by itself seldom makes so many steps without an operation of this package.
 _STEPS = 10
@@ -29,7 +26,7 @@ def note(trainer: gluon.Trainer) -> None:
         # A program that has made steps together means this trainer to train alone, as for a comparison.
         if operations == before and not process.core.statistics()["steps"]:
             _told = True
-            _log.warning(
+            training_warnings.warn(
                 "A gluon.Trainer has made %d steps in which the %d workers have exchanged nothing, so each of them "
                 "trains its own weights. Use a DistributedTrainer, or gluon.Trainer(..., kvstore='mykv').",
                 _STEPS,

@@ -6,11 +6,11 @@ of a whole row. Some cannot be divided at all, since they keep state that all pa
 
 from __future__ import annotations
 
-import logging
 import numbers
 from typing import Any
 
 from ..compat.mxnet import mx
+from ..world import training_warnings
 
 # Names of MXNet's classes in lower case, of both releases; each release lacks some.
 _ELEMENTWISE = (
@@ -35,8 +35,6 @@ _REFUSED = {
     "nadam": "multiplies one momentum schedule by a factor for each parameter that it updates",
     "sgld": "adds noise from the random generator of the worker that updates",
 }
-
-_log = logging.getLogger("kvstore_plugin")
 
 
 def _of_mxnet() -> dict[str, type]:
@@ -130,7 +128,7 @@ def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
 def warn_of_noise(optimizer: Any, workers: int) -> None:
     """Log a warning if each of several workers would update its weights with random noise of its own."""
     if workers > 1 and isinstance(optimizer, tuple(_noisy)):
-        _log.warning(
+        training_warnings.warn(
             "%s adds random noise in the update of each worker, so the weights of the workers stay equal only if all "
             "draw the same numbers. Give mx.random.seed() the same number on all workers before each step, and call "
             "check_in_step() now and then.",

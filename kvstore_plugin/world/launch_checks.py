@@ -19,6 +19,8 @@ from typing import Mapping
 
 from mykvrun import worker_notes
 
+from . import training_warnings
+
 _log = logging.getLogger("kvstore_plugin")
 _told_of_one_worker = False
 
@@ -240,7 +242,7 @@ def tell_of_one_worker(size: int, environment: Mapping[str, str] = os.environ) -
     if _told_of_one_worker or not is_alone or is_meant or own or not hasattr(main, "__file__"):
         return
     _told_of_one_worker = True
-    _log.warning(
+    training_warnings.warn(
         "No launcher started this program, so it trains with one worker. For two workers: mykvrun -n 2 %s",
         shlex.join(_command()),
     )
@@ -265,7 +267,7 @@ def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> Non
         return
     variable, count = launched
     if environment.get(_RANK_VARIABLES[variable]) == "0":
-        _log.warning(
+        training_warnings.warn(
             "The launcher started %d workers, but this worker has never called init(): if it has trained, then alone. "
             "Check the name in mx.kv.create('mykv') and give the store to gluon.Trainer or Module, or use a "
             "DistributedTrainer.",

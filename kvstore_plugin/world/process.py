@@ -36,6 +36,7 @@ from . import (
     script_end,
     settings,
     stall_watch,
+    training_warnings,
 )
 from .version import VERSION
 
@@ -271,7 +272,7 @@ def _tried() -> int:
 def _warn_if_nothing_was_exchanged() -> None:
     """Log a warning at the end of a job whose workers have trained separately, if they have trained at all."""
     if core.size() > 1 and core.rank() == 0 and recoveries == 0 and _tried() == _tried_by_init:
-        _log.warning(
+        training_warnings.warn(
             "The %d workers have exchanged nothing since init(). If they should have trained together, give the store "
             "'mykv' to gluon.Trainer or Module, or use a DistributedTrainer.",
             core.size(),
@@ -319,7 +320,7 @@ def shutdown() -> None:
         forgotten = _leave("it called shutdown()", "kvstore_plugin was shut down: call kvstore_plugin.init() first.")
         ended = [text for code, (count, text) in _ended_by_leaving().items() if count > _ended_before.get(code, 0)]
         if forgotten and ended:
-            _log.warning(
+            training_warnings.warn(
                 "Operations have failed since a rank has left, and shutdown() has made MXNet forget their errors. The "
                 "results are missing, although reading them raises no error any more. One of the operations: %s",
                 ended[0],
