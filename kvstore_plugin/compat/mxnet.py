@@ -50,6 +50,7 @@ from mxnet.base import _LIB  # noqa: E402
 from mxnet.base import MXNetError as MXNetError  # noqa: E402
 from mxnet.gluon.parameter import DeferredInitializationError as DeferredInitializationError  # noqa: E402
 from mxnet.gluon.parameter import Parameter  # noqa: E402
+from mxnet.gluon.trainer import Trainer as Trainer  # noqa: E402 - a program may put another class under gluon.Trainer
 from mxnet.kvstore.base import KVStoreBase as KVStoreBase  # noqa: E402
 
 NDArray = ndarray.NDArray

@@ -34,6 +34,8 @@ class Patch(NamedTuple):
 
 
 _table: dict[str, Patch] = {}
+# What has the names, as it was at import: a program may put `gluon.Trainer = DistributedTrainer` before init().
+_owners: dict[str, Any] = {}
 # For each replacement: the owner, the name, the original, and whether the owner itself (not a base class) had the name.
 _replaced: list[tuple[Any, str, Any, bool]] = []
 
@@ -74,6 +76,8 @@ def replaces(
             patch = Patch(owner, attribute, tuple(releases), when, why, does, undone_by, replacement, makes)
             if _origin(_table.setdefault(name, patch)) != _origin(patch):
                 raise ValueError(f"{name} is replaced by {_origin(_table[name])} and by {_origin(patch)}.")
+            if MAJOR in patch.releases:
+                _owners.setdefault(name, operator.attrgetter(owner)(mx))
             if when == AT_IMPORT:
                 _put(patch)
         return replacement
@@ -105,7 +109,7 @@ def undo() -> None:
 def _put(patch: Patch) -> None:
     if MAJOR not in patch.releases:
         return
-    owner = operator.attrgetter(patch.owner)(mx)
+    owner = _owners[f"{patch.owner}.{patch.name}"]
     original = getattr(owner, patch.name, None) if patch.makes else getattr(owner, patch.name)
     if hasattr(original, _MARK):
         return

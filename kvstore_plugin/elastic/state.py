@@ -17,7 +17,7 @@ import numpy as np
 from ..collectives.objects import allgather_object
 from ..compat import errors
 from ..compat.errors import WorkersLost
-from ..compat.mxnet import MXNetError, Parameter, forget_recorded, gluon, wait_for_all
+from ..compat.mxnet import MXNetError, Parameter, Trainer, forget_recorded, gluon, wait_for_all
 from ..coordination import operation
 from ..parameters.naming import named_parameters
 from ..training.trainer import DistributedTrainer
@@ -73,12 +73,12 @@ class ElasticState:
         self._callbacks: list[Callable[[], Any]] = []
         self._checkpoint = checkpoint
         self._nets = [one for one in members.values() if isinstance(one, gluon.Block)]
-        self._trainers = [one for one in members.values() if isinstance(one, gluon.Trainer)]
+        self._trainers = [one for one in members.values() if isinstance(one, Trainer)]
         self._number = _NEVER  # of the last commit
         self._members: Members | None = None  # of run_elastic()
         vars(self).update(members)
         self._own = {name for name in vars(self) if name.startswith("_")} | {"_own", "_copies"}
-        self._own |= {name for name, one in members.items() if isinstance(one, (gluon.Block, gluon.Trainer))}
+        self._own |= {name for name, one in members.items() if isinstance(one, (gluon.Block, Trainer))}
         if not self._trainers:
             raise ValueError("An ElasticState needs a DistributedTrainer: ElasticState(net=net, trainer=trainer, ...).")
         known = {id(parameter) for parameter in self._parameters()}

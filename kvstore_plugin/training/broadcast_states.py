@@ -14,7 +14,7 @@ import numpy as np
 
 from ..collectives.objects import broadcast_object
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, gluon, trainer_contexts
+from ..compat.mxnet import MXNetError, NDArray, SparseNDArray, Trainer, gluon, trainer_contexts
 from ..compat.state_tree import Leaf, described_array, filled, made_array, mapped
 from ..coordination import agreement, operation, operation_names
 from ..gradients import parameter_groups
@@ -90,7 +90,7 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
     """
     process.require()
     try:
-        if not isinstance(trainer, gluon.Trainer):
+        if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer must be a gluon.Trainer or DistributedTrainer, not {type(trainer).__name__}.")
         divided = _shares_of(trainer, root_rank)
     except (TypeError, ValueError) as error:
@@ -323,7 +323,7 @@ def _process_set_of(trainer: Any) -> ProcessSet:
     """The process set of a trainer's workers."""
     if isinstance(trainer, DistributedTrainer):
         return trainer._company.process_set
-    if not isinstance(trainer, gluon.Trainer):
+    if not isinstance(trainer, Trainer):
         return global_process_set
     store = trainer._kvstore_params["kvstore"]
     if isinstance(store, MyKV):

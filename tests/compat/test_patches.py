@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -275,6 +276,7 @@ def mxnet(monkeypatch):
     monkeypatch.setattr(patches, "mx", stand_in)
     monkeypatch.setattr(patches, "MAJOR", 1)
     monkeypatch.setattr(patches, "_table", {})
+    monkeypatch.setattr(patches, "_owners", {})
     monkeypatch.setattr(patches, "_replaced", [])
     return stand_in
 
@@ -293,6 +295,16 @@ def test_a_replacement_calls_the_original_and_looks_like_it(mxnet):
     assert mxnet.nn.Layer().forward(1) == 20 and len(patches.table()) == 1
     patches.undo()
     assert mxnet.nn.Layer.forward is own
+
+
+def test_a_name_that_a_program_has_given_to_something_else_before_init(mxnet):
+    own, original = mxnet.nn.Layer, mxnet.nn.Layer.forward
+    patches.replaces("nn.Layer.forward", when=patches.AT_INIT, **_TEXTS)(lambda original, self, x: -1)
+    mxnet.nn.Layer = functools.partial(own)
+    patches.install()
+    assert own().forward(1) == -1 and mxnet.nn.Layer().forward(1) == -1
+    patches.undo()
+    assert own.forward is original
 
 
 def test_what_waits_and_what_is_for_another_release(mxnet):
