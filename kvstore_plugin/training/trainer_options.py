@@ -57,6 +57,12 @@ class TrainerOptions:
         """
         process_set = given["process_set"]
         check_is_added(process_set)
+        if isinstance(given["compression"], numbers.Integral):
+            raise TypeError(
+                "The fourth argument of DistributedTrainer is compression, as in Horovod. If root_rank is meant, as in "
+                f"BytePS, pass it by keyword, with what follows it: root_rank={given['compression']!r}, "
+                "compression_params=..."
+            )
         given["compression"] = compressions.choose(given["compression"], compression_params)
         given["gradient_predivide_factor"] = positive_number(
             "gradient_predivide_factor", given["gradient_predivide_factor"]

@@ -608,5 +608,7 @@ def test_arguments_that_others_take():
         mykv.DistributedTrainer(net, "sgd")
     with pytest.raises(TypeError, match="such as net.collect_params.., not int"):
         mykv.DistributedTrainer(3, "sgd")
+    with pytest.raises(TypeError, match="pass it by keyword, with what follows it: root_rank=1"):
+        mykv.DistributedTrainer(net.collect_params(), "sgd", {}, 1, {"compressor": "topk"})  # as in BytePS
     with pytest.raises(TypeError, match="takes no kvstore. Leave it out"):
         mykv.DistributedTrainer(net.collect_params(), "sgd", kvstore="mykv")
