@@ -163,6 +163,11 @@ def _init_optimizer(
     if is_ours(kvstore):
         check_not_averaging(optimizer, "Module")
     had_one = self.optimizer_initialized
+    if isinstance(kvstore, MyKV) and kvstore._optimizer is not None and not had_one:
+        # A SequentialModule gives all its Modules one store, which holds the optimizer of the first. The others get
+        # stores of their own, as where they are given the store's name.
+        wire, kvstore = kvstore._wire, MyKV(kvstore._process_set)
+        kvstore._wire = wire
     original(self, kvstore, optimizer, optimizer_params, force_init)
     if is_ours(kvstore) and (force_init or not had_one):
         if not self._update_on_kvstore:

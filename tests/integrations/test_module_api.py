@@ -225,6 +225,29 @@ def test_initializing_the_optimizer_again(rank, size, gather, on_store):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_sequential_module_with_one_store(rank, size, gather, on_store, by_name):
+    first = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4, name="one")
+    last = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="two")
+    module = mx.mod.SequentialModule()
+    module.add(mx.mod.Module(first, label_names=None))
+    module.add(mx.mod.Module(mx.sym.SoftmaxOutput(last, name="softmax")), take_labels=True, auto_wiring=True)
+    data = _data(rank, size)
+    module.bind(data.provide_data, data.provide_label)
+    mx.random.seed(rank)
+    module.init_params(mx.init.Xavier())
+    store = "mykv" if by_name else mx.kv.create("mykv")
+    options = {"learning_rate": 0.1, "momentum": 0.9}
+    module.init_optimizer(kvstore=store, optimizer="sgd", optimizer_params=options)
+    before = _weights(module)
+    for batch in data:
+        module.forward_backward(batch)
+        module.update()
+    after = _weights(module)
+    assert _same(gather, module) and all((before[name] != after[name]).any() for name in after if "weight" in name)
+
+
+@pytest.mark.ranks(2)
 def test_bucketing_module(rank, size, gather, on_store):
     def network(length):
         value = mx.sym.Embedding(mx.sym.Variable("data"), input_dim=10, output_dim=3, name="embedding")
