@@ -76,8 +76,8 @@ Operation Group::broadcast_operation(int root, int priority) const {
   return operation;
 }
 
-std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept) {
-  request.turn = runtime_->take_turn(request.name);
+std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept, const std::string& turn_of) {
+  request.turn = turn_of.empty() ? runtime_->take_turn(request.name) : runtime_->last_turn(turn_of);
   request.ticket = runtime_->take_ticket();
   request.step = take_step_part();
   request.awaited = runtime_->may_stand_in();

@@ -42,7 +42,8 @@ class Group {
   // Arrays of numpy.
   std::unique_ptr<Work> submit_allreduce(const std::string& name, const std::vector<pybind11::array>& inputs,
                                          const std::vector<pybind11::array>& outputs, const std::string& op,
-                                         double scale, int priority, const std::string& label, const std::string& wire);
+                                         double scale, int priority, const std::string& label, const std::string& wire,
+                                         const std::string& turn_of);
   std::unique_ptr<Work> submit_broadcast(const std::string& name, const std::optional<pybind11::array>& input,
                                          const std::vector<pybind11::array>& outputs, int root, int priority,
                                          const std::string& label);
@@ -109,8 +110,9 @@ class Group {
  private:
   Operation broadcast_operation(int root, int priority) const;
   std::unique_ptr<Work> submit(const std::string& name, Operation operation, const std::vector<pybind11::array>& inputs,
-                               const std::vector<pybind11::array>& outputs, const std::string& label);
-  std::unique_ptr<Work> post(Request request, std::vector<pybind11::array> kept);
+                               const std::vector<pybind11::array>& outputs, const std::string& label,
+                               const std::string& turn_of = "");
+  std::unique_ptr<Work> post(Request request, std::vector<pybind11::array> kept, const std::string& turn_of = "");
 
   std::shared_ptr<Runtime> runtime_;
 };

@@ -13,7 +13,7 @@ void bind_submits(py::module_& m, GroupClass& group) {
   const auto root = py::arg("root") = 0;
   const py::arg outputs("outputs");
   bind_method(m, group, "submit_allreduce", &Group::submit_allreduce, name, py::arg("inputs"), outputs, op, scale,
-              priority, label, wire);
+              priority, label, wire, turn_of);
   bind_method(m, group, "submit_broadcast", &Group::submit_broadcast, name, py::arg("input"), outputs, root, priority,
               label);
 }

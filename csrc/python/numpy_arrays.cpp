@@ -21,7 +21,8 @@ void require_contiguous(const py::array& array, bool writeable) {
 }  // namespace
 
 std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation, const std::vector<py::array>& inputs,
-                                    const std::vector<py::array>& outputs, const std::string& label) {
+                                    const std::vector<py::array>& outputs, const std::string& label,
+                                    const std::string& turn_of) {
   const std::vector<py::array>& some = inputs.empty() ? outputs : inputs;
   if (some.empty()) throw py::value_error("no array was given");
   Request request;
@@ -48,15 +49,16 @@ std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation
   for (const py::array& array : outputs) request.outputs.push_back(const_cast<void*>(array.data()));
   request.operation = operation;
   request.signature = signature_of(operation, shape, world().label(operation.root), label);
-  return post(std::move(request), std::move(kept));
+  return post(std::move(request), std::move(kept), turn_of);
 }
 
 std::unique_ptr<Work> Group::submit_allreduce(const std::string& name, const std::vector<py::array>& inputs,
                                               const std::vector<py::array>& outputs, const std::string& op,
                                               double scale, int priority, const std::string& label,
-                                              const std::string& wire) {
+                                              const std::string& wire, const std::string& turn_of) {
   if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
-  return submit(name, allreduce_operation(*runtime_, op, scale, priority, wire), inputs, outputs, label);
+  return submit(name, allreduce_operation(*runtime_, op, scale, priority, wire), inputs, outputs, label,
+                turn_of);
 }
 
 std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std::optional<py::array>& input,

@@ -40,6 +40,11 @@ _EQUAL_STEPS = (
     "around the training loop."
 )
 
+_EQUAL_TRAINERS = (
+    "the workers make or step their trainers in different orders. Make all trainers, and call step() of each, in the "
+    "same order on all workers."
+)
+
 _EQUAL_ORDER = "make calls that wait in the same order on all workers, also calls of different process sets."
 
 # For each process set the thread that made its last call that waits.
@@ -161,7 +166,8 @@ def _steps(turn: Any) -> _Begun:
             ranks = awaited_by(trainer)
         except ValueError:  # its process set was removed
             continue
-        advice = getattr(trainer, "_when_steps_differ", _EQUAL_STEPS)
+        in_step = turn.name != waiting_name(turn.process_set)  # of a trainer, in place of a call of the user
+        advice = getattr(trainer, "_when_steps_differ", _EQUAL_TRAINERS if in_step else _EQUAL_STEPS)
         what = f"in a step of a trainer that rank {process.rank()} has not taken: {advice}"
         yield ranks, what, functools.partial(refuse, trainer)
 

@@ -107,7 +107,7 @@ class Turn:
 
     def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
         """Start the operation with a function of the core for numpy arrays, and return its work."""
-        work = function(self.name, *arguments, **options)
+        work = function(self.name, *arguments, **self._options, **options)
         self._taken = True
         return work
 

@@ -13,6 +13,7 @@ core sees that the two calls do not match, and all ranks get an error. The stale
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import operator
 import weakref
@@ -159,7 +160,6 @@ class DenseReducer(SharedReducer):
         return not all(map(operator.is_, map(_grad_of, self._parameters), self._seen))
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
-        self.leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._compares = compares
         self._when_updated.clear()
         if self._moved():
@@ -171,7 +171,7 @@ class DenseReducer(SharedReducer):
             used = {id(slot) for slot in self._share_freshness()}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
             keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
-        self._is_due = compares is not Comparing.NOTHING
+        self._is_due = compares is not Comparing.NOTHING and bool(self._operations)
         if compares is Comparing.UPDATE:
             self._sums.begin()
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
@@ -317,9 +317,17 @@ class DenseReducer(SharedReducer):
         failure = self._sums.failure() if self._compares is Comparing.UPDATE else None
         if failure is not None:
             self.refuse_comparison(failure)
+            self._clear_errors()
             raise MXNetError(failure)
         if self._operations:
             super().compare(label)
+
+    def _clear_errors(self) -> None:
+        """Read the gradients: an error that nobody reads would stay in them, and fail all later sums."""
+        for parameter in self._parameters:
+            for gradient in parameter._grad or ():
+                with contextlib.suppress(MXNetError):
+                    gradient.wait_to_read()
 
     def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         super().carry(squares, add_up)

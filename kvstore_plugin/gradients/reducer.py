@@ -23,6 +23,14 @@ from .bucket_plan import Comparison, Reduction
 from .fence import Fence
 from .squares import Piece, Squares
 
+_NO_UPDATE = "no update() after allreduce_grads()"  # what a rank compares that leaves update() out
+
+
+UPDATE_REFUSED = (
+    "update() is refused, since allreduce_grads() has failed on this worker. Call backward and allreduce_grads() again "
+    "before update()."
+)
+
 
 class Comparing(enum.Enum):
     """What compare() does after allreduce()."""
@@ -138,6 +146,16 @@ class Reducer:
     def is_due(self) -> bool:
         """Whether compare() was not called after the last allreduce() that announced it."""
         return False
+
+    def is_left_out_by_all(self) -> bool:
+        """Tell the other ranks that this rank leaves out the update for which compare() is due. Waits for the others.
+
+        Returns
+        -------
+        bool
+            Whether all ranks leave it out. If not, the other ranks have counted an update, which fails on all of them.
+        """
+        return True
 
     def has_begun(self) -> bool:
         """Whether the other ranks may count an update that this rank does not make."""
@@ -267,6 +285,17 @@ class SharedReducer(Reducer):
         """Whether compare() was not called after the last allreduce() that announced it."""
         return self._is_due
 
+    def is_left_out_by_all(self) -> bool:
+        name = self._names()[0]
+        turn = operation.Turn(self._process_set, f"{name}/update", "allreduce_grads()", turn_of=name)
+        self._is_due = False
+        try:
+            with turn:
+                turn.meet(_NO_UPDATE)
+        except MXNetError:
+            return False
+        return True
+
     def leave_out_comparison(self, reason: str) -> None:
         """Refuse the comparison of the last allreduce(), if it is still due."""
         if self._is_due:
@@ -339,18 +368,30 @@ class SharedReducer(Reducer):
         return {**self.__dict__, "_is_due": False}
 
 
-@contextlib.contextmanager
-def counted(trainer: gluon.Trainer, reducers: Sequence[Reducer]) -> Iterator[None]:
-    """A context of a trainer's step: if it fails here, an update is counted, since the other workers count it."""
-    before = trainer_state.updates_counted(trainer)
-    try:
-        yield
-    except BaseException as error:  # also Ctrl-C, after which this worker may go on
-        for one in reducers:
+class counted:
+    """A context of a trainer's step: if it fails here, an update is counted, since the other workers count it.
+
+    It is a class, since a context made of a generator takes more calls in every step.
+    """
+
+    __slots__ = ("_before", "_reducers", "_trainer")
+
+    def __init__(self, trainer: gluon.Trainer, reducers: Sequence[Reducer]) -> None:
+        self._trainer = trainer
+        self._reducers = reducers
+        self._before = trainer_state.updates_counted(trainer)
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            return
+        for one in self._reducers:  # also after Ctrl-C: this worker may go on
             one.refuse_update(f"the step was interrupted on that rank: {error}")
-        if trainer_state.updates_counted(trainer) == before and any(one.has_begun() for one in reducers):
-            trainer_state.count_update(trainer)
-        raise
+        is_counted = trainer_state.updates_counted(self._trainer) != self._before
+        if not is_counted and any(one.has_begun() for one in self._reducers):
+            trainer_state.count_update(self._trainer)
 
 
 @contextlib.contextmanager

@@ -66,7 +66,6 @@ class SparseReducer(SharedReducer):
         agreement.check_names(reduction.process_set, self._name, labels, f"sparse parameters of {scope}")
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
-        self.leave_out_comparison("update() was not called on that rank after allreduce_grads()")
         self._has_begun = False
         active = self._active()
         loaded = load_tracking.any_of(self._parameters)

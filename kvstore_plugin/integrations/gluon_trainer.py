@@ -10,18 +10,21 @@ import contextlib
 import functools
 from typing import Any, Callable, Iterator
 
-from ..compat import patches
+import numpy as np
+
+from ..compat import arrays, patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon, trainer_contexts
 from ..coordination import agreement, deadlock_check, operation, step_label
+from ..coordination.operation_names import KeptNames
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
-from ..gradients.reducer import Comparing, counted, fenced
+from ..gradients.reducer import UPDATE_REFUSED, Comparing, counted, fenced
 from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
-from ..store.kvstore import MyKV
+from ..store.kvstore import MyKV, store_named
 from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -29,6 +32,8 @@ from . import amp, separate_steps
 from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
+_KIND = "gluon.Trainer"
+_SAME_ORDER = "Make all Trainers, and take their first steps, in the same order on all workers."
 _EARLIER = "A Trainer may be older than the import of this package. "
 
 
@@ -39,12 +44,16 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
+        self.number: int | None = None  # among the Trainers of the process set, counted where they are made
+        self.counted_in = (0, 0)  # the init() and the process set's number then
+        self.kept: KeptNames | None = None  # since the first step
         self.order = (0, 0)  # hashes of the order and of the names of its Parameters, see _order_of()
         self.has_met = False  # in the first step
         self.scope: str | None = None  # of the reducer's operations
         self.generation = 0  # of the reducer
         self.losses = 0  # process.losses when the reducer was made
         self.is_stepping = False
+        self.is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self.ignores_stale = False  # the present step
 
     def __getstate__(self) -> dict:
@@ -108,6 +117,7 @@ def _init(
     _record(self).order = _order_of(self, params)
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
         _own_gradients(self, _process_set_of(self))
+    _count(self)
 
 
 @patches.replaces(
@@ -132,6 +142,9 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
                 "gluon.Trainer cannot train sparse parameters with the store 'mykv': use "
                 "kvstore_plugin.DistributedTrainer(params, optimizer, optimizer_params) in its place, without kvstore."
             )
+        if _record(self).kept is not None and not isinstance(self._kvstore_params["kvstore"], MyKV):
+            # By a name of the Trainer: threads may take the first steps of several Trainers at a time.
+            self._kvstore_params["kvstore"] = store_named(f"{_record(self).scope}/store", global_process_set)
     original(self)
     if isinstance(self._kvstore, MyKV):
         self._kvstore_params["kvstore"] = self._kvstore
@@ -153,11 +166,18 @@ def _meet(trainer: gluon.Trainer) -> None:
     if _record(trainer).has_met or not process_set.included():
         return
     params = trainer._params
+    if _record(trainer).number is None:  # a copy, or older than the import of this package
+        _count(trainer)
+    record = _record(trainer)
+    is_known = record.counted_in == (process.generation, process_set.process_set_id)
+    own = [record.number if is_known else -1, process_set._counted().get(_KIND, 0), process_set._base(_KIND)]
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
-    call = f"the first step of a gluon.Trainer with {len(params)} parameters"
-    with operation.waiting(process_set, call) as turn:
-        met = turn.meet(call, [missing, *_record(trainer).order])
-    first, orders, names = met.T
+    held = agreement.digest([f"{one.shape} {arrays.dtype_name(one.dtype)}" for one in params])
+    call = "the first step of a gluon.Trainer"
+    with operation.waiting(process_set, f"{call} with {len(params)} parameters") as turn:
+        met = turn.meet(call, [len(params), missing, held, *record.order, *own])
+    name = _agreed_name(process_set, met[:, 0], *met[:, 5:].T)
+    first, holds, orders, names = met[:, 1:5].T
     if (orders != orders[0]).any() and (names != names[0]).any():
         raise RuntimeError(
             "The workers number the parameters of a gluon.Trainer differently, since it sorts them by name and the "
@@ -170,7 +190,48 @@ def _meet(trainer: gluon.Trainer) -> None:
         name, parameter, _ = named_parameters(params)[number]
         sentence = deferred_init.without_values(name, parameter, rank)
         raise (DeferredInitializationError if missing < len(params) else MXNetError)(sentence)
-    _record(trainer).has_met = True
+    if (holds != held).any():
+        shown = ", ".join(f"{one.name} {one.shape} {arrays.dtype_name(one.dtype)}" for one in params[:5])
+        raise RuntimeError(
+            f"The workers' gluon.Trainers hold parameters of different shapes or dtypes; that of rank {process.rank()} "
+            f"begins with {shown}. {_SAME_ORDER}"
+        )
+    record.has_met, record.scope, record.kept = True, record.scope or name, KeptNames(process_set, name)
+
+
+def _count(trainer: gluon.Trainer) -> None:
+    """Count a Trainer where it is made, since the first steps of several may come in any order."""
+    record, process_set = _record(trainer), _process_set_of(trainer)
+    record.number = process_set._next_number(_KIND)
+    record.counted_in = (process.generation, process_set.process_set_id)
+
+
+def _agreed_name(
+    process_set: ProcessSet, sizes: np.ndarray, numbers: np.ndarray, counts: np.ndarray, bases: np.ndarray
+) -> str:
+    """The name of a Trainer, from what all workers have told of theirs; as for FirstUse in operation_names.py.
+
+    Raises
+    ------
+    RuntimeError
+        The workers take the first steps of different Trainers.
+    """
+    number = int(numbers[0])
+    if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
+        number = int(counts.max())  # one worker alone has made a Trainer
+        process_set._skip_to({_KIND: number + 1})
+        numbers = np.full_like(numbers, number)
+    other = agreement.first_that_differs(np.stack([numbers, sizes], axis=1))
+    if other is None:
+        return f"{_KIND}{number}" if process_set is global_process_set else f"{process_set._scope}.{_KIND}{number}"
+    first, second = (
+        f"rank {process_set.ranks[position]} that of number {numbers[position]}, with {sizes[position]} parameters"
+        for position in (0, other)
+    )
+    raise RuntimeError(
+        "The workers take the first steps of different gluon.Trainers, counted from 0 as they were made: "
+        f"{first}, and {second}. {_SAME_ORDER}"
+    )
 
 
 def _order_of(trainer: gluon.Trainer, params: Any) -> tuple[int, int]:
@@ -214,20 +275,31 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
         return
     _resume(self)
     deadlock_check.stepped(self, _awaited_by, _refuse_awaited)
+    _settle(self)
     record, reducer = _record(self), _reducer_of(self)
-    if reducer.is_due():
-        trainer_state.count_update(self)  # update() was left out on this worker, and the others have counted it
-    with _refusing(self):
-        sync_batch_norm.end_step()
-        label = _label(self)
-        for parameter in self._params:
-            if parameter.grad_req != "null":
-                parameter.list_grad()  # raises an error for a Parameter without values
-    reducer.compress(self._kvstore._wire)
-    compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-    with counted(self, [reducer]), load_tracking.noting_failures(self):
-        reducer.allreduce(record.ignores_stale, label, compares)
-        reducer.update()
+    try:
+        with _refusing(self):
+            sync_batch_norm.end_step()
+            label = _label(self)
+            for parameter in self._params:
+                if parameter.grad_req != "null":
+                    parameter.list_grad()  # raises an error for a Parameter without values
+        reducer.compress(self._kvstore._wire)
+        compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
+        with counted(self, [reducer]), load_tracking.noting_failures(self):
+            reducer.allreduce(record.ignores_stale, label, compares)
+            reducer.update()
+    except BaseException:
+        record.is_counted = not record.is_stepping
+        raise
+
+
+def _settle(trainer: gluon.Trainer) -> None:
+    """After an allreduce_grads() without an update(): count an update if the other workers have made it."""
+    record = _record(trainer)
+    record.is_counted = False
+    if record.reducer is not None and record.reducer.is_due() and not record.reducer.is_left_out_by_all():
+        trainer_state.count_update(trainer)
 
 
 @patches.replaces(
@@ -253,6 +325,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         self._init_kvstore()
     if self._params_to_init:
         self._init_params()
+    _settle(self)
     with _refusing(self):
         if wrong is not None:
             raise wrong
@@ -283,6 +356,9 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
     reducer = record.reducer
     updates_here = reducer is not None and not self._update_on_kvstore
     if updates_here and not record.is_stepping:
+        if record.is_counted:
+            record.is_counted = False
+            raise MXNetError(UPDATE_REFUSED)
         _compare(self, reducer, ignore_stale_grad)
     noting = load_tracking.noting_failures(self if was_attached(self) else None)
     with noting, fenced([reducer] if updates_here else ()):
@@ -299,12 +375,11 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
             if not ignore_stale:
                 trainer_state.check_fresh(trainer._params)
         except BaseException as error:
-            reducer.leave_out_comparison(str(error) or type(error).__name__)
+            reducer.refuse_comparison(str(error) or type(error).__name__)
             raise
-        if reducer.is_due():
-            reducer.compare(label)
-            if ignore_stale:
-                reducer.share_freshness()
+        reducer.compare(label)
+        if ignore_stale:
+            reducer.share_freshness()
 
 
 @patches.replaces(
@@ -379,7 +454,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         named = named_parameters(trainer._params)
         when_moved = functools.partial(amp.warn_of_added_gradients, trainer._params)
         # All workers reach this in the first steps of their Trainers.
-        record.scope = record.scope or store._next_scope("trainer")
+        record.scope = record.scope or store._next_scope("trainer")  # set up without a step, by load_states()
         record.reducer = DenseReducer(record.scope, named, reduction, when_moved, keys, memory)
         record.generation, record.losses = process.generation, process.losses
     return record.reducer

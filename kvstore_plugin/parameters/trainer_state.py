@@ -24,18 +24,23 @@ def check_fresh(params: Iterable[Parameter], refuse: Callable[[str], None] = lam
     UserWarning
         A gradient is stale.
     """
-    trained = [parameter for parameter in params if parameter.grad_req != "null"]
-    if any(parameter._data is None for parameter in trained):
-        return  # missing values are an error of their own
-    for parameter in trained:
-        if not all(weight._fresh_grad for weight in parameter._data):
-            sentence = (
-                f"The gradient of parameter {parameter.name} on rank {process.rank()} is stale: no backward has "
-                "written it since the last step. If the network is meant to use only some of its parameters, call "
-                "step(..., ignore_stale_grad=True)."
-            )
-            refuse(sentence)
-            raise UserWarning(sentence)
+    stale = None
+    for parameter in params:  # a loop, since a generator costs a call for each gradient in every step
+        if parameter.grad_req == "null":
+            continue
+        if parameter._data is None:
+            return  # missing values are an error of their own
+        for weight in parameter._data:
+            if not weight._fresh_grad:
+                stale = stale or parameter
+    if stale is not None:
+        sentence = (
+            f"The gradient of parameter {stale.name} on rank {process.rank()} is stale: no backward has "
+            "written it since the last step. If the network is meant to use only some of its parameters, call "
+            "step(..., ignore_stale_grad=True)."
+        )
+        refuse(sentence)
+        raise UserWarning(sentence)
 
 
 def is_fresh(parameter: Parameter) -> bool:

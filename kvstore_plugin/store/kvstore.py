@@ -737,3 +737,6 @@ def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
         store = MyKV.__new__(MyKV)
         store._begin(scope, process_set)
     return _stores[scope]
+
+
+store_named = _store_named  # pickles know the private name

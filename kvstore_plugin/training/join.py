@@ -231,9 +231,12 @@ class join:
         averages = trainer._options.reduce_method == "mean" and not self._divides_by_all
         ratio = size / len(active) if averages else 1.0
         if plan.kind == _STEP:
+            if trainer._awaits_update:
+                trainer._settle()
             trainer._step(plan.factor * ratio, plan.ignore_stale)
         elif plan.kind == _ALLREDUCE:
-            trainer._allreduce(plan.ignore_stale)
+            trainer._ignores_stale = plan.ignore_stale
+            trainer._allreduce_grads()
             if ratio != 1.0 and not trainer._options.sums_of_means:
                 _scale(_shared(trainer), ratio)
         else:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import sys
 import warnings
-from typing import Any, Callable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from ..collectives.compression import Compression
 from ..compat import arrays, errors, mxnet
@@ -21,7 +20,7 @@ from ..gradients.clipping import Clipping
 from ..gradients.communication_hook import GradientBucket
 from ..gradients.dense_reducer import DenseReducer
 from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import Comparing, Reducer, SharedReducer, WeakMethod, counted, fenced
+from ..gradients.reducer import UPDATE_REFUSED, Comparing, Reducer, SharedReducer, WeakMethod, counted, fenced
 from ..gradients.sparse_reducer import SparseReducer
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
@@ -261,7 +260,9 @@ class DistributedTrainer(gluon.Trainer):
         self._join: Any = None  # the `join` around the training loop
         self._losses = process.losses  # when the workers last met for this trainer
         self._steps = 0  # equal on all workers between two steps, also after a step that failed
-        self._is_left_out = False  # this worker counted the step when its allreduce_grads() failed
+        self._begun: tuple[str, bool] | None = None  # in step() and update(): label of a step, ignore_stale_grad
+        self._awaits_update = False  # allreduce_grads() was called, and update() was not
+        self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
         self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
 
     def _meet_members(
@@ -518,46 +519,46 @@ class DistributedTrainer(gluon.Trainer):
         """
         errors.check()
         self._resume()
-        factor = self._factor_of(batch_size, self._refuse)
-        if self._join is None:
-            self._step(factor, ignore_stale_grad)
-        else:
-            self._join.take_part(self, "step", ignore_stale_grad, factor)
+        if self._join is not None:
+            self._join.take_part(self, "step", ignore_stale_grad, step_label.of_batch(self._scale, batch_size))
+            return
+        if self._awaits_update:
+            self._settle()
+        self._step(self._factor_of(batch_size, self._refuse), ignore_stale_grad)
 
     def _factor_of(self, batch_size: Any, refuse: Callable[[str], None]) -> float:
         """The factor of the gradients; if it cannot be computed, the other workers' call fails too."""
-        if self._join is not None:
+        try:
             return step_label.of_batch(self._scale, batch_size)
-        with self._counted():
-            try:
-                return step_label.of_batch(self._scale, batch_size)
-            except Exception as error:
+        except Exception as error:
+            with _Counted(self):
                 refuse(f"its batch size cannot be used: {error}")
                 raise
 
     def _step(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._is_left_out = False  # of an allreduce_grads() that no update() has followed
-        with self._counted():
+        with _Counted(self):
             self._check_and_rescale_grad(factor)
             if not ignore_stale_grad:
                 trainer_state.check_fresh(self._params, self._refuse)
-            label = self._label(factor)
-            self._allreduce(ignore_stale_grad, label)
-            self._update(ignore_stale_grad, label)
+            self._begun = self._label(factor), ignore_stale_grad
+            try:  # subclasses override the two methods, as those of gluon.Trainer
+                self._allreduce_grads()
+                self._update(ignore_stale_grad)
+            finally:
+                self._begun = None
 
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        """Count an update and a step even if they fail here, since the other workers count them."""
-        steps = self._steps
-        try:
-            with counted(self, self._gradients):
-                yield
-        except BaseException as error:
-            if self._clipping is not None:
-                self._clipping.refuse(f"the step was interrupted on that rank: {error}")
-            if self._steps == steps and any(one.has_begun() for one in self._gradients):
-                self._leave_out(f"the step has failed on that rank: {error}")
-            raise
+    def _settle(self) -> None:
+        """After an allreduce_grads() without an update(): count an update if the other workers have made it.
+
+        All workers may have left it out, for example to accumulate gradients or to skip a step that has overflowed.
+        Then nothing is counted.
+        """
+        self._awaits_update = self._is_counted = False
+        due = [gradients for gradients in self._gradients if gradients.is_due()]
+        left_out = [gradients.is_left_out_by_all() for gradients in due]  # asks all of them, also after a no
+        if not all(left_out):
+            trainer_state.count_update(self)
+            self._leave_out("update() was not called on that rank after allreduce_grads()")
 
     def _label(self, factor: float, what: str = "a step") -> str:
         """The label of a step's operations, which must be equal on all workers; see coordination/step_label.py."""
@@ -603,7 +604,7 @@ class DistributedTrainer(gluon.Trainer):
             self._is_told_of_means = True
             horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
         if self._join is None:
-            self._allreduce(self._ignores_stale)
+            self._allreduce_grads()
         else:
             self._join.take_part(self, "allreduce_grads", self._ignores_stale)
 
@@ -639,26 +640,41 @@ class DistributedTrainer(gluon.Trainer):
         """
         self._require_local_updates("update")
         self._resume()
-        factor = self._factor_of(batch_size, self._refuse_comparison)
-        if self._join is None:
-            self._apply(factor, ignore_stale_grad)
-        else:
-            self._join.take_part(self, "update", ignore_stale_grad, factor)
+        if self._join is not None:
+            self._join.take_part(self, "update", ignore_stale_grad, step_label.of_batch(self._scale, batch_size))
+            return
+        self._check_reduced()
+        self._apply(self._factor_of(batch_size, self._refuse_comparison), ignore_stale_grad)
+
+    def _check_reduced(self) -> None:
+        """Raise an error in an update after an allreduce_grads() that has failed here and was counted."""
+        if self._is_counted:
+            self._is_counted = False
+            raise MXNetError(UPDATE_REFUSED)
 
     def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
-        self._ignores_stale = ignore_stale_grad
-        with self._counted():
+        with _Counted(self):
             self._check_and_rescale_grad(factor)
-            if not ignore_stale_grad:
-                trainer_state.check_fresh(self._params, self._refuse_comparison)
-            label = self._label(factor, "an update")
-            if self._clipping is not None:
-                self._clipping.begin(self._freshness_is_shared, label, carries=False)
-            self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
-            if ignore_stale_grad and not self._freshness_is_shared:
-                for gradients in self._gradients:
-                    gradients.share_freshness()
-            self._update(ignore_stale_grad)
+            self._compare(factor, ignore_stale_grad)
+            self._begun = "", ignore_stale_grad
+            try:
+                self._update(ignore_stale_grad)
+            finally:
+                self._begun = None
+
+    def _compare(self, factor: float, ignore_stale_grad: bool) -> None:
+        """Compare an update outside of step() with those of the other workers."""
+        self._ignores_stale = ignore_stale_grad
+        if not ignore_stale_grad:
+            trainer_state.check_fresh(self._params, self._refuse_comparison)
+        label = self._label(factor, "an update")
+        if self._clipping is not None:
+            self._clipping.begin(self._freshness_is_shared, label, carries=False)
+        self._for_each(lambda one: one.compare(label), lambda one, reason: one.refuse_comparison(reason))
+        self._awaits_update = False
+        if ignore_stale_grad and not self._freshness_is_shared:
+            for gradients in self._gradients:
+                gradients.share_freshness()
 
     def _for_each(self, call: Callable[[Reducer], None], refuse: Callable[[Reducer, str], None]) -> None:
         """Call all reducers; after an exception refuse the call of the later reducers, so that no worker waits."""
@@ -696,7 +712,7 @@ class DistributedTrainer(gluon.Trainer):
         sync_batch_norm.end_step()
         if any(gradients.has_begun() for gradients in self._gradients):
             trainer_state.count_update(self)
-            self._is_left_out = False
+            self._is_counted = False
             self._leave_out(reason)
 
     def _refuse_comparison(self, reason: str) -> None:
@@ -704,14 +720,21 @@ class DistributedTrainer(gluon.Trainer):
         for gradients in self._gradients:
             gradients.refuse_comparison(reason)
 
-    def _allreduce(self, ignore_stale: bool, label: str = "") -> None:
+    def _allreduce_grads(self) -> None:
+        if self._begun is not None:
+            self._allreduce(self._begun[1], self._begun[0])
+            return
+        self._require_local_updates("allreduce_grads")  # a subclass may call this method in a step() of its own
+        self._resume()
+        self._allreduce(self._ignores_stale, "")
+
+    def _allreduce(self, ignore_stale: bool, label: str) -> None:
         sync_batch_norm.end_step()
         deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
         what = label or "allreduce_grads()"
-        if any(gradients.is_due() for gradients in self._gradients):  # the other workers have counted an update
-            trainer_state.count_update(self)
-            self._leave_out("update() was not called on that rank after allreduce_grads()")
-        self._is_left_out = False
+        if self._awaits_update:
+            self._settle()
+        self._awaits_update = not label or self._clipping is not None
         sets: list[ProcessSet] = []  # those of the reducers so far
 
         def reduce(reducer: Reducer) -> None:
@@ -724,9 +747,14 @@ class DistributedTrainer(gluon.Trainer):
         except BaseException as error:
             if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
                 load_tracking.note_failure(self._params, self)
-            if not label and any(gradients.has_begun() for gradients in self._gradients):
-                self._leave_out(str(error))  # the other workers call update(); in step(), _counted() does this
-                self._is_left_out = True
+            if not label:
+                for gradients in self._gradients:
+                    if gradients.is_due():
+                        gradients.refuse_comparison(str(error))
+                if any(gradients.has_begun() for gradients in self._gradients):  # the other workers call update()
+                    trainer_state.count_update(self)
+                    self._leave_out(str(error))
+                self._is_counted = True
             raise
         self._freshness_is_shared = ignore_stale
 
@@ -737,8 +765,19 @@ class DistributedTrainer(gluon.Trainer):
         carries = self._clipping is not None and self._clipping.is_carried_by(reducer)
         return Comparing.STEP if carries else Comparing.NOTHING
 
-    def _update(self, ignore_stale_grad: bool = False, label: str = "") -> None:
-        """Update from the reduced gradients; `label` is that of a step, and empty in update()."""
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        if self._begun is not None:
+            self._update_from_sums(ignore_stale_grad, self._begun[0])
+            return
+        self._require_local_updates("update")  # a subclass calls this method in a step() of its own
+        self._resume()
+        self._check_reduced()
+        with _Counted(self):
+            self._compare(step_label.value_of(self._optimizer.rescale_grad), ignore_stale_grad)
+            self._update_from_sums(ignore_stale_grad, "")
+
+    def _update_from_sums(self, ignore_stale_grad: bool, label: str) -> None:
+        """Update from the reduced gradients; `label` is that of a step, and empty outside of step()."""
         shares, averagings = self._count_step()
         for share in shares:
             broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
@@ -783,9 +822,6 @@ class DistributedTrainer(gluon.Trainer):
 
     def _count_step(self) -> tuple[Sequence[parameter_groups.Share], Sequence[Averaging]]:
         """Count a step, once on each worker; returns the shares to be broadcast in it, and the averagings."""
-        if self._is_left_out:
-            self._is_left_out = False
-            return (), ()
         self._steps += 1
         broadcasts, averages = self._options.broadcast_period, self._options.aux_sync_period
         return (
@@ -925,9 +961,6 @@ class DistributedTrainer(gluon.Trainer):
             raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")
         self._company.check("AMP")
 
-    def _allreduce_grads(self) -> None:
-        self.allreduce_grads()
-
     def _row_sparse_pull(self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False) -> None:
         """Copy rows of a row_sparse Parameter, which holds all its rows, for row_sparse_data() and for saving."""
         for array in out if isinstance(out, (list, tuple)) else [out]:
@@ -963,6 +996,26 @@ class DistributedTrainer(gluon.Trainer):
         self._updaters = [mxnet.updater_with(self._optimizer, states) for _ in new]
         mxnet.set_trainer_contexts(self, list(new))
         trainer_state.continue_counts(self)
+
+
+class _Counted(counted):
+    """A context that counts an update and a step even if they fail here, since the other workers count them."""
+
+    __slots__ = ("_steps",)
+
+    def __init__(self, trainer: DistributedTrainer) -> None:
+        super().__init__(trainer, trainer._gradients)
+        self._steps = trainer._steps
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            return
+        super().__exit__(kind, error, traceback)
+        trainer = self._trainer
+        if trainer._clipping is not None:
+            trainer._clipping.refuse(f"the step was interrupted on that rank: {error}")
+        if trainer._steps == self._steps and any(one.has_begun() for one in trainer._gradients):
+            trainer._leave_out(f"the step has failed on that rank: {error}")
 
 
 def _unwrapped(optimizer: Any) -> Any:

@@ -118,6 +118,7 @@ class Group:
         priority: int = 0,
         label: str = "",
         wire: str = "",
+        turn_of: str = "",
     ) -> Work: ...
     def submit_broadcast(
         self,
@@ -347,6 +348,7 @@ def submit_allreduce(
     priority: int = 0,
     label: str = "",
     wire: str = "",
+    turn_of: str = "",
 ) -> Work: ...
 def submit_broadcast(
     name: str,

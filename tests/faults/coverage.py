@@ -28,6 +28,7 @@ NOT_PLANTED = [
 ]
 PYTHON = {
     "kvstore_plugin/training/trainer.py": [
+        "updates_left_out",
         "trainer",
         "trainer_options",
         "several_devices",
@@ -180,12 +181,24 @@ PYTHON = {
     "kvstore_plugin/gradients/local_reducer.py": ["trainer", "several_devices", "process_sets_of_trainers"],
     "kvstore_plugin/gradients/parameter_groups.py": ["process_sets_of_trainers", "trainer_options", "trainer"],
     "kvstore_plugin/gradients/power_sgd.py": ["power_sgd"],
-    "kvstore_plugin/gradients/reducer.py": ["dense_reducer", "sparse_reducer", "trainer", "gradients_after_allreduce"],
+    "kvstore_plugin/gradients/reducer.py": [
+        "dense_reducer",
+        "sparse_reducer",
+        "trainer",
+        "gradients_after_allreduce",
+        "updates_left_out",
+    ],
     "kvstore_plugin/gradients/sparse_reducer.py": ["sparse_reducer", "clip_global_norm"],
     "kvstore_plugin/gradients/squares.py": ["clip_global_norm", "sum_of_squares"],
     "kvstore_plugin/integrations/amp.py": ["amp", "local_trainer_steps"],
     "kvstore_plugin/integrations/distributed_optimizer.py": ["distributed_optimizer"],
-    "kvstore_plugin/integrations/gluon_trainer.py": ["gluon_trainer", "kvstore", "mistakes", "resume"],
+    "kvstore_plugin/integrations/gluon_trainer.py": [
+        "gluon_trainer",
+        "kvstore",
+        "mistakes",
+        "resume",
+        "updates_left_out",
+    ],
     "kvstore_plugin/integrations/horovod_scripts.py": ["gradients_after_allreduce", "docs"],
     "kvstore_plugin/integrations/module_api.py": ["module_api"],
     "kvstore_plugin/integrations/separate_steps.py": ["separate_steps"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import logging
 import pickle
@@ -493,3 +494,72 @@ def test_a_dict_of_parameters_in_another_order_is_sorted_by_equal_names(rank, ga
     loss.backward()
     trainer.step(4)
     assert len(set(gather(tuple(value(layer.weight.data()).tobytes() for layer in layers)))) == 1
+
+
+def _two_trainers(on_store):
+    nets = [dense_network(0), dense_network(0)]
+    stores = {"kvstore": "mykv", "update_on_kvstore": on_store}
+    return nets, [gluon.Trainer(list(net.collect_params().values()), *_SGD, **stores) for net in nets]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_first_steps_of_two_trainers_in_another_order_are_an_error_on_all(rank, gather, on_store):
+    nets, trainers = _two_trainers(on_store)
+    before = [checksum(net) for net in nets]
+    for number in (0, 1) if rank == 0 else (1, 0):
+        _backward(nets[number], rank, number)
+        with pytest.raises(
+            RuntimeError, match="first steps of different .*rank 0 that of number .*, and rank 1 that of"
+        ):
+            trainers[number].step(8)
+    assert [checksum(net) for net in nets] == before
+    for number in (0, 1):
+        _backward(nets[number], rank, number)
+        trainers[number].step(8)
+    for number in (0, 1) if rank == 0 else (1, 0):  # not the first steps: matched by their names
+        _backward(nets[number], rank, number)
+        trainers[number].step(8)
+    for net in nets:
+        _equal(gather, net)
+    assert checksum(nets[0]) != checksum(nets[1])
+
+
+@pytest.mark.ranks(2)
+def test_trainers_that_hold_other_parameters_are_an_error_on_all(rank):
+    net = gluon.nn.Dense(3, in_units=6 + rank)
+    net.initialize()
+    trainer = gluon.Trainer(list(net.collect_params().values()), *_SGD, kvstore="mykv")
+    with autograd.record():
+        loss = net(array(numbers(0, (4, 6 + rank)))).sum()
+    loss.backward()
+    with pytest.raises(
+        RuntimeError, match=f"of rank {rank} begins with .*weight .3, {6 + rank}. float32.*same order on all workers"
+    ):
+        trainer.step(8)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["stock", "own"])
+def test_allreduce_grads_that_one_worker_leaves_out_is_an_error_on_all(rank, gather, kind):
+    net = dense_network(0)
+    stock = {"kvstore": "mykv", "update_on_kvstore": False}
+    make = functools.partial(gluon.Trainer, **stock) if kind == "stock" else mykv.DistributedTrainer
+    trainer = make(net.collect_params(), *_SGD)
+    for step in range(5):
+        before = checksum(net)
+        _backward(net, rank, step)
+        if step != 2:
+            trainer.allreduce_grads()
+            trainer.update(8)
+            continue
+        with pytest.raises(MXNetError, match="differs between ranks.*an update with|has failed since"):
+            if rank == 0:
+                trainer.allreduce_grads()
+            trainer.update(8)
+            mx.nd.waitall()
+        clear_errors()
+        mykv.barrier()
+        assert checksum(net) == before
+    _equal(gather, net)
+    assert set(gather(trainer._optimizer.num_update)) == {5}
