@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "memory/headroom.h"
+#include "memory/private_in_forks.h"
 
 namespace mykv {
 
@@ -106,6 +107,7 @@ Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(b
   }
   base_ = static_cast<char*>(base);
   owned_ = true;
+  if (fd_) private_in_forks(base_, bytes_, fd_.get());
 }
 
 Segment Segment::create(size_t bytes, std::string* refused) { return Segment(make_memfd(bytes, refused), bytes); }
@@ -149,7 +151,9 @@ Segment& Segment::operator=(Segment&& other) noexcept {
 }
 
 Segment::~Segment() {
-  if (owned_) munmap(base_, bytes_);
+  if (!owned_) return;
+  no_longer_private_in_forks(base_);
+  munmap(base_, bytes_);
 }
 
 void Segment::commit(size_t offset, size_t bytes) const {

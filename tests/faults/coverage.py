@@ -311,6 +311,7 @@ CPP = {
     "csrc/kernels/sum_of_squares.cpp": ["sum_of_squares"],
     "csrc/memory/free_ranges.cpp": ["region", "memory"],
     "csrc/memory/headroom.cpp": ["memory"],
+    "csrc/memory/private_in_forks.cpp": ["threads", "adoption"],
     "csrc/memory/segment.cpp": ["memory", "region", "security"],
     "csrc/mxnet/api.cpp": ["pushpull", "engine_errors", "gpu_bridge"],
     "csrc/mxnet/bridge.cpp": ["engine_errors", "pushpull", "exit", "gpu_bridge"],

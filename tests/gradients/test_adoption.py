@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import multiprocessing
 import weakref
 
 import kvstore_plugin as mykv
@@ -283,6 +284,35 @@ def test_a_shallow_copy_of_a_parameter_holds_its_gradient(rank):
     _train(net, trainer, rank, range(1))
     for twin, gradient in zip(twins, _gradients(net)):
         np.testing.assert_array_equal(twin.grad().asnumpy(), gradient.asnumpy())
+
+
+def _backward_of_child(net, answers):
+    _backward(net, 0, 7)
+    answers.put([gradient.asnumpy() for gradient in _gradients(net)])
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("make", [_own, _stock], ids=["own", "stock"])
+def test_a_forked_child(rank, gather, make):
+    """It computes in memory of its own, and nothing that it does reaches its parent or another rank."""
+    expected = _trained(make, range(3), rank)
+    net, alone = dense_network(seed=0), dense_network(seed=0)
+    trainer = make(net)
+    _backward(net, rank, 0)
+    before = [gradient.asnumpy() for gradient in _gradients(net)]
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=_backward_of_child, args=(net, answers))
+    child.start()
+    of_child = answers.get()
+    child.join(60)
+    _backward(alone, 0, 7)
+    for one, mine, gradient, right in zip(of_child, before, _gradients(net), _gradients(alone)):
+        np.testing.assert_array_equal(gradient.asnumpy(), mine)
+        np.testing.assert_array_equal(one, right.asnumpy())
+    trainer.step(_BATCH)
+    _train(net, trainer, rank, range(1, 3))
+    assert set(gather(checksum(net))) == {expected}
 
 
 @pytest.mark.ranks(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -69,6 +70,31 @@ def test_threads_that_wait_at_once(rank, size):
             assert (mine == size * turn + size * (size - 1) / 2).all()
 
     _in_threads(reduce)
+
+
+@pytest.mark.ranks(1)
+def test_what_a_fork_writes_to_shared_memory_stays_there():
+    """Also what its own fork writes; and a fork costs no time for memory that is large."""
+    mykv.init()
+    buffer = process.core.reserve(1 << 34)  # 16 GiB of addresses
+    buffer.commit(1 << 16)
+    shared = np.frombuffer(buffer, dtype=np.uint8, count=1 << 16)
+    shared[:] = 1
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        was = int(shared[0])
+        shared[:] = 2
+        grandchild = os.fork()
+        if grandchild == 0:
+            was_there = int(shared[-1])
+            shared[:] = 3
+            os._exit(was_there)
+        of_grandchild = os.WEXITSTATUS(os.waitpid(grandchild, 0)[1])
+        os._exit(100 * was + 10 * int(shared[-1]) + of_grandchild)
+    assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 122
+    assert time.monotonic() - began < 5
+    assert (shared == 1).all()
 
 
 def _exits_at_once() -> None:
