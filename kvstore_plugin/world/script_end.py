@@ -25,7 +25,7 @@ _FIRST_S = 2.0
 _MOST_CHARACTERS = 100  # of an exception's first line
 _INTERRUPTED = 130  # the status of a program that Ctrl-C has ended
 _ENDED = "ended with "  # the core says "rank 1 ended with ..." of a departure with such a reason
-_OF_OTHER = re.compile(r"rank \d+ ended with (?:sys\.exit\((?P<status>\d+)\)|(?P<kind>\w+))")
+_OF_OTHER = re.compile(r"rank \d+ ended with (?:sys\.exit\((?:(?P<status>\d+)\))?|(?P<kind>\w+))")
 
 
 class _Hooks(NamedTuple):
@@ -141,7 +141,14 @@ def _noting_exception(previous: Any) -> Any:
 
     def excepthook(kind: Any, value: Any, traceback: Any) -> None:
         global _failure
-        previous(kind, value, traceback)
+        if previous is sys.__excepthook__ and not _is_forked and not _is_interactive() and _shows_elsewhere(value):
+            print(
+                f"mykv on rank {worker_notes.rank_in(os.environ)}: {kind.__name__}: {_line_of_other(value)}",
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            previous(kind, value, traceback)
         if _is_forked:
             _set_fork_status(1)
         elif ((_hooks and _hooks.would_wait()) or worker_notes.VARIABLE in os.environ) and not _is_interactive():
@@ -152,6 +159,19 @@ def _noting_exception(previous: Any) -> Any:
 
     excepthook._is_of_mykv = True  # type: ignore[attr-defined]
     return excepthook
+
+
+def _line_of_other(value: Any) -> str:
+    """The line of an exception's text that says how another rank has ended, or ""."""
+    with contextlib.suppress(Exception):  # the text is the program's code
+        return next((line for line in str(value).splitlines() if _OF_OTHER.search(line)), "")
+    return ""
+
+
+def _shows_elsewhere(value: Any) -> bool:
+    """Whether the traceback of the cause is shown by another rank."""
+    other = _OF_OTHER.search(_line_of_other(value))
+    return other is not None and other["kind"] is not None
 
 
 def _is_interactive() -> bool:

@@ -213,3 +213,8 @@ def test_a_forked_child_knows_the_numbers_of_its_rank(mpirun):
     result = mpirun(2, _HEAD + textwrap.dedent(body), timeout=180)
     assert result.stdout.count("child True False") == 2, result.text
     assert result.stdout.count("does not work in a forked child") == 2, result.text
+
+
+def test_the_traceback_of_the_cause_is_the_only_one(job):
+    result = job("mykv.init(); end(fail); allreduce('x')")
+    assert result.stderr.count("Traceback") == 1 and "KeyError: 'label'" in result.stderr, result.text
