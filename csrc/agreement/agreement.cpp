@@ -328,13 +328,16 @@ void Agreement::decide(const Key& key, Pending pending, int64_t now) {
 }
 
 // Of a carried operation: the values of all parts that have announced it, in the order of the tree; else nothing.
-std::vector<char> Agreement::combined(const Pending& pending, bool scaled) const {
+// `whole`: of all hosts, so that it is the result.
+std::vector<char> Agreement::combined(const Pending& pending, bool whole) const {
   if (!pending.carried) return {};
   const Operation& op = *pending.carried;
+  const DType type = op.kind == Kind::broadcast ? op.dtype : partial_type(op.dtype, op.reduce_op);
+  const size_t bytes = op.count * item_size(type);
   std::vector<const void*> inputs;
   for (const std::vector<char>& values : pending.values) {
     if (values.empty()) continue;
-    if (values.size() != op.bytes()) throw Error("mykv received values of another size than announced");
+    if (values.size() != bytes) throw Error("mykv received values of another size than announced");
     inputs.push_back(values.data());
   }
   const bool all = op.kind == Kind::broadcast ? inputs.size() == 1 : inputs.size() == tree_.parts();
@@ -342,11 +345,14 @@ std::vector<char> Agreement::combined(const Pending& pending, bool scaled) const
     throw Error("mykv received an announcement without its values");
   }
   if (inputs.empty()) return {};
-  std::vector<char> result(op.bytes());
+  std::vector<char> result(bytes);
   void* output = result.data();
-  const double scale = scaled && op.kind != Kind::broadcast ? op.scale : 1.0;
-  reduce(op.dtype, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, op.count, scale);
-  return result;
+  const double scale = whole && op.kind != Kind::broadcast ? op.scale : 1.0;
+  reduce(type, op.reduce_op, inputs.data(), static_cast<int>(inputs.size()), &output, 1, op.count, scale);
+  if (!whole || type == op.dtype) return result;
+  std::vector<char> rounded(op.bytes());
+  convert(op.dtype, rounded.data(), type, result.data(), op.count);
+  return rounded;
 }
 
 // Gives verdicts to ready operations within most_bytes_, but for at least two operations, however large: otherwise the

@@ -142,7 +142,7 @@ class Agreement {
   void collect(Message message, int from);
   void announce_part(const Key& key, const Pending& pending, int64_t now);
   void decide(const Key& key, Pending pending, int64_t now);
-  std::vector<char> combined(const Pending& pending, bool scaled) const;
+  std::vector<char> combined(const Pending& pending, bool whole) const;
   void take_verdict(Message message);
   void give_verdicts();
   void give_verdict(const Key& key, uint64_t sequence, const Pending& of, const Cause& error);

@@ -26,6 +26,13 @@ namespace mykv {
 void reduce(DType dtype, ReduceOp op, const void* const* inputs, int n_inputs, void* const* outputs, int n_outputs,
             size_t count, double scale);
 
+// The type of what a part of the inputs gives, if the rest is reduced elsewhere: then sums and products of float16 and
+// bfloat16 too are rounded once, and may be larger on the way than their type allows.
+inline DType partial_type(DType dtype, ReduceOp op) {
+  const bool half = dtype == DType::float16 || dtype == DType::bfloat16;
+  return half && (op == ReduceOp::sum || op == ReduceOp::product) ? DType::float32 : dtype;
+}
+
 // memcpy of arrays that do not overlap (or are the same).
 void copy(void* dst, const void* src, size_t bytes);
 

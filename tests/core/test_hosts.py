@@ -93,6 +93,63 @@ def test_sums_of_every_dtype_are_those_of_numpy(core, rank, size, hosts):
             np.testing.assert_array_equal(array, _sum(size, shape, dtype))
 
 
+def _half(values: np.ndarray, dtype: str) -> np.ndarray:
+    """The bits of float32 values in half precision, rounded to nearest even."""
+    if dtype == "float16":
+        return values.astype("float16").view("uint16")
+    bits = values.astype("float32").view("uint32").astype("uint64")
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("uint16")
+
+
+def _whole(bits: np.ndarray, dtype: str) -> np.ndarray:
+    """The float32 values of bits in half precision."""
+    if dtype == "float16":
+        return bits.view("float16").astype("float32")
+    return (bits.astype("uint32") << 16).view("float32")
+
+
+@pytest.mark.ranks(4, long=(5,), env=_ENV, timeout=120)
+@pytest.mark.parametrize(
+    "options", [{"virtual_hosts": 2}, {"virtual_hosts": 3}, {"virtual_hosts": 2, "fan_out": 1, "exchange": "grid"}]
+)
+def test_half_precision_is_rounded_once_whatever_the_hosts_are(rank, size, options, gather):
+    """Small operations, slices of one chunk and of several, shards with owners, in buckets and in arrays."""
+    import mykv_core as core
+
+    _start(**options)
+    for dtype in ("float16", "bfloat16"):
+        for count in (10, 3000, 40_000, *([1_300_000] if dtype == "float16" else [])):
+            rng = np.random.RandomState(count)
+            bits = [_half(rng.randint(-2000, 2001, count).astype("float32"), dtype) for _ in range(size)]
+            for one in bits:  # sums that float16 cannot hold
+                one[:2] = _half(np.array([60_000, -60_000], "float32"), dtype)
+            total = sum(_whole(one, dtype) for one in bits)  # exact in float32
+            expected = _half(total * np.float32(1 / size), dtype)
+            buffer = core.allocate(2 * count)
+            bucket = np.frombuffer(buffer, "uint16")
+            bucket[:] = bits[rank]
+            assert core.submit_bucket(f"{dtype} {count}", buffer, 0, count, dtype, scale=1 / size).wait(60)
+            np.testing.assert_array_equal(bucket, expected)
+            bucket[:] = bits[rank]
+            middle = count // 3
+            shards = [(0, middle, size - 1), (middle, count - middle, 0)]
+            assert core.submit_bucket(
+                f"{dtype} {count} owned", buffer, 0, count, dtype, scale=1 / size, shards=shards
+            ).wait(60)
+            for begin, length, owner in shards:
+                if owner == rank:
+                    np.testing.assert_array_equal(bucket[begin : begin + length], expected[begin : begin + length])
+            if dtype == "float16":
+                array = bits[rank].view("float16").copy()
+                assert core.submit_allreduce(f"array {count}", [array], [array], scale=1 / size).wait(60)
+                np.testing.assert_array_equal(array.view("uint16"), expected)
+                array[:] = bits[rank].view("float16")
+                assert core.submit_allreduce(f"max {count}", [array], [array], "max").wait(60)
+                np.testing.assert_array_equal(array, np.max([one.view("float16") for one in bits], axis=0))
+    gather("no rank asks for anything more")
+    core.shutdown()
+
+
 @pytest.mark.ranks(2, 3, 4, env=_ENV)
 @_every_split
 @pytest.mark.parametrize("op, expected", [("min", np.minimum), ("max", np.maximum), ("product", np.multiply)])

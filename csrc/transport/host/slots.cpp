@@ -1,5 +1,7 @@
 #include "transport/host/slots.h"
 
+#include <algorithm>
+
 #include "kernels/kernels.h"
 
 namespace mykv {
@@ -47,12 +49,31 @@ void Slots::reduce_into(Entry& entry, size_t begin, size_t end, int into) const 
   reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, end - begin, 1.0);
 }
 
-void Slots::sum_into(Entry& entry, char* to) const {
+void Slots::sum_into(Entry& entry, size_t begin, size_t end, char* to) const {
   static thread_local std::vector<void*> pointers;
-  gather_pointers(entry, 0, pointers);
+  static thread_local std::vector<float> wide;
+  gather_pointers(entry, begin, pointers);
   const Operation& op = entry.operation;
+  const DType type = partial_type(op.dtype, op.reduce_op);
+  const size_t count = end - begin;
   void* output = to;
-  reduce(op.dtype, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, op.count, 1.0);
+  if (type == op.dtype) {
+    reduce(type, op.reduce_op, pointers.data(), table_.local_size(), &output, 1, count, 1.0);
+    return;
+  }
+  // In pieces that stay in the cache. The first share is converted where its sum goes.
+  const size_t most = std::max<size_t>(piece_bytes(table_.local_size()) / sizeof(float), 1);
+  wide.resize(std::min(most, count) * (pointers.size() - 1));
+  std::vector<void*> converted(pointers.size());
+  for (size_t at = 0; at < count; at += most) {
+    const size_t some = std::min(most, count - at);
+    converted[0] = to + at * sizeof(float);
+    for (size_t r = 1; r < pointers.size(); ++r) converted[r] = wide.data() + (r - 1) * some;
+    for (size_t r = 0; r < pointers.size(); ++r) {
+      convert(type, converted[r], op.dtype, static_cast<const char*>(pointers[r]) + at * item_size(op.dtype), some);
+    }
+    reduce(type, op.reduce_op, converted.data(), table_.local_size(), converted.data(), 1, some, 1.0);
+  }
 }
 
 void Slots::fill(Entry& entry, const char* from) const {

@@ -29,8 +29,10 @@ class Slots {
   void combine_owned(Entry& entry, size_t begin, size_t end, const LocalShare& share) const;
   // For elements [begin, end): reduces all shares, without scaling, into the slot of `into` only.
   void reduce_into(Entry& entry, size_t begin, size_t end, int into) const;
-  // Reduces all shares, without scaling, into memory behind `to`; writes this memory into every slot.
-  void sum_into(Entry& entry, char* to) const;
+  // For elements [begin, end): reduces all shares, without scaling, into memory behind `to`, as values of
+  // partial_type().
+  void sum_into(Entry& entry, size_t begin, size_t end, char* to) const;
+  // Writes this memory into every slot.
   void fill(Entry& entry, const char* from) const;
   // For elements [begin, end): copies the slot of `source` into every other slot.
   void spread(Entry& entry, size_t begin, size_t end, int source) const;

@@ -12,8 +12,8 @@ namespace {
 
 constexpr size_t kDecodeBytes = 64 << 10;  // decoded of each host's values at a time, so that they stay in cache
 
-// Rows exchange their sums in this type, so that half precision is rounded once, as without a grid.
-DType sum_type(DType dtype) { return dtype == DType::float16 || dtype == DType::bfloat16 ? DType::float32 : dtype; }
+// Rows exchange their sums in this type.
+DType sum_type(const Operation& op) { return partial_type(op.dtype, op.reduce_op); }
 
 }  // namespace
 
@@ -39,7 +39,20 @@ void Chunk::begin() {
   if (exchange_.wire().compression() != nullptr) ticket_ = exchange_.wire().compression()->take_ticket(number_);
   // With one rank on the host, its sum is in the own slot already.
   if (phase_ == Phase::reduce_on_host && exchange_.world().local_size() == 1) phase_ = Phase::exchange;
+  if (phase_ == Phase::reduce_on_host && exchange_.sum_type(me()) != exchange_.operation().dtype)
+    sums_ = staged((end_ - begin_) * item_size(exchange_.sum_type(me())));
   if (phase_ == Phase::exchange) begin_exchange();
+}
+
+// This host's sums, from an element on.
+const char* Chunk::own(size_t element) const {
+  return sums_ == nullptr ? exchange_.own(element) : sums_ + (element - begin_) * item_size(exchange_.sum_type(me()));
+}
+
+// The bytes of a host's sums on their way to the host that reduces them.
+size_t Chunk::sum_bytes(const Share& values, size_t host) const {
+  const WireFormat& wire = exchange_.wire();
+  return wire.plain() ? values.count() * item_size(exchange_.sum_type(host)) : wire.bytes(values.count());
 }
 
 Chunk::Share Chunk::share(size_t column) const {
@@ -164,7 +177,7 @@ void Chunk::begin_exchange() {
   const int tag = exchange_.tag(number_, SliceExchange::Leg::scatter);
   for_row([&](size_t host) {
     for (Column& column : columns_) {
-      const size_t bytes = wire.bytes(share(column.number).count());
+      const size_t bytes = sum_bytes(share(column.number), host);
       if (bytes == 0) continue;
       char*& to = column.values[host - exchange_.grid().begin(row_)];
       to = staged(bytes);
@@ -173,13 +186,13 @@ void Chunk::begin_exchange() {
     for_columns_of(host, [&](size_t column) {
       const Share theirs = share(column);
       if (theirs.count() == 0) return;
-      const char* values = exchange_.own(theirs.begin);
+      const char* values = own(theirs.begin);
       if (!wire.plain()) {
         char* encoded = staged(wire.bytes(theirs.count()));
         wire.encode(encoded, values, encode_arguments(theirs, SliceExchange::Leg::scatter, column));
         values = encoded;
       }
-      requests_.send(values, wire.bytes(theirs.count()), exchange_.peer(host), tag, &sending_);
+      requests_.send(values, sum_bytes(theirs, me()), exchange_.peer(host), tag, &sending_);
     });
   });
 }
@@ -199,11 +212,7 @@ bool Chunk::step_exchange() {
           return true;
         }
         exchange_.stamp(Stamp::scattered);
-        for (const Column& column : columns_) {
-          const Share own = share(column.number);
-          reduce_values(own, column, exchange_.operation().dtype, exchange_.result(own.begin),
-                        exchange_.operation().scale);
-        }
+        for (const Column& column : columns_) reduce_to_result(column);
         break;
       case Step::scatter_across:
         exchange_.stamp(Stamp::scattered);
@@ -242,24 +251,44 @@ void Chunk::expect_results() {
   });
 }
 
+// With one row: reduces the values of all hosts of a column.
+void Chunk::reduce_to_result(const Column& column) {
+  const Operation& op = exchange_.operation();
+  const Share values = share(column.number);
+  bool wide = false;
+  for (size_t host = 0; host < exchange_.grid().width(row_); ++host) wide |= exchange_.sum_type(host) != op.dtype;
+  char* const result = exchange_.result(values.begin);
+  if (!wide || values.count() == 0) {
+    reduce_values(values, column, op.dtype, result, op.scale);
+    return;
+  }
+  const DType type = sum_type(op);
+  char* const sum = staged(values.count() * item_size(type));
+  reduce_values(values, column, type, sum, op.scale);
+  convert(op.dtype, result, type, sum, values.count());
+}
+
 // Reduces the values of a row's hosts, in the order of the hosts, to values of `type`.
 void Chunk::reduce_values(const Share& values, const Column& column, DType type, char* sum, double scale) {
   const WireFormat& wire = exchange_.wire();
   const Operation& op = exchange_.operation();
-  const size_t width = item_size(op.dtype), hosts = exchange_.grid().width(row_);
+  const size_t width = item_size(op.dtype), hosts = exchange_.grid().width(row_), first = exchange_.grid().begin(row_);
   const bool as_they_are = wire.plain() && type == op.dtype;
   const size_t stride = as_they_are || !wire.divisible() ? values.count() : kDecodeBytes / width;
   std::vector<char*> decoded(hosts), converted(hosts);
   for (size_t host = 0; host < hosts; ++host) {
     if (!wire.plain() && column.values[host] != nullptr) decoded[host] = staged(stride * width);
-    if (type != op.dtype) converted[host] = staged(stride * item_size(type));
+    if (exchange_.sum_type(first + host) != type) converted[host] = staged(stride * item_size(type));
   }
   std::vector<const void*> inputs(hosts);
   for (size_t at = values.begin; at < values.end; at += stride) {
     const size_t some = std::min(stride, values.end - at);
     for (size_t host = 0; host < hosts; ++host) {
-      const char* input = exchange_.own(at);
-      if (column.values[host] != nullptr) input = wire.at(column.values[host], at - values.begin);
+      const char* input = own(at);
+      if (column.values[host] != nullptr) {
+        input = wire.plain() ? column.values[host] + (at - values.begin) * item_size(exchange_.sum_type(first + host))
+                             : wire.at(column.values[host], at - values.begin);
+      }
       if (decoded[host] != nullptr) {
         wire.decode(decoded[host], input, some);
         input = decoded[host];
@@ -278,7 +307,7 @@ void Chunk::reduce_values(const Share& values, const Column& column, DType type,
 // Reduces this host's columns over its row, without scaling, and exchanges the sums with the other rows.
 void Chunk::exchange_across() {
   step_ = Step::scatter_across;
-  const DType type = sum_type(exchange_.operation().dtype);
+  const DType type = sum_type(exchange_.operation());
   const size_t width = item_size(type);
   const int tag = exchange_.tag(number_, SliceExchange::Leg::scatter);
   for (Column& column : columns_) {
@@ -303,7 +332,7 @@ void Chunk::exchange_across() {
 // Reduces the sums of all rows, in the order of the rows.
 void Chunk::reduce_across() {
   const Operation& op = exchange_.operation();
-  const DType type = sum_type(op.dtype);
+  const DType type = sum_type(op);
   for (const Column& column : columns_) {
     const Share kept = share(column.number, row_);
     if (kept.count() == 0) continue;
@@ -388,7 +417,11 @@ bool Chunk::step(bool spreading_too) {
   const size_t stop = std::min(end_, cursor_ + bytes / item_size(exchange_.operation().dtype));
   switch (phase_) {
     case Phase::reduce_on_host:
-      exchange_.reduce_on_host(cursor_, stop);
+      if (sums_ == nullptr) {
+        exchange_.reduce_on_host(cursor_, stop);
+      } else {
+        exchange_.reduce_on_host(cursor_, stop, sums_ + (cursor_ - begin_) * item_size(exchange_.sum_type(me())));
+      }
       cursor_ = stop;
       if (cursor_ == end_) begin_exchange();
       return true;

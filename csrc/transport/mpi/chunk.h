@@ -20,7 +20,7 @@ class Chunk {
   bool finished() const { return phase_ == Phase::finished; }
   SliceExchange& exchange() const { return exchange_; }
   // About the staging memory that this chunk takes.
-  size_t bytes() const { return (end_ - begin_) * item_size(exchange_.operation().dtype); }
+  size_t bytes() const { return (end_ - begin_) * item_size(exchange_.sum_type(me())); }
   // Gives its staging memory back; no message may be under way any more.
   void release();
 
@@ -56,6 +56,7 @@ class Chunk {
   void begin_broadcast();
   bool step_exchange();
   void expect_results();
+  void reduce_to_result(const Column& column);
   void reduce_values(const Share& values, const Column& column, DType type, char* sum, double scale);
   void exchange_across();
   void reduce_across();
@@ -63,6 +64,8 @@ class Chunk {
   void send_results();
   const char* outgoing(const Share& values, size_t column);
   void take_results();
+  const char* own(size_t element) const;
+  size_t sum_bytes(const Share& values, size_t host) const;
   char* staged(size_t bytes);
   // `owner`: of the column that the values are in.
   WireFormat::EncodeArguments encode_arguments(const Share& values, SliceExchange::Leg leg, size_t owner) const;
@@ -84,6 +87,7 @@ class Chunk {
   size_t sending_ = 0;      // messages under way: this host's values ...
   size_t receiving_ = 0;    // ... other hosts' values of the own columns, then results of the other rows ...
   size_t results_ = 0;      // ... and results of the row, both ways
+  char* sums_ = nullptr;    // of this host, if they are not in the own slot
   std::vector<Staging::Block> blocks_;
   std::vector<Column> columns_;
   std::vector<char*> encoded_;  // by column: results of other hosts as they travel, if that differs from memory

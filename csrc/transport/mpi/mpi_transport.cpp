@@ -47,7 +47,8 @@ MpiTransport::~MpiTransport() {
 
 bool MpiTransport::is_carried(const Operation& op) const {
   if (op.kind != Kind::allreduce && op.kind != Kind::broadcast) return false;
-  return op.road != Road::nccl && !op.wire && op.compressor == nullptr && op.count > 0 && op.bytes() <= most_.carried;
+  return op.road != Road::nccl && !op.wire && op.compressor == nullptr && op.count > 0 &&
+         op.count * item_size(partial_type(op.dtype, op.reduce_op)) <= most_.carried;
 }
 
 // Compressed values are reduced once, by the host that keeps what their compression has lost.
@@ -62,10 +63,11 @@ bool MpiTransport::own_share(uint32_t index, std::vector<char>* values) const {
   const Operation& op = entry.operation;
   const bool reduces = op.kind == Kind::allreduce;
   if (reduces || world_.host_of(op.root) == world_.host()) {
-    values->resize(op.bytes());
     if (reduces) {
-      slots_.sum_into(entry, values->data());
+      values->resize(op.count * item_size(partial_type(op.dtype, op.reduce_op)));
+      slots_.sum_into(entry, 0, op.count, values->data());
     } else {
+      values->resize(op.bytes());
       copy(values->data(), slots_.slot(entry, world_.local_rank_of(op.root)), op.bytes());
     }
   }

@@ -40,6 +40,11 @@ class SliceExchange {
   bool reduces() const { return operation().kind != Kind::broadcast; }
   // Whether all hosts get the result.
   bool spreads() const { return operation().kind == Kind::allreduce || !reduces(); }
+  // The type of a host's sums on their way to the host that reduces them. A host of one rank has its share as it is.
+  DType sum_type(size_t host) const {
+    if (!reduces() || world_.hosts()[host].size() == 1) return operation().dtype;
+    return partial_type(operation().dtype, operation().reduce_op);
+  }
   // The host of the operation's root, or -1.
   int root_host() const { return operation().kind == Kind::allreduce ? -1 : world_.host_of(operation().root); }
   // Whether the root's host sends each host its part of the values, and the hosts spread these parts as they spread
@@ -60,7 +65,9 @@ class SliceExchange {
   char* own(size_t element) const { return at(world_.local_rank(), element); }
   // The address of an element in the slot that holds the result.
   char* result(size_t element) const { return at(result_rank_, element); }
+  // Reduces the shares of the own host, into the own slot or, as values of sum_type(), into memory behind `to`.
   void reduce_on_host(size_t begin, size_t end) const;
+  void reduce_on_host(size_t begin, size_t end, char* to) const { slots_.sum_into(entry_, begin, end, to); }
   void spread(size_t begin, size_t end) const { slots_.spread(entry_, begin, end, result_rank_); }
 
   // The rank that owns this slice on another host, and the tag of a chunk's messages to and from that rank.
