@@ -52,10 +52,10 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
   const bool by_nccl = entry.operation.road == Road::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
   if (told_.here.size() >= KnownTexts::kRemembered) told_.here.clear();
-  if (told_.here.insert(m.number).second) {
+  if (!record.refused && told_.here.insert(m.number).second) {  // a refusal has its reason in the error
     m.has_texts = true;
     m.name = entry.name;
-    m.signature = record.text;
+    m.signature = table_.text_of(record);
   }
   outstanding_.add({m.key.high, m.key.low}, carried.has_value());
   // Valid for all hosts: they bring the same operation, or it does not run.

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <string_view>
 
 #include "agreement/reader.h"
 #include "base/error.h"
+#include "base/text.h"
 
 namespace mykv {
 
@@ -14,9 +16,10 @@ namespace {
 enum : uint8_t { kHasTexts = 1, kHasError = 2, kHasPlacement = 4, kHasCode = 8, kHasLate = 16, kHasValues = 32 };
 
 void put_text(std::vector<char>* out, const std::string& text) {
-  const auto size = static_cast<uint16_t>(std::min<size_t>(text.size(), std::numeric_limits<uint16_t>::max()));
+  const std::string_view kept = beginning(text, std::numeric_limits<uint16_t>::max());
+  const auto size = static_cast<uint16_t>(kept.size());
   put(out, &size, sizeof size);
-  put(out, text.data(), size);
+  put(out, kept.data(), size);
 }
 
 // Instead of an operation.

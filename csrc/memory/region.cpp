@@ -17,6 +17,12 @@ constexpr size_t kCommitStep = size_t{1} << 20;  // small slots take memory from
 
 size_t round_up(size_t value, size_t step) { return (value + step - 1) / step * step; }
 
+Error used_up(size_t bytes) {
+  return Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(bytes) +
+                   " bytes. Drop arrays that are no longer used, or exchange smaller arrays",
+               ErrorCode::no_memory);
+}
+
 }  // namespace
 
 size_t Region::rounded(size_t bytes) {
@@ -28,9 +34,18 @@ size_t Region::rounded(size_t bytes) {
   return size;
 }
 
-size_t Region::allocate(size_t bytes) { return take(rounded(bytes), true); }
+// Before sizes are rounded up, which could overflow.
+void Region::require_possible(size_t bytes) const {
+  if (bytes > end_) throw used_up(bytes);
+}
+
+size_t Region::allocate(size_t bytes) {
+  require_possible(bytes);
+  return take(rounded(bytes), true);
+}
 
 size_t Region::reserve(size_t bytes) {
+  require_possible(bytes);
   const size_t size = rounded(std::max(bytes, kLarge + 1));
   const size_t offset = take(size, false);
   if (keeps_memory_) segment_.clear(offset, size);
@@ -65,10 +80,7 @@ size_t Region::take(size_t size, bool commits) {
     begin = take_free(size, commits);
   }
   if (!begin) begin = take_new(size, commits);
-  if (!begin)
-    throw Error("mykv's shared memory is used up: no room for a slot of " + std::to_string(size) +
-                    " bytes. Drop arrays that are no longer used, or exchange smaller arrays",
-                ErrorCode::no_memory);
+  if (!begin) throw used_up(size);
   return *begin;
 }
 

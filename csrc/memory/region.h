@@ -36,6 +36,7 @@ class Region {
   void release_reserved(size_t offset, size_t bytes);
 
  private:
+  void require_possible(size_t bytes) const;
   static size_t rounded(size_t bytes);
   size_t take(size_t size, bool commits);
   std::optional<size_t> take_free(size_t size, bool commits);

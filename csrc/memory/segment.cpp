@@ -2,12 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -34,6 +36,11 @@ FileDescriptor make_memfd(size_t bytes, std::string* refused) {
     return {};
   }
   if (!fd) throw system_error("mykv cannot make a shared memory segment (memfd_create)");
+  if (const size_t most = Segment::largest(); bytes > most) {
+    throw Error("mykv cannot make a shared memory segment of " + std::to_string(bytes >> 20) + " MiB: the limit of a " +
+                "file's size (`ulimit -f`) is " + std::to_string(most >> 20) +
+                " MiB. Raise it with `ulimit -f unlimited`");
+  }
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) {
     throw system_error("mykv cannot size its shared memory segment (ftruncate)");
   }
@@ -108,6 +115,12 @@ Segment::Segment(FileDescriptor fd, size_t bytes) : fd_(std::move(fd)), bytes_(b
   base_ = static_cast<char*>(base);
   owned_ = true;
   if (fd_) private_in_forks(base_, bytes_, fd_.get());
+}
+
+size_t Segment::largest() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return SIZE_MAX;
+  return static_cast<size_t>(limit.rlim_cur);
 }
 
 Segment Segment::create(size_t bytes, std::string* refused) { return Segment(make_memfd(bytes, refused), bytes); }

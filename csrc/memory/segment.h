@@ -13,6 +13,8 @@ namespace mykv {
 class Segment {
  public:
   Segment() = default;
+  // The most bytes that a segment of this process may have (`ulimit -f`).
+  static size_t largest();
   // Makes a segment of `bytes` of address space; memory is taken only where it is touched or committed.
   // If the system allows no shared segment, it is private memory of this process, and *refused says why.
   static Segment create(size_t bytes, std::string* refused);

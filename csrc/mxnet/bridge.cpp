@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/forks.h"
+#include "base/text.h"
 #include "mxnet/step_clock.h"
 #include "operations/signature.h"
 
@@ -115,29 +116,56 @@ struct Failures {
 Failures& all_failures() { return usable_in_forks<Failures>(); }
 std::atomic<uint64_t> g_pushed_operations{0};
 std::atomic<uint64_t> g_failed_operations{0};
-std::atomic<uint64_t> g_failures_before{0};  // at the last take_failed_updates()
+// By the scope of its name ("trainer0"), a failed operation of a step concerns the updates of one trainer.
+struct StepFailures {
+  // Failed operations, without those of the steps of other scopes.
+  uint64_t concerning(const std::string& scope) const {
+    const auto own = by_scope.find(scope);
+    return all - of_steps + (own == by_scope.end() ? 0 : own->second);
+  }
+  uint64_t all = 0;
+  uint64_t of_steps = 0;
+  std::map<std::string, uint64_t> by_scope;
+};
+struct FailuresOfSteps {
+  std::mutex mutex;
+  StepFailures now;
+  StepFailures before;  // at the last take_failed_updates()
+  std::string scope;    // of the last operation of a step that was pushed
+};
+FailuresOfSteps& failures_of_steps() { return usable_in_forks<FailuresOfSteps>(); }
 
-void count_failure(const Cause& error) {
+std::string scope_of(const std::string& name) { return name.substr(0, name.find('/')); }
+
+// `scope`: of an operation of a step; empty: of another operation.
+void count_failure(const Cause& error, const std::string& scope) {
   ++g_failed_operations;
+  {
+    FailuresOfSteps& steps = failures_of_steps();
+    const std::lock_guard<std::mutex> lock(steps.mutex);
+    ++steps.now.all;
+    if (!scope.empty()) ++steps.now.of_steps, ++steps.now.by_scope[scope];
+  }
   const std::lock_guard<std::mutex> lock(all_failures().mutex);
   FailureCount& failures = all_failures().by_code[error.code];
   ++failures.operations;
   failures.last = error.text;
 }
 
-void fail(const EngineCallback& callback, const Cause& error) {
-  count_failure(error);
+void fail(const EngineCallback& callback, Cause error, const std::string& scope) {
+  error.text = readable(error.text);  // MXNet and pybind11 raise UnicodeDecodeError in place of an unreadable text
+  count_failure(error, scope);
   const EngineError engine_error((error.code == ErrorCode::dead ? kLostClass : "") + error.text);
   const std::lock_guard<std::recursive_mutex> lock(usable_in_forks<Failing>().mutex);
   callback.call(callback.engine, callback.parameter, &engine_error);
 }
 
-void complete(const EngineCallback& callback, const Cause* error) {
+void complete(const EngineCallback& callback, const Cause* error, const std::string& scope = {}) {
   if (error == nullptr) {
     callback.call(callback.engine, callback.parameter, nullptr);
     return;
   }
-  fail(callback, kMykv + *error);
+  fail(callback, kMykv + *error, scope);
 }
 
 // Ends the engine's operation after the last of its requests, with the first error.
@@ -217,7 +245,7 @@ std::vector<Handle> arrays_of(const Call& call) {
 
 void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_complete) {
   if (pushed->taken.exchange(true)) {
-    fail(on_complete, std::string(kMykv) + kNotTaken);
+    fail(on_complete, std::string(kMykv) + kNotTaken, {});
     return;
   }
   std::vector<Request> requests = std::move(pushed->call.requests);
@@ -238,15 +266,16 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   if (t_pushes && requests.size() == 1) requests.front().may_linger = true;
   const StepPart step = requests.empty() ? StepPart::none : requests.front().step;
   const bool is_sum = step == StepPart::some || step == StepPart::last;
+  std::string scope = step == StepPart::none ? std::string() : scope_of(requests.front().name);
   if (is_sum) note_sum_begins(step == StepPart::last);
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(runtime, std::move(requests), pushed->call.chained,
-           [on_complete, step, is_sum, failure = pushed->failure](const Cause* error) {
+           [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure](const Cause* error) {
              if (is_sum) note_sum_ends();
              if (step == StepPart::weights) note_updated();
              if (error != nullptr && failure) *failure = *error;
-             complete(on_complete, error);
+             complete(on_complete, error, scope);
            });
 }
 
@@ -256,7 +285,7 @@ void run_pushed(void* context, void* on_complete, void* parameter) {
 }
 
 void make_room(void*, void* on_complete, void*) {
-  fail(*static_cast<EngineCallback*>(on_complete), std::string("mykv: an error that makes room for others"));
+  fail(*static_cast<EngineCallback*>(on_complete), std::string("mykv: an error that makes room for others"), {});
 }
 
 // Work of this rank alone. The engine has a pointer to it, and runs the deleter after its last use.
@@ -310,9 +339,14 @@ struct FailedUpdates {
 };
 FailedUpdates& failed_updates() { return usable_in_forks<FailedUpdates>(); }
 
+uint64_t failures_concerning(const std::string& scope) {
+  const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
+  return failures_of_steps().now.concerning(scope);
+}
+
 void judge(void*, void* on_complete, void* parameter) {
   const UpdateWatch& watch = watch_of(parameter);
-  if (watch.summed && !watch.updated && g_failed_operations == watch.failures_before) {
+  if (watch.summed && !watch.updated && failures_concerning(watch.scope) == watch.failures_before) {
     const std::lock_guard<std::mutex> lock(failed_updates().mutex);
     failed_updates().keys.push_back(watch.key);
     failed_updates().any = true;
@@ -351,7 +385,8 @@ bool refuse(Pushed& pushed, const char* reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
   for (Request& request : requests) request.refusal = reason;
-  count_failure(std::string(reason));
+  const bool of_step = !requests.empty() && requests.front().step != StepPart::none;
+  count_failure(std::string(reason), of_step ? scope_of(requests.front().name) : std::string());
   post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Cause*) {});
   return true;
 }
@@ -367,10 +402,19 @@ uint64_t pushed_operations() { return g_pushed_operations; }
 
 uint64_t failed_operations() { return g_failed_operations; }
 
-UpdateWatch::UpdateWatch(uint64_t which) : key(which), failures_before(g_failures_before) {}
+UpdateWatch::UpdateWatch(uint64_t which) : key(which) {
+  const FailuresOfSteps& steps = failures_of_steps();
+  const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
+  scope = steps.scope;
+  failures_before = steps.before.concerning(scope);
+}
 
 std::vector<uint64_t> take_failed_updates() {
-  g_failures_before = g_failed_operations.load();
+  {
+    FailuresOfSteps& steps = failures_of_steps();
+    const std::lock_guard<std::mutex> lock(steps.mutex);
+    steps.before = steps.now;
+  }
   FailedUpdates& updates = failed_updates();
   if (!updates.any) return {};
   const std::lock_guard<std::mutex> lock(updates.mutex);
@@ -458,6 +502,10 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     request.turn = turn;
     request.ticket = pushed->runtime->take_ticket();
     request.step = take_step_part();
+  }
+  if (!pushed->call.requests.empty() && pushed->call.requests.front().step != StepPart::none) {
+    const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
+    failures_of_steps().scope = scope_of(name);
   }
   ++g_pushed_operations;
   const std::string shown = "mykv " + name;

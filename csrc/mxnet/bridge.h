@@ -53,8 +53,9 @@ class PreparedOperation;  // what does not change between the operations on a bu
 // but an update has not. The operations that note it run one after another, since each waits for the one before.
 struct UpdateWatch {
   explicit UpdateWatch(uint64_t which);
-  const uint64_t key;              // which updates, as the caller calls them
-  const uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
+  const uint64_t key;        // which updates, as the caller calls them
+  std::string scope;         // of the names of the step's operations: a failure in another trainer's step is no reason
+  uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
   std::atomic<bool> updated{false};
 };

@@ -172,8 +172,8 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
   size_t end = 0;
   const World& world = common.runtime->world();
   for (const ArrayShard& one : division) {
-    if (one.array >= arrays.size() || one.root < 0 || one.root >= world.size() ||
-        begins[one.array] + one.begin != end || one.begin + one.count > counts[one.array]) {
+    if (one.array >= arrays.size() || one.root < 0 || one.root >= world.size() || one.begin > counts[one.array] ||
+        one.count > counts[one.array] - one.begin || begins[one.array] + one.begin != end) {
       throw Error("shards must be all elements of the arrays in their order, and their owners ranks");
     }
     made->push_back({end, one.count, one.root});

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <iterator>
+#include <string_view>
 
 #include "base/hash.h"
+#include "base/text.h"
 #include "compress/compressor.h"
 
 namespace mykv {
@@ -104,6 +106,66 @@ void tell_devices(std::string* one, std::string* other) {
   text.insert(at, " on CPU");
 }
 
+constexpr size_t kMostShown = 300;  // bytes of each of two texts
+constexpr size_t kHeadShown = 110;
+constexpr size_t kBefore = 30;  // bytes before the difference
+constexpr size_t kMostDigits = 9;
+
+// Where the arrays of 'a group of 40: float32 (3, 4), float32 (3,)' begin, before ": "; npos: it is no such text.
+size_t arrays_begin(const std::string& text) {
+  const std::string group = "a group of ";
+  const size_t at = text.find(group);
+  if (at == std::string::npos) return at;
+  const size_t end = text.find_first_not_of("0123456789", at + group.size());
+  if (end == std::string::npos || end == at + group.size() || end - at - group.size() > kMostDigits)
+    return std::string::npos;
+  return text.compare(end, 2, ": ") == 0 ? end : std::string::npos;
+}
+
+// The array of a group in which the byte `at` lies, as ', array 40: float32 (3,)'; empty: it lies behind the arrays.
+std::string array_at(const std::string& text, size_t arrays, size_t at) {
+  size_t begin = arrays + 2, number = 1, end = begin;
+  for (int depth = 0; end < text.size(); ++end) {
+    depth += text[end] == '(' ? 1 : text[end] == ')' ? -1 : 0;
+    if (depth < 0) break;  // the end of the signature behind a label
+    if (depth > 0 || text.compare(end, 2, ", ") != 0) continue;
+    if (end >= at) break;
+    begin = end + 2;
+    ++number;
+  }
+  if (at > end || number > std::stoull(text.substr(text.rfind(' ', arrays) + 1))) return {};
+  return ", array " + std::to_string(number) + ": " + text.substr(begin, end - begin);
+}
+
+// Shortens two texts of which at least one is too long for an error, so that it shows where they differ.
+void show_where_they_differ(std::string* one, std::string* other) {
+  if (std::max(one->size(), other->size()) <= kMostShown) return;
+  const size_t common =
+      static_cast<size_t>(std::mismatch(one->begin(), one->end(), other->begin(), other->end()).first - one->begin());
+  const size_t arrays = arrays_begin(*one);
+  if (arrays < common && arrays < kMostShown && arrays_begin(*other) == arrays) {
+    std::string array = array_at(*one, arrays, common), other_array = array_at(*other, arrays, common);
+    const std::string head = one->substr(0, arrays);
+    const bool open = std::count(head.begin(), head.end(), '(') > std::count(head.begin(), head.end(), ')');
+    if (!array.empty() && !other_array.empty() && array.size() < kMostShown && other_array.size() < kMostShown) {
+      *one = head + array + (open ? ")" : "");
+      *other = head + other_array + (open ? ")" : "");
+      return;
+    }
+  }
+  for (std::string* text : {one, other}) {
+    const std::string_view head = beginning(*text, kHeadShown);
+    const size_t from = common > head.size() + kBefore ? beginning(*text, common - kBefore).size() : head.size();
+    const std::string_view rest = std::string_view(*text).substr(from);
+    const std::string_view shown = beginning(rest, kMostShown - kHeadShown);
+    std::string shorter(head);
+    if (from > head.size()) shorter += " ... ";
+    shorter += shown;
+    if (shown.size() < rest.size()) shorter += " ...";
+    *text = shorter;
+  }
+}
+
 // The options that `others` lacks; all options if it lacks none.
 std::vector<std::string> differing(const std::vector<std::string>& options, const std::vector<std::string>& others) {
   std::vector<std::string> kept;
@@ -183,8 +245,11 @@ std::string difference(const std::string& name, int rank, const std::string& sig
     }
   }
   tell_devices(&one, &other);
+  const std::string advice = remedy(one, other, signature, other_signature);
+  show_where_they_differ(&one, &other);
+  if (one == other) other += " (they differ behind these texts, which are too long for a message)";
   return shown_name(name) + " differs between ranks: rank " + std::to_string(rank) + " has " + one + ", rank " +
-         std::to_string(other_rank) + " has " + other + ". " + remedy(one, other, signature, other_signature);
+         std::to_string(other_rank) + " has " + other + ". " + advice;
 }
 
 }  // namespace mykv

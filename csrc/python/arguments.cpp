@@ -49,7 +49,7 @@ std::shared_ptr<const std::vector<Shard>> shards_of(const BucketShards& division
   auto shards = std::make_shared<std::vector<Shard>>();
   size_t end = 0;
   for (const auto& [at, count, root] : division) {
-    if (at != end || root < 0 || root >= world.size())
+    if (at != end || count > elements - end || root < 0 || root >= world.size())
       throw py::value_error("shards must be all elements of the operation in their order, and their owners ranks");
     shards->push_back({at, count, root});
     end += count;

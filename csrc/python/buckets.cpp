@@ -18,6 +18,9 @@ void require_running(const Buffer& buffer) {
   if (buffer.runtime()->left()) throw Error("the buffer is of a runtime that was shut down");
 }
 
+// Whether [begin, begin + count) lies in [0, size), whatever the numbers are.
+bool lies_in(size_t size, size_t begin, size_t count) { return begin <= size && count <= size - begin; }
+
 Operation bucket_operation(const Runtime& runtime, const std::string& op, double scale, int priority,
                            const std::string& wire, const std::string& dtype, size_t count) {
   Operation operation = allreduce_operation(runtime, op, scale, priority, wire);
@@ -29,7 +32,8 @@ Operation bucket_operation(const Runtime& runtime, const std::string& op, double
 Request request_on_gpu(const std::string& name, const Runtime& runtime, const std::shared_ptr<gpu::Memory>& memory,
                        size_t begin, const std::string& layout, Operation operation, const BucketShards& division) {
   const size_t width = item_size(operation.dtype);
-  if (begin + operation.count > memory->bytes() / width) throw py::value_error("the bucket does not lie in the memory");
+  if (!lies_in(memory->bytes() / width, begin, operation.count))
+    throw py::value_error("the bucket does not lie in the memory");
   char* data = static_cast<char*>(memory->address()) + begin * width;
   Request request;
   request.name = name;
@@ -63,7 +67,8 @@ Request request_in_place(const std::string& name, const std::shared_ptr<Buffer>&
   require_running(*buffer);
   operation.in_place = true;
   const size_t width = item_size(operation.dtype);
-  if (begin + operation.count > buffer->bytes() / width) throw py::value_error("the bucket does not lie in the buffer");
+  if (!lies_in(buffer->bytes() / width, begin, operation.count))
+    throw py::value_error("the bucket does not lie in the buffer");
   Request request;
   request.name = name;
   request.operation = operation;

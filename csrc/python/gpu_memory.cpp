@@ -71,7 +71,9 @@ std::unique_ptr<Work> Group::submit_on_gpu(const std::string& name, const std::s
     throw py::value_error("mykv has no operation '" + kind + "'");
   }
   size_t count = 1;
-  for (const size_t size : shape) count *= size;
+  for (const size_t size : shape) {
+    if (__builtin_mul_overflow(count, size, &count)) throw py::value_error("an array cannot have so many elements");
+  }
   operation.set_arrays(dtype_named(dtype), count);
   Request request;
   request.name = name;

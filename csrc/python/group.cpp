@@ -28,10 +28,10 @@ std::vector<uint64_t> Group::agreement_traffic() {
   return {agreement.sent().messages, agreement.sent().bytes, agreement.received().messages, agreement.received().bytes};
 }
 
-void Group::leave(const std::string& reason) {
+void Group::leave(const Reason& reason) {
   const std::shared_ptr<Runtime> leaving = runtime_;
   py::gil_scoped_release release;
-  leaving->leave(reason);
+  leaving->leave(reason.text);
 }
 
 std::vector<Group::WaitingTuple> Group::waiting(const std::string& name, double least_seconds) {
@@ -56,9 +56,8 @@ std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::str
   return result;
 }
 
-void Group::give_up(const std::string& name, const std::string& reason, const std::string& code,
-                    std::vector<int> ranks) {
-  const Cause cause(reason, error_code_of(code), std::move(ranks));
+void Group::give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks) {
+  const Cause cause(reason.text, error_code_of(code), std::move(ranks));
   const std::shared_ptr<Runtime> asked = runtime_;
   py::gil_scoped_release release;
   asked->give_up({{name, cause}});
@@ -173,13 +172,13 @@ void Group::push_gather_from_owners(const std::string& name, const Handles& arra
   mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), handles(fenced));
 }
 
-void Group::refuse(const std::string& name, const std::string& reason, const std::string& turn_of) {
+void Group::refuse(const std::string& name, const Reason& reason, const std::string& turn_of) {
   Request request;
   request.name = name;
   request.turn = turn_of.empty() ? runtime_->take_turn(name) : runtime_->last_turn(turn_of);
   request.ticket = runtime_->take_ticket();
   request.signature = "a refusal";
-  request.refusal = reason.empty() ? "no reason was given" : reason;
+  request.refusal = reason.text.empty() ? "no reason was given" : reason.text;
   request.done = [](const Cause*) {};
   const std::shared_ptr<Runtime> target = runtime_;
   py::gil_scoped_release release;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "python/arguments.h"
+#include "python/reason.h"
 #include "python/work.h"
 #include "runtime/buffer.h"
 #include "runtime/runtime.h"
@@ -94,7 +95,7 @@ class Group {
                                const std::string& label, const std::string& turn_of, const Handles& fenced);
 
   // turn_of: the name whose last turn it takes; empty: the next turn under its own name.
-  void refuse(const std::string& name, const std::string& reason, const std::string& turn_of);
+  void refuse(const std::string& name, const Reason& reason, const std::string& turn_of);
 
   // (name, seconds, ranks that have not arrived, ranks that do not respond or whose hosts do not), with the labels of
   // the ranks, the longest wait first. Empty `name`: all operations.
@@ -102,10 +103,10 @@ class Group {
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
   // `code`, `ranks`: of the error on all ranks.
-  void give_up(const std::string& name, const std::string& reason, const std::string& code, std::vector<int> ranks);
+  void give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   // Tells the other ranks that this rank leaves, and stops.
-  void leave(const std::string& reason);
+  void leave(const Reason& reason);
 
  private:
   Operation broadcast_operation(int root, int priority) const;

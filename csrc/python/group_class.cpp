@@ -28,7 +28,7 @@ void bind_group(py::module_& m) {
       "(whether some rank has a GPU, whether NCCL serves all ranks, why not, whether MYKV_GPU chose host memory).");
   bind_fact(m, group, "host_ranks", [](const World& w) { return w.hosts(); });
   group.def("leave", &Group::leave, py::arg("reason"), "Tell the other ranks that this rank leaves, and stop.");
-  group.def("shutdown", [](Group& g) { g.leave("it shut mykv down"); });
+  group.def("shutdown", [](Group& g) { g.leave({"it shut mykv down"}); });
   bind_submits(m, group);
   bind_memory(m, group);
   bind_pushes(m, group);

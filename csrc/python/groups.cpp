@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/forks.h"
 #include "world/revoke_on_death.h"
 
 namespace mykv {
@@ -15,20 +16,20 @@ struct Runtimes {
   std::mutex mutex;
   std::vector<std::weak_ptr<Runtime>> all;
 };
-Runtimes& g_runtimes = *new Runtimes;
+Runtimes& all_runtimes() { return usable_in_forks<Runtimes>(); }
 
 }  // namespace
 
 void register_runtime(const std::shared_ptr<Runtime>& runtime) {
-  std::lock_guard<std::mutex> lock(g_runtimes.mutex);
-  auto& all = g_runtimes.all;
+  std::lock_guard<std::mutex> lock(all_runtimes().mutex);
+  auto& all = all_runtimes().all;
   all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
   all.push_back(runtime);
 }
 
 std::vector<std::weak_ptr<Runtime>> runtimes() {
-  std::lock_guard<std::mutex> lock(g_runtimes.mutex);
-  return g_runtimes.all;
+  std::lock_guard<std::mutex> lock(all_runtimes().mutex);
+  return all_runtimes().all;
 }
 
 std::shared_ptr<Group>& world_group() {
@@ -49,8 +50,8 @@ void leave_all(const std::string& reason) {
 
 void lose_all(const Cause& reason) {
   RevokeOnDeath::lose();
-  std::lock_guard<std::mutex> lock(g_runtimes.mutex);
-  for (const std::weak_ptr<Runtime>& one : g_runtimes.all) {
+  std::lock_guard<std::mutex> lock(all_runtimes().mutex);
+  for (const std::weak_ptr<Runtime>& one : all_runtimes().all) {
     if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->lose(reason);
   }
 }

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/forks.h"
 #include "python/bindings.h"
 #include "python/groups.h"
 #include "runtime/stall_watch.h"
@@ -26,9 +27,13 @@ struct Watching {
   std::mutex mutex;
   std::condition_variable ended;
   bool on = false;
+  uint32_t forks =
+      fork_number();  // of the process that watches: in a fork no thread does, and the mutex may be locked for good
   std::map<std::weak_ptr<Runtime>, StallWatch, std::owner_less<>> of;  // used by the watching thread only
 };
-Watching& g_watching = *new Watching;
+Watching* g_watching = new Watching;
+
+bool watches_elsewhere() { return g_watching->forks != fork_number(); }
 
 // Often enough for the shorter limit, and to notice that this process itself was stopped.
 std::chrono::duration<double> look_every(const StallLimits& limits) {
@@ -45,12 +50,12 @@ std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits)
     const std::shared_ptr<Runtime> runtime = one.lock();
     if (!runtime) continue;
     if (std::string note = runtime->take_gpu_note(); !note.empty()) reports.emplace_back(false, std::move(note));
-    for (StallReport& report : g_watching.of[one].look(*runtime, limits)) {
+    for (StallReport& report : g_watching->of[one].look(*runtime, limits)) {
       reports.emplace_back(report.over, std::move(report.text));
     }
   }
-  for (auto it = g_watching.of.begin(); it != g_watching.of.end();) {
-    it = it->first.expired() ? g_watching.of.erase(it) : std::next(it);
+  for (auto it = g_watching->of.begin(); it != g_watching->of.end();) {
+    it = it->first.expired() ? g_watching->of.erase(it) : std::next(it);
   }
   return reports;
 }
@@ -58,13 +63,14 @@ std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits)
 // Waits until a group stalls, or goes on again: (whether it goes on, the sentence) for each report. None after
 // end_stall_watch(), or if both limits are 0. For one thread of Python.
 std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn_seconds, double abort_seconds) {
+  if (watches_elsewhere()) return std::nullopt;
   const StallLimits limits{warn_seconds, abort_seconds};
   const auto interval = look_every(limits);
   py::gil_scoped_release release;
-  std::unique_lock<std::mutex> lock(g_watching.mutex);
-  while (g_watching.on) {
+  std::unique_lock<std::mutex> lock(g_watching->mutex);
+  while (g_watching->on) {
     const auto before = std::chrono::steady_clock::now();
-    if (g_watching.ended.wait_for(lock, interval, [] { return !g_watching.on; })) break;
+    if (g_watching->ended.wait_for(lock, interval, [] { return !g_watching->on; })) break;
     // This process was stopped, and maybe other processes too: gives them time for a step.
     if (std::chrono::steady_clock::now() - before > 2 * interval + std::chrono::milliseconds(500)) continue;
     lock.unlock();
@@ -76,14 +82,16 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
 }
 
 void begin_stall_watch() {
-  std::lock_guard<std::mutex> lock(g_watching.mutex);
-  g_watching.on = true;
+  if (watches_elsewhere()) g_watching = new Watching;  // a fork that has a world of its own
+  std::lock_guard<std::mutex> lock(g_watching->mutex);
+  g_watching->on = true;
 }
 
 void end_stall_watch() {
-  std::lock_guard<std::mutex> lock(g_watching.mutex);
-  g_watching.on = false;
-  g_watching.ended.notify_all();
+  if (watches_elsewhere()) return;
+  std::lock_guard<std::mutex> lock(g_watching->mutex);
+  g_watching->on = false;
+  g_watching->ended.notify_all();
 }
 
 }  // namespace

@@ -32,6 +32,7 @@ void Work::State::finish(const Cause* failure) {
 }
 
 bool Work::wait(double timeout) {
+  if (fork_number() != forks_) throw Error("this process is a fork of the process that waits for this operation");
   py::gil_scoped_release release;
   const auto over = [this] { return state_->done.load(); };
   const int64_t begun = now_ns();
@@ -48,10 +49,7 @@ bool Work::wait(double timeout) {
   return true;
 }
 
-bool Work::done() const {
-  std::lock_guard<std::mutex> lock(state_->mutex);
-  return state_->done;
-}
+bool Work::done() const { return state_->done; }
 
 void bind_work(py::module_& m) {
   py::class_<Work>(m, "Work", "A request on numpy buffers under way.")

@@ -12,6 +12,7 @@
 #include "python/groups.h"
 #include "python/mpi_exit.h"
 #include "python/options.h"
+#include "python/reason.h"
 #include "world/revoke_on_death.h"
 
 namespace py = pybind11;
@@ -49,9 +50,9 @@ void shutdown() {
   leave_all("it shut mykv down");
 }
 
-void leave(const std::string& reason) {
+void leave(const Reason& reason) {
   py::gil_scoped_release release;
-  leave_all(reason);
+  leave_all(reason.text);
 }
 
 }  // namespace
@@ -63,7 +64,7 @@ void bind_world(py::module_& m) {
   m.def("leave", &leave, py::arg("reason"), "Tell the other ranks that this rank leaves, and stop.");
   m.def(
       "lose",
-      [](const std::string& reason, std::vector<int> ranks) { lose_all({reason, ErrorCode::dead, std::move(ranks)}); },
+      [](const Reason& reason, std::vector<int> ranks) { lose_all({reason.text, ErrorCode::dead, std::move(ranks)}); },
       py::arg("reason"), py::arg("ranks") = std::vector<int>(), py::call_guard<py::gil_scoped_release>(),
       "Processes have died: end all operations of this one, at once, with the reason. `ranks`: theirs, if known.");
   m.def(

@@ -16,6 +16,7 @@ Buffer::~Buffer() {
 char* Buffer::data() const { return runtime_->world().segment().base() + offset_; }
 
 void Buffer::commit(size_t bytes) {
+  runtime_->require_own_process();
   constexpr size_t kStep = size_t{64} << 10;  // fewer calls when small arrays fill a bucket one at a time
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes <= committed_) return;

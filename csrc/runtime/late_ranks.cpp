@@ -37,6 +37,7 @@ std::vector<Waiting> LateRanks::waiting(double least_seconds, const std::string&
   std::vector<Waiting> result = waiting_here(least_seconds, name);
   Waiting one;
   one.crowded_out = true;
+  one.lack = context_.table.lack_of_memory().text;
   int64_t since;
   std::tie(one.name, since) = requests_.crowded_out();
   one.shown = shown_name(one.name);

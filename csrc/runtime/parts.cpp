@@ -1,9 +1,12 @@
 #include "runtime/parts.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string_view>
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "kernels/kernels.h"
 #include "operations/ranges.h"
 #include "operations/signature.h"
@@ -11,6 +14,8 @@
 namespace mykv {
 
 namespace {
+
+constexpr size_t kMostText = 16 << 10;  // of a signature or refusal that other ranks can read
 
 // The memory of a part, if the kernels can work on the arrays in place: one input and one output, aligned to the item
 // size. Otherwise the share is empty.
@@ -107,7 +112,8 @@ std::string Parts::take_share(Part& part, const Operation& operation, bool posti
   return {};
 }
 
-HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operation, const std::string& refusal) const {
+HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operation, const std::string& refusal,
+                                       bool posting) const {
   const Request& request = part.posted->request;
   const Transport& transport = context_.transport_of(operation);
   HostTable::Arriving arriving;
@@ -117,6 +123,7 @@ HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operat
   arriving.name = &request.name;
   arriving.signature = &request.signature;
   arriving.refusal = refusal.empty() ? nullptr : &refusal;
+  arriving.long_text = part.long_text;
   arriving.operation = operation;
   arriving.slot = part.slot;
   arriving.chunks = transport.pieces(operation);
@@ -125,6 +132,7 @@ HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operat
   arriving.came = part.came;
   arriving.ends_step = request.step == StepPart::last && part.number == 0;
   arriving.awaited = request.awaited && context_.several_hosts();
+  arriving.posting = posting;
   arriving.first_of_several = part.number == 0 && part.posted->parts > 1;
   return arriving;
 }
@@ -137,12 +145,14 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   }
   part.key = make_key(request.name, request.turn, part.number);
   const Transport& transport = context_.transport_of(operation);
+  // The later parts of an operation have the signature that the ranks have compared at its first part.
+  if (part.number == 0 || !refusal.empty()) put_text(part, refusal.empty() ? request.signature : refusal);
   part.came = now_ns();
   ArriveResult arrival;
   bool claimed = false;
   try {
-    arrival = context_.table.arrive(arriving_of(part, operation, refusal), posting ? transport.inline_limit() : 0,
-                                    [&](const ArriveResult& a) {
+    arrival = context_.table.arrive(arriving_of(part, operation, refusal, posting),
+                                    posting ? transport.inline_limit() : 0, [&](const ArriveResult& a) {
                                       part.entry = a.entry;
                                       part.generation = a.generation;
                                       part.large = operation.bytes() > kPostInlineBytes;
@@ -151,16 +161,22 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
                                       claimed = true;
                                     });
     if (arrival.last) transport.run_whole(arrival.entry);
+  } catch (const TableLocked&) {
+    if (claimed) throw;
+    arrival.table_full =
+        true;  // the runtime's thread waits for the rank that keeps the lock, and not a thread of MXNet
   } catch (const Error&) {
     // There was a verdict on the table, and the thread is about to break down.
     if (!claimed || requests_.withdraw(part)) throw;
     return Arrived::under_way;
   }
   if (arrival.table_full) {
+    release_text(part);
     if (!part.staged) release_slot(part);  // a staged part keeps its slot
     return Arrived::table_full;
   }
   if (arrival.departed) {
+    release_text(part);
     release_slot(part);
     if (!part.staged) part.slot_bytes = 0;
     requests_.add_without_entry(part);
@@ -213,6 +229,24 @@ void Parts::copy_out(const Request& request, size_t begin, size_t count, const c
   }
 }
 
+// Where other ranks find a text that has no room in the table.
+void Parts::put_text(Part& part, const std::string& text) {
+  part.long_text = {};
+  if (text.size() < kTextBytes) return;
+  const std::string_view kept = beginning(text, kMostText);
+  try {
+    part.long_text.at = context_.region.allocate(kept.size());
+    part.long_text.bytes = static_cast<uint32_t>(kept.size());
+    std::memcpy(context_.world.segment().base() + part.long_text.at, kept.data(), kept.size());
+  } catch (const Error&) {
+    // Without memory the others see the beginning of the text.
+  }
+}
+
+void Parts::release_text(const Part& part) {
+  if (part.long_text.bytes > 0) context_.region.release(part.long_text.at, part.long_text.bytes);
+}
+
 void Parts::release_slot(const Part& part) {
   if (part.slot_bytes == 0) return;
   if (part.staged) {
@@ -238,6 +272,7 @@ void Parts::end(const Part& part, const Cause& error, const PartRecord::Interval
   const bool counts = error.empty() && part.number == 0;
   const int64_t waited =
       counts ? std::max<int64_t>(context_.table.entry(part.entry).arrivals.complete - part.came, 0) : 0;
+  release_text(part);
   release_slot(part);
   try {
     context_.table.leave(part.entry);

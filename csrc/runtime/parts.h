@@ -44,9 +44,12 @@ class Parts {
 
  private:
   std::string take_share(Part& part, const Operation& operation, bool posting);
-  HostTable::Arriving arriving_of(const Part& part, const Operation& operation, const std::string& refusal) const;
+  HostTable::Arriving arriving_of(const Part& part, const Operation& operation, const std::string& refusal,
+                                  bool posting) const;
   void copy_in(const Request& request, const Operation& op, const Part& part) const;
   void copy_out(const Request& request, size_t begin, size_t count, const char* slot) const;
+  void put_text(Part& part, const std::string& text);
+  void release_text(const Part& part);
   void release_slot(const Part& part);
   void count_finished(const Part& part, const Cause& error, int64_t waited_ns);
 

@@ -59,6 +59,7 @@ struct Part {
   size_t count = 0;
   uint64_t slot = 0;
   size_t slot_bytes = 0;
+  LongText long_text;      // see HostTable::Arriving
   LocalShare share;        // used instead of a slot
   uint64_t placement = 0;  // by NCCL: a digest of the part's GPUs
   uint32_t entry = 0;
@@ -72,8 +73,10 @@ struct Part {
   bool staged = false;  // its slot is pinned (DeviceParts); it counts as under way since it took the slot
   // For the timeline.
   int64_t copied_in = 0;  // when copying in began
-  int64_t agreed = 0;     // when all hosts had agreed
-  std::vector<ArrivalRecord> hosts;
+  struct {
+    int64_t agreed = 0;  // when all hosts had
+    std::vector<ArrivalRecord> arrivals;
+  } hosts;
 };
 
 inline Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }

@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "operations/signature.h"
 
 namespace mykv {
 
@@ -49,6 +50,17 @@ bool Requests::refuse_new(const Cause& reason) {
 bool Requests::refuses_new() {
   std::lock_guard<std::mutex> lock(mutex_);
   return !stopped_.empty();
+}
+
+std::string Requests::pending_refusal() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Part* first = nullptr;
+  for (const auto& [entry, part] : parts_) {
+    if (part.posted->request.refusal.empty()) continue;
+    if (first == nullptr || part.came < first->came) first = &part;
+  }
+  if (first == nullptr) return {};
+  return shown_name(first->posted->request.name) + ": " + first->posted->request.refusal;
 }
 
 bool Requests::claim_end(RequestState& posted) {
@@ -159,8 +171,8 @@ void Requests::note_hosts(uint32_t entry, uint32_t generation, int64_t agreed, s
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = find(entry, generation);
   if (it == parts_.end()) return;
-  it->second.agreed = agreed;
-  it->second.hosts = std::move(hosts);
+  it->second.hosts.agreed = agreed;
+  it->second.hosts.arrivals = std::move(hosts);
 }
 
 std::optional<Part> Requests::take(uint32_t entry, uint32_t generation) {

@@ -36,6 +36,8 @@ class Requests {
   // No request is taken any more. False: that was so already, for another reason.
   bool refuse_new(const Cause& reason);
   bool refuses_new();
+  // What this rank has refused and the other ranks have not all come to; empty: nothing. The oldest one.
+  std::string pending_refusal();
   // Whether this rank has no part under way.
   bool idle();
   bool has_ended(const RequestState& posted);

@@ -57,7 +57,14 @@ std::shared_ptr<const Ticket> Runtime::take_ticket() {
   return forked() ? nullptr : turns_.take_ticket();  // in a fork the lock may never be free, and post() throws
 }
 
+void Runtime::require_own_process() const {
+  if (!forked()) return;
+  throw Error("mykv works only in the process that initialized it, and process " + std::to_string(getpid()) +
+              " is a fork of it. Use mykv in the parent only, or start the child with the method 'spawn'");
+}
+
 void Runtime::forget(const std::string& prefix) {
+  if (forked()) return;  // the names are the parent's
   parts_.forget(prefix);
   turns_.forget(prefix);
 }
@@ -65,6 +72,15 @@ void Runtime::forget(const std::string& prefix) {
 void Runtime::post(Request request) {
   auto posted = std::make_shared<RequestState>();
   posted->request = std::move(request);
+  if (forked()) {
+    try {
+      require_own_process();
+    } catch (const Error& error) {
+      const Cause why = shown_name(posted->request.name) + ": " + error.cause();
+      parts_.end(*posted, &why);
+    }
+    return;
+  }
   try {
     post_checked(posted);
   } catch (const TableVerdict&) {
@@ -84,10 +100,6 @@ void Runtime::end_refused(RequestState& posted, const Cause& why) {
 }
 
 void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
-  if (forked()) {
-    throw Error("mykv works only in the process that initialized it, and process " + std::to_string(getpid()) +
-                " is a fork of it. Use mykv in the parent only, or start the child with the method 'spawn'");
-  }
   Request& request = posted->request;
   const Operation& op = request.operation;
   TimelineNotes::begin(*posted);
@@ -121,6 +133,7 @@ void Runtime::linger(const RequestState& posted) {
 }
 
 std::vector<LateRank> Runtime::late_ranks() {
+  require_own_process();
   const bool knows_all = context_.several_hosts() && context_.world.rank() == 0;
   return knows_all ? context_.agreement.late_ranks() : context_.table.late_ranks();
 }
@@ -129,7 +142,7 @@ std::string Runtime::left_text(const std::string& reason) const {
   return departure_text(context_.label(), reason);
 }
 
-void Runtime::leave(const std::string& reason) {
+void Runtime::leave(std::string reason) {
   if (forked()) {
     // The thread belongs to the parent process: there is nothing to stop.
     if (thread_.joinable()) thread_.detach();
@@ -137,6 +150,9 @@ void Runtime::leave(const std::string& reason) {
   }
   std::lock_guard<std::mutex> leaving(leave_mutex_);
   if (!thread_.joinable()) return;
+  // A rank that has not come to the operation yet, perhaps on another host, gets the cause too.
+  if (const std::string refused = requests_.pending_refusal(); !refused.empty())
+    reason += ", after it had refused " + refused;
   const bool broken = !requests_.refuse_new({"this rank has left: " + reason, ErrorCode::left});
   context_.table.lock().set_patience(std::chrono::microseconds(kLeavingLockPatience).count(), left_text(reason));
   try {
@@ -149,6 +165,7 @@ void Runtime::leave(const std::string& reason) {
 }
 
 void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons) {
+  require_own_process();
   const auto operations = requests_.named(reasons);
   if (context_.several_hosts()) {
     wishes_.give_up(operations);
@@ -158,13 +175,17 @@ void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons) {
 }
 
 void Runtime::break_down(const Cause& reason) {
+  if (forked()) return;
   context_.table.lock().set_patience(std::chrono::microseconds(kLockPatience).count(), left_text(reason.text));
   wishes_.break_down(reason);
 }
 
-void Runtime::give_verdict(const std::string& reason) { context_.table.lock().give_verdict(reason); }
+void Runtime::give_verdict(const std::string& reason) {
+  if (!forked()) context_.table.lock().give_verdict(reason);
+}
 
 void Runtime::lose(const Cause& reason) {
+  if (forked()) return;
   wishes_.lose(reason);
   break_down(reason);
 }

@@ -54,34 +54,44 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   ~Runtime();
 
   // Takes the next turn under `name`. Call it in the order in which the operations are asked for.
-  uint64_t take_turn(const std::string& name) { return turns_.take(name); }
+  // In a fork the turn is of no use, and post() ends the request with an error.
+  uint64_t take_turn(const std::string& name) { return forked() ? 0 : turns_.take(name); }
   // The next number in that order, for one request.
   std::shared_ptr<const Ticket> take_ticket();
   // The turn that was taken last under `name`, for another operation that goes with it under a second name. A counter
   // for the second name would fall behind on a rank that failed between the two.
-  uint64_t last_turn(const std::string& name) { return turns_.last(name); }
+  uint64_t last_turn(const std::string& name) { return forked() ? 0 : turns_.last(name); }
   // Drops the turn counters of all names that begin with `prefix`, and the residuals of their compression. No rank may
   // use such a name again: keys would come twice, and other ranks may still know an old operation by the same key.
   void forget(const std::string& prefix);
   // The number of names that have turn counters.
-  size_t counted_names() { return turns_.names(); }
+  size_t counted_names() {
+    require_own_process();
+    return turns_.names();
+  }
   // Returns at once, or with Request::may_linger after 20 us at most: if nothing else is under way, a small request may
   // end on this thread, which saves waking the runtime's thread and then the thread that waits for the result. The
   // request's buffers must stay until done was called.
   void post(Request request);
   // This rank's part of the host's segment, for requests in place.
-  Region& region() { return context_.region; }
+  Region& region() {
+    require_own_process();
+    return context_.region;
+  }
   // For a thread that waits for a request of this runtime, see RuntimeThread.
   bool may_stand_in() const { return work_.may_stand_in(); }
   void stand_in(const std::function<bool()>& over, int64_t until_ns) {
     if (!forked()) work_.stand_in(over, until_ns);
   }
   // Tells the other ranks that this rank leaves, ends its own pending requests with the reason, and stops the thread.
-  void leave(const std::string& reason);
+  void leave(std::string reason);
   // Whether leave() was called.
   bool left() const { return wishes_.leaving(); }
-  // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part.
+  // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part. A
+  // thread of the parent may have held any lock of the runtime when it was made, so in a fork no lock may be taken.
   bool forked() const { return fork_number() != forks_; }
+  // Throws Error in a fork. Call it before anything that takes a lock.
+  void require_own_process() const;
 
   const World& world() const { return context_.world; }
   const RuntimeOptions& options() const { return context_.options; }
@@ -90,11 +100,13 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const Transport& transport() const { return *context_.transport; }
 
   // See LateRanks. Thread-safe.
-  double longest_wait() { return late_ranks_.longest_wait(); }
+  double longest_wait() { return forked() ? 0 : late_ranks_.longest_wait(); }
   std::vector<Waiting> waiting(double least_seconds, const std::string& name) {
+    require_own_process();
     return late_ranks_.waiting(least_seconds, name);
   }
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of) {
+    require_own_process();
     return late_ranks_.waiting_for_this(names, turn_of);
   }
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
@@ -111,11 +123,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // the call and can name the process. One flag for all runtimes of this process; thread-safe.
   static std::atomic<bool>& watched() { return Wishes::watched(); }
   // For the statistics. Thread-safe.
-  Totals totals() { return requests_.totals(); }
+  Totals totals() {
+    require_own_process();
+    return requests_.totals();
+  }
   // How late ranks were: on rank 0 all ranks, on another rank of several hosts the ranks of its host among themselves.
   std::vector<LateRank> late_ranks();
   // A message about this rank's GPUs for the log, given once; empty: none.
-  std::string take_gpu_note() { return device_parts_->take_note(); }
+  std::string take_gpu_note() { return forked() ? std::string() : device_parts_->take_note(); }
 
  private:
   friend struct testing::RuntimeAccess;

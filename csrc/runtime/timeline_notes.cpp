@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "operations/signature.h"
 
 namespace mykv {
@@ -50,7 +51,7 @@ void TimelineNotes::end(const Part& part, const PartRecord::Interval& copied_out
   }
   if (mine.get(Stamp::arrived) != 0) {
     if (world_.hosts().size() > 1) {
-      times.wait = {mine.get(Stamp::arrived), part.agreed != 0 ? part.agreed : now_ns()};
+      times.wait = {mine.get(Stamp::arrived), part.hosts.agreed != 0 ? part.hosts.agreed : now_ns()};
       times.reduce = between(mine, Stamp::begun, Stamp::scatter);
       if (mine.get(Stamp::scattered) != 0) {
         times.scatter = between(mine, Stamp::scatter, Stamp::scattered);
@@ -74,7 +75,8 @@ void TimelineNotes::add(const Part& part, PartRecord times, const Entry& entry) 
   if (record == nullptr) return;
   if (record->parts.empty()) {
     record->parts.reserve(part.posted->parts);
-    record->arrivals.reserve(part.posted->parts * (static_cast<size_t>(world_.local_size()) + part.hosts.size()));
+    record->arrivals.reserve(part.posted->parts *
+                             (static_cast<size_t>(world_.local_size()) + part.hosts.arrivals.size()));
   }
   times.arrivals = record->arrivals.size();
   for (size_t r = 0; r < table_.ranks().size(); ++r) {
@@ -83,8 +85,8 @@ void TimelineNotes::add(const Part& part, PartRecord times, const Entry& entry) 
     record->arrivals.push_back({table_.ranks()[r], time});
     ++times.ranks;
   }
-  record->arrivals.insert(record->arrivals.end(), part.hosts.begin(), part.hosts.end());
-  times.hosts = static_cast<uint32_t>(part.hosts.size());
+  record->arrivals.insert(record->arrivals.end(), part.hosts.arrivals.begin(), part.hosts.arrivals.end());
+  times.hosts = static_cast<uint32_t>(part.hosts.arrivals.size());
   record->parts.push_back(times);
 }
 
@@ -99,7 +101,7 @@ void TimelineNotes::end(RequestState& posted, const Cause* error) {
   record->end = error == nullptr && copied_out != 0 ? copied_out : now_ns();
   record->name = posted.request.name;
   record->signature = shown(posted.request.signature);
-  if (error != nullptr) record->error = error->text;
+  if (error != nullptr) record->error = readable(error->text);
   record->bytes = posted.request.operation.bytes();
   record->turn = posted.request.turn;
   record->priority = posted.request.operation.priority;

@@ -57,7 +57,11 @@ std::string culprits_text(const Waiting& waiting, const World& world) {
     if (!holds(waiting.missing, rank)) here.push_back(rank);
   }
   std::string text;
-  if (waiting.crowded_out) text = "a free entry in its host's table of operations (its share is in use)";
+  if (waiting.crowded_out) {
+    text = "a free entry in its host's table of operations (" +
+           (waiting.lack.empty() ? "its share is in use" : "there is no memory for more entries: " + waiting.lack) +
+           ")";
+  }
   const auto add = [&](const std::vector<int>& ranks, const char* one, const char* several) {
     if (ranks.empty()) return;
     text += (text.empty()          ? ""

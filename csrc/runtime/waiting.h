@@ -13,6 +13,7 @@ struct Waiting {
   std::string shown;              // the name in messages
   double seconds = 0;             // since this rank has arrived
   bool complete = false;          // all ranks have arrived, but there is no result
+  std::string lack;               // with crowded_out: the memory that is short, if that is why
   bool crowded_out = false;       // this rank has not arrived: its host's table is full; see `missing`
   std::vector<int> missing;       // ranks that have not arrived; if crowded_out, at operations in the table
   std::vector<int> unresponsive;  // of all ranks, those not seen for some seconds

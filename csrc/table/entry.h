@@ -14,7 +14,7 @@ namespace mykv {
 
 // Longer texts are cut in messages, never in matching.
 constexpr size_t kNameBytes = 160;
-constexpr size_t kTextBytes = 400;    // a signature, or why a rank refused
+constexpr size_t kTextBytes = 376;    // a signature, or why a rank refused; a longer text lies in a LongText
 constexpr size_t kErrorBytes = 1088;  // a sentence with a name and two texts
 
 // A Cause in shared memory; all zero: none. A longer text is cut, and ranks from kMostRanks on are named by it alone.
@@ -31,6 +31,12 @@ struct SharedCause {
   char text[kErrorBytes];
 };
 
+// A text in the segment. It stays as long as the part of its rank.
+struct LongText {
+  uint64_t at = 0;     // offset into the segment
+  uint32_t bytes = 0;  // 0: there is none
+};
+
 // What one rank brought.
 struct alignas(64) RankRecord {
   uint64_t signature_hash;
@@ -40,7 +46,8 @@ struct alignas(64) RankRecord {
   Stamps stamps;       // for timelines; valid only if this rank has arrived
   // The use of the entry at which this rank has arrived, so that a new use clears no records. See Entry::generation.
   std::atomic<uint32_t> arrived_in;
-  uint8_t refused;  // `text` says why
+  uint8_t refused;     // the text says why
+  LongText long_text;  // the text, if `text` has only its beginning
   char text[kTextBytes];
 };
 

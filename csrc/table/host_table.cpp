@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
 #include <new>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/planted_faults.h"
+#include "base/text.h"
 #include "operations/signature.h"
 
 namespace mykv {
@@ -22,20 +22,16 @@ constexpr uint32_t kEntriesStep = 64;   // memory is committed for so many entri
 constexpr uint32_t kBuckets = 1 << 16;  // hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
 constexpr uint64_t kForgone = ~uint64_t{0};
-constexpr int64_t kProbeUs = 50000;         // most that a thread that stands in waits before it takes the table's lock
-constexpr int64_t kLookUs = 1000000;        // most that a look waits for the table's lock
-constexpr int64_t kLookNs = 1000000000;     // between checks whether the lock's holder has died
-constexpr int64_t kBeatNs = 100000000;      // between heartbeats, at least
-constexpr int64_t kSilenceNs = 5000000000;  // several times the longest sleep of a rank's thread
-constexpr useconds_t kRingsLateUs = 3000000;  // as a fault for tests
+constexpr int64_t kCommitAgainNs = 100000000;      // after a lack of memory for entries
+constexpr int64_t kLaunchPatienceNs = 5000000000;  // for the launch order, which is locked for nanoseconds
+constexpr int64_t kLaunchWaitUs = 1000;            // of it under the table's lock
+constexpr int64_t kLookUs = 1000000;               // most that a look waits for the table's lock
+constexpr int64_t kLookNs = 1000000000;            // between checks whether the lock's holder has died
+constexpr int64_t kBeatNs = 100000000;             // between heartbeats, at least
+constexpr int64_t kSilenceNs = 5000000000;         // several times the longest sleep of a rank's thread
+constexpr useconds_t kRingsLateUs = 3000000;       // as a fault for tests
 
 size_t round_up(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-void set_text(char* to, size_t capacity, const std::string& text) {
-  const size_t n = std::min(text.size(), capacity - 1);
-  std::memcpy(to, text.data(), n);
-  to[n] = '\0';
-}
 
 }  // namespace
 
@@ -95,8 +91,10 @@ HostTable::HostTable(const Segment& segment, std::vector<int> ranks, int local_r
   entries_ = log + round_up(EventLog::bytes());
   const auto least = static_cast<uint32_t>(kShares * ranks_.size());
   if (capacity > 0) {
-    segment.commit(0, static_cast<size_t>(entries_ - base));
+    // With memory for the first entries, operations can end with an error whatever is short later.
+    segment.commit(0, static_cast<size_t>(entries_ - base) + kEntriesStep * stride_);
     new (header_) Header{};
+    header_->committed.store(kEntriesStep, std::memory_order_release);
     header_->capacity = static_cast<uint32_t>(std::min<size_t>(std::max<size_t>(capacity, least), kEntries));
     header_->lock.mutex.init();
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -137,16 +135,27 @@ bool HostTable::take_entry(ArriveResult* arrival) {
 // Commits memory for the next entries, so that a lack of memory raises no SIGBUS; false if there is none now. Not under
 // the lock, since it may take a second. Idempotent: several ranks may commit the same entries at once.
 bool HostTable::commit_entries() {
+  std::lock_guard<std::mutex> lock(lack_.mutex);
+  const int64_t now = coarse_now_ns();
+  if (!lack_.why.empty() && now - lack_.since < kCommitAgainNs) return false;
   uint32_t first = header_->committed.load(std::memory_order_acquire);
   const uint32_t more = std::min(kEntries - first, kEntriesStep);
   const auto begin = static_cast<size_t>(entries_ - segment_.base()) + first * stride_;
   try {
     segment_.commit(begin, more * stride_);
-  } catch (const Error&) {
+    lack_.why = {};
+  } catch (const Error& error) {
+    lack_.why = error.cause();
+    lack_.since = now;
     return false;
   }
   header_->committed.compare_exchange_strong(first, first + more, std::memory_order_acq_rel);
   return true;
+}
+
+Cause HostTable::lack_of_memory() const {
+  std::lock_guard<std::mutex> lock(lack_.mutex);
+  return lack_.why;
 }
 
 // Makes the entry at which this rank arrives first. False: there is none, for the reason in `arrival`.
@@ -213,6 +222,7 @@ ArriveResult HostTable::arrive_locked(const Arriving& arriving, uint64_t hash, R
   if (stamping()) mine.stamps.set(Stamp::arrived);
   mine.signature_hash = hash;
   e.signatures.disagree = e.signatures.disagree || mine.refused || hash != e.signatures.first;
+  mine.long_text = arriving.long_text;
   set_text(mine.text, kTextBytes, arriving.refusal != nullptr ? *arriving.refusal : *arriving.signature);
   mine.arrived_in.store(e.generation, std::memory_order_release);
   ++e.arrived;
@@ -222,6 +232,7 @@ ArriveResult HostTable::arrive_locked(const Arriving& arriving, uint64_t hash, R
   arrival.generation = e.generation;
   arrival.failed = e.state == State::done;
   arrival.last = !arrival.failed && e.arrived == ranks_.size();
+  arrival.launches_wait = arrival.last;
   return arrival;
 }
 
@@ -241,25 +252,40 @@ std::optional<Key> HostTable::first_key_of(const TableEvent& event) {
   });
 }
 
-// Why the ranks of this host cannot run the operation together; empty: they can.
-Cause HostTable::disagreement(Entry& e) {
+std::string HostTable::text_of(const RankRecord& record) const {
+  if (record.long_text.bytes == 0) return record.text;
+  return std::string(segment_.base() + record.long_text.at, record.long_text.bytes);
+}
+
+// Why the ranks of this host that have arrived cannot run the operation together; empty: they can.
+Cause HostTable::disagreement(Entry& e) const {
   if (!e.signatures.disagree) return {};
-  RankRecord* records = e.records();
+  const RankRecord* records = e.records();
+  std::optional<int> first;
   for (int r = 0; r < local_size(); ++r) {
+    if (!e.has_arrived(static_cast<size_t>(r))) continue;
+    if (!first) first = r;
     if (records[r].refused) {
-      return {shown_name(e.name) + " was refused by rank " + std::to_string(ranks_[r]) + ": " + records[r].text,
+      return {shown_name(e.name) + " was refused by rank " + std::to_string(ranks_[r]) + ": " + text_of(records[r]),
               ErrorCode::refused,
               {ranks_[r]}};
     }
   }
-  for (int r = 1; r < local_size(); ++r) {
-    if (records[r].signature_hash != records[0].signature_hash) {
-      return {difference(e.name, ranks_[0], records[0].text, ranks_[r], records[r].text),
+  for (int r = first.value_or(local_size()) + 1; r < local_size(); ++r) {
+    if (e.has_arrived(static_cast<size_t>(r)) && records[r].signature_hash != records[*first].signature_hash) {
+      return {difference(e.name, ranks_[*first], text_of(records[*first]), ranks_[r], text_of(records[r])),
               ErrorCode::mismatch,
-              {ranks_[0], ranks_[r]}};
+              {ranks_[*first], ranks_[r]}};
     }
   }
   return {};
+}
+
+// Why an operation that waits for ranks or hosts cannot succeed, whoever comes; empty: nothing is known. It says more
+// than that a rank has left, which often leaves because of it.
+Cause HostTable::known_error(Entry& e) const {
+  if (e.state == State::gathering) return disagreement(e);
+  return e.state == State::announced ? e.error.get() : Cause();
 }
 
 // Only the first part of an operation counts: its later parts follow when the ranks have met at this one.
@@ -284,6 +310,15 @@ std::vector<LateRank> HostTable::late_ranks() const {
 void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, size_t inline_limit, Rings& rings) {
   Entry& e = entry(arrival.entry);
   const Cause error = disagreement(e);
+  const bool waits = std::exchange(arrival.launches_wait, false);
+  if (!several_hosts_ && error.empty() && e.operation.road == Road::nccl) {
+    e.placement = placement(e);
+    const Launches given = give_launches(arrival.entry, waits, rings);
+    arrival.launches_wait = given == Launches::wait;
+    arrival.last = given == Launches::given;
+    arrival.failed = given == Launches::failed;
+    if (given != Launches::given) return;
+  }
   if (error.empty()) note_complete(e);
   if (several_hosts_) {
     // The other hosts must hear of an error too: the first rank of this host announces it with the text.
@@ -306,13 +341,6 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
     return;
   }
   arrival.last = false;
-  if (e.operation.road == Road::nccl) {
-    e.placement = placement(e);
-    if (!give_launches(arrival.entry, rings)) {
-      arrival.failed = true;
-      return;
-    }
-  }
   e.state = State::ready;
   append(TableEvent::Type::ready, arrival.entry);
   wake_workers(e, arriving.first_of_several, rings);
@@ -354,19 +382,42 @@ void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
   launching_ranks_ = std::move(ranks);
 }
 
-// False if the launch order cannot be locked: then the operation has ended with that error.
-bool HostTable::give_launches(uint32_t index, Rings& rings) {
-  if (used_launches_ == nullptr) return true;
+// Completes the set of ranks when the launch order is free. Other operations use the table meanwhile.
+ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arriving, size_t inline_limit) {
+  for (const int64_t begun = now_ns(); arrival.launches_wait;) {
+    beat();
+    arrival.launches_wait = now_ns() - begun < kLaunchPatienceNs;
+    change([&](Rings& rings) {
+      Entry& e = entry(arrival.entry);
+      if (e.generation == arrival.generation && e.state == State::gathering) {
+        complete_set(arrival, arriving, inline_limit, rings);
+      } else {  // it was ended meanwhile
+        arrival.launches_wait = arrival.last = false;
+        arrival.failed = true;
+      }
+    });
+  }
+  return arrival;
+}
+
+// Waits for the launch order for a moment only, since the table is locked. `waits`: the caller will try again;
+// otherwise the operation ends with an error if the order is not free.
+HostTable::Launches HostTable::give_launches(uint32_t index, bool waits, Rings& rings) {
+  if (used_launches_ == nullptr) return Launches::given;
   try {
-    const std::lock_guard<LaunchOrder> guard(*used_launches_);
+    if (!used_launches_->lock(kLaunchWaitUs)) {
+      if (waits) return Launches::wait;
+      throw Error("a rank of this host keeps the order of launches on GPUs locked", ErrorCode::table_locked);
+    }
+    const std::lock_guard<LaunchOrder> guard(*used_launches_, std::adopt_lock);
     for (size_t r = 0; r < ranks_.size(); ++r) {
       uint64_t& launch = entry(index).records()[r].launch;
       if (launch != kForgone) launch = used_launches_->next(launching_ranks_[r]);
     }
-    return true;
+    return Launches::given;
   } catch (const Error& error) {
     end_locked(index, shown_name(entry(index).name) + ": " + error.cause(), rings);
-    return false;
+    return Launches::failed;
   }
 }
 
@@ -389,7 +440,18 @@ uint64_t HostTable::placement(Entry& e) const {
 }
 
 bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone) {
-  return change([&](Rings& rings) {
+  for (const int64_t begun = now_ns();;) {
+    const bool waits = now_ns() - begun < kLaunchPatienceNs;
+    const std::optional<bool> agreed = try_agree(key, sequence, error, placement, alone, waits);
+    if (agreed) return *agreed;
+    beat();
+  }
+}
+
+// Nothing: another rank keeps the launch order, and `waits`.
+std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone,
+                                         bool waits) {
+  return change([&](Rings& rings) -> std::optional<bool> {
     const uint32_t link = find(key);
     if (link == kNone || entry(link - 1).state != State::announced) return !error.empty();
     Entry& e = entry(link - 1);
@@ -400,7 +462,10 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
     e.sequence = sequence;
     e.placement = placement;
     e.arrivals.complete = now_ns();
-    if (e.operation.road == Road::nccl && !give_launches(link - 1, rings)) return true;
+    if (e.operation.road == Road::nccl) {
+      const Launches given = give_launches(link - 1, waits, rings);
+      if (given != Launches::given) return given == Launches::wait ? std::optional<bool>() : true;
+    }
     e.state = State::ready;
     append(TableEvent::Type::ready, link - 1);
     rings.others = !alone;
@@ -473,7 +538,10 @@ void HostTable::free_locked(uint32_t index) {
 
 void HostTable::fail(uint32_t index, const Cause& error) {
   change([&](Rings& rings) {
-    if (entry(index).state != State::done) end_locked(index, error, rings);
+    Entry& e = entry(index);
+    if (e.state == State::done) return;
+    const Cause known = error.code == ErrorCode::dead ? Cause() : known_error(e);
+    end_locked(index, known.empty() ? error : known, rings);
   });
 }
 
@@ -494,7 +562,9 @@ void HostTable::end_waiting(const Departed& gone, bool announced_too, bool fails
       for (uint32_t link = buckets_[b]; link != kNone; link = entry(link - 1).next) {
         Entry& e = entry(link - 1);
         if (e.state == State::gathering || (announced_too && e.state == State::announced)) {
-          end_locked(link - 1, shown_name(e.name) + ": " + gone.cause(), rings);
+          // After a death all begin again, which the code of the error tells them.
+          const Cause known = gone.cause().code == ErrorCode::dead ? Cause() : known_error(e);
+          end_locked(link - 1, known.empty() ? shown_name(e.name) + ": " + gone.cause() : known, rings);
         }
       }
     }
@@ -539,11 +609,17 @@ OperationState HostTable::operation_state(const Key& key) {
 }
 
 bool HostTable::can_arrive(const Key& key, Due due) {
+  const bool short_of_memory = [&] {
+    std::lock_guard<std::mutex> lock(lack_.mutex);
+    return !lack_.why.empty() && coarse_now_ns() - lack_.since < kCommitAgainNs;
+  }();
   return lock_.run([&] {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).has_arrived(static_cast<size_t>(local_rank_));
     if (departed_rank() >= 0) return true;
-    return may_make(due) && (header_->free_head != kNone || header_->used < header_->capacity);
+    if (!may_make(due)) return false;
+    if (header_->free_head != kNone || header_->used < header_->committed.load(std::memory_order_acquire)) return true;
+    return header_->used < header_->capacity && !short_of_memory;
   });
 }
 

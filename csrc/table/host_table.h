@@ -7,6 +7,7 @@
 #pragma once
 
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -22,6 +23,10 @@
 #include "table/table_lock.h"
 
 namespace mykv {
+
+namespace testing {
+struct RuntimeAccess;
+}
 
 // Where an operation stands on one host.
 struct OperationState {
@@ -42,11 +47,12 @@ enum class Due : uint8_t {
 struct ArriveResult {
   uint32_t entry = 0;
   uint32_t generation = 0;
-  bool table_full = false;    // or its share for this rank, or this rank is still in an entry of this key: try later
-  bool needs_memory = false;  // table_full until memory is committed for more entries
-  bool departed = false;      // a rank that is needed has left: there is no entry
-  bool last = false;          // this rank arrived last, and must do all the work
-  bool failed = false;        // the entry is done already, with an error
+  bool table_full = false;     // or its share for this rank, or this rank is still in an entry of this key: try later
+  bool needs_memory = false;   // table_full until memory is committed for more entries
+  bool launches_wait = false;  // last, but another rank keeps the order of launches
+  bool departed = false;       // a rank that is needed has left: there is no entry
+  bool last = false;           // this rank arrived last, and must do all the work
+  bool failed = false;         // the entry is done already, with an error
 };
 
 // `count` local ranks from `first` on; rank 0 follows the last one.
@@ -69,6 +75,7 @@ class HostTable {
     const std::string* name;
     const std::string* signature;
     const std::string* refusal;  // null: none
+    LongText long_text;          // the refusal or the signature, if it is longer than kTextBytes - 1
     Operation operation;
     uint64_t slot;
     uint32_t chunks;
@@ -80,6 +87,7 @@ class HostTable {
     bool ends_step = false;
     bool awaited = false;           // see Request::awaited
     bool first_of_several = false;  // the first part of an operation that has more
+    bool posting = false;           // a thread of the user, which must not wait for a rank that keeps the table locked
   };
   // How many operations of a rank are due: the oldest, and those that it was asked for next. If all ranks are asked for
   // their operations in the same order, the oldest operation therefore always finds an entry. If the orders differ, it
@@ -92,14 +100,17 @@ class HostTable {
   ArriveResult arrive(const Arriving& arriving, size_t inline_limit, Claim&& claim) {
     const uint64_t hash = hash_bytes(arriving.signature->data(), arriving.signature->size(), 0);
     for (;;) {
-      const ArriveResult arrival = change([&](Rings& rings) {
-        ArriveResult made = arrive_locked(arriving, hash, rings);
-        if (made.table_full || made.departed) return made;
-        claim(made);
-        if (made.last) complete_set(made, arriving, inline_limit, rings);
-        if (arriving.awaited && rings.one == local_rank_) rings.one = kNobody;
-        return made;
-      });
+      const ArriveResult arrival = change(
+          [&](Rings& rings) {
+            ArriveResult made = arrive_locked(arriving, hash, rings);
+            if (made.table_full || made.departed) return made;
+            claim(made);
+            if (made.last) complete_set(made, arriving, inline_limit, rings);
+            if (arriving.awaited && rings.one == local_rank_) rings.one = kNobody;
+            return made;
+          },
+          arriving.posting ? kProbeUs : 0);
+      if (arrival.launches_wait) return complete_later(arrival, arriving, inline_limit);
       if (!arrival.needs_memory || !commit_entries()) return arrival;
     }
   }
@@ -139,12 +150,16 @@ class HostTable {
   State state(uint32_t index);
   // Why an operation failed that has been announced to the other hosts, or is to be; nullopt: it is in another state.
   std::optional<Cause> announced_error(uint32_t index);
+  // The signature of a rank that has arrived, or why it has refused.
+  std::string text_of(const RankRecord& record) const;
 
   // For the stall watch, which must not block. Throws TableLocked when a rank keeps the table locked for a second: the
   // rank was stopped in the middle of a change.
   OperationState operation_state(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
   bool can_arrive(const Key& key, Due due);
+  // Why there is no memory for more entries; empty: there is, or nobody has tried.
+  Cause lack_of_memory() const;
   // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
   void subscribe_to_new_entries(bool on);
   // The key of the first part of the event's operation; empty if this rank has arrived at the entry already, or the
@@ -197,6 +212,7 @@ class HostTable {
   const std::vector<int>& ranks() const { return ranks_; }
 
  private:
+  friend struct testing::RuntimeAccess;
   struct alignas(64) PaddedBell : Bell {
     std::atomic<int64_t> beat{0};  // when the rank's thread was last seen
     // Under the table's lock:
@@ -228,15 +244,17 @@ class HostTable {
     int one = kNobody;         // this local rank
     RankRange some;            // these local ranks
   };
-  // Calls run(rings) under the lock and returns its result. Rings the bells also where it throws.
+  static constexpr int64_t kProbeUs = 50000;  // most that a thread of the user waits before it takes the table's lock
+  // Calls run(rings) under the lock and returns its result. Rings the bells also where it throws. Throws TableLocked if
+  // a rank keeps the lock for `limit_us`; 0: waits.
   template <class Run>
-  auto change(Run&& run) {
+  auto change(Run&& run, int64_t limit_us = 0) {
     struct Ringer {
       ~Ringer() { table.ring(rings); }
       HostTable& table;
       Rings rings;
     } ringer{*this, {}};
-    return lock_.run([&] { return run(ringer.rings); });
+    return lock_.run([&] { return run(ringer.rings); }, limit_us);
   }
   void ring(const Rings& rings);
   ArriveResult arrive_locked(const Arriving& arriving, uint64_t hash, Rings& rings);
@@ -248,13 +266,18 @@ class HostTable {
   bool take_entry(ArriveResult* arrival);
   bool make_entry(const Arriving& arriving, uint64_t hash, ArriveResult* arrival, Rings& rings);
   bool commit_entries();
+  ArriveResult complete_later(ArriveResult arrival, const Arriving& arriving, size_t inline_limit);
   void end_locked(uint32_t index, const Cause& error, Rings& rings);
   void free_locked(uint32_t index);
-  Cause disagreement(Entry& entry);
+  Cause disagreement(Entry& entry) const;
+  Cause known_error(Entry& entry) const;
   void end_waiting(const Departed& gone, bool announced_too, bool fails);
-  bool give_launches(uint32_t index, Rings& rings);
+  enum class Launches { given, wait, failed };
+  Launches give_launches(uint32_t index, bool waits, Rings& rings);
   RankRange workers(const Entry& entry) const;
   void wake_workers(const Entry& entry, bool first_of_several, Rings& rings) const;
+  std::optional<bool> try_agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone,
+                                bool waits);
   void append(TableEvent::Type type, uint32_t index);
 
   const Segment& segment_;
@@ -275,6 +298,11 @@ class HostTable {
   char* entries_;
   std::optional<EventLog> log_;
   int64_t looked_ = 0;  // when look_after_lock() last checked the lock
+  struct {
+    mutable std::mutex mutex;
+    Cause why;          // empty: memory is not short
+    int64_t since = 0;  // the last attempt; coarse_now_ns()
+  } lack_;
   mutable TableLock lock_;
 };
 

@@ -17,9 +17,9 @@ class LaunchOrder {
   static size_t bytes(int local_size);
   void init(int local_size);
 
-  // Held while the numbers of one operation are given. Throws Error if another rank keeps the lock, or has died with
-  // it.
-  void lock();
+  // Held while the numbers of one operation are given. False if another rank keeps the lock for so long; throws Error
+  // if a rank has died with it.
+  bool lock(int64_t patience_us);
   void unlock() { mutex_.unlock(); }
   // The next number of a local rank of the world; the first is 1.
   uint64_t next(int rank) { return ++last()[rank]; }

@@ -7,11 +7,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "base/clock.h"
+#include "base/text.h"
 
 namespace mykv {
 
@@ -140,9 +140,7 @@ TableLocked TableLock::locked() const {
 void TableLock::give_verdict(const std::string& reason) {
   uint32_t good = 0;
   if (!verdict_.state.compare_exchange_strong(good, kWriting, std::memory_order_acq_rel)) return;
-  const size_t n = std::min(reason.size(), Verdict::kTextBytes - 1);
-  std::memcpy(verdict_.text, reason.data(), n);
-  verdict_.text[n] = '\0';
+  set_text(verdict_.text, Verdict::kTextBytes, reason);
   verdict_.state.store(kGiven, std::memory_order_release);
   around_.ring_all();
 }

@@ -55,10 +55,10 @@ class TableLock {
   TableLock(Shared& shared, Verdict& verdict, int local_rank, Callbacks around);
 
   // Calls run() under the lock and returns its result. Throws Error if there was a verdict before or meanwhile: this
-  // rank may have been stopped in run().
+  // rank may have been stopped in run(). Throws TableLocked when a rank keeps the lock for `limit_us`; 0: waits.
   template <class Run>
-  auto run(Run&& run) {
-    take(0);
+  auto run(Run&& run, int64_t limit_us = 0) {
+    if (!take(limit_us)) throw locked();
     if constexpr (std::is_void_v<decltype(run())>) {
       {
         const Holder holder{*this};

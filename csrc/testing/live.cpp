@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/planted_faults.h"
 #include "python/group.h"
@@ -24,6 +25,15 @@ namespace testing {
 struct RuntimeAccess {
   static void signal_under_lock(Runtime& runtime, int number) {
     runtime.context_.table.lock().run([&] { kill(getpid(), number); });
+  }
+  static uint32_t bell_rings(Runtime& runtime) { return runtime.context_.bell().count(); }
+  static std::vector<uint32_t> entries_ahead(Runtime& runtime) {
+    HostTable& table = runtime.context_.table;
+    return table.lock().run([&] {
+      std::vector<uint32_t> ahead;
+      for (int r = 0; r < table.local_size(); ++r) ahead.push_back(table.bells_[r].ahead);
+      return ahead;
+    });
   }
 };
 
@@ -68,6 +78,14 @@ void bind_live(py::module_& m) {
       },
       py::arg("group"), py::arg("number"),
       "Send this process a signal while it keeps the table of its host locked. `group`: such as mykv_core.world().");
+  m.def(
+      "bell_rings",
+      [](const std::shared_ptr<Group>& group) { return testing::RuntimeAccess::bell_rings(*group->runtime()); },
+      py::arg("group"), "How often the bell of this rank has rung.");
+  m.def(
+      "entries_ahead",
+      [](const std::shared_ptr<Group>& group) { return testing::RuntimeAccess::entries_ahead(*group->runtime()); },
+      py::arg("group"), "For each rank of this host: the entries of the table that it has made before they were due.");
   m.def(
       "counted_names", [](const std::shared_ptr<Group>& group) { return group->runtime()->counted_names(); },
       py::arg("group"), "Of how many names the calls are counted.");

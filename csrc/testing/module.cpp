@@ -18,6 +18,7 @@
 #include "kernels/sum_of_squares.h"
 #include "memory/headroom.h"
 #include "python/arguments.h"
+#include "runtime/requests.h"
 #include "runtime/standstill.h"
 #include "testing/compressor.h"
 #include "testing/live.h"
@@ -54,6 +55,25 @@ std::vector<std::vector<size_t>> square_grid(size_t hosts) {
   return rows;
 }
 
+// Of a request of `parts` parts, of which these end one after another, each with this error: the part with whose end
+// the request ends, or -1. `agreed`: all ranks have brought the first part.
+int last_part(size_t parts, const std::vector<std::string>& errors, bool agreed) {
+  Requests requests(size_t{1} << 19, size_t{1} << 20);
+  const auto posted = std::make_shared<RequestState>();
+  posted->parts = parts;
+  for (size_t number = 0; number < errors.size(); ++number) {
+    Part part;
+    part.posted = posted;
+    part.number = number;
+    part.entry = static_cast<uint32_t>(number);
+    requests.add(part);
+    bool first = false;
+    if (agreed) requests.begin(part.entry, 0, &first);
+    if (requests.finish(*requests.take(part.entry), Cause(errors[number]), 0)) return static_cast<int>(number);
+  }
+  return -1;
+}
+
 void bind_inbox(py::module_& m) {
   py::class_<Inbox>(m, "Inbox", "What the core receives messages of other hosts with.")
       .def(py::init([](int comm, int tag) { return std::make_unique<Inbox>(MPI_Comm_f2c(comm), tag); }))
@@ -76,6 +96,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
   bind_inbox(m);
   bind_compressor(m);
   bind_region(m);
+  m.def("last_part", &last_part, py::arg("parts"), py::arg("errors"), py::arg("agreed"));
   m.def(
       "memory_headroom",
       [](const std::string& proc) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 
@@ -23,6 +24,7 @@ constexpr size_t kMany = 20000;                           // parts that are writ
 constexpr size_t kMost = 400000;                          // parts in memory (some 100 MB) when the disk cannot follow
 constexpr size_t kTextBytes = 4 << 20;                    // written at once
 constexpr size_t kSpare = 4096;                           // records that are kept
+constexpr auto kLongestWrite = std::chrono::seconds(10);  // longer ones are those of a file system that does not answer
 constexpr int kNice = 10;                                 // training goes first
 
 // Blocks signals in a new thread: Ctrl-C must reach Python's main thread.
@@ -72,17 +74,17 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   process_ = getpid();
   std::lock_guard<std::mutex> lock(mutex_);
   batch_ = {};
-  stopping_ = false;
+  stopping_ = ended_ = false;
   failure_ = 0;
+  session_.fetch_add(1, std::memory_order_relaxed);
   {
     const WithoutSignals block;
-    writer_ = std::thread(
-        [this, rows = TraceRows(options.rank, options.zero)](TraceFile file) { run(std::move(file), rows); },
-        std::move(trace));
+    writer_ = std::thread([this, rows = TraceRows(options.rank, options.zero),
+                           of = session()](TraceFile file) { run(std::move(file), rows, of); },
+                          std::move(trace));
   }
   started_ = true;
   active_ = true;
-  session_.fetch_add(1, std::memory_order_relaxed);
   for (std::atomic<uint32_t>* flag : interests_) flag->fetch_add(1, std::memory_order_relaxed);
   marks_cycles_.store(options.mark_cycles, std::memory_order_relaxed);
   on_.store(true, std::memory_order_relaxed);
@@ -108,12 +110,24 @@ int Timeline::stop() {
     stopping_ = true;
   }
   news_.notify_one();
-  writer_.join();
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  bool written = false;
+  for (uint64_t before = writes_ - 1; !written && before != writes_;) {
+    before = writes_;
+    written = over_.wait_for(lock, kLongestWrite, [this] { return ended_; });
+  }
+  if (written) {
+    lock.unlock();
+    writer_.join();
+    lock.lock();
+  } else {
+    writer_.detach();  // the file system does not answer; the writer ends when it does
+    session_.fetch_add(1, std::memory_order_relaxed);
+  }
   started_ = false;
   batch_ = {};
   spare_.clear();
-  return failure_;
+  return written ? failure_ : ETIMEDOUT;
 }
 
 std::unique_ptr<RequestRecord> Timeline::record() {
@@ -156,8 +170,9 @@ void Timeline::add(AwakeRecord awake) {
   batch_.awake.push_back(std::move(awake));
 }
 
-// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period.
-void Timeline::run(TraceFile file, TraceRows rows) {
+// The writer thread. stop() and a large batch wake it; otherwise it wakes up after each period. Nothing of the timeline
+// belongs to it any more when another session has begun.
+void Timeline::run(TraceFile file, TraceRows rows, uint64_t of) {
   prctl(PR_SET_NAME, "mykv timeline");
   const sched_param unused{};
   sched_setscheduler(0, SCHED_BATCH, &unused);  // takes no core from another thread when it wakes up
@@ -168,12 +183,14 @@ void Timeline::run(TraceFile file, TraceRows rows) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       news_.wait_for(lock, kPeriod, [this] { return stopping_ || batch_.weight >= kMany; });
+      if (session() != of) return;
       std::swap(batch, batch_);
       last = stopping_;
     }
     int failure = 0;
     const auto write_out = [&](size_t unless_smaller) {
       if (failure == 0 && text.size() > unless_smaller) failure = file.append(&text);
+      ++writes_;
     };
     for (const auto& request : batch.requests) {
       rows.write(*request, &text);
@@ -185,6 +202,9 @@ void Timeline::run(TraceFile file, TraceRows rows) {
     write_out(0);
     {
       std::lock_guard<std::mutex> lock(mutex_);
+      if (session() != of) return;
+      ended_ = last || failure != 0;
+      if (ended_) over_.notify_all();
       if (failure != 0) {
         failure_ = failure;
         end_recording();

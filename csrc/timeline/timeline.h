@@ -40,7 +40,8 @@ class Timeline {
 
   // Throws Error if it is started already; returns an errno if the file cannot be written.
   int start(FileDescriptor file, const TimelineOptions& options);
-  // Writes the remaining records and ends; returns the errno that ended it earlier, or 0. No-op if not started.
+  // Writes the remaining records and ends; returns the errno that ended it earlier, or 0; ETIMEDOUT if the file system
+  // does not answer. No-op if not started.
   int stop();
 
   // A record of this session that begins now, or null if the timeline is off.
@@ -72,7 +73,7 @@ class Timeline {
   };
   Timeline() = default;
   void end_recording();
-  void run(TraceFile file, TraceRows rows);
+  void run(TraceFile file, TraceRows rows, uint64_t of);
   bool forked() const;
 
   inline static std::atomic<bool> on_{false};
@@ -85,11 +86,14 @@ class Timeline {
   Batch batch_;
   std::vector<std::unique_ptr<RequestRecord>> spare_;  // records for reuse, with their memory
   bool stopping_ = false;
+  std::condition_variable over_;
+  bool ended_ = false;   // the writer writes nothing more
   bool active_ = false;  // records are taken
   bool started_ = false;
   int failure_ = 0;
   std::vector<std::atomic<uint32_t>*> interests_;
 
+  std::atomic<uint64_t> writes_{0};
   std::thread writer_;
   pid_t process_ = 0;  // the process that called start()
 };

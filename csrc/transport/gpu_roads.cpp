@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "gpu/libraries.h"
 
 namespace mykv::gpu {
@@ -19,7 +20,7 @@ struct Equipment {
   std::string problem;            // why NCCL cannot be used here
 
   std::string text() const {
-    std::string all = road + "\n" + std::to_string(nccl) + "\n" + problem.substr(0, 300);
+    std::string all = road + "\n" + std::to_string(nccl) + "\n" + std::string(beginning(problem, 300));
     for (const std::string& gpu : gpus) all += "\n" + gpu;
     return all;
   }

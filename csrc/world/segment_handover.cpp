@@ -10,10 +10,12 @@ namespace mykv {
 
 namespace {
 
-// What rank 0 tells the other ranks: the door's name, the job's secret, whether there is a segment, whether to call.
+// What rank 0 tells the other ranks: the door's name, the job's secret, the size of the segment, whether there is one,
+// whether to call.
 struct Offer {
   Token name{};
   Token secret{};
+  uint64_t bytes = 0;
   int made = 0;
   int shared = 0;
 };
@@ -48,8 +50,9 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
     offer.made = 1;
     offer.shared = mine.why_memory_is_not_shared.empty();
   } catch (const Error& error) {
-    mine = {Handover::Result::failed, error.what(), "", 0};
+    mine = {Handover::Result::failed, error.what(), "", 0, 0};
   }
+  mine.bytes = offer.bytes = bytes;
   if (size == 1) return mine;
   check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
   if (!offer.made || !offer.shared) return mine;
@@ -58,26 +61,28 @@ Handover give(MPI_Comm comm, int size, size_t bytes, Segment* segment) {
   return mine;
 }
 
-Handover take(MPI_Comm comm, size_t bytes, Segment* segment) {
+Handover take(MPI_Comm comm, Segment* segment) {
   Offer offer;
   check_mpi(MPI_Bcast(&offer, sizeof offer, MPI_BYTE, 0, comm), "MPI_Bcast");
-  if (!offer.made) return {Handover::Result::failed, "", "", 0};
-  if (!offer.shared) return {Handover::Result::separate, "", "", 0};
+  if (!offer.made) return {Handover::Result::failed, "", "", 0, 0};
+  if (!offer.shared) return {Handover::Result::separate, "", "", 0, 0};
   const FileDescriptor connection = call(offer.name, offer.secret);
   const int connected = connection ? 1 : 0;
   int callers = 0;
   MPI_Request counting;  // nonblocking as on rank 0: MPI does not match it with a blocking call
   check_mpi(MPI_Iallreduce(&connected, &callers, 1, MPI_INT, MPI_SUM, comm, &counting), "MPI_Iallreduce");
   check_mpi(MPI_Wait(&counting, MPI_STATUS_IGNORE), "MPI_Wait");
-  if (!connection) return {Handover::Result::separate, "", "", 0};
+  if (!connection) return {Handover::Result::separate, "", "", 0, 0};
   FileDescriptor fd = receive_descriptor(connection.get());
-  if (!fd) return {Handover::Result::separate, "", "", 0};
+  if (!fd) return {Handover::Result::separate, "", "", 0, 0};
   try {
-    *segment = Segment::map(std::move(fd), bytes);
+    *segment = Segment::map(std::move(fd), offer.bytes);
   } catch (const Error& error) {
-    return {Handover::Result::failed, error.what(), "", 0};
+    return {Handover::Result::failed, error.what(), "", 0, 0};
   }
-  return {};
+  Handover mine;
+  mine.bytes = offer.bytes;
+  return mine;
 }
 
 }  // namespace
@@ -87,7 +92,7 @@ Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment) {
   int size = 1;
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
-  return rank == 0 ? give(comm, size, bytes, segment) : take(comm, bytes, segment);
+  return rank == 0 ? give(comm, size, bytes, segment) : take(comm, segment);
 }
 
 }  // namespace mykv

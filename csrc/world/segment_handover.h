@@ -20,10 +20,12 @@ struct Handover {
   std::string failure;
   std::string why_memory_is_not_shared;  // on a first rank that keeps its segment for itself: why it cannot be shared
   int rejected_callers = 0;  // on a first rank: processes that asked for its segment and are not of this job
+  size_t bytes = 0;          // of the segment
 };
 
-// Collective over `comm`, and never throws, so that no rank waits for a rank that failed. Rank 0 makes a segment of
-// `bytes` bytes, and the other ranks get it mapped in *segment. If the system allows no shared memory, rank 0 keeps its
+// Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed; only where a call of MPI
+// fails, which ends the meeting of all ranks, it throws. Rank 0 makes a segment of `bytes` bytes, its own number, and
+// the other ranks get it mapped in *segment. If the system allows no shared memory, rank 0 keeps its
 // segment and the other ranks are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/mpi_check.h"
+#include "base/text.h"
 #include "table/host_table.h"
 #include "world/communicator_pool.h"
 #include "world/revoke_on_death.h"
@@ -37,11 +38,15 @@ Communicator split(MPI_Comm comm, int color, int key) {
   return Communicator(part);
 }
 
-// Address space for the slots of one rank: the size of the machine's memory, limited by what a process can map.
-size_t region_bytes_for(int local_size, size_t most_address_space) {
-  constexpr size_t kStep = size_t{1} << 21;  // regions start on a huge page
+constexpr size_t kRegionStep = size_t{1} << 21;  // regions start on a huge page
+
+// Address space for the slots of one rank: the size of the machine's memory, limited by what a process can map, and by
+// the largest file that this process can make.
+size_t region_bytes_for(int local_size, size_t table, size_t most_address_space) {
+  const auto ranks = static_cast<size_t>(local_size);
   const size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return std::min(memory, most_address_space / static_cast<size_t>(local_size)) / kStep * kStep;
+  const size_t room = std::max(Segment::largest(), table) - table;
+  return std::max(std::min({memory, most_address_space / ranks, room / ranks}) / kRegionStep, size_t{1}) * kRegionStep;
 }
 
 Communicator split_by_host(MPI_Comm comm, int rank, int virtual_hosts) {
@@ -128,7 +133,7 @@ void World::require_same_versions() const {
   std::string texts[2];
   for (const size_t root : {size_t{0}, who}) {
     char text[kBytes] = {};
-    mine.copy(text, kBytes - 1);
+    set_text(text, kBytes, mine);
     check_mpi(MPI_Bcast(text, kBytes, MPI_CHAR, static_cast<int>(root), control_.get()), "MPI_Bcast");
     texts[root != 0] = text;
   }
@@ -193,9 +198,11 @@ std::string World::meet_on_host(Communicator candidates) {
     Communicator group;  // freed after the meeting
     const RevokeOnDeath meeting(candidates.get());
     const int local_size = candidates.size();
-    region_bytes_ = region_bytes_for(local_size, options_.most_address_space);
-    const size_t bytes = HostTable::bytes(local_size) + region_bytes_ * static_cast<size_t>(local_size);
+    const auto ranks = static_cast<size_t>(local_size);
+    const size_t table = HostTable::bytes(local_size);
+    const size_t bytes = table + region_bytes_for(local_size, table, options_.most_address_space) * ranks;
     const Handover mine = hand_over(candidates.get(), bytes, &segment_);
+    if (mine.bytes > 0) region_bytes_ = (mine.bytes - table) / ranks;
     if (first && candidates.size() > 1) why_memory_is_not_shared_ = mine.why_memory_is_not_shared;
     rejected_callers_ += mine.rejected_callers;
     std::vector<int> results(static_cast<size_t>(local_size));
@@ -232,7 +239,7 @@ std::vector<std::string> World::texts(const std::string& mine) const {
   if (control_.get() == MPI_COMM_NULL) return std::vector<std::string>(static_cast<size_t>(size_), mine);
   constexpr size_t kBytes = 1024;
   char text[kBytes] = {};
-  mine.copy(text, kBytes - 1);
+  set_text(text, kBytes, mine);
   std::vector<char> all(kBytes * static_cast<size_t>(size_));
   check_mpi(MPI_Allgather(text, kBytes, MPI_CHAR, all.data(), kBytes, MPI_CHAR, control_.get()), "MPI_Allgather");
   std::vector<std::string> result;

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import kvstore_plugin as mykv
+import mykv_core
 import numpy as np
 import pytest
 from harness.support import MXNetError, array, clear_errors, fail, mx, value
@@ -358,6 +360,57 @@ def test_with_an_engine_that_runs_operations_at_once_the_call_raises(rank, size,
     for word in words:
         assert word in str(failure.value)
     _next_calls_work(size)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    "call", [mykv.reducescatter, lambda t, **options: mykv.grouped_reducescatter([t, t], **options)]
+)
+def test_a_rank_without_rows_gets_the_error_too(rank, size, call):
+    """One row, for rank 0. MXNet's asnumpy() waits for no array without elements, but wait_to_read() does."""
+    result = call(_good(1, 3 + rank), name="x")
+    with pytest.raises(MXNetError, match="differs between ranks"):
+        for one in result if isinstance(result, list) else [result]:
+            one.wait_to_read()
+    _next_calls_work(size)
+
+
+_LANGUAGES = {
+    "Chinese": "读取校准文件",
+    "Greek": "βαθμονόμηση",
+    "Hindi": "अंशांकन",
+    "Arabic": "المعايرة",
+    "emoji": "🚀🎉",
+}
+
+
+@pytest.mark.ranks(2, long=(3,))
+@pytest.mark.parametrize("language", _LANGUAGES)
+def test_names_keys_and_files_of_all_languages(rank, size, language, gather, tmp_path):
+    """The names are longer than the table has room for, and cut at each byte of a character."""
+    word = _LANGUAGES[language]
+    path = str(tmp_path / f"{word}{{rank}}.json")
+    mykv.start_timeline(path)
+    for k in range(4):
+        with pytest.raises(MXNetError) as failure:
+            _read(mykv.allreduce(_good(4 + (rank > 0)), name="x" * k + word * 40))
+        assert word in str(failure.value) and "\ufffd" not in str(failure.value)
+    assert word in mykv_core.failures()["mismatch"][1]
+    store = mx.kv.create("mykv")
+    store.init(word, _good())
+    assert (value(_pushed(store, word)) == size).all()
+    gather("no operation is under way")
+    mykv.stop_timeline()
+    text = (tmp_path / f"{word}{rank}.json").read_text(encoding="utf-8")  # strict
+    events = json.loads(text)["traceEvents"]
+    assert any(word in str(event.get("args", {}).get("name")) for event in events)
+    clear_errors()
+
+
+def _pushed(store, key):
+    result = _good()
+    store.pushpull(key, result)
+    return result
 
 
 @pytest.mark.ranks(2)

@@ -561,6 +561,23 @@ def test_any_batch_of_allreduces_is_that_of_numpy(core, rank, size, data):
             np.testing.assert_array_equal(output, np.asarray(expected).astype(dtype))
 
 
+@pytest.mark.ranks(1, env=_ENV)
+def test_sizes_near_the_largest_number_are_refused(core):
+    for nbytes in (2**64 - 1, 2**64 - 4096, 2**63, 1 << 62):
+        for function in (core.reserve, core.allocate):
+            with pytest.raises(core.Error, match="is used up"):
+                function(nbytes)
+    before, buffer = core.allocate(4096), core.allocate(4096)
+    np.frombuffer(before, "float32")[:] = 1
+    for begin, count in [(2**64 - 8, 16), (2**64 - 1, 2), (0, 2**64 - 1), (1024, 1), (2**62, 2**62), (1, 1024)]:
+        with pytest.raises(ValueError, match="does not lie in the buffer"):
+            core.submit_bucket("x", buffer, begin, count, "float32", scale=5.0)
+    for shards in ([(0, 2**64 - 1, 0), (2**64 - 1, 9, 0)], [(0, 9, 0)]):
+        with pytest.raises(ValueError, match="shards must be all elements"):
+            core.submit_bucket("x", buffer, 0, 8, "float32", shards=shards)
+    assert (np.frombuffer(before, "float32") == 1).all()
+
+
 @pytest.mark.ranks(2, 3, 4, env=_TWO_HOSTS)
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -162,6 +162,82 @@ def test_beyond_the_limit_of_a_container_is_an_error_and_the_processes_live(mpir
         assert "of this container's limit of" in result.stdout and "MiB are free" in result.stdout, result.text
 
 
+_SHORT = """
+import os, sys, time
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+open({folder!r} + "/cgroup.procs", "w").write(str(os.getpid()))
+import numpy as np, mykv_core as core
+if comm.rank == 0:
+    open({folder!r} + "/{limit}", "w").write(str(int(open({folder!r} + "/{usage}").read()) + (300 << 20)))
+comm.Barrier()
+core.init(comm.py2f(), {{}})
+import mykv_core_testing
+ballast = []
+if comm.rank == 0:
+    while mykv_core_testing.memory_headroom()[0] > (40 << 20):
+        ballast.append(np.ones(1 << 20, dtype="uint8"))
+    try:
+        while True:
+            ballast.append(core.allocate(1 << 19))
+    except core.Error as error:
+        assert error.code == "no_memory", error
+comm.Barrier()
+x = np.ones(1000, "float32")
+begun = time.process_time()
+work = core.submit_allreduce("first", [x], [x])
+try:
+    assert work.wait(20), core.waiting()
+    print("a result", flush=True)
+except core.Error as error:
+    print("error:", error, flush=True)
+assert time.process_time() - begun < 5
+del ballast
+comm.Barrier()
+core.shutdown()
+comm.Barrier()
+"""
+
+
+def test_the_first_operation_ends_however_little_memory_is_left(mpirun):
+    with memory_cgroup() as made:
+        if made is None:
+            pytest.skip("no memory cgroup can be made here")
+        result = mpirun(2, _SHORT.format(folder=str(made.folder), limit=made.limit, usage=made.usage), timeout=90)
+        assert result.code == 0 and result.stdout.count("error:") + result.stdout.count("a result") == 2, result.text
+        for line in result.stdout.splitlines():
+            assert not line.startswith("error:") or "MiB are free" in line, result.text
+
+
+_LIMITED_FILES = """
+import resource, sys
+from mpi4py import MPI
+import numpy as np, mykv_core as core
+most = int(sys.argv[1])
+if MPI.COMM_WORLD.rank == 0:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+try:
+    core.init(MPI.COMM_WORLD.py2f(), {})
+except core.Error as error:
+    print("error:", error, flush=True)
+else:
+    x = np.ones(1 << 20, "float32")
+    assert core.submit_allreduce("x", [x], [x]).wait(30) and (x == 2).all()
+    MPI.COMM_WORLD.Barrier()
+    core.shutdown()
+    print("works", flush=True)
+"""
+
+
+def test_a_limit_of_the_size_of_files_bounds_the_shared_memory(mpirun):
+    """The kernel takes the segment for a file, although it is only addresses."""
+    result = mpirun(2, _LIMITED_FILES, str(1 << 30), timeout=60)
+    assert result.code == 0 and result.stdout.count("works") == 2, result.text
+    result = mpirun(2, _LIMITED_FILES, str(1 << 20), timeout=60)
+    assert result.stdout.count("error: rank 0: ") == 2, result.text
+    assert result.stdout.count("(`ulimit -f`) is 1 MiB") == 2, result.text
+
+
 _SHRINKING = """
 import os
 open({folder!r} + "/cgroup.procs", "w").write(str(os.getpid()))

@@ -22,7 +22,7 @@ void log_overruns(uint32_t seed) {
   std::atomic<uint32_t> operations{0};
   std::thread writer([&] {
     const std::string name = "one", signature = "the same";
-    HostTable::Arriving arriving{Key{1, 2}, &name, &signature, nullptr, Operation{}, 0, 1, kAnybody};
+    HostTable::Arriving arriving{Key{1, 2}, &name, &signature, nullptr, LongText{}, Operation{}, 0, 1, kAnybody};
     arriving.operation.count = 1;
     for (uint32_t k = 0; k < kOperations; ++k) {
       first.arrive(arriving, 0, [](const ArriveResult&) {});

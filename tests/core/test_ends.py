@@ -1,0 +1,144 @@
+"""How operations end: waiting ranks are woken, failed ones end at once, and each end reaches ranks that come late.
+
+No MXNet: the core alone, on numpy arrays.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import mykv_core_testing
+import numpy as np
+import pytest
+
+_ENV = {"MYKV_TEST_POOL": "hosts"}  # ranks that never import MXNet
+
+
+@pytest.fixture
+def start(gather):
+    """A function that starts the core with options; the core ends behind the test."""
+    import mykv_core
+    from mpi4py import MPI
+
+    def _start(**options):
+        mykv_core.init(MPI.COMM_WORLD.py2f(), options)
+        return mykv_core
+
+    yield _start
+    gather("no rank asks for anything more")
+    mykv_core.shutdown()
+
+
+def _submit(core, name: str, count: int = 10):
+    array = np.ones(count, "float32")
+    return core.submit_allreduce(name, [array], [array])
+
+
+@pytest.mark.ranks(3, env=_ENV)
+def test_a_verdict_of_the_hosts_rings_the_bells_of_all_ranks(rank, start, gather):
+    """Rank 1 has no slice, since the second host has one rank: it only sleeps, until the verdict and until the end."""
+    core = start(virtual_hosts=2)
+    rounds, rings = 20, []
+    for k in range(rounds):
+        gather("the last operation has ended")
+        before = mykv_core_testing.bell_rings(core.world())
+        if rank == 2:
+            time.sleep(0.02)  # the others sleep by then
+        assert _submit(core, f"x {k}", 20_000).wait(30)
+        rings.append(mykv_core_testing.bell_rings(core.world()) - before)
+    if rank == 1:
+        assert sum(rings) >= 3 * rounds, rings  # what it has posted, the verdict, the end
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_entries_that_came_ahead_are_given_back_to_the_rank_that_made_them(rank, start, gather):
+    core = start(table_capacity=32)
+    for k in range(5):
+        works = []
+        for maker in (0, 1):
+            if rank == maker:
+                works += [_submit(core, f"{k} {maker} {n}") for n in range(10)]
+            gather("one rank is ahead")
+        if rank == 1:
+            time.sleep(0.01)
+        other = 1 - rank
+        works += [_submit(core, f"{k} {other} {n}") for n in range(10)]
+        assert all(work.wait(30) for work in works)
+        gather("all have left all entries")
+        ahead = mykv_core_testing.entries_ahead(core.world())
+        gather("all have looked")
+        assert ahead == [0, 0]
+
+
+@pytest.mark.ranks(2, env=_ENV)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_failed_operation_ends_at_once(rank, start, hosts):
+    """No rank waits for work on it that nobody begins."""
+    core = start(virtual_hosts=hosts)
+    begun = time.monotonic()
+    for k in range(8):
+        with pytest.raises(core.Error, match="differs between ranks"):
+            _submit(core, f"x {k}", 300_000 + rank).wait(30)
+    assert time.monotonic() - begun < 6
+
+
+@pytest.mark.parametrize(
+    "parts, first_agreed, ends",
+    [
+        (["", "", ""], True, 2),
+        (["", "no memory", ""], True, 2),  # all ranks bring all parts
+        (["no memory", "", ""], True, 2),
+        (["differs"], False, 0),  # no rank brings another part
+    ],
+)
+def test_a_request_ends_with_its_last_part(parts, first_agreed, ends):
+    assert mykv_core_testing.last_part(3, parts, first_agreed) == ends
+
+
+@pytest.mark.ranks(2, env=_ENV)
+def test_a_rank_whose_host_comes_after_the_end_gets_it_too(rank, start, gather):
+    core = start(virtual_hosts=2)
+    for late in (0, 1):
+        name = f"late {late}"
+        if rank != late:
+            work = _submit(core, name)
+            deadline = time.monotonic() + 20
+            while not work.done() and time.monotonic() < deadline:
+                core.give_up(name, "nobody has come")
+                time.sleep(0.02)
+        gather("the operation has ended on the other host")
+        if rank == late:
+            time.sleep(0.2)
+            work = _submit(core, name)
+        with pytest.raises(core.Error, match="nobody has come"):
+            assert work.wait(10), "no end"
+
+
+@pytest.mark.ranks(3, env=_ENV)
+def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_this(rank, start, gather):
+    """Rank 1 is stopped while it is asked of "x", to which it has not come, and answers when it is asked of "y"."""
+    core = start(virtual_hosts=3)
+    pids = gather(os.getpid())
+    works = []
+    if rank == 0:
+        works += [_submit(core, "x"), _submit(core, "y")]
+    if rank == 1:
+        works += [_submit(core, "y")]
+    gather("all wait for rank 2")
+    if rank == 0:
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            ((_, _, missing, silent),) = core.waiting("x")
+            assert missing == [2] and silent == [1]
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+        ((_, _, missing, silent),) = core.waiting("y")
+        assert missing == [2] and silent == []
+    gather("the questions were asked")
+    if rank:
+        works += [_submit(core, "x")]
+    if rank == 2:
+        works += [_submit(core, "y")]
+    assert all(work.wait(30) for work in works)

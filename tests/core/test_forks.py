@@ -1,0 +1,87 @@
+"""A fork of a rank that calls the core gets an error, whatever locks threads of the rank held when it was made.
+
+No MXNet: the core alone, on numpy arrays.
+"""
+
+from __future__ import annotations
+
+_BODY = """
+import os, signal, threading, time
+import numpy as np
+from mpi4py import MPI
+import mykv_core as core
+
+core.init(MPI.COMM_WORLD.py2f(), {"virtual_hosts": 1})
+core.begin_stall_watch()
+buffer = core.reserve(1 << 20)
+on = True
+
+def sums(name):
+    x, y = np.ones(100, "float32"), np.empty(100, "float32")
+    while on:
+        for work in [core.submit_allreduce(f"{name} {k}", [x], [y]) for k in range(8)]:
+            work.wait()
+
+def asks():
+    while on:
+        core.statistics(), core.waiting(), core.waiting_for_this(["x"]), core.allocate(100), core.forget("nothing")
+
+threads = [threading.Thread(target=sums, args=(k,)) for k in range(2)] + [threading.Thread(target=asks)]
+for one in threads:
+    one.start()
+left = core.submit_allreduce("left", [np.ones(3)], [np.ones(3)])
+calls = [
+    lambda: core.submit_allreduce("x", [np.ones(3)], [np.ones(3)]).wait(5),
+    lambda: core.statistics(),
+    lambda: core.waiting(),
+    lambda: core.waiting_for_this(["x"]),
+    lambda: core.give_up("x", "a reason"),
+    lambda: core.allocate(100),
+    lambda: buffer.commit(1 << 20),
+    lambda: left.wait(5),
+]
+harmless = [
+    lambda: core.refuse("x", "a reason"),
+    lambda: core.forget("x"),
+    lambda: core.next_stalls(1.0, 0.0),
+    lambda: core.end_stall_watch(),
+    lambda: left.done(),
+    lambda: core.rank() + core.size(),
+    lambda: core.leave("it ends"),
+    lambda: core.shutdown(),
+]
+
+def in_the_fork():
+    for k, call in enumerate(calls):
+        try:
+            call()
+            return 10 + k
+        except core.Error as error:
+            if "fork" not in str(error):
+                return 30 + k
+    for call in harmless:
+        call()
+    return 0
+
+for _ in range(60):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        try:
+            os._exit(in_the_fork())
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(9)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"the fork has ended with {status:#x}"
+on = False
+for one in threads:
+    one.join()
+core.shutdown()
+print("end", flush=True)
+"""
+
+
+def test_a_fork_gets_an_error_from_each_call_and_waits_for_no_lock(mpirun):
+    result = mpirun(1, _BODY, timeout=120)
+    assert result.code == 0 and "end" in result.stdout, result.text
