@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any, Sequence
 
-from ..compat import arrays
+from ..compat import arrays, mxnet
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import NDArray
 from ..coordination import operation
 from ..coordination.operation import Turn
+from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import reduce_ops
 from .reduce_ops import Average, ReduceOp
@@ -377,7 +378,7 @@ def grouped_reducescatter(
         reduced = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
         plan = _plan(turn, inputs, None, op, prescale_factor, postscale_factor)
         _push(turn, inputs, reduced, plan, f"grouped_reducescatter {plan.label}", priority, grouped=True)
-    return [arrays.rows(whole, first, last) for whole, (first, last) in zip(reduced, rows)]
+    return [_share(whole, first, last) for whole, (first, last) in zip(reduced, rows)]
 
 
 def _reduce(
@@ -429,6 +430,15 @@ def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
     rank = turn.core.rank()
     first = each * rank + min(rank, more)
     return first, first + each + (rank < more)
+
+
+def _share(whole: NDArray, first: int, last: int) -> NDArray:
+    """A copy of some rows of a result."""
+    share = arrays.rows(whole, first, last)
+    if first == last and not mxnet.engine_blocks():
+        # MXNet copies no rows by no operation, so the error of the result would not reach this array.
+        process.core.Fence(arrays.handles([whole, share]), [], 0).push()
+    return share
 
 
 def _plan(
