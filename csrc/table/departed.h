@@ -19,8 +19,7 @@ inline std::string departure_text(int rank, const std::string& reason) {
 // that a rank leaves because of it.
 struct Departed : Error {
   Departed(int gone, Cause why)
-      : Error(departure_text(gone, why.text),
-              why.code == ErrorCode::dead ? ErrorCode::dead : ErrorCode::departed,
+      : Error(departure_text(gone, why.text), why.code == ErrorCode::dead ? ErrorCode::dead : ErrorCode::departed,
               why.code == ErrorCode::dead ? why.ranks : std::vector<int>{gone}),
         rank(gone),
         reason(std::move(why)) {}
