@@ -19,11 +19,14 @@ from torture import (
     kills,
     launches,
     leave,
+    program_asymmetric,
+    program_idioms,
     programs,
     retry,
     soak,
     stops,
 )
+from torture.job import Ended
 from torture.tally import Budget, Tally
 
 _ENOUGH = 150.0  # seconds
@@ -57,6 +60,33 @@ def test_programs_are_the_same_on_all_ranks_and_half_of_them_hold_a_fault():
 def test_workers_go_on_after_a_mistake_with_the_weights_of_a_run_without_it():
     job = ("torture.program_retry", 2, 1, 524288, 12)
     _survived(retry.run(Budget(_ENOUGH, seed=1, most=job[-1]), [job]), job[-1])
+
+
+@pytest.mark.parametrize("module", [program_idioms, program_asymmetric])
+def test_drawn_trainings_have_all_forms_and_pieces(module):
+    drawn = [module.drawn(seed) for seed in range(300)]
+    assert drawn == [module.drawn(seed) for seed in range(300)]
+    assert {one.form for one in drawn} == {"own", "own on the store", "stock", "stock on the store"}
+    assert {name for one in drawn for name, _ in one.phases} == set(module.PIECES)
+
+
+def test_a_program_that_ends_its_job_is_one_failure_and_the_next_job_begins_behind_it(monkeypatch):
+    begun = []
+
+    class Ending:
+        def __init__(self, ranks, module, first, *_, **__):
+            begun.append(first)
+
+        __enter__ = lambda self: self  # noqa: E731
+        __exit__ = lambda *_: None  # noqa: E731
+
+        def wait(self, seconds):
+            return Ended(3, f"at {begun[-1]}\nFAILED program {begun[-1] + 2}, rank 0: planted\n", 1.0, False)
+
+    monkeypatch.setattr(programs, "Job", Ending)
+    tally = programs.run(Budget(_ENOUGH, seed=10, most=6), [("torture.planted", 2, 1, 4096, 100)])
+    assert begun == [10, 13] and tally.tried == 6 and len(tally.failures) == 2
+    assert "program 12" in tally.failures[0] and "planted" in tally.failures[0]
 
 
 @pytest.mark.parametrize("case", [("core", 3, 1), long(("core", 4, 2)), ("join", 3, 2)])

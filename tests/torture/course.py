@@ -24,7 +24,7 @@ from .pieces import Net, Values, loss_of, parameters
 
 from mxnet import autograd, gluon  # isort: skip
 
-_LATE_S = 70.0  # how much later a worker may come to the end of a program than the others
+_LATE_S = 200.0  # how much later a worker may come to the end of a program than the others
 FORMS = ["own", "own on the store", "stock", "stock on the store"]
 
 

@@ -89,6 +89,8 @@ class Idioms(Course):
         """A step without the layer in the middle."""
         if self.program.form == "stock on the store" or self.program.option("clip_global_norm"):
             return  # MXNet pushes and counts old gradients there
+        if self.program.is_on_store and self.program.schedule:
+            return  # a worker asks the schedule by the largest count of its own share
         self.backward(uses_middle=False)
         self.step(draw, ignore_stale_grad=True)
 

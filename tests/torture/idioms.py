@@ -11,7 +11,7 @@ _JOBS = [
     ("torture.program_idioms", 3, 1, 524288, 100),
     ("torture.program_idioms", 1, 1, 524288, 100),
 ]
-_STALL_ABORT_S = 60  # a rank may be busy with a child that long, on a machine that does other work too
+_STALL_ABORT_S = 150  # a rank may be busy with a child that long, on a machine that does other work too
 
 
 def run(budget: Budget, jobs: list[tuple] = _JOBS) -> Tally:

@@ -17,9 +17,9 @@ from .disturbances import Disturbance
 from .loop import loop
 from .symmetric_pieces import Symmetric
 
-_LIMIT = 150.0  # seconds for one program
+_LIMIT = 400.0  # seconds for one program
 _STARTS = {"plain": 3.0, "held": 1.0, "recorded": 1.0, "written": 1.0, "evaluated": 1.0, "probed": 1.0, "frozen": 0.7}
-_PIECES = {
+PIECES = {
     "step": 4.0,
     "unused": 0.7,
     "accumulated": 1.0,
@@ -75,7 +75,7 @@ def drawn(seed: int) -> Program:
         takes_list=chance.random() < 0.4,
         norm=norm,
         start=pieces.weighted(chance, _STARTS),
-        phases=sequence(chance, _PIECES, 3, 9),
+        phases=sequence(chance, PIECES, 3, 9),
     )
 
 

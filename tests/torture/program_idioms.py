@@ -18,7 +18,7 @@ from .course import FORMS, Program, sequence, together
 from .idiom_pieces import Idioms
 from .loop import loop
 
-_LIMIT = 150.0  # seconds for one program
+_LIMIT = 400.0  # seconds for one program
 _TOLERANCE = {"float32": 2e-4, "float64": 2e-6}  # scalars of operators are float32
 _STARTS = {
     "plain": 2.0,
@@ -29,7 +29,7 @@ _STARTS = {
     "probed": 1.0,
     "frozen": 0.7,
 }
-_PIECES = {
+PIECES = {
     "step": 5.0,
     "unused": 1.0,
     "losses": 0.7,
@@ -90,7 +90,7 @@ def drawn(seed: int) -> Program:
         has_own_device=chance.random() < 0.4,
         takes_list=chance.random() < 0.4,
         start=pieces.weighted(chance, _STARTS),
-        phases=sequence(chance, _PIECES, 3, 8),
+        phases=sequence(chance, PIECES, 3, 8),
     )
 
 
