@@ -13,6 +13,7 @@ from torture import (
     delays,
     drawing,
     elastic,
+    ends,
     fuzz,
     happenings,
     keys,
@@ -93,6 +94,16 @@ def test_a_program_that_ends_its_job_is_one_failure_and_the_next_job_begins_behi
 def test_a_killed_worker_ends_the_job_and_leaves_nothing(case):
     seed = random.Random(str(case)).randrange(1000)
     _survived(kills.run(Budget(_ENOUGH, seed, most=1), [case]), 1)
+
+
+def test_a_job_ends_and_names_the_worker_that_has_ended_in_any_way_and_phase():
+    cases = [
+        ends.Case("sys.exit(0)", "after shutdown", 3, 2, 1, False, False, 0.5),
+        ends.Case("alarm", "init", 2, 1, 0, True, False, 0.5),
+    ]
+    _survived(ends.run(Budget(_ENOUGH), cases, at_once=2), 2)
+    drawn = {(one.kind, one.phase) for one in map(ends.drawn, range(17 * 12))}
+    assert len(drawn) == 17 * 12
 
 
 @pytest.mark.long

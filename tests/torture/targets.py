@@ -11,6 +11,7 @@ TARGETS = {
     "elastic": "torture.elastic",  # kill -9 of workers of which the others go on
     "respawn": "torture.respawn",  # kill -9 of workers that are replaced
     "stops": "torture.stops",  # SIGSTOP of a worker in the middle of a training
+    "ends": "torture.ends",  # a worker ends in any way in any phase of its script
     "leave": "torture.leave",  # ranks that leave, fail or are stopped while hosts work together
     "delays": "torture.delays",  # the same training under other timings has the same bits
     "soak": "torture.soak",  # very many small steps: nothing grows
