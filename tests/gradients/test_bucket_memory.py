@@ -686,7 +686,7 @@ def test_a_bucket_of_a_gpu_holds_gradients_on_cache_lines_and_is_reduced_from_it
     monkeypatch.setattr(bucket_memory.process, "core", made)
     monkeypatch.setattr(bucket_memory, "_DLPACK_GPU", 1)
     bucket = bucket_memory.DeviceBucket(SimpleNamespace(_core=made), np.dtype("float32"), 1024, 0)
-    owner = SimpleNamespace()
+    owner = gluon.Parameter("owner", shape=(1,))
     views = [bucket.add(owner, array(np.full(count, count, "float32"))).view for count in (3, 17, 1)]
     for view in views:
         view += 1
