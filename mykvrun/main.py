@@ -87,8 +87,7 @@ def _run(job: Job, mpi: Mpi, request: Request) -> int:
     )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         notes = Path(folder)
-        watched = 0 if uses_srun or not job.is_local else job.workers or 0
-        status = _start(command, output, notes, losses, watched)
+        status = _start(command, output, notes, losses)
         joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
         if status == 0 and job.is_local and (job.workers or 1) > 1 and not joined:
             _say(
@@ -182,10 +181,10 @@ def _check_program(job: Job, command: Command) -> None:
         raise LaunchError(f"The program {name!r} was not found, or may not be executed. No worker has been started.")
 
 
-def _start(command: Command, output: Output, notes: Path, losses: _Losses, watched: int) -> int:
+def _start(command: Command, output: Output, notes: Path, losses: _Losses) -> int:
     """Run a command, pass on its output and signals, and say at the end which worker failed.
 
-    ``notes`` is a folder for `worker_notes`. ``watched`` is the number of workers where their ends are watched, else 0.
+    ``notes`` is a folder for `worker_notes`.
     """
     env = {**os.environ, **command.variables, worker_notes.VARIABLE: str(notes)}
     workers.adopt_orphans()
@@ -206,9 +205,7 @@ def _start(command: Command, output: Output, notes: Path, losses: _Losses, watch
         ]
         for thread in threads:
             thread.start()
-        early = _EarlyEnd(process, watched, notes)
         code = process.wait()
-        early.close()
         if code < 0:
             workers.end_orphans()
         for thread in threads:
@@ -217,39 +214,10 @@ def _start(command: Command, output: Output, notes: Path, losses: _Losses, watch
     status = code if code >= 0 else 128 - code
     if status == 0 or losses.status > 128:
         return losses.status
-    if early.is_told:
-        return 1
     first = None if output.is_elastic else _first_failure(output.failed, worker_notes.ends(notes))
     status = first.status if first else status
     _say_who_failed(status, output, first)
     return status
-
-
-class _EarlyEnd:
-    """Ends a job in which a worker has ended without init(), and others wait for it there."""
-
-    def __init__(self, launcher: subprocess.Popen[bytes], watched: int, notes: Path) -> None:
-        self._launcher, self.is_told = launcher, False
-        self._watch = workers.EarlyEnds(launcher.pid, watched, notes, self._end) if watched > 1 else None
-
-    def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
-
-    def _end(self, ended: list[int], waiting: list[int]) -> None:
-        self.is_told = True
-        _say(
-            f"{_ranks(ended)} ended without init() of mykv, and {_ranks(waiting)} waited there for all workers. The "
-            "job is ended. All workers must call init(): look for a return, a sys.exit() or an import that ends the "
-            "script."
-        )
-        self._launcher.send_signal(signal.SIGTERM)
-
-
-def _ranks(numbers: list[int]) -> str:
-    """Ranks in a sentence, at most the first ten."""
-    more = f" and {len(numbers) - 10} others" if len(numbers) > 10 else ""
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(map(str, numbers[:10])) + more
 
 
 def _first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:

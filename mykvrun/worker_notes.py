@@ -3,13 +3,11 @@
 ============= ======================================================================================================
 file          a worker makes it
 ============= ======================================================================================================
-waits.RANK    in init(), before it waits for the other workers
 joined.RANK   at the end of init()
 end.RANK      before it ends: a line of JSON, ``{"status": 3, "how": "sys.exit(3)", "time": 4321.5}``
 ============= ======================================================================================================
 
 mykvrun returns the status of the earliest end that is not 0, and names its worker: ``rank 1 ended with sys.exit(3)``.
-It also notices a worker that has ended without init() while the others wait for it there.
 
 For those who call these functions (kvstore_plugin/world/):
 
@@ -31,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 VARIABLE = "MYKVRUN_FOLDER"
-WAITS, JOINED, END = "waits", "joined", "end"
+JOINED, END = "joined", "end"
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 _MOST_LETTERS = 500  # of a reason
 
@@ -45,11 +43,6 @@ class End(NamedTuple):
     status: int
     how: str
     time: float
-
-
-def tell_waits() -> None:
-    """This worker begins to wait for the others in init()."""
-    _write(WAITS, "")
 
 
 def tell_joined() -> None:

@@ -1,8 +1,7 @@
-"""The workers of this host as processes: those that end before init() while others wait there, and orphans.
+"""The workers of this host as processes, where mykvrun or the launcher is killed.
 
 Only the launcher is a child of mykvrun. Workers are the first processes below it that have a rank in their environment:
-below mpirun of Open MPI, and with MPICH and Intel MPI below the processes of Hydra. Those of srun and of other hosts
-are not seen from here.
+below mpirun of Open MPI, and with MPICH and Intel MPI below the processes of Hydra.
 """
 
 from __future__ import annotations
@@ -12,15 +11,13 @@ import ctypes
 import os
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
-from typing import Callable, Iterator
+from typing import Iterator
 
 from . import worker_notes
 
 _PAUSE_S = 0.5
-_PATIENCE_S = 3.0  # the others may still end by themselves, or the launcher ends them
 _ORPHANS_S = 5.0  # from SIGTERM to SIGKILL
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -80,62 +77,6 @@ def end_orphans() -> None:
         if not orphans or is_late:
             return
         time.sleep(_PAUSE_S)
-
-
-class EarlyEnds:
-    """Notices a worker that has ended without init() while others wait for it there.
-
-    A thread, until all workers have joined. The launcher ends a job only where a worker's status is not 0, and the
-    others wait in MPI_Init for as long as they are let.
-
-    Parameters
-    ----------
-    launcher : int
-        Its process id.
-    workers : int
-        How many ranks the job has, all of them on this host.
-    notes : Path
-        The folder of `worker_notes`.
-    on_end : callable
-        Called once with the ranks that have ended and the ranks that wait.
-    """
-
-    def __init__(
-        self, launcher: int, workers: int, notes: Path, on_end: Callable[[list[int], list[int]], None]
-    ) -> None:
-        self._launcher, self._ranks, self._notes, self._on_end = launcher, set(range(workers)), notes, on_end
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="early-ends", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stop; the launcher has ended."""
-        self._done.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        since: float | None = None  # when a worker was first seen to be missing
-        while not self._done.wait(_PAUSE_S):
-            joined = worker_notes.ranks_with(self._notes, worker_notes.JOINED)
-            if joined >= self._ranks:
-                return
-            ended, waiting = self._missing(joined)
-            if not (ended and waiting):
-                since = None
-            elif since is None:
-                since = time.monotonic()
-            elif time.monotonic() - since >= _PATIENCE_S:
-                self._on_end(sorted(ended), sorted(waiting))
-                return
-
-    def _missing(self, joined: set[int]) -> tuple[set[int], set[int]]:
-        """The ranks that have ended without init(), and the ranks that wait in init()."""
-        waiting = worker_notes.ranks_with(self._notes, worker_notes.WAITS) - joined
-        if not waiting:
-            return set(), set()
-        living = {rank for rank, _ in _ranks_below(self._launcher)}
-        living -= {end.rank for end in worker_notes.ends(self._notes)}  # such a worker may wait in MPI_Finalize
-        return self._ranks - joined - living, waiting & living
 
 
 def _ranks_below(pid: int) -> Iterator[tuple[int, int]]:

@@ -181,7 +181,6 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
         return
     _check_is_worker()
     script_end.install(_would_be_awaited, _at_exit, _abort)
-    worker_notes.tell_waits()
     launcher_watch.begin()
     failure_detector.end()  # it still runs if join_again() has failed
     core_loader.load().begin_again()  # a rank that was lost before is not among the ranks of this init()
@@ -281,7 +280,8 @@ def _warn_if_nothing_was_exchanged() -> None:
 
 def _warn_if_never_initialized() -> None:
     """Log a warning at the end of a worker that has not tried to join the others, and has not failed either."""
-    if not _init_called and os.getpid() == _imported_in and not hasattr(sys, "last_type"):
+    has_failed = hasattr(sys, "last_type") or script_end.failed_exit() is not None  # as argparse ends a program
+    if not _init_called and os.getpid() == _imported_in and not has_failed:
         launch_checks.warn_of_separate_workers()
 
 

@@ -19,7 +19,7 @@ import pytest
 from harness import launcher, several_hosts
 from harness.marks import long
 
-from mykvrun import commands, hosts, main, worker_notes, workers
+from mykvrun import commands, hosts, main, worker_notes
 from mykvrun.command_line import parse
 from mykvrun.errors import LaunchError
 from mykvrun.hosts import Host
@@ -172,11 +172,11 @@ def test_notes_of_workers_are_kept_as_they_came_first(tmp_path, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "12")
     worker_notes.tell_end(3, "without a folder nothing is done")
     monkeypatch.setenv(worker_notes.VARIABLE, str(tmp_path))
-    worker_notes.tell_waits()
+    worker_notes.tell_joined()
     worker_notes.tell_end(3, "KeyError: 'a'\nsecond line")
     worker_notes.tell_end(1, "later")
     (tmp_path / "end.3").write_text("not JSON")
-    assert worker_notes.ranks_with(tmp_path, worker_notes.WAITS) == {12}
+    assert worker_notes.ranks_with(tmp_path, worker_notes.JOINED) == {12}
     ((rank, status, how, _),) = worker_notes.ends(tmp_path)
     assert (rank, status, how) == (12, 3, "KeyError: 'a'")
     monkeypatch.setenv(worker_notes.VARIABLE, str(tmp_path / "gone"))
@@ -556,42 +556,6 @@ def test_workers_end_when_mykvrun_or_the_launcher_is_killed(tmp_path, name, whos
         _wait_for_the_end_of(below)
     finally:
         process.kill()
-
-
-_EARLY = """
-import os, sys, time
-from mykvrun import worker_notes
-
-rank = worker_notes.rank_in(os.environ)
-if rank == 1:
-    if sys.argv[1] == "finalize":
-        worker_notes.tell_end(0, "sys.exit(0)")
-        time.sleep(60)
-    os._exit(0)
-worker_notes.tell_waits()
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("how", ["exit", "finalize"])
-def test_a_worker_that_ends_before_init_ends_the_job_in_which_others_wait(tmp_path, how):
-    """Those wait in MPI_Init; a worker whose script has initialized MPI itself may wait in MPI_Finalize."""
-    (tmp_path / "early.py").write_text(_EARLY)
-    code, _, stderr = _run(tmp_path, "-n", "3", str(tmp_path / "early.py"), how)
-    assert code == 1 and "rank 1 ended without init() of mykv, and ranks 0, 2 waited" in stderr, stderr
-    assert "failed first" not in stderr
-
-
-def test_workers_that_have_joined_may_end_while_others_go_on(tmp_path):
-    told = []
-    for rank in (0, 1):
-        (tmp_path / f"waits.{rank}").touch()
-    (tmp_path / "joined.0").touch()
-    (tmp_path / "joined.1").touch()
-    watch = workers.EarlyEnds(os.getpid(), 2, tmp_path, lambda *ranks: told.append(ranks))
-    watch._thread.join(10)
-    assert not watch._thread.is_alive() and not told
-    watch.close()
 
 
 def _wait_for_the_end_of(pids):

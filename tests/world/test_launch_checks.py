@@ -256,9 +256,16 @@ def test_no_worker_is_told_that_it_has_never_called_init_without_a_reason(mpirun
     assert _SEPARATE not in text, text
 
 
-def test_worker_that_fails_before_init_is_told_of_its_failure_only(mpirun):
-    text = mpirun(2, "import kvstore_plugin; raise KeyError('data')").stderr
-    assert "KeyError" in text and _SEPARATE not in text, text
+@pytest.mark.parametrize(
+    "fails, said",
+    [
+        ("raise KeyError('data')", "KeyError"),
+        ("import argparse; argparse.ArgumentParser().parse_args(['--unknown'])", "unrecognized arguments: --unknown"),
+    ],
+)
+def test_worker_that_fails_before_init_is_told_of_its_failure_only(mpirun, fails, said):
+    text = mpirun(2, f"import kvstore_plugin; {fails}").stderr
+    assert said in text and _SEPARATE not in text, text
 
 
 _ALONE = "No launcher started this program, so it trains with one worker. For two workers: mykvrun -n 2 python "
