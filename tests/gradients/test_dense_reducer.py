@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import kvstore_plugin as mykv
+import numpy as np
 import pytest
-from harness.support import dense_network, structure
+from harness.support import array, checksum, dense_network, mx, parameters, structure
 from kvstore_plugin.gradients import dense_reducer
 from kvstore_plugin.world import process
+from mxnet import autograd
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,28 @@ def test_groups_have_equally_many_trained_parameters(trained, num_groups, groups
     slots = [SimpleNamespace(parameter=parameter, group=None) for parameter in parameters]
     dense_reducer._divide(slots, num_groups)
     assert [slot.group for slot in slots] == groups
+
+
+@pytest.mark.ranks(2)
+def test_weights_that_were_replaced_between_steps_are_updated_on_the_store(rank, gather):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, update_on_kvstore=True)
+
+    def step():
+        with autograd.record():
+            loss = (net(array(np.random.RandomState(rank).rand(4, 6).astype("float32"))) ** 2).sum()
+        loss.backward()
+        trainer.step(4)
+        mx.nd.waitall()
+
+    step()
+    for parameter in structure(net).values():
+        parameter._data = [parameter.data().copy()]
+        autograd.mark_variables(parameter._data, parameter._grad)
+    before = parameters(net)
+    step()
+    assert all((after != before[name]).any() for name, after in parameters(net).items() if "weight" in name)
+    assert len(set(gather(checksum(net)))) == 1
 
 
 class _Refused:

@@ -9,6 +9,8 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import IS_2, MXNetError, array, checksum, clear_errors, mx, parameters, structure
+from kvstore_plugin.compat.mxnet import DeferredInitializationError
+from kvstore_plugin.parameters import deferred_init
 from kvstore_plugin.world import process
 from mxnet import autograd, gluon
 from mxnet.gluon import nn
@@ -627,3 +629,23 @@ def test_values_that_the_root_loads_before_the_other_has_used_the_network(rank, 
         trainer.step(3)
         trained = {name: values.tobytes() for name, values in parameters(net).items() if "running" not in name}
         assert len(set(gather(str(sorted(trained.items()))))) == 1
+
+
+@pytest.mark.ranks(1)
+def test_a_parameter_that_was_new_on_another_rank_waits_for_its_next_use_here_too(monkeypatch):
+    """Its broadcast may have failed there; if this rank kept its values, only the other rank would broadcast again."""
+    mykv.init()
+    withdrawn = []
+    monkeypatch.setattr(deferred_init, "_withdraw", lambda parameter, is_new: withdrawn.append((parameter, is_new)))
+    with_values, without = nn.Dense(2, in_units=3), nn.Dense(2)
+    for layer in (with_values, without):
+        layer.initialize()
+    named = [("with values", with_values.weight), ("without", without.weight)]
+
+    def exchange(numbers):
+        assert [int(one) for one in numbers] == [0, 1, 0, 1, 0, 0]  # lacks values, needs them, is new
+        return np.array([numbers, [0, 1, 0, 1, 1, 0]])
+
+    with pytest.raises(DeferredInitializationError):
+        deferred_init.check_values(mykv.global_process_set, named, [False, False], exchange)
+    assert withdrawn == [(with_values.weight, False)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import array, checksum, dense_network, mx, parameters, value
+from harness.support import array, checksum, dense_network, mx, parameters, structure, value
 from mxnet import autograd, gluon
 
 _ADAM = ("adam", {"learning_rate": 0.05})  # its counts matter as well as its states
@@ -94,6 +94,21 @@ def _require_fewer_and_another_order(rank, size, gather, begin, kind) -> None:
     _step(another, another_trainer, 0)
     assert len(set(gather((checksum(net), checksum(another))))) == 1
     _require_alone(net, [0, 1, *range(10, 13), *range(30, 33)])
+
+
+@pytest.mark.ranks(2)
+def test_the_root_of_before_does_not_count_any_more(rank, gather, begin):
+    """The workers have met again, perhaps without the root: parameters are broadcast from rank 0 from then on."""
+    net = dense_network(seed=rank)
+    trainer = mykv.DistributedTrainer(net.collect_params(), *_ADAM, root_rank=1, broadcast_period=1)
+    _step(net, trainer, 0)
+    begin(_world().Split(0, rank))
+    _step(net, trainer, 1)
+    for parameter in structure(net).values():
+        parameter.set_data(array(np.full(parameter.shape, 10 * rank, "float32")))
+    _step(net, trainer, 2)
+    assert max(abs(one).max() for one in parameters(net).values()) < 5
+    assert len(set(gather(checksum(net)))) == 1
 
 
 def _require_alone(net, seeds):
