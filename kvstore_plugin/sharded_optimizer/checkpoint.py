@@ -15,7 +15,7 @@ from typing import Any, Callable, Hashable, Iterator, Sequence
 import numpy as np
 
 from ..collectives.objects import allgather_object, broadcast_object
-from ..compat import arrays
+from ..compat import arrays, errors
 from ..compat.mxnet import MXNetError, NDArray
 from ..compat.state_tree import Leaf, described_array, filled, leaves, made_array, mapped
 from ..coordination import agreement, deadlock_check, operation
@@ -117,9 +117,14 @@ class _Exchange:
         ]
         numbers = [agreement.digest(texts), len(texts)]
         limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S", _ADVICE)
-        met = operation.exchange(
-            self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
-        )
+        try:
+            met = operation.exchange(
+                self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
+            )
+        except MXNetError as error:
+            if errors.code_of(error) in ("left", "departed", "deadlock"):
+                error.args = (f"{self.call} has failed: {error}. {_ADVICE}",)
+            raise
         other = agreement.first_that_differs(met)
         if other is not None:
             ranks = self._process_set.ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable
 
 from mykvrun import auto_register
@@ -9,6 +10,7 @@ from mykvrun import auto_register
 from ..compat import patches
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import KVStoreBase, mx
+from ..world import launch_checks
 from .kvstore import MyKV
 
 _NAME = "mykv"
@@ -29,11 +31,21 @@ def check_spelling(store: Any) -> None:
     """Raise a ValueError for a name that no store has and that can only mean 'mykv'."""
     if not isinstance(store, str) or store.lower() in KVStoreBase.kv_registry:
         return
+    if store.lower().startswith("dist") and _is_without_servers():
+        raise ArgumentValueError(
+            f"MXNet's store {store!r} needs a scheduler and servers, which MXNet's tools/launch.py starts; mykvrun and "
+            "mpirun start none. Use kvstore='mykv', which trains synchronously without servers."
+        )
     if auto_register.can_only_mean_mykv(store.lower()):
         raise ArgumentValueError(
             f"There is no store {store!r}, and MXNet would make a store with which each worker trains alone. "
             "Is 'mykv' meant?"
         )
+
+
+def _is_without_servers() -> bool:
+    launched = launch_checks.launched_processes(os.environ)
+    return launched is not None and launched[1] > 1 and "DMLC_ROLE" not in os.environ
 
 
 @patches.replaces(

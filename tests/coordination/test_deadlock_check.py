@@ -312,3 +312,27 @@ def test_the_error_names_all_ranks_that_wait(rank):
     one, several = (deadlock_check._reason("barrier", ranks, "in a step: go on") for ranks in ([3], [1, 2]))
     assert one == "rank 0 is in barrier, but rank 3 is in a step: go on"
     assert several == "rank 0 is in barrier, but ranks 1, 2 are in a step: go on"
+
+
+@pytest.mark.skipif(IS_2, reason="the script has arrays of MXNet 1.9")
+def test_states_that_one_worker_alone_saves_name_the_call_and_the_remedy(mpirun):
+    script = """
+    import kvstore_plugin as mykv
+    import mxnet as mx
+    from mxnet import autograd, gluon
+
+    net = gluon.nn.Dense(1, in_units=2)
+    net.initialize()
+    trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=mx.kv.create("mykv"))
+    with autograd.record():
+        loss = net(mx.nd.ones((2, 2))).sum()
+    loss.backward()
+    trainer.step(4)
+    mx.nd.waitall()
+    if mykv.rank() == 0:
+        trainer.save_states("unused.states")
+    """
+    result = mpirun(2, script, env={"MYKV_EXIT_WAIT_S": "1"}, timeout=120)
+    assert result.code != 0, result.text
+    assert "save_optimizer_states('unused.states') has failed" in result.stderr, result.text
+    assert "its save_states() and load_states() make this call: all workers must" in result.stderr, result.text

@@ -49,3 +49,12 @@ def test_store_of_another_package_may_have_a_similar_name():
     finally:
         registry.clear()
         registry.update(before)
+
+
+@pytest.mark.parametrize("name", ["dist_sync", "dist_device_sync", "dist_async"])
+def test_stores_with_servers_say_what_to_use_where_no_servers_are(monkeypatch, name):
+    monkeypatch.delenv("DMLC_ROLE", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    with pytest.raises(ValueError, match="needs a scheduler and servers.* Use kvstore='mykv'"):
+        mx.kv.create(name)
