@@ -91,7 +91,7 @@ def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any)
 
 @patches.replaces(
     "gluon.Trainer.__init__",
-    why="Gradients can move to memory that the workers share only before the first backward. A DistributedOptimizer "
+    why="Gradients can move to memory that the workers share best before the first backward. A DistributedOptimizer "
     "averages gradients, and the store would sum them once more.",
     does="Calls `init()`, if the program has not, and gives the Parameters gradients in shared memory. Raises an error "
     "for a DistributedOptimizer.",
