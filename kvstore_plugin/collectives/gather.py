@@ -61,8 +61,7 @@ def allgather(
     """
     with operation.waiting(process_set, operation.described("allgather", name)) as turn:
         arrays.one(tensor, "tensor of allgather")
-        rows = _meet(turn, [tensor], "of", priority)
-    return _gathered([tensor], rows, name, priority, process_set)[0]
+        return _gathered(turn, [tensor], "of", name, priority)[0]
 
 
 def grouped_allgather(
@@ -99,8 +98,7 @@ def grouped_allgather(
     """
     with operation.waiting(process_set, operation.described("grouped_allgather", name)) as turn:
         inputs = arrays.as_group(tensors)
-        rows = _meet(turn, inputs, f"of {len(inputs)} arrays:", priority)
-    return _gathered(inputs, rows, name, priority, process_set)
+        return _gathered(turn, inputs, f"of {len(inputs)} arrays:", name, priority)
 
 
 def alltoall(
@@ -152,10 +150,10 @@ def alltoall(
         size = turn.core.size()
         sent = _equal_splits(tensor, size) if splits is None else _checked_splits(splits, tensor, size)
         matrix = turn.meet(f"{turn.call} of {_row(tensor)}", sent)
-    received = matrix[:, turn.core.rank()]
-    output = arrays.empty((int(received.sum()), *tensor.shape[1:]), tensor)
-    with operation.gathering(process_set, name, "alltoall") as turn:
-        turn.push(turn.core.push_alltoall, tensor.handle.value, output.handle.value, matrix.tolist(), priority)
+        received = matrix[:, turn.core.rank()]
+        output = arrays.empty((int(received.sum()), *tensor.shape[1:]), tensor)
+        with operation.gathering(process_set, name, "alltoall") as sending:
+            sending.push(turn.core.push_alltoall, tensor.handle.value, output.handle.value, matrix.tolist(), priority)
     if splits is None:
         return output
     return output, arrays.from_numpy(received.astype(np.int32), tensor)
@@ -190,23 +188,20 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
         turn.meet("barrier")
 
 
-def _meet(turn: operation.Turn, tensors: list[NDArray], what: str, priority: Any) -> np.ndarray:
-    """First dimensions of all ranks' arrays, shape (size, len(tensors)), after a check that all else is equal."""
+def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any, priority: Any) -> list[NDArray]:
+    """The arrays of all ranks together, after a meeting that tells their first dimensions and compares all else."""
     for tensor in tensors:
         arrays.check_rows(tensor, turn.call)
     operation.checked_priority(priority)
+    gatherings = turn.agreed([operation.gathering(turn.process_set, name, "allgather") for _ in tensors])
     label = f"{turn.call} {what} {', '.join(_row(tensor) for tensor in tensors)}"
-    return turn.meet(label, [tensor.shape[0] for tensor in tensors])
-
-
-def _gathered(
-    tensors: list[NDArray], rows: np.ndarray, name: Any, priority: int, process_set: ProcessSet
-) -> list[NDArray]:
+    rows = turn.meet(label, [tensor.shape[0] for tensor in tensors])
     outputs = []
-    for tensor, counts in zip(tensors, rows.T):
+    for tensor, counts, gathering in zip(tensors, rows.T, gatherings):
         output = arrays.empty((int(counts.sum()), *tensor.shape[1:]), tensor)
-        with operation.gathering(process_set, name, "allgather") as turn:
-            turn.push(turn.core.push_allgather, tensor.handle.value, output.handle.value, counts.tolist(), priority)
+        with gathering:
+            push = turn.core.push_allgather
+            gathering.push(push, tensor.handle.value, output.handle.value, counts.tolist(), priority)
         outputs.append(output)
     return outputs
 

@@ -58,8 +58,9 @@ def broadcast_object(
         root = process_set._position_of(root_rank)
         is_root = turn.core.rank() == root
         mine = pickled(obj) if is_root else b""
+        (sending,) = turn.agreed([operation.gathering(process_set, name, "object")])
         sizes = turn.meet(f"{turn.call} from rank {root_rank}", [len(mine)])[:, 0]
-    received = _Broadcast(process_set, name, root, mine, int(sizes[root])).wait()
+        received = _Broadcast(sending, root, mine, int(sizes[root])).wait()
     return obj if is_root else pickle.loads(received)
 
 
@@ -92,17 +93,19 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     """
     with operation.waiting(process_set, operation.described("allgather_object", name)) as turn:
         mine = pickled(obj)
+        sendings = turn.agreed([operation.gathering(process_set, name, "object") for _ in range(turn.core.size())])
         sizes = turn.meet(turn.call, [len(mine)])[:, 0].tolist()
-    under_way = [_Broadcast(process_set, name, root, mine, size) for root, size in enumerate(sizes)]
-    return [pickle.loads(one.wait()) for one in under_way]
+        under_way = [_Broadcast(*one, mine, size) for *one, size in zip(sendings, range(len(sizes)), sizes)]
+        received = [one.wait() for one in under_way]
+    return [pickle.loads(one) for one in received]
 
 
 class _Broadcast:
-    """A broadcast of bytes from `root`, a rank in the process set; `mine` are the bytes on the root."""
+    """A broadcast of bytes in a turn from `root`, a rank in the process set; `mine` are the bytes on the root."""
 
-    def __init__(self, process_set: ProcessSet, name: Any, root: int, mine: bytes, size: int) -> None:
+    def __init__(self, turn: operation.Turn, root: int, mine: bytes, size: int) -> None:
         self._work = None
-        with operation.gathering(process_set, name, "object") as turn:
+        with turn:
             is_root = turn.core.rank() == root
             self._bytes = np.frombuffer(mine, dtype=np.uint8) if is_root else np.empty(size, dtype=np.uint8)
             if turn.core.size() > 1:

@@ -11,7 +11,10 @@ set. So ranks that wait in different calls are matched, their labels differ, and
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import operator
+import threading
 from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -25,6 +28,8 @@ from . import deadlock_check, hook_operations
 
 # By name: called when a turn under the name has failed, on all ranks of the process set.
 when_failed: dict[str, Callable[[], None]] = {}
+
+_NEVER = object()  # sentinel: no function returns it
 
 # Priorities travel as 32 bits.
 _LARGEST_PRIORITY = 2**31 - 1
@@ -60,7 +65,7 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_options", "_taken", "call", "core", "name", "process_set")
+    __slots__ = ("_agreed", "_options", "_started", "call", "core", "name", "process_set")
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.process_set = process_set
@@ -68,17 +73,34 @@ class Turn:
         self.core.rank()
         self.name, self.call = name, call
         self._options = {"turn_of": turn_of} if turn_of else {}
-        self._taken = False
+        self._started: list[Any] = []  # what the core has returned, or a mark of the refusal; empty: the turn is open
+        self._agreed: Sequence[Turn] = ()
 
     def __enter__(self) -> Turn:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is not None and not self._taken:
-            self._taken = True
+        if error is None:
+            return
+        reason = f"{self.call}: {str(error) or kind.__name__}"
+        if not self._started:
             process.refusals += 1
-            self.core.refuse(self.name, f"{self.call}: {str(error) or kind.__name__}", **self._options)
+            self._refuse(reason)
             self._tell()
+        elif self._agreed:
+            _refuse_after(self._started[0], self._agreed, reason)
+
+    def _refuse(self, reason: str) -> None:
+        self._started.append(None)
+        self.core.refuse(self.name, reason, **self._options)
+
+    def agreed(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """Note, before `meet`, the turns that all ranks take when the meeting has succeeded, and return them.
+
+        An exception within this context, also one of a signal handler, refuses those that this rank has not taken.
+        """
+        self._agreed = turns
+        return turns
 
     def push(self, function: Callable, *arguments: Any, **options: Any) -> None:
         """Start the operation with a function of the core that takes the name first.
@@ -91,25 +113,24 @@ class Turn:
             The operation has failed, with an engine that runs operations at once.
         """
         try:
-            function(self.name, *arguments, **self._options, **options)
+            start(self._started, functools.partial(function, self.name, *arguments, **self._options, **options))
         except MXNetError:
-            self._taken = True
+            self._started.append(None)
             raise
         except (RuntimeError, ValueError) as error:
+            if self._started:
+                raise  # of a signal handler
             raise ArgumentValueError(f"{error}.") from error
-        self._taken = True
 
     def leave_out(self, reason: str, result: Any) -> Any:
         """Take the turn without work, and return `result`; ranks that have work get an error with the reason."""
-        self._taken = True
-        self.core.refuse(self.name, f"{self.call}: {reason}", **self._options)
+        self._refuse(f"{self.call}: {reason}")
         return result
 
     def submit(self, function: Callable, *arguments: Any, **options: Any) -> Any:
         """Start the operation with a function of the core for numpy arrays, and return its work."""
-        work = function(self.name, *arguments, **self._options, **options)
-        self._taken = True
-        return work
+        start(self._started, functools.partial(function, self.name, *arguments, **self._options, **options))
+        return self._started[0]
 
     def broadcast(self, root: int, mine: np.ndarray | None, received: np.ndarray | None) -> Any:
         """Start to copy `mine` of the set's rank `root` into `received` on the others, and return the work."""
@@ -167,6 +188,8 @@ class Turn:
             if limit is None:
                 deadlock_check.failed(error)
             raise
+        if _late_refusals:
+            settle_refusals()
         return result
 
     def _look(self, look: Callable[[], None] | None, refusals: list[Callable[[], None]]) -> None:
@@ -192,6 +215,46 @@ class Turn:
     def _tell(self) -> None:
         if self.name in when_failed:
             when_failed[self.name]()
+
+
+def start(started: list, function: Callable[[], Any]) -> None:
+    """Call a function of the core without arguments, and append its result, so that no signal comes between the two.
+
+    Python runs signal handlers between the instructions of its own code, and all of this is one instruction. An
+    exception finds `started` changed exactly if the function has run to its end.
+    """
+    started.extend(itertools.islice(iter(function, _NEVER), 1))
+
+
+def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
+    """Refuse the turns that are open, if the meeting that comes before them succeeds: else no rank takes them."""
+    turns = [one for one in turns if not one._started]
+    for one in turns:
+        one._started.append(None)
+
+    def refuse() -> None:
+        with contextlib.suppress(RuntimeError, ValueError):  # the meeting failed, or the core was shut down
+            while not meeting.wait(0.2):
+                pass
+            for one in turns:
+                one.core.refuse(one.name, reason, **one._options)
+
+    if meeting.done():
+        refuse()
+        return
+    # The exception came in the wait, and the other ranks may come later.
+    thread = threading.Thread(target=refuse, name="kvstore_plugin-refusals", daemon=True)
+    _late_refusals.append(thread)
+    thread.start()
+
+
+_late_refusals: list[threading.Thread] = []
+
+
+def settle_refusals() -> None:
+    """Wait until earlier turns are refused; to be called behind a later meeting, which the earlier has come before."""
+    while _late_refusals:
+        _late_refusals.pop().join()
 
 
 def exchange(

@@ -207,7 +207,8 @@ class DenseReducer(SharedReducer):
                     operation.push(label)
                 except BaseException as error:
                     # NaiveEngine has run it, and a bucket with a hook takes its turn in any case.
-                    pushed = isinstance(error, MXNetError) or operation.hooked is not None
+                    begun = operation.update is not None and operation.update.is_begun()
+                    pushed = isinstance(error, MXNetError) or operation.hooked is not None or begun
                     reason = str(error) if operation.hooked is None else operation.hooked.reason(error)
                     self._refuse_rest(operations[: number + pushed], operations[number + pushed :], reason)
                     raise
@@ -222,14 +223,15 @@ class DenseReducer(SharedReducer):
                     raise
 
     def update(self) -> None:
-        while self._to_update:
-            operation, keys = self._to_update.pop(0)
-            try:
+        try:
+            while self._to_update:
+                operation, keys = self._to_update[0]
                 with step_marks.part("weights"):
                     operation.update.apply(keys)
-            except BaseException as error:
-                self.refuse_update(f"the update has failed on that rank: {error}")
-                raise
+                self._to_update.pop(0)
+        except BaseException as error:  # of a signal handler too, which Python runs between any two lines
+            self.refuse_update(f"the update has failed on that rank: {error}")
+            raise
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
         if self._reduction.store_optimizer is not None:
@@ -282,7 +284,8 @@ class DenseReducer(SharedReducer):
     def refuse_update(self, reason: str) -> None:
         begun, self._to_update = self._to_update, []
         for operation, _ in begun:
-            operation.update.refuse_weights(reason)
+            if operation.update.is_begun():
+                operation.update.refuse_weights(reason)
 
     def drop_updates(self) -> None:
         for operation, _ in self._to_update:

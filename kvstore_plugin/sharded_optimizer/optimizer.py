@@ -10,11 +10,12 @@ The weights are the same on all workers, even if the optimizers differ: all bits
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
 
 from ..compat import arrays
-from ..compat.mxnet import NDArray, continue_counts, mx, set_current_device
+from ..compat.mxnet import MXNetError, NDArray, continue_counts, mx, set_current_device
 from ..coordination import operation, step_label
 from ..world.process_set import ProcessSet
 from . import partition, traits
@@ -224,6 +225,8 @@ class ShardedUpdate:
         self._weights = [member.weights for member in members]
         self._adopted = [member.gradient for member in members] if in_place else []
         self._reduced: Sequence[NDArray] | None = None  # between reduce() and apply(): the gradients
+        self._begun: list[Any] = []  # has an element if the operation of reduce() has its turn ...
+        self._ended: list[Any] = []  # ... and if that of apply() has its turn, or was refused
         self.division: list[tuple[int, int, int, int]] = []
         self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
         self._others: list[Hashable] = []
@@ -274,9 +277,11 @@ class ShardedUpdate:
         RuntimeError, ValueError
             The core does not take the arrays, and nothing was pushed.
         """
-        if self._reduced is not None:  # Ctrl-C came before apply(), and the others wait for this worker's weights
+        if self.is_begun():  # Ctrl-C came before apply(), and the others wait for this worker's weights
             self.refuse_weights("the update was interrupted on that rank")
-        self._process_set._core.push_reduce_to_owners(
+        self._begun, self._ended = [], []
+        push = functools.partial(
+            self._process_set._core.push_reduce_to_owners,
             self._name,
             arrays.handles(gradients),
             self.division,
@@ -287,7 +292,16 @@ class ShardedUpdate:
             label=label or self._store_optimizer.label(),
             wire=wire,
         )
+        try:
+            operation.start(self._begun, push)
+        except MXNetError:  # NaiveEngine has run it
+            self._begun.append(None)
+            raise
         self._reduced = gradients
+
+    def is_begun(self) -> bool:
+        """Whether the other workers wait for apply(), or for a refusal of the weights."""
+        return bool(self._begun) and not self._ended
 
     def own_gradients(self, used: Collection[Hashable] | None = None) -> list[NDArray]:
         """The gradients of this worker's shards between reduce() and apply(); `used` as for apply()."""
@@ -305,35 +319,46 @@ class ShardedUpdate:
         """
         try:
             self._run_updater(used)
+            if self._process_set.size() > 1:
+                self._gather_weights()
+            else:
+                self._ended.append(None)
         except BaseException as error:  # also Ctrl-C, after which this worker may go on
-            self.refuse_weights(f"the update has failed on that rank: {type(error).__name__}: {error}")
+            if not self._ended:
+                self.refuse_weights(f"the update has failed on that rank: {type(error).__name__}: {error}")
             raise
-        if self._process_set.size() > 1:
-            name = self.names(self._name)[1]
-            # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
-            # the error, and a later update would run with a gradient that was not summed.
-            gradients = self._reduced or self._adopted  # also keeps temporary arrays alive until the call
-            with operation.refusing(self.refuse_weights):
-                self._reduced = None
-                self._process_set._core.push_gather_from_owners(
-                    name,
-                    self.weights,
-                    self.division,
-                    self._priority,
-                    turn_of=self._name,
-                    fenced=arrays.handles(gradients),
-                )
         self._reduced = None
         for weight, copy in self._copies:
             arrays.copy(weight, copy)
 
+    def _gather_weights(self) -> None:
+        """Give all workers all weights."""
+        # No gradient may be read before the updates have run: reading an error clears it for all arrays that share
+        # the error, and a later update would run with a gradient that was not summed.
+        gradients = self._reduced or self._adopted  # also keeps temporary arrays alive until the call
+        push = functools.partial(
+            self._process_set._core.push_gather_from_owners,
+            self.names(self._name)[1],
+            self.weights,
+            self.division,
+            self._priority,
+            turn_of=self._name,
+            fenced=arrays.handles(gradients),
+        )
+        try:
+            operation.start(self._ended, push)
+        except MXNetError:  # NaiveEngine has run it, and the other ranks get the error
+            self._ended.append(None)
+            raise
+
     def drop(self) -> None:
         """Leave out the update after reduce(). All workers must do so."""
-        self._reduced = None
+        self._reduced, self._begun = None, []
 
     def refuse_weights(self, reason: str) -> None:
         """Refuse the gathering of the weights: it fails on the other workers, with the reason."""
         self._reduced = None
+        self._ended.append(None)
         self._process_set._core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
     def _run_updater(self, used: Collection[Hashable] | None) -> None:
