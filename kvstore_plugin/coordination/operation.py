@@ -23,7 +23,7 @@ from ..compat import errors
 from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import MXNetError
 from ..world import process
-from ..world.process_set import check
+from ..world.process_set import ProcessSet, check, global_process_set
 from . import deadlock_check, hook_operations
 
 # By name: called when a turn under the name has failed, on all ranks of the process set.
@@ -338,9 +338,12 @@ def named(process_set: Any, name: Any, call: str) -> Turn:
     Raises
     ------
     TypeError, ValueError
-        This process cannot use `process_set`; or `name` is neither a str nor an int nor None, in which case the next
-        turn without a name is refused.
+        This process cannot use `process_set`; one of a wrong type is refused in the set of all ranks. Or `name` is
+        neither a str nor an int nor None, in which case the next turn without a name is refused.
     """
+    if not isinstance(process_set, ProcessSet):
+        with named(global_process_set, name, call):  # the other ranks wait there, if they name no set
+            check(process_set)
     check(process_set)
     if hook_operations.running() is not None:
         return _in_hook(hook_operations.running(), process_set, name, call)
@@ -370,6 +373,9 @@ def waiting(process_set: Any, call: str) -> Turn:
     ValueError
         This process cannot use `process_set`, or this thread runs a communication hook.
     """
+    if not isinstance(process_set, ProcessSet):
+        with waiting(global_process_set, call):  # the other ranks wait there, if they name no set
+            check(process_set)
     check(process_set)
     if hook_operations.running() is not None:
         raise ArgumentValueError(

@@ -319,6 +319,7 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     wrong = None
     try:
         self._check_and_rescale_grad(self._scale / batch_size)
+        ignore_stale_grad = bool(ignore_stale_grad)
     except Exception as error:
         wrong = error  # raised below: without a store it cannot be told to the other workers yet
     if not self._kv_initialized:

@@ -53,8 +53,8 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     MXNetError
         On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
     """
-    exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({os.fspath(fname)!r})")
-    exchange.meet(f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}")
+    exchange = _Exchange(store_optimizer, scope, f"save_optimizer_states({fname!r})")
+    exchange.meet(lambda: f"save_optimizer_states, dump_optimizer={bool(dump_optimizer)}", fname)
     states = exchange.gather()
     content = state_file.Content(states, store_optimizer.optimizer if dump_optimizer else None)
     with operation.Turn(store_optimizer.process_set, f"{scope}/checkpoint/written", exchange.call) as turn:
@@ -81,8 +81,8 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
         On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
         All states are what they were before.
     """
-    exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({os.fspath(fname)!r})")
-    exchange.meet("load_optimizer_states")
+    exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})")
+    exchange.meet(lambda: "load_optimizer_states", fname)
     content = None
 
     def read() -> tuple[dict[Hashable, Any], Any]:
@@ -110,17 +110,22 @@ class _Exchange:
         self.is_root = self._rank == _ROOT
         self.call = call
 
-    def meet(self, label: str) -> None:
-        """Wait for the other workers, and check that all divide the same parameters."""
+    def meet(self, label: Callable[[], str], fname: Any) -> None:
+        """Wait for the other workers, and check that all divide the same parameters.
+
+        A wrong argument of one worker is an error on all: `label` is made, and `fname` looked at, in the meeting.
+        """
+        name = deadlock_check.meeting_name(self._scope)
+        with operation.Turn(self._process_set, name, self.call):
+            os.fspath(fname)
+            text = label()
         texts = [
             f"{key!r} {self._optimizer.shape_of(key)} {self._optimizer.shards_of(key)}" for key in self._optimizer.keys
         ]
         numbers = [agreement.digest(texts), len(texts)]
         limit = operation.Limit(settings.value("MYKV_CHECKPOINT_WAIT_S"), "MYKV_CHECKPOINT_WAIT_S", _ADVICE)
         try:
-            met = operation.exchange(
-                self._process_set, deadlock_check.meeting_name(self._scope), self.call, label, numbers, limit
-            )
+            met = operation.exchange(self._process_set, name, self.call, text, numbers, limit)
         except MXNetError as error:
             if errors.code_of(error) in ("left", "departed", "deadlock"):
                 error.args = (f"{self.call} has failed: {error}. {_ADVICE}",)

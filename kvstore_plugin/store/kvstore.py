@@ -15,7 +15,7 @@ from ..collectives.gradient_compression import gradient_compression
 from ..collectives.row_sparse import is_row_sparse
 from ..collectives.sparse_values import assign, push_broadcast, summed
 from ..compat import arrays
-from ..compat.mxnet import KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
+from ..compat.mxnet import HAS_GPUS, KVStoreBase, MXNetError, NDArray, SparseNDArray, mx
 from ..coordination import deadlock_check, operation, operation_names
 from ..coordination.step_label import BETWEEN
 from ..parameters import resumption
@@ -165,9 +165,9 @@ class MyKV(KVStoreBase):
             Any shape; the dtypes of this release of MXNet. float16 and bfloat16 are summed in float32. Not changed
             unless it is also in `out`.
         out : like `value`, optional
-            Where the sum, or the new value, goes, on every rank; into `value` by default. As a list, it has the devices
-            of `value` in the same order. Floats are converted. An array may occur under several keys: all inputs are
-            read before the first output is written.
+            Where the sum, or the new value, goes, on every rank; into `value` by default. It may be on other devices
+            than `value`. Floats are converted. An array may occur under several keys: all inputs are read before the
+            first output is written.
         priority : int, optional
             Operations with a higher priority run first.
 
@@ -236,8 +236,8 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            What this rank can see alone: a key was never initialized, a wrong shape or dtype, a list on other devices
-            than an earlier list for the same key. The other ranks get an MXNetError in what they pull.
+            What this rank can see alone: a key was never initialized, a wrong shape or dtype. The other ranks get an
+            MXNetError in what they pull.
 
         Examples
         --------
@@ -564,8 +564,6 @@ class MyKV(KVStoreBase):
             for call in listed:
                 if stored:
                     self._values.home(call)
-                elif method == "pushpull" and (len(call.inputs) > 1 or len(call.outputs) > 1):
-                    self._values.check_devices(call)
             return listed
         except (TypeError, ValueError) as error:
             for name in requests.names(self._scope, key):
@@ -582,20 +580,16 @@ class MyKV(KVStoreBase):
             if is_row_sparse(call.inputs):
                 self._sum_rows(listed[number:], targets[number], priority)
                 continue
+            outputs = targets[number]
+            written = call.inputs if outputs is call.inputs else _written_by_core(call.inputs, outputs)
             source = target = arrays.handles(call.inputs)
-            filled = targets[number]
-            if filled is not call.inputs:
-                dtype = call.inputs[0].dtype
-                if any(array.dtype != dtype for array in filled):
-                    filled = [
-                        array if array.dtype == dtype else arrays.empty(array.shape, call.inputs[0]) for array in filled
-                    ]
-                target = arrays.handles(filled)
+            if written is not call.inputs:
+                target = arrays.handles(written)
             with self._refusing(listed[number:], "push"):
                 self._process_set._core.push_allreduce(call.name, source, target, "sum", 1.0, priority, wire=self._wire)
-            if filled is not targets[number]:
-                for array, made in zip(targets[number], filled):
-                    arrays.copy(made, array)
+            if written is not outputs:
+                for at, array in enumerate(outputs):
+                    arrays.copy(written[min(at, len(written) - 1)], array)
 
     def _sum_rows(self, listed: list[Call], targets: Sequence[NDArray], priority: int) -> None:
         """Sum the row_sparse arrays of the first call of a list; on an error refuse the later calls."""
@@ -719,6 +713,26 @@ class MyKV(KVStoreBase):
                 self._refuse(call.name, reason, method)
 
         return operation.refusing(refuse, f"Key {listed[0].key!r}")
+
+
+def _written_by_core(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> Sequence[NDArray]:
+    """The arrays that the core writes a sum to: the outputs, or arrays of the dtype and on the device of the inputs."""
+    first = inputs[0]
+    if not _are_on_same_devices(inputs, outputs):
+        return [arrays.empty(first.shape, first)]
+    if all(array.dtype == first.dtype for array in outputs):
+        return outputs
+    return [array if array.dtype == first.dtype else arrays.empty(array.shape, first) for array in outputs]
+
+
+def _are_on_same_devices(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) -> bool:
+    """Whether the core can take both lists at once; it cannot mix memory of the host and of GPUs."""
+    if len(inputs) > 1 and len(outputs) > 1:
+        return [array.context for array in inputs] == [array.context for array in outputs]
+    if not HAS_GPUS:
+        return True
+    devices = [array.context for array in inputs]
+    return all(array.context in devices for array in outputs)
 
 
 # Stores by scope. A copy of a store is the same store.

@@ -37,12 +37,6 @@ class Call(NamedTuple):
     inputs: Sequence[NDArray]
     outputs: Sequence[NDArray]
 
-    @property
-    def devices(self) -> list[Any]:
-        """Devices of the longer of the two lists."""
-        longer = self.outputs if len(self.outputs) > len(self.inputs) else self.inputs
-        return [array.context for array in longer]
-
 
 def checked(scope: str, method: str, key: Any, value: Any, out: Any, priority: Any) -> list[Call]:
     """One call for each key.
@@ -93,8 +87,6 @@ def _call(scope: str, method: str, key: int | str, value: Any, out: Any) -> Call
             arrays.check_alike(inputs, f"arrays in the value of key {key!r}")
         what = f"value and out of key {key!r}"
         arrays.check_alike([inputs[0], *outputs], what, floats_convert=method == "pushpull")
-        if len(inputs) > 1 and len(outputs) > 1:
-            check_devices(key, "value is", [a.context for a in inputs], "out is", [a.context for a in outputs])
     return Call(key, f"{scope}/{key!r}", inputs, outputs)
 
 
@@ -142,28 +134,6 @@ def with_inputs_as_they_are(listed: list[Call]) -> list[Call]:
         written.update(map(id, call.outputs))
         result.append(call)
     return result
-
-
-def check_devices(key: int | str, what: str, devices: list[Any], other: str, others: list[Any]) -> None:
-    """Raise an error if two lists of arrays of one key are on different devices, or in a different order.
-
-    Arrays are matched by position: the second array of a value comes back in the second array of `out`. A single array
-    is not a list.
-
-    Raises
-    ------
-    ValueError
-        Names both sides.
-    """
-    if devices != others:
-        raise ArgumentValueError(
-            f"The lists of arrays of key {key!r} must be on the same devices in the same order, but its {what} on "
-            f"{_shown(devices)} and {other} on {_shown(others)}."
-        )
-
-
-def _shown(devices: list[Any]) -> str:
-    return ", ".join(str(device) for device in devices)
 
 
 def _several(scope: str, method: str, key: Any, value: Any, out: Any) -> list[Call]:

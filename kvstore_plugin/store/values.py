@@ -8,25 +8,21 @@ All homes are dense.
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..compat import arrays
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import NDArray, SparseNDArray
-from . import requests
 from .requests import Call
 
 
 class _Home:
     """The home of one key."""
 
-    __slots__ = ("array", "devices", "is_lent", "key")
+    __slots__ = ("array", "is_lent", "key")
 
-    def __init__(self, key: int | str, array: NDArray, is_lent: bool, devices: list[Any] | None) -> None:
+    def __init__(self, key: int | str, array: NDArray, is_lent: bool) -> None:
         self.key = key
         self.array = array
         self.is_lent = is_lent  # the caller of broadcast() holds it too
-        self.devices = devices  # devices of the key's lists of arrays; None before the first list
 
 
 class StoredValues:
@@ -41,13 +37,12 @@ class StoredValues:
         if is_sparse:
             home = arrays.empty(home.shape, home)
             arrays.copy(call.outputs[0], home)
-        devices = call.devices if len(call.outputs) > 1 else None
-        self._homes[call.name] = _Home(call.key, home, not is_sparse, devices)
+        self._homes[call.name] = _Home(call.key, home, not is_sparse)
 
     def create(self, call: Call) -> NDArray:
         """Make an uninitialized array, which the store owns, as the home of a key of init()."""
         value = call.inputs[0]
-        self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False, None)
+        self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False)
         return self._homes[call.name].array
 
     def home(self, call: Call) -> NDArray:
@@ -56,8 +51,7 @@ class StoredValues:
         Raises
         ------
         ValueError
-            The key was never initialized; or the arrays have another shape or dtype, or are a list on other devices
-            than an earlier list for this key.
+            The key was never initialized, or the arrays have another shape or dtype.
         """
         home = self._homes.get(call.name)
         if home is None:
@@ -72,27 +66,7 @@ class StoredValues:
                 f"Key {call.key!r} holds an array {array.shape} {arrays.dtype_name(array.dtype)}, but is used with an "
                 f"array {first.shape} {arrays.dtype_name(first.dtype)}. Use arrays like the key's, or another key."
             )
-        if len(call.inputs) > 1 or len(call.outputs) > 1:
-            self.check_devices(call)
         return array
-
-    def check_devices(self, call: Call) -> None:
-        """Raise an error if a call has lists of arrays on other devices than the key's earlier lists.
-
-        Raises
-        ------
-        ValueError
-            Names both lists of devices.
-        """
-        home = self._homes.get(call.name)
-        if home is None:
-            return
-        if home.devices is None:
-            home.devices = call.devices
-        else:
-            requests.check_devices(
-                call.key, "arrays are", call.devices, "the arrays of earlier calls were", home.devices
-            )
 
     def all(self) -> list[tuple[int | str, NDArray]]:
         """All keys with their homes, in an order that is the same on all workers that have the same keys."""

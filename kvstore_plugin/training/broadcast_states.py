@@ -92,12 +92,12 @@ def broadcast_states(trainer: gluon.Trainer, root_rank: int = 0, counters: bool 
     try:
         if not isinstance(trainer, Trainer):
             raise TypeError(f"trainer must be a gluon.Trainer or DistributedTrainer, not {type(trainer).__name__}.")
-        divided = _shares_of(trainer, root_rank)
+        divided, counters = _shares_of(trainer, root_rank), bool(counters)
     except (TypeError, ValueError) as error:
         with operation.waiting(_process_set_of(trainer), "broadcast_states"):
             raise error
     for share in divided:
-        _Exchange(trainer, share, root_rank, bool(counters)).run()
+        _Exchange(trainer, share, root_rank, counters).run()
 
 
 class _Exchange:

@@ -520,19 +520,23 @@ class DistributedTrainer(gluon.Trainer):
         errors.check()
         self._resume()
         if self._join is not None:
-            self._join.take_part(self, "step", ignore_stale_grad, step_label.of_batch(self._scale, batch_size))
+            factor = step_label.of_batch(self._scale, batch_size)
+            self._join.take_part(self, "step", bool(ignore_stale_grad), factor)
             return
         if self._awaits_update:
             self._settle()
-        self._step(self._factor_of(batch_size, self._refuse), ignore_stale_grad)
+        self._step(*self._checked(batch_size, ignore_stale_grad, self._refuse))
 
-    def _factor_of(self, batch_size: Any, refuse: Callable[[str], None]) -> float:
-        """The factor of the gradients; if it cannot be computed, the other workers' call fails too."""
+    def _checked(self, batch_size: Any, ignore_stale: Any, refuse: Callable[[str], None]) -> tuple[float, bool]:
+        """The factor of the gradients, and the flag; the other workers' call fails if an argument cannot be used."""
+        what = "batch size"
         try:
-            return step_label.of_batch(self._scale, batch_size)
+            factor = step_label.of_batch(self._scale, batch_size)
+            what = "ignore_stale_grad"
+            return factor, bool(ignore_stale)
         except Exception as error:
             with _Counted(self):
-                refuse(f"its batch size cannot be used: {error}")
+                refuse(f"its {what} cannot be used: {error}")
                 raise
 
     def _step(self, factor: float, ignore_stale_grad: bool) -> None:
@@ -641,10 +645,11 @@ class DistributedTrainer(gluon.Trainer):
         self._require_local_updates("update")
         self._resume()
         if self._join is not None:
-            self._join.take_part(self, "update", ignore_stale_grad, step_label.of_batch(self._scale, batch_size))
+            factor = step_label.of_batch(self._scale, batch_size)
+            self._join.take_part(self, "update", bool(ignore_stale_grad), factor)
             return
         self._check_reduced()
-        self._apply(self._factor_of(batch_size, self._refuse_comparison), ignore_stale_grad)
+        self._apply(*self._checked(batch_size, ignore_stale_grad, self._refuse_comparison))
 
     def _check_reduced(self) -> None:
         """Raise an error in an update after an allreduce_grads() that has failed here and was counted."""

@@ -481,6 +481,26 @@ def test_counts_go_on_where_each_worker_has_another_device(kind, how, tmp_path, 
     assert len({one.tobytes() for one in gather(again.weight.data().asnumpy())}) == 1
 
 
+@pytest.mark.ranks(3)
+def test_a_process_set_without_rank_0_loads(tmp_path, gather, rank):
+    path = gather(str(tmp_path / "states"))[0]
+    mykv.init()
+    later = mykv.add_process_set([1, 2])
+    if rank > 0:
+        net = _net()
+        trainer = mykv.DistributedTrainer(net.collect_params(), "adam", process_set=later, update_on_kvstore=True)
+        _steps(net, trainer, 0, 2, rank - 1, 2)
+        saved = _flat(net)
+        trainer.save_states(path)
+        _steps(net, trainer, 2, 3, rank - 1, 2)
+        wanted = _flat(net)
+        _set(net, saved)
+        trainer.load_states(path)
+        _steps(net, trainer, 2, 3, rank - 1, 2)
+        np.testing.assert_array_equal(_flat(net), wanted)
+    mykv.remove_process_set(later)
+
+
 @pytest.mark.ranks(2, 3, env=_WAIT)
 def test_workers_that_do_not_call_are_named_and_all_go_on(tmp_path, gather, rank, size):
     path = gather(str(tmp_path / "states"))[0]

@@ -120,6 +120,16 @@ def test_list_of_keys_with_a_list_of_values(store, rank, keys):
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("keys", [2, 3])
+def test_arrays_that_are_crossed_are_read_before_they_are_written(store, rank, keys):
+    """The output of a key is the input of the next key."""
+    arrays = [array(np.full(4, 10.0**k * (rank + 1))) for k in range(keys)]
+    store.pushpull(list(range(keys)), arrays, arrays[1:] + arrays[:1])
+    for k in range(keys):
+        assert (value(arrays[(k + 1) % keys]) == 3 * 10.0**k).all()
+
+
+@pytest.mark.ranks(2)
 def test_list_of_keys_with_lists_of_devices(store, rank):
     values = [[array(np.full(3, rank + k + 10.0 * device)) for device in range(2)] for k in range(2)]
     store.pushpull(["x", "y"], values)

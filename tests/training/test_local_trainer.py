@@ -727,6 +727,23 @@ def test_a_failed_step_of_the_warm_up_counts_on_all_workers(gather, rank):
     assert len(set(gather(checksum(net)))) == 1
 
 
+@pytest.mark.ranks(2)
+def test_the_warm_up_of_a_file_is_made_by_a_trainer_that_has_made_steps(gather, rank, tmp_path):
+    """Two steps of the warm-up are left in the file; then each worker steps alone."""
+    name = str(tmp_path / f"states{rank}")
+    net = dense_network(0)
+    trainer = mykv.LocalTrainer(net.collect_params(), *_SGD, period=100, warmup_steps=3)
+    _train(net, trainer, range(1), rank)
+    trainer.save_states(name)
+    _train(net, trainer, range(1, 2), rank)
+    trainer.load_states(name)
+    for _ in range(2):
+        _train(net, trainer, range(2, 3), rank)
+        assert len(set(gather(checksum(net)))) == 1
+    _train(net, trainer, range(3, 4), rank)
+    assert len(set(gather(checksum(net)))) == 2
+
+
 _OPTIMIZERS = {
     "sgd": {},
     "nag": {"momentum": 0.9},

@@ -550,3 +550,60 @@ def test_other_numbers_of_parameters_are_shown_with_their_last_names(rank):
             RuntimeError, match=rf"rank {rank} has {mine} \(the last {last}\), and another rank has {other}\."
         ):
             call()
+
+
+def _both(call, wrong, right, rank):
+    """A call of rank 1 with a wrong argument, which all ranks must get an error of."""
+    if rank == 1:
+        with pytest.raises((TypeError, ValueError)):
+            call(wrong)
+    else:
+        with pytest.raises(MXNetError, match="rank 1"):
+            call(right)
+            mx.nd.waitall()
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["own", "stock", "own on the store", "stock on the store"])
+def test_a_wrong_type_of_an_argument_on_one_worker_is_an_error_on_all(rank, gather, kind, tmp_path):
+    training = _Training(kind, rank, mx.optimizer.Adam(learning_rate=0.01))
+    trainer, batch = training.trainer, training._batch
+    training.step()
+    several = np.ones(3)
+
+    def stepped(flag):
+        training.backward()
+        trainer.step(batch, ignore_stale_grad=flag)
+
+    def updated(flag):
+        training.backward()
+        trainer.allreduce_grads()
+        trainer.update(batch, ignore_stale_grad=flag)
+
+    _both(stepped, several, False, rank)
+    gather("all have their error")
+    if kind.endswith("on the store"):
+        for call in (trainer.save_states, trainer.load_states):
+            _both(call, 3.5, str(tmp_path / "states"), rank)
+            gather("all have their error")
+    else:
+        _both(updated, several, False, rank)
+        gather("all have their error")
+        _both(lambda flag: mykv.broadcast_states(trainer, counters=flag), several, True, rank)
+        gather("all have their error")
+    _goes_on(gather, training)
+
+
+@pytest.mark.ranks(2)
+def test_a_wrong_type_of_a_process_set_is_an_error_on_all(rank, gather):
+    ones = array(np.ones(4, "float32"))
+    for call in (
+        lambda one: mykv.allreduce(ones, process_set=one).wait_to_read(),
+        lambda one: mykv.allreduce(ones, name="x", process_set=one).wait_to_read(),
+        lambda one: mykv.allgather(ones, process_set=one),
+        lambda one: mykv.barrier(process_set=one),
+    ):
+        _both(call, 3, mykv.global_process_set, rank)
+        gather("all have their error")
+    assert (mykv.allreduce(ones, op=mykv.Sum, name="x").asnumpy() == 2).all()
