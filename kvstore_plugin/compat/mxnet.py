@@ -196,6 +196,16 @@ def fill_with_zeros(array: NDArray) -> None:
         array[:] = 0
 
 
+def hold_all_rows(array: SparseNDArray) -> None:
+    """Let a row_sparse array hold all of its rows, since MXNet's optimizers update no other; missing rows are zeros."""
+    if array.indices.shape[0] == array.shape[0]:
+        return
+    with autograd.pause():
+        every = ndarray.arange(array.shape[0], ctx=array.context, dtype="int64")
+        whole = ndarray.sparse.row_sparse_array((array.tostype("default"), every), shape=array.shape, ctx=array.context)
+        whole.copyto(array)
+
+
 class BatchNorm(gluon.nn.BatchNorm):
     """gluon.nn.BatchNorm whose forward pass, hybridized or not, is the method normalized(F, x, gamma, ...)."""
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..collectives import row_sparse
 from ..collectives.row_sparse import Contribution, Rows
-from ..compat.mxnet import NDArray, Parameter
+from ..compat.mxnet import NDArray, Parameter, SparseNDArray, hold_all_rows
 from ..coordination import agreement, operation, step_label
 from ..parameters import load_tracking, trainer_state
 from ..parameters.naming import Named
@@ -104,6 +104,9 @@ class SparseReducer(SharedReducer):
             self._to_update = [(self._update_of(active[number]), rows) for number, rows in zip(chosen, sums)]
             return
         for number, rows in zip(chosen, sums):
+            for weight in active[number].parameter._data:
+                if isinstance(weight, SparseNDArray):  # without rows that are zero, after initialization or loading
+                    hold_all_rows(weight)
             for gradient in active[number].parameter._grad:
                 row_sparse.assign(gradient, rows)
             if ignore_stale:

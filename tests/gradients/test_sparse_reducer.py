@@ -707,3 +707,24 @@ def test_shutdown_is_noticed():
     with pytest.raises(RuntimeError, match="shut down"):
         trainer.allreduce_grads()
     mykv.init()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_row_sparse_values_that_begin_as_zeros_are_trained(optimizer, rank, size):
+    """MXNet's optimizers update only row_sparse values that hold all their rows; zeros hold none."""
+
+    def train(workers, make_trainer, batch):
+        net = gluon.contrib.nn.SparseEmbedding(6, 3, weight_initializer="zeros")
+        net.initialize()
+        trainer = make_trainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
+        for step in range(3):
+            with autograd.record():
+                loss = sum(((net(mx.nd.array([[step + worker, 3]])) - 1 - worker) ** 2).sum() for worker in workers)
+            loss.backward()
+            trainer.step(batch)
+        return net.weight.row_sparse_data(mx.nd.arange(6)).asnumpy()
+
+    together = train([rank], mykv.DistributedTrainer, 1)
+    alone = train(range(size), lambda *arguments: gluon.Trainer(*arguments, kvstore="device"), size)
+    np.testing.assert_allclose(together, alone, atol=1e-6)
