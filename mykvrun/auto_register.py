@@ -2,9 +2,9 @@
 
 An installation has a file mykv-auto-register.pth, by which Python imports this module when it starts. So it imports
 nothing, and does nothing but put a finder on ``sys.meta_path``, which compares the names of modules with ``mxnet``.
-Before MXNet is imported, it lets MXNet be imported with new releases of numpy (numpy_for_mxnet.py). Then it waits at the places where MXNet takes a
-store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv', imports kvstore_plugin, which
-knows what to do with it. Until then neither MPI nor mpi4py is imported.
+Before MXNet is imported, it lets MXNet be imported with new releases of numpy (numpy_for_mxnet.py). Then it waits at
+the places where MXNet takes a store's name. The first use of the name 'mykv', or of a name that can only mean 'mykv',
+imports kvstore_plugin, which knows what to do with it. Until then neither MPI nor mpi4py is imported.
 
 ``MYKV_AUTO_REGISTER=0`` switches it off (kvstore_plugin/world/settings.py lists the setting).
 """

@@ -266,7 +266,8 @@ def test_mxnet_may_be_imported_first_with_a_numpy_that_lacks_names(tmp_path, ver
 
 
 def test_an_old_numpy_stays_as_it_is(tmp_path):
-    done = _import_with(tmp_path, "1.23.5", "import numpy", "assert mxnet.numpy is numpy and not hasattr(numpy, 'bool')")
+    then = "assert mxnet.numpy is numpy and not hasattr(numpy, 'bool')"
+    done = _import_with(tmp_path, "1.23.5", "import numpy", then)
     assert done.returncode == 0 or sys.version_info >= (3, 12), done.stderr
 
 

@@ -38,7 +38,7 @@ def test_names_mean_what_they_meant():
     later = types.SimpleNamespace(**{name: value for name, value in vars(np).items() if name not in _GONE})
     later.trapezoid = np.trapz
     put_back = numpy_for_mxnet.names(later)
-    assert _GONE <= set(put_back)
+    assert set(put_back) >= _GONE
     assert {name for name, value in put_back.items() if callable(value) and name in _ARGUMENTS} == set(_ARGUMENTS)
     for name, calls in _ARGUMENTS.items():
         for arguments in calls:
@@ -79,7 +79,6 @@ def test_mxnet_is_imported_where_numpy_lacks_all_these_names():
         assert not gone & set(vars(numpy)), gone & set(vars(numpy))
         """
     for argument in ([], ["kvstore_plugin"]):
-        done = subprocess.run(
-            [sys.executable, "-c", code, " ".join(_GONE), *argument], env=os.environ, capture_output=True, text=True, timeout=120
-        )
+        command = [sys.executable, "-c", code, " ".join(_GONE), *argument]
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr

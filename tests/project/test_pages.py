@@ -190,6 +190,46 @@ def test_each_line_of_the_comparison_names_its_page_and_a_test():
             assert re.search(rf"^def {test}\(", (_ROOT / file).read_text(), re.MULTILINE), f"{line}: {file}::{test}"
 
 
+# A stand-in for GluonTS 0.13.9 with what the page replaces. Its Trainer makes a gluon.Trainer with these arguments.
+_GLUONTS = """
+import sys, types
+import mxnet as mx
+base = types.ModuleType('gluonts.mx.trainer._base')
+base.loss_value = lambda metric: metric.get()[1]
+package = types.ModuleType('gluonts.mx.trainer')
+package._base = base
+sys.modules.update({'gluonts': package, 'gluonts.mx': package, package.__name__: package, base.__name__: base})
+"""
+_GLUONTS_TRAINS = """
+net = mx.gluon.nn.HybridSequential()
+net.add(mx.gluon.nn.Dense(4), mx.gluon.nn.Dense(1))
+net.hybridize()
+net.initialize(mx.init.Xavier())
+batch = mx.nd.ones((2, 3))
+net(batch)
+trainer = mx.gluon.Trainer(net.collect_params(), optimizer=mx.optimizer.Adam(learning_rate=0.01), kvstore='device')
+metric = mx.metric.Loss()
+for _ in range(3):
+    with mx.autograd.record():
+        loss = net(batch * (1 + mykv.rank())) ** 2
+    loss.backward()
+    trainer.step(2)
+    metric.update(None, preds=loss)
+    print('loss of all', base.loss_value(metric))
+mykv.check_in_step(net.collect_params())
+"""
+
+
+@pytest.mark.skipif(IS_2, reason="GluonTS is for MXNet 1.x")
+def test_the_recipe_for_gluonts_runs_as_printed(mpirun):
+    """In a program that has not called init() before, as the page has it."""
+    recipe = re.search(r"^``` py\n(.*?gluonts.*?)^```$", (_DOCS / "training.md").read_text(), re.MULTILINE | re.DOTALL)
+    result = mpirun(2, _GLUONTS + recipe.group(1) + _GLUONTS_TRAINS)
+    assert result.code == 0, result.text
+    losses = re.findall(r"loss of all (\S+)", result.stdout)
+    assert len(losses) == 6 and len(set(losses)) == 3, result.text
+
+
 _LITTLE = "a all and at for from how in is it not of on or that the to when which who with"
 
 
