@@ -57,8 +57,7 @@ std::unique_ptr<Work> Group::submit_allreduce(const std::string& name, const std
                                               double scale, int priority, const std::string& label,
                                               const std::string& wire, const std::string& turn_of) {
   if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
-  return submit(name, allreduce_operation(*runtime_, op, scale, priority, wire), inputs, outputs, label,
-                turn_of);
+  return submit(name, allreduce_operation(*runtime_, op, scale, priority, wire), inputs, outputs, label, turn_of);
 }
 
 std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std::optional<py::array>& input,

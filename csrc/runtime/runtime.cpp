@@ -138,9 +138,7 @@ std::vector<LateRank> Runtime::late_ranks() {
   return knows_all ? context_.agreement.late_ranks() : context_.table.late_ranks();
 }
 
-std::string Runtime::left_text(const std::string& reason) const {
-  return departure_text(context_.label(), reason);
-}
+std::string Runtime::left_text(const std::string& reason) const { return departure_text(context_.label(), reason); }
 
 void Runtime::leave(std::string reason) {
   if (forked()) {
