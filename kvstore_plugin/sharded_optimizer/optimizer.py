@@ -11,6 +11,7 @@ The weights are the same on all workers, even if the optimizers differ: all bits
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
 
@@ -170,6 +171,14 @@ class StoreOptimizer:
         for key in keys:
             self.optimizer._update_count(key)
 
+    def counts_differ(self, keys: Iterable[Hashable]) -> bool:
+        """Whether a schedule gives some keys another rate if the updates of other keys are counted later.
+
+        MXNet asks a schedule by the largest count so far. Keys that some steps leave out have smaller counts.
+        """
+        counts = self.optimizer._index_update_count
+        return self.optimizer.lr_scheduler is not None and len({counts.get(key) for key in keys}) > 1
+
     def replace(self, states: dict[Hashable, Any], optimizer: Any) -> None:
         """Continue with other states of this worker's shards, and with another optimizer unless `optimizer` is None."""
         self.updater.states = states
@@ -230,6 +239,7 @@ class ShardedUpdate:
         self.division: list[tuple[int, int, int, int]] = []
         self._own: list[tuple[Hashable, NDArray, NDArray]] = []  # key, gradient and weight of this worker's shards
         self._others: list[Hashable] = []
+        self._order = [member.key for member in members]
         for number, member in enumerate(members):
             shards = store_optimizer.shards_of(member.key)
             self.division += [(number, shard.begin, shard.count, shard.owner) for shard in shards]
@@ -362,13 +372,20 @@ class ShardedUpdate:
         self._process_set._core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
     def _run_updater(self, used: Collection[Hashable] | None) -> None:
-        own = [one for one in self._own if used is None or one[0] in used]
-        with arrays.not_recorded():
-            if own:
-                keys, gradients, weights = zip(*own)
-                self._updater(list(keys), list(gradients), list(weights))
-        others = [key for key in self._others if used is None or key in used]
-        self._store_optimizer.count_updates(others, self._homes[0])
+        own = {one[0]: one for one in self._own if used is None or one[0] in used}
+        others = {key for key in self._others if used is None or key in used}
+        if own and others and self._store_optimizer.counts_differ([*own, *others]):
+            ordered = [key for key in self._order if key in own or key in others]
+            parts = [list(keys) for _, keys in itertools.groupby(ordered, own.__contains__)]
+        else:
+            parts = [list(own), [key for key in self._others if key in others]]
+        for keys in parts:
+            if keys and keys[0] in own:
+                _, gradients, weights = zip(*map(own.get, keys))
+                with arrays.not_recorded():
+                    self._updater(keys, list(gradients), list(weights))
+            else:
+                self._store_optimizer.count_updates(keys, self._homes[0])
 
 
 def _size_of(weight: NDArray) -> Size:

@@ -196,6 +196,34 @@ def test_schedules_multipliers_clipping_and_changes_on_the_way(name, rank, size,
 
 
 @pytest.mark.ranks(2)
+def test_parameters_that_steps_leave_out_have_the_rate_of_one_process(rank, size):
+    data = np.random.RandomState(0).randn(12, 4).astype("float32")
+
+    def trained(is_alone):
+        layers = [gluon.nn.Dense(4, in_units=4, weight_initializer=mx.init.Constant(0.1 * k)) for k in (1, 2)]
+        for one in layers:
+            one.initialize()
+        params = [one for layer in layers for one in layer.collect_params().values()]
+        schedule = mx.lr_scheduler.PolyScheduler(5, base_lr=0.1, pwr=1)
+        optimizer = mx.optimizer.SGD(learning_rate=0.1, lr_scheduler=schedule)
+        if is_alone:
+            trainer = gluon.Trainer(params, optimizer, kvstore=None)
+        else:
+            trainer = mykv.DistributedTrainer(params, optimizer, update_on_kvstore=True)
+        own = data if is_alone else data[rank::size]
+        for uses_second in (True, False, False, True):
+            with autograd.record():
+                hidden = layers[0](array(own))
+                loss = ((layers[1](hidden) if uses_second else hidden) ** 2).sum()
+            loss.backward()
+            trainer.step(len(own), ignore_stale_grad=True)
+        return [one.data().asnumpy() for one in params]
+
+    for got, right in zip(trained(False), trained(True)):
+        np.testing.assert_allclose(got, right, rtol=_ROUNDED, atol=_ROUNDED)
+
+
+@pytest.mark.ranks(2)
 def test_a_scheduler_that_no_other_process_can_unpickle_is_followed(rank, size, gather):
     """Servers of dist_sync get a pickled optimizer, and train on with another one where they cannot unpickle it."""
 
