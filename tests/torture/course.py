@@ -223,9 +223,12 @@ class Course:
 
     def forget(self) -> None:
         """Begin new sums where gradients are added."""
-        for one in parameters(self.net):
-            if one.grad_req == "add":
-                one.zero_grad()
+        self.zero([one for one in parameters(self.net) if one.grad_req == "add"])
+
+    def zero(self, params: list) -> None:
+        """Set gradients to 0; Parameter.zero_grad() of MXNet 2.0 takes no numpy arrays."""
+        for one in self.gradients(params):
+            one[:] = 0
 
     def refreeze(self, params: list, how: str) -> None:
         """Set grad_req of Parameters, after which gradient arrays are fetched again."""

@@ -142,8 +142,10 @@ class Disturbance:
         if self._is_ready():
             file = Path(tempfile.gettempdir()) / f"own{mykv.rank()}"
             self._course.net.save_parameters(str(file))
-            if self._course.trainers and not self._course.program.is_on_store:
-                self._course.trainers[0][0].save_states(str(file))
+            trainer = self._course.trainers[0][0] if self._course.trainers else None
+            # MXNet's save_states() sets up the store before the first step, with broadcasts.
+            if trainer is not None and not self._course.program.is_on_store and trainer._kv_initialized:
+                trainer.save_states(str(file))
 
     def do_read(self) -> None:
         """Look at what is there."""

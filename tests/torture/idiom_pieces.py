@@ -89,8 +89,6 @@ class Idioms(Course):
         """A step without the layer in the middle."""
         if self.program.form == "stock on the store" or self.program.option("clip_global_norm"):
             return  # MXNet pushes and counts old gradients there
-        if self.program.is_on_store and self.program.schedule:
-            return  # a worker asks the schedule by the largest count of its own share
         self.backward(uses_middle=False)
         self.step(draw, ignore_stale_grad=True)
 
@@ -114,12 +112,11 @@ class Idioms(Course):
 
     def do_accumulated_sums(self, draw: random.Random) -> None:
         """allreduce_grads() after each of several backwards with grad_req 'add', and one update()."""
-        if self.program.form != "own" or self.sums != self.size:
+        if self.program.form != "own" or self.program.option("gradients_after_allreduce") == "sum":
             return  # a sum would be multiplied again by the number of workers
         trained = [one for one in parameters(self.net) if one.grad_req != "null"]
         self.refreeze(trained, "add")
-        for one in trained:
-            one.zero_grad()
+        self.zero(trained)
         trainer = self.trainers[0][0]
         for _ in range(draw.choice([2, 3])):
             self.backward()
@@ -181,8 +178,7 @@ class Idioms(Course):
 
     def do_zeroed(self, draw: random.Random) -> None:
         """Gradients are set to zero before the backward."""
-        for one in parameters(self.net):
-            one.zero_grad()
+        self.zero(parameters(self.net))
         self.do_step(draw)
 
     def do_all_frozen(self, draw: random.Random) -> None:

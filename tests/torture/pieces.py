@@ -28,6 +28,13 @@ OPTIMIZERS: list[tuple[str, dict]] = [
 ]
 
 
+def drawn_optimizer(chance: random.Random, form: str) -> int:
+    """The number of an optimizer that this release's Trainer takes in a form of training."""
+    number = chance.randrange(len(OPTIMIZERS))
+    is_refused = IS_2 and form == "stock on the store" and OPTIMIZERS[number][0] == "lamb"
+    return 0 if is_refused else number
+
+
 def takes_float64(number: int) -> bool:
     """Whether MXNet's optimizer has float64 for arrays of all its steps."""
     return OPTIMIZERS[number][0] in ("sgd", "nag", "adam")

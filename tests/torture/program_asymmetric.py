@@ -56,7 +56,8 @@ PIECES = {
 def drawn(seed: int) -> Program:
     """The program with a seed."""
     chance = random.Random(seed)
-    form, number = chance.choice(FORMS), chance.randrange(len(pieces.OPTIMIZERS))
+    form = chance.choice(FORMS)
+    number = pieces.drawn_optimizer(chance, form)
     norm = chance.choice(["", "", "", "batch", "sync"])
     dtypes = ["float32", "float64"] if pieces.takes_float64(number) and not norm else ["float32"]
     options = {}

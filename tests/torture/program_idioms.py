@@ -67,7 +67,8 @@ PIECES = {
 def drawn(seed: int) -> Program:
     """The program with a seed."""
     chance = random.Random(seed)
-    form, number = chance.choice(FORMS), chance.randrange(len(pieces.OPTIMIZERS))
+    form = chance.choice(FORMS)
+    number = pieces.drawn_optimizer(chance, form)
     options: dict[str, Any] = {}
     if form.startswith("own"):
         if chance.random() < 0.3:
