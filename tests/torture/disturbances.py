@@ -130,9 +130,9 @@ class Disturbance:
         """Copy the network, as one that was the best so far."""
         if self._is_ready():
             other = pieces.copied(self._course.net)
-            if other is not None and self._chance.random() < 0.5:
-                device = parameters(other)[0]._data[0].context  # MXNet copies to cpu(0)
-                data = array(pieces.numbers(1, 4, self._course.dtype), ctx=device)
+            # MXNet copies values to cpu(0), and the name of the device as it is.
+            if other is not None and self._course.device == mx.cpu(0) and self._chance.random() < 0.5:
+                data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
                 other(data).asnumpy()
             if self._chance.random() < 0.5:
                 _kept.append(other)
