@@ -9,7 +9,9 @@ import gc
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
-from harness.support import array, mx
+from harness.support import array, dense_network, mx
+from kvstore_plugin.coordination import deadlock_check
+from kvstore_plugin.world import process
 from mxnet import autograd
 
 
@@ -88,3 +90,27 @@ def test_objects_that_all_ranks_make_may_be_used_in_any_order(rank):
     for number in (0, 1) if rank == 0 else (1, 0):
         optimizers[number].update(0, weights[number], array(np.full(1, 10.0**number, "float32")), None)
     np.testing.assert_allclose([one.asnumpy()[0] for one in weights], [-0.1, -1], rtol=1e-5)
+
+
+@pytest.mark.ranks(2)
+def test_nothing_is_kept_of_stores_and_trainers_of_an_earlier_init(rank):
+    def trainer():
+        return mykv.DistributedTrainer(dense_network(0).collect_params(), "adam", update_on_kvstore=True)
+
+    def store():
+        made = mx.kv.create("mykv")
+        made.set_optimizer(mx.optimizer.create("sgd"))
+        return made
+
+    mykv.init()
+    gc.collect()  # objects of earlier tests
+    names, groups = set(deadlock_check._checkpoints), len(process._groups)
+    for make in (store, trainer) * 2:
+        kept = make()
+        assert len(deadlock_check._checkpoints) == len(names) + 1
+        mykv.shutdown()
+        mykv.init()
+        del kept
+        gc.collect()
+    assert set(deadlock_check._checkpoints) <= names
+    assert len(process._groups) == groups
