@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Mapping, NamedTuple
 
+from mykvrun import worker_notes
+
 from . import launch_checks
 
 # Which process of which job a process is, as its launcher says; a nested launcher says something else.
@@ -61,13 +63,13 @@ def mark_ended() -> None:
 def workers_here() -> Workers | None:
     """The workers on this host; None where they cannot be seen."""
     size = next(filter(None, (launch_checks.count_of(os.environ.get(name, "")) for name in _LOCAL_SIZES)), None)
-    launcher = _launcher()
-    if size is None or launcher is None:
+    above = launcher()
+    if size is None or above is None:
         return None
     alive, ended = set(), set()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         process = _process(pid)
-        if process is None or process.parent != launcher or process.is_zombie:
+        if process is None or process.parent != above or process.is_zombie:
             continue
         environment = _environment(pid)
         if environment is None:
@@ -91,8 +93,10 @@ def _rank(environment: Mapping[str, str]) -> int | None:
     return next((int(environment[name]) for name in _RANKS if environment.get(name, "").isdigit()), None)
 
 
-def _launcher() -> int | None:
-    """The process that has started this worker, also where a shell is between them."""
+def launcher() -> int | None:
+    """The pid of the launcher's process that has started this worker; a shell or a profiler may be between them."""
+    if worker_notes.rank_in(os.environ) is None:
+        return None
     mine = [os.environ.get(name) for name in _IDENTITY]
     for pid, process in _ancestors():
         environment = _environment(pid)

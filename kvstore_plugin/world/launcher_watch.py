@@ -14,10 +14,8 @@ import select
 import signal
 import threading
 import time
-from pathlib import Path
 
-from mykvrun import worker_notes
-
+from . import launched
 from .process_watch import pidfd
 
 _ORDERLY_S = 1.0  # the launcher may just be ending this worker
@@ -32,27 +30,11 @@ def begin() -> None:
     if _begun:
         return
     _begun = True
-    launcher = _launcher()
+    launcher = launched.launcher()
     descriptor = -1 if launcher is None else pidfd(launcher)
     if descriptor >= 0:
         arguments = (launcher, descriptor, os.getpid())
         threading.Thread(target=_watch, args=arguments, name="kvstore_plugin-launcher", daemon=True).start()
-
-
-def _launcher() -> int | None:
-    """The nearest process above this one that has no rank: there may be a shell or a profiler between."""
-    if worker_notes.rank_in(os.environ) is None:
-        return None
-    pid = os.getppid()
-    with contextlib.suppress(OSError, ValueError):  # another user's process, such as the daemon of Slurm: the launcher
-        while pid > 1 and worker_notes.rank_in(_environment_of(pid)) is not None:
-            pid = int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    return pid if pid > 1 else None
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    return dict(word.partition("=")[::2] for word in words)
 
 
 def _watch(launcher: int, descriptor: int, process: int) -> None:

@@ -53,8 +53,8 @@ def _is_alive(pid):
 
 
 def test_a_process_without_a_launcher_watches_nobody(monkeypatch):
-    from kvstore_plugin.world import launcher_watch
+    from kvstore_plugin.world import launched
 
     for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    assert launcher_watch._launcher() is None
+    assert launched.launcher() is None
