@@ -86,7 +86,7 @@ class Watch:
         return "", False
 
     def _end(self, who: str) -> None:
-        worker_notes.tell_end(1, f"init() waits for {who}")
+        worker_notes.tell_end(1, f"an error: init() waits for {who}")
         _log.error(
             "init() waits for %s without it. All workers must call init(): look for a sys.exit(), a return or an "
             "os._exit() that not all workers reach. The job ends.",
