@@ -393,17 +393,36 @@ def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) 
     undone_by="a Trainer that updates on its store",
 )
 def _load_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
-    if self._kv_initialized or self._kvstore_params["update_on_kvstore"] is not False:
+    with _states_without_store(self):
         original(self, *args, **kwargs)
-    else:
-        waiting, self._params_to_init, self._kv_initialized = self._params_to_init, [], True
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            self._params_to_init, self._kv_initialized = waiting, False
     if not self._update_on_kvstore:  # the store's call is collective
         load_tracking.note(self._params)
         trainer_state.continue_counts(self)
+
+
+@patches.replaces(
+    "gluon.Trainer.save_states",
+    when=patches.AT_INIT,
+    why="MXNet's function sets up the store with a broadcast, which the other workers join in their first step only.",
+    does="Sets up the store only if the states are there: one worker alone may save them before the first step.",
+    undone_by="a Trainer that updates on its store",
+)
+def _save_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: Any) -> None:
+    with _states_without_store(self):
+        original(self, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def _states_without_store(trainer: gluon.Trainer) -> Iterator[None]:
+    """A context in which a Trainer that updates on the workers does not set up its store."""
+    if trainer._kv_initialized or trainer._kvstore_params["update_on_kvstore"] is not False:
+        yield
+        return
+    waiting, trainer._params_to_init, trainer._kv_initialized = trainer._params_to_init, [], True
+    try:
+        yield
+    finally:
+        trainer._params_to_init, trainer._kv_initialized = waiting, False
 
 
 def _label(trainer: gluon.Trainer, what: str = "a step") -> str:

@@ -563,3 +563,16 @@ def test_allreduce_grads_that_one_worker_leaves_out_is_an_error_on_all(rank, gat
         assert checksum(net) == before
     _equal(gather, net)
     assert set(gather(trainer._optimizer.num_update)) == {5}
+
+
+@pytest.mark.ranks(2)
+def test_one_worker_alone_saves_states_before_the_first_step(rank, gather, tmp_path):
+    net = dense_network(0)
+    trainer = _trainer(net, "name", update_on_kvstore=False)
+    if rank == 0:
+        trainer.save_states(str(tmp_path / "states"))
+        assert (tmp_path / "states").stat().st_size > 0
+    for number in range(2):
+        _backward(net, rank, number)
+        trainer.step(4)
+    _equal(gather, net)
