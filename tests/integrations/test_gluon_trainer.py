@@ -134,14 +134,13 @@ def test_after_a_recorded_pass_gradients_are_copied_and_a_warning_says_so(rank, 
 @pytest.mark.parametrize("on_store", [False, True])
 def test_workers_whose_gradients_lie_differently_copy_them(rank, gather, on_store):
     net = dense_network(4)
-    if rank == 1:
-        _backward(net, rank)  # before the trainer is made
+    held = [one.grad() for one in structure(net).values()] if rank == 1 else []  # which only rank 1 cannot move
     trainer = _trainer(net, "name", update_on_kvstore=on_store)
     for number in range(3):
         _backward(net, rank, number)
         trainer.step(4)
     _equal(gather, net)
-    assert len(_reduction(trainer)["bucket_bytes"]) == 6
+    assert len(_reduction(trainer)["bucket_bytes"]) == 6 and len(held) == (6 if rank == 1 else 0)
 
 
 @pytest.mark.ranks(2)
@@ -291,14 +290,14 @@ def test_a_copied_trainer_steps(rank, gather):
 def test_an_error_between_operations_of_a_step_refuses_the_rest(rank, gather, monkeypatch, on_store):
     """A worker that breaks off between two operations must not let them meet those of the next step."""
     net = dense_network(0)
-    _backward(net, rank)  # so that gradients are copied
+    held = [one.grad() for one in structure(net).values()]  # so that gradients are copied
     monkeypatch.setattr("kvstore_plugin.gradients.bucket_plan._LARGEST_PACKED", 64)
     trainer = _trainer(net, "store", update_on_kvstore=on_store)
     _backward(net, rank)
     trainer.step(4)
     before = checksum(net)
     operations = gluon_trainer._reducer_of(trainer)._operations
-    assert len(operations) > 2
+    assert len(operations) > 2 and len(held) == 6
     if rank == 1:
         broken = operations[1]._replace(push=lambda label: (_ for _ in ()).throw(ArithmeticError("planted")))
         gluon_trainer._reducer_of(trainer)._operations = [operations[0], broken, *operations[2:]]
