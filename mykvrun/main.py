@@ -216,7 +216,8 @@ def _start(command: Command, output: Output, notes: Path, losses: _Losses) -> in
         return losses.status
     first = None if output.is_elastic else _first_failure(output.failed, worker_notes.ends(notes))
     status = first.status if first else status
-    _say_who_failed(status, output, first)
+    has_joined = output.failed is not None and output.failed.rank in worker_notes.ranks_with(notes, worker_notes.JOINED)
+    _say_who_failed(status, output, first, has_joined)
     return status
 
 
@@ -260,7 +261,7 @@ def _passing_on_signals(process: subprocess.Popen) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _say_who_failed(status: int, output: Output, first: worker_notes.End | None) -> None:
+def _say_who_failed(status: int, output: Output, first: worker_notes.End | None, has_joined: bool = False) -> None:
     failed = output.failed
     if first is not None:
         failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")
@@ -277,7 +278,12 @@ def _say_who_failed(status: int, output: Output, first: worker_notes.End | None)
         return
     lines = [] if output.shows_end_of(failed.rank) else output.last_lines(failed.rank)
     it = f"rank {failed.rank}{where}"
-    ended = f"{it} ended with {first.how}. It" if first else it
+    if first is not None:
+        ended = f"{it} ended with {first.how}. It"
+    elif failed.left_others and not has_joined:
+        ended = f"{it} ended with status 0 before the end of init(), which all workers must call. It"
+    else:
+        ended = it
     _say(f"{ended} failed first, and the job ended with {how}." + (" Its last lines:" if lines else ""), *lines)
 
 

@@ -23,6 +23,7 @@ _FAILED_RANK = (
     re.compile(r"=\s+RANK (?P<rank>[0-9]+) PID [0-9]+ RUNNING AT (?P<host>\S+)"),  # Intel MPI
     re.compile(r"srun: error: (?P<host>[^:\s]+): task (?P<rank>[0-9]+): "),  # Slurm
 )
+_LEFT_OTHERS = re.compile(r"process rank [0-9]+ with PID [0-9]+ on node \S+ exiting\b")  # Open MPI: "improperly" follows
 
 
 # The line before and after a text of Open MPI. It may stand behind a progress bar, which no end of a line follows.
@@ -34,6 +35,7 @@ class FailedWorker(NamedTuple):
 
     rank: int
     host: str
+    left_others: bool = False  # its process ended with status 0, and other workers had initialized MPI
 
 
 class Marks(NamedTuple):
@@ -176,7 +178,7 @@ class Output:
             # MPICH's library writes the notice of an abort, in which the rank may be that of another communicator.
             of_world = int(found["rank"]) if is_launchers else rank
             assert of_world is not None
-            self.failed = FailedWorker(of_world, found.groupdict().get("host") or "")
+            self.failed = FailedWorker(of_world, found.groupdict().get("host") or "", bool(_LEFT_OTHERS.search(text)))
 
     def last_lines(self, rank: int) -> list[str]:
         """The last lines that a rank has written, at most 20."""

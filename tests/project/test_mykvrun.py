@@ -127,7 +127,7 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
         assert "\nmykvrun: rank 1" in stderr and "\0" not in stderr
     assert "failed first, and the job ended with status 1" in stderr.partition("mykvrun: rank 1")[2]
     assert "MPI_ABORT" not in stderr and "prterun" not in stderr
-    assert stderr.count("ValueError: this worker is broken") == 1
+    assert stderr.count("\nValueError: this worker is broken") == 1  # the traceback; mykvrun also names it
 
 
 _NOTED = """
@@ -500,6 +500,24 @@ def test_the_last_lines_of_the_failed_worker_follow_where_others_have_written_mu
     stream.take(_tagged(*[(0, b"fine")] * 20))
     main._say_who_failed(1, output, None)
     assert capsys.readouterr().err.endswith("with status 1. Its last lines:\n  broken\n")
+
+
+_OPEN_MPI_IMPROPER = """\
+prterun has exited due to process rank 1 with PID 530 on node vm exiting
+improperly. There are three reasons this could occur:
+"""
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_a_worker_that_ends_before_init_is_told_from_others(has_joined, capsys):
+    output = Output(OPEN_MPI_LINES)
+    _read(output, _OPEN_MPI_IMPROPER.encode())
+    main._say_who_failed(1, output, None, has_joined)
+    assert ("rank 1 on vm ended with status 0 before the end of init()" in capsys.readouterr().err) == (not has_joined)
+    aborted = Output(OPEN_MPI_LINES)
+    _read(aborted, _OPEN_MPI_IMPROPER.replace("exiting\nimproperly", 'calling\n"abort"').encode())
+    main._say_who_failed(1, aborted, None)
+    assert capsys.readouterr().err == "mykvrun: rank 1 on vm failed first, and the job ended with status 1.\n"
 
 
 def _end_in_a_terminal(tmp_path) -> str:
