@@ -53,13 +53,14 @@ _CURES = {
 _recordings = 0  # how often this process has begun to record
 _born: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: _recordings when it got its gradient arrays
 _owners: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: weak reference to its GradientMemory
-_places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # Parameter: its Places so far
+# Parameter: its Places so far, each with its bucket. Places do not refer to their bucket, which refers to them: memory
+# goes with the last Parameter, and not when the garbage collector runs.
+_places: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 class Place(NamedTuple):
     """A view of a bucket that is or was a Parameter's gradient."""
 
-    bucket: Bucket
     parameter: Any  # a weak reference
     begin: int  # bytes
     view: NDArray
@@ -86,7 +87,7 @@ class Bucket:
         self.used += _aligned(gradient.size * self.dtype.itemsize)
         view = self._view(begin, gradient)
         view[:] = gradient
-        place = Place(self, weakref.ref(parameter), begin, view)
+        place = Place(weakref.ref(parameter), begin, view)
         self.members.append(place)
         return place
 
@@ -207,8 +208,8 @@ class GradientMemory:
         self.adopt(parameter)
         parameter._data[0]._fresh_grad = fresh
         held[0] = parameter._grad[0]  # the program may hold the list
-        for place in earlier:
-            place.bucket.members.remove(place)
+        for bucket, place in earlier:
+            bucket.members.remove(place)
 
     def warn_of_copies(self, whose: str, of: int) -> None:
         """Log a warning on rank 0 about gradients that own() could not adopt, of `of` parameters of a trainer."""
@@ -236,7 +237,7 @@ class GradientMemory:
             nbytes = _aligned(gradient.size * dtype.itemsize)
             bucket = self._bucket_for(self._group_of.get(parameter), dtype, _gpu_of(gradient), nbytes)
             place = bucket.add(parameter, gradient)
-            _places.setdefault(parameter, []).append(place)
+            _places.setdefault(parameter, []).append((bucket, place))
         parameter._grad = [place.view]
         autograd.mark_variables(parameter._data, parameter._grad, parameter.grad_req)
 
@@ -252,14 +253,14 @@ class GradientMemory:
         return [None if one in in_buckets else self._why_copied(one) for one in parameters]
 
     def _why_copied(self, parameter: Parameter) -> str:
-        gradients, place = parameter._grad, _place_of(parameter)
+        gradients, bucket = parameter._grad, _bucket_of(parameter)
         if not self.bucket_bytes:
             return "the trainer has no buckets (bucket_bytes=0)"
         if len(gradients) > 1:
             return "the gradient is on several devices"
         if not self._adoptable(parameter):
             return f"numpy cannot view the gradient ({gradients[0].dtype.__name__}, {gradients[0].context})"
-        if place is not None and place.bucket.attached:
+        if bucket is not None and bucket.attached:
             return "it lies in a bucket with gradients of another trainer"
         return self._late.get(parameter, "the trainer was made before the last init()")
 
@@ -277,9 +278,9 @@ class GradientMemory:
         group_of = {one: self._group_of.get(one) for one in parameters}
         found: dict[Bucket, list[Place]] = {}
         for parameter in group_of if self.bucket_bytes and self.attached() else ():
-            place = _place_of(parameter)
-            if place is not None and place.bucket not in found:
-                found[place.bucket] = place.bucket.live()
+            bucket = _bucket_of(parameter)
+            if bucket is not None and bucket not in found:
+                found[bucket] = bucket.live()
         return {bucket: places for bucket, places in found.items() if self._is_usable(bucket, places, group_of)}
 
     def _is_usable(self, bucket: Bucket, places: Sequence[Place], group_of: Mapping[Parameter, int | None]) -> bool:
@@ -297,10 +298,10 @@ class GradientMemory:
 
         A network hybridized with static_alloc may still write to the old array, so the Parameter gets it back.
         """
-        for place in _places.get(parameter, ()):
+        for bucket, place in _places.get(parameter, ()):
             view = place.view
             alike = type(view) is type(gradient) and view.dtype == gradient.dtype and view.shape == gradient.shape
-            is_here = place.bucket.process_set is self._process_set and place.bucket.attached
+            is_here = bucket.process_set is self._process_set and bucket.attached
             if alike and is_here and _gpu_of(view) == _gpu_of(gradient):
                 view[:] = gradient
                 return place
@@ -323,7 +324,7 @@ class GradientMemory:
         shapes = [
             parameter.shape
             for parameter in members
-            if _dtype_name(parameter.dtype) == dtype.name and _place_of(parameter) is None
+            if _dtype_name(parameter.dtype) == dtype.name and _bucket_of(parameter) is None
         ]
         known = [shape for shape in shapes if shape is not None and all(length > 0 for length in shape)]
         needed = sum(_aligned(math.prod(shape) * dtype.itemsize) for shape in known)
@@ -367,11 +368,11 @@ def _owner(parameter: Parameter) -> GradientMemory | None:
     return reference() if reference is not None else None
 
 
-def _place_of(parameter: Parameter) -> Place | None:
-    """Where the Parameter's present gradient lies, if it lies in a bucket."""
+def _bucket_of(parameter: Parameter) -> Bucket | None:
+    """The bucket in which the Parameter's present gradient lies, if it lies in a bucket."""
     if not parameter._grad or len(parameter._grad) > 1:
         return None
-    return next((place for place in _places.get(parameter, ()) if place.view is parameter._grad[0]), None)
+    return next((bucket for bucket, place in _places.get(parameter, ()) if place.view is parameter._grad[0]), None)
 
 
 def _reasons_against(parameters: Sequence[Parameter]) -> dict[Parameter, str]:
@@ -402,7 +403,7 @@ def _reason_against(parameter: Parameter) -> str | None:
 def _is_kept(parameter: Parameter) -> bool:
     """Whether Python has other references to the gradient array than the Parameter's and ours."""
     gradient = parameter._grad[0]
-    ours = 3 + (_place_of(parameter) is not None)  # the list, `gradient`, the argument; and its Place
+    ours = 3 + (_bucket_of(parameter) is not None)  # the list, `gradient`, the argument; and its Place
     return sys.getrefcount(gradient) > ours
 
 
