@@ -218,9 +218,13 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
         return bucket.prepare(name, count, layout, handles, "sum", reduction.scale, priority, **options)
 
     again = functools.lru_cache(maxsize=8)(prepare)  # a hook may use several names, one for each of its operations
-    return Operation(
-        name, slots, layout, prepare(name).push, update, lambda name, turn_of="": again(name).push("", turn_of)
-    )
+    push = push_bucket = prepare(name).push
+    if update is not None:
+
+        def push(label: str) -> None:
+            update.begin(functools.partial(push_bucket, label))
+
+    return Operation(name, slots, layout, push, update, lambda name, turn_of="": again(name).push("", turn_of))
 
 
 def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[tuple]) -> list[tuple[int, int, int]]:

@@ -86,7 +86,7 @@ class DenseReducer(SharedReducer):
         self._compares = Comparing.NOTHING  # after the last allreduce()
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
         self._fences: list[Fence] = []  # a fence for each operation
-        self._generation = process.generation  # at the last look
+        self._world: tuple[int, int | None] = (0, None)  # the init() and the addition of the set at the last look
         self._copies_all = False  # the ranks' proposals differ
         self._pushed: set[int] = set()  # ids of the operations of the last step
         self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
@@ -153,7 +153,7 @@ class DenseReducer(SharedReducer):
 
     def _moved(self) -> bool:
         """Whether a parameter has other arrays than in the last step: after cast, reset_ctx, grad_req or first use."""
-        if not self._operations or self._generation != process.generation:
+        if not self._operations or self._world != (process.generation, self._process_set.process_set_id):
             return True
         if not all(map(operator.is_, map(_data_of, self._parameters), self._seen_weights)):
             return True
@@ -389,7 +389,7 @@ class DenseReducer(SharedReducer):
             operations = [self._with_hook(one, number) for number, one in enumerate(operations)]
         self._operations = operations
         self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
-        self._generation = process.generation
+        self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
 

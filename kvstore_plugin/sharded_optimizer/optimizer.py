@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from typing import Any, Collection, Hashable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Hashable, Iterable, NamedTuple, Sequence
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, continue_counts, mx, set_current_device
@@ -287,9 +287,6 @@ class ShardedUpdate:
         RuntimeError, ValueError
             The core does not take the arrays, and nothing was pushed.
         """
-        if self.is_begun():  # Ctrl-C came before apply(), and the others wait for this worker's weights
-            self.refuse_weights("the update was interrupted on that rank")
-        self._begun, self._ended = [], []
         push = functools.partial(
             self._process_set._core.push_reduce_to_owners,
             self._name,
@@ -302,12 +299,19 @@ class ShardedUpdate:
             label=label or self._store_optimizer.label(),
             wire=wire,
         )
+        self.begin(push)
+        self._reduced = gradients
+
+    def begin(self, push: Callable[[], Any]) -> None:
+        """Push the operation that brings the sums to their owners: the caller's own, if made with `in_place`."""
+        if self.is_begun():  # Ctrl-C came before apply(), and the others wait for this worker's weights
+            self.refuse_weights("the update was interrupted on that rank")
+        self._begun, self._ended = [], []
         try:
             operation.start(self._begun, push)
         except MXNetError:  # NaiveEngine has run it
             self._begun.append(None)
             raise
-        self._reduced = gradients
 
     def is_begun(self) -> bool:
         """Whether the other workers wait for apply(), or for a refusal of the weights."""

@@ -306,6 +306,7 @@ def test_a_worker_that_refuses_the_first_step_after_init_trainer_lets_nobody_wai
     def waiting():
         return {name for name, *_ in process.core.waiting()}
 
+    mykv.init()
     others = waiting()  # what tests before this one have left
     net = dense_network(seed=0)
     trainer = make(net)

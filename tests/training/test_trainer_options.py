@@ -193,7 +193,8 @@ def test_each_gradient_is_copied_where_layers_were_initialized_in_other_orders(
     net, trainer = build(bucket_bytes)
     with caplog.at_level(logging.WARNING):
         train(net, trainer, turned=rank == 1)
-    assert sum("different orders" in record.getMessage() for record in caplog.records) == (rank == 0)
+    said = sum("different orders" in record.getMessage() for record in caplog.records)
+    assert said == (rank == 0 and bucket_bytes > 100)  # small buckets hold one gradient each, so their order is the same
     assert watched.pushed == [1] * 6 * 3
     reference, plain = build(0)
     train(reference, plain, turned=False)
@@ -232,17 +233,18 @@ def _wide_network(seed):
 
 @pytest.mark.ranks(2)
 def test_gradients_that_cannot_be_adopted_are_packed(rank, watched, gather):
-    """They were there before a backward, so they stay where they are."""
+    """The program holds their arrays, so they stay where they are."""
     results = []
     for bucket_bytes in (0, 200, 16 << 20):
         net = dense_network(seed=0)
-        _backward(net, rank, 9)
+        held = [one.grad() for one in structure(net).values()]
         watched.pushed.clear()
         trainer = mykv.DistributedTrainer(net.collect_params(), *_MOMENTUM, bucket_bytes=bucket_bytes)
         _train(net, trainer, rank)
         assert sum(watched.pushed) == 6 * 3
         assert len(watched.pushed) // 3 == {0: 6, 200: 3, 16 << 20: 1}[bucket_bytes], watched.pushed
         results.append(checksum(net))
+        assert len(held) == 6
     assert len(set(results)) == 1 and len(set(gather(results[0]))) == 1
 
 
