@@ -311,7 +311,8 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   Entry& e = entry(arrival.entry);
   const Cause error = disagreement(e);
   const bool waits = std::exchange(arrival.launches_wait, false);
-  if (!several_hosts_ && error.empty() && e.operation.road == Road::nccl) {
+  const bool is_inline = e.operation.bytes() <= inline_limit;  // also an operation of no bytes, which launches nothing
+  if (!several_hosts_ && error.empty() && e.operation.road == Road::nccl && !is_inline) {
     e.placement = placement(e);
     const Launches given = give_launches(arrival.entry, waits, rings);
     arrival.launches_wait = given == Launches::wait;
@@ -335,7 +336,7 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
     arrival.last = false;
     return;
   }
-  if (e.operation.bytes() <= inline_limit) {
+  if (is_inline) {
     e.state = State::taken;
     e.next_chunk.store(e.chunks, std::memory_order_relaxed);
     return;
