@@ -89,13 +89,14 @@ _CALLS = {
 }
 
 
-@pytest.mark.ranks(2, timeout=180)
+@pytest.mark.ranks(2, timeout=170)
 @pytest.mark.parametrize("call", _CALLS)
 def test_calls_that_wait(call, rank, gather):
     _try_all_lines(lambda: _CALLS[call], rank, gather, ["coordination", "collectives"])
 
 
-@pytest.mark.ranks(2, timeout=180)
+@pytest.mark.long  # takes minutes
+@pytest.mark.ranks(2, timeout=170)
 def test_a_step_with_the_optimizer_on_the_store(rank, gather):
     def make():
         net = dense_network(seed=0)

@@ -26,7 +26,7 @@ def _reduction(bucket_bytes=16 * _MIB, num_groups=0, mean=True, divisor=1.0, siz
 
 
 def _packed(slots, **options):
-    memory = SimpleNamespace(attached=lambda: False)
+    memory = SimpleNamespace(in_place=lambda parameters: {})
     operations = bucket_plan.propose("trainer", _reduction(**options), memory, slots)
     return [[slot.label for slot in operation.slots] for operation in operations]
 
