@@ -66,6 +66,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     """
     global _path
     core = process.core
+    core.start_timeline  # noqa: B018 - raises before init() and in a forked child, which still knows its rank
     path = os.fsdecode(os.fspath(file_path))
     if not path:
         raise ValueError("start_timeline() needs the name of a file.")

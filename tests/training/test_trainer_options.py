@@ -194,7 +194,8 @@ def test_each_gradient_is_copied_where_layers_were_initialized_in_other_orders(
     with caplog.at_level(logging.WARNING):
         train(net, trainer, turned=rank == 1)
     said = sum("different orders" in record.getMessage() for record in caplog.records)
-    assert said == (rank == 0 and bucket_bytes > 100)  # small buckets hold one gradient each, so their order is the same
+    # Small buckets hold one gradient each, so their order is the same.
+    assert said == (rank == 0 and bucket_bytes > 100)
     assert watched.pushed == [1] * 6 * 3
     reference, plain = build(0)
     train(reference, plain, turned=False)

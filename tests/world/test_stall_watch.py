@@ -416,7 +416,8 @@ def test_nothing_is_logged_and_no_thread_runs_where_it_is_off(mpirun):
     mx.kv.create("mykv").pushpull("key", array)
     array.asnumpy()
     """
-    result = mpirun(2, _SCRIPT + _dedented(body), "off", "0", env={"MYKV_STALL_WARN_S": "0"})
+    off = {"MYKV_STALL_WARN_S": "0", "MYKV_STALL_ABORT_S": "0"}
+    result = mpirun(2, _SCRIPT + _dedented(body), "off", "0", env=off)
     assert result.code == 0 and "waited" not in result.stderr, result.text
 
 

@@ -106,7 +106,7 @@ def _exits_at_once() -> None:
 
 def _refused(answers) -> None:
     try:
-        process.core.rank()
+        process.core.waiting()
     except RuntimeError as error:
         answers.put((mykv.is_initialized(), str(error)))
 
