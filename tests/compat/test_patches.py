@@ -181,7 +181,7 @@ def failure(call, *arguments):
 
 
 def in_buckets(net):
-    return [bucket_memory._place_of(p) is not None for p in structure(net).values()]
+    return [bucket_memory._bucket_of(p) is not None for p in structure(net).values()]
 
 
 """

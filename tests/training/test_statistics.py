@@ -77,7 +77,7 @@ def test_counts_are_what_was_called(size, rank, count):
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["DistributedTrainer", "on the store", "copied", "Trainer"])
-def test_the_late_worker_is_named(rank, kind, count):
+def test_the_late_worker_is_named(rank, kind, count, gather):
     net = dense_network(3)
     trainer = _trainers(net)[kind]()
     _step(net, trainer, rank)
@@ -87,9 +87,13 @@ def test_the_late_worker_is_named(rank, kind, count):
             time.sleep(_LATE * rank)
             _step(net, trainer, rank)
 
-    counted = count(work)
-    assert counted["steps"] == _STEPS
-    late = counted["late"][0]
+    # On a busy machine the other worker may come last to a step: such a trial shows nothing.
+    for _ in range(4):
+        counted = count(work)
+        assert counted["steps"] == _STEPS
+        late = counted["late"][0]
+        if all(gather(late["steps"] == _STEPS)):
+            break
     assert late["rank"] == 1 and late["steps"] == _STEPS and late["step_share"] == 1.0
     assert late["machine"] == process.machine_of(1)
     assert 0.7 * _LATE < late["step_wait"] < 0.9 * counted["seconds"] / _STEPS + _LATE
