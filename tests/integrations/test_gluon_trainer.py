@@ -575,3 +575,33 @@ def test_one_worker_alone_saves_states_before_the_first_step(rank, gather, tmp_p
         _backward(net, rank, number)
         trainer.step(4)
     _equal(gather, net)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("often", [False, True])
+def test_gradients_that_accumulate_are_summed_as_by_mxnet_on_two_devices(often, rank, size, gather):
+    """MXNet's Trainer sums the earlier sums once more where each backward is followed by allreduce_grads()."""
+
+    def trained(devices, parts, store):
+        net = gluon.nn.Dense(1, in_units=3, use_bias=False, weight_initializer=mx.init.Constant(0.5))
+        net.initialize(ctx=devices)
+        net.weight.grad_req = "add"
+        trainer = gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, update_on_kvstore=False)
+        for step in range(2):
+            for number in range(3):
+                with autograd.record():
+                    data = [array(numbers(part + 10 * number, (4, 3))).as_in_context(devices[k]) for k, part in parts]
+                    losses = [(net(one) ** 2).sum() for one in data]
+                for loss in losses:
+                    loss.backward()
+                if often or number == 2:
+                    trainer.allreduce_grads()
+            trainer.update(24)
+            for gradient in net.weight.list_grad():
+                gradient[:] = 0
+        return net.weight.data(devices[0]).asnumpy()
+
+    ours = trained([mx.cpu(0)], [(0, rank)], "mykv")
+    mxnets = trained([mx.cpu(0), mx.cpu(1)], [(0, 0), (1, 1)], "device")
+    np.testing.assert_array_equal(ours, mxnets)
+    assert len(set(gather(ours.tobytes()))) == 1
