@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -221,6 +222,15 @@ def test_overlap_lateness_and_sizes_are_what_a_reader_would_count(tmp_path):
     assert _table(page.read_text(), "Overlap with backward")[0][2] == "1"
 
 
+def test_an_operation_within_the_time_of_another_takes_nothing_from_the_overlap(tmp_path):
+    """Of 50 ms, 20 come before the last gradients; the second operation is over before the first."""
+    events = [_call(1, 0, 50, 0, signature=_STEP), _call(2, 20, 30, 0, signature=_STEP)]
+    path = _write(tmp_path / "t.json", rows=("trainer0/bucket1", "trainer0/bucket0"), events=events)
+    assert main([path, "-o", str(tmp_path / "page.html")]) == 0
+    (row,) = _table((tmp_path / "page.html").read_text(), "Overlap with backward")
+    assert row == ["0", "trainer0", "1", "50.00", "40%", "30.00"]
+
+
 def test_operations_that_wait_at_the_same_time_are_counted_once(tmp_path):
     events = [_call(tid, 0, 20, 0, [0, 1], [0, 20]) for tid in (1, 2, 3)]
     assert main([_write(tmp_path / "t.json", rows="abc", events=events), "-o", str(tmp_path / "page.html")]) == 0
@@ -311,9 +321,12 @@ def test_wrong_files_are_named_in_a_sentence(tmp_path, capsys):
 
 def test_what_it_reads_is_not_overwritten_and_a_page_that_cannot_be_written_is_named(tmp_path, capsys):
     good = _files(tmp_path)["good"]
+    (tmp_path / "link").symlink_to(good)
     for options, expected in [
         (["-o", good], "is one of the files to read"),
         (["-o", str(tmp_path / "p"), "--trace", good], "is one of the files to read"),
+        (["-o", os.path.relpath(good)], "is one of the files to read"),
+        (["-o", str(tmp_path / "link")], "is one of the files to read"),
         (["-o", str(tmp_path / "p"), "--trace", str(tmp_path / "p")], "Give two names"),
         (["-o", str(tmp_path / "none" / "p")], "cannot be written: No such file"),
     ]:
