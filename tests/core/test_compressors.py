@@ -338,6 +338,7 @@ def test_damaged_messages_are_errors(core):
         ("3bit", "there is no compressor '3bit'"),
         ("2bit threshold=0", "must be above 0"),
         ("2bit threshold=nan", "threshold of the compressor '2bit' must be a number, not nan"),
+        ("2bit threshold=0.5x", "threshold of the compressor '2bit' must be a number, not 0.5x"),
         ("2bit threshold", "cannot be read: 'threshold'"),
         ("2bit threshold=1 threshold=2", "cannot be read"),
         ("2bit k=1", "'2bit' has no parameter k"),
