@@ -264,6 +264,18 @@ def test_a_communicator_is_made_once_and_a_name_may_change_its_devices(gpus):
         assert gpus.calls("ncclCommInitRankConfig") - made == (1 if turn < 2 else 0)
 
 
+@pytest.mark.ranks(2, env=_ENV)
+def test_the_same_gpus_divided_otherwise_among_the_ranks_are_another_arrangement(gpus):
+    for turn, of_ranks in enumerate(([[0, 2], [3]], [[0], [2, 3]])):
+        mine = of_ranks[gpus.rank]
+        inputs = [DeviceArray(np.ones(10, "float32"), number, gpus.cuda) for number in mine]
+        out = DeviceArray(np.zeros(10, "float32"), mine[0], gpus.cuda)
+        gpus.arrays += [*inputs, out]
+        memory = {"inputs": [place(one) for one in inputs], "outputs": [place(out)]}
+        assert gpus.submit(f"divided {turn}", "allreduce", (10,), memory, dtype="float32").wait(LIMIT)
+        assert (out.numpy() == 3).all()
+
+
 @_everywhere
 def test_another_shape_on_one_rank_is_the_same_error_as_on_the_cpu(gpus):
     shape = (3,) if gpus.rank == 1 else (2,)
