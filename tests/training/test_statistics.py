@@ -164,6 +164,30 @@ def test_share_of_communication_while_backward_runs(rank, count, gather):
         assert 4 * _LATE / counted["communication"] * 0.95 < counted["overlapped"] < 0.9
 
 
+class _LongUpdates(mx.optimizer.SGD):
+    """SGD whose updates take a while in MXNet's engine."""
+
+    def update_multi_precision(self, index, weight, gradient, state):
+        large = mx.nd.ones((300, 300))
+        for _ in range(10):
+            large = mx.nd.dot(large, large) / 300
+        zero = large[0, :1] * 0
+        late = gradient if isinstance(gradient, (list, tuple)) else [gradient]
+        late = [one + (zero if type(one) is type(zero) else zero.as_np_ndarray()) for one in late]
+        super().update_multi_precision(index, weight, late if isinstance(gradient, (list, tuple)) else late[0], state)
+
+
+@pytest.mark.ranks(2)
+def test_updates_of_several_buckets_are_timed_once(rank, count):
+    optimizer = mx.optimizer.SGD(learning_rate=0.01)
+    optimizer.__class__, optimizer.aggregate_num = _LongUpdates, 1
+    net = dense_network(seed=0, widths=(6, 6, 6, 6, 2))
+    trainer = mykv.DistributedTrainer(net.collect_params(), optimizer, bucket_bytes=1)
+    _step(net, trainer, rank)
+    counted = count(lambda: _step(net, trainer, rank))
+    assert 0 < counted["update"] < counted["seconds"]
+
+
 @pytest.mark.ranks(2)
 def test_a_process_set_has_statistics_of_its_own(rank, count):
     part = mykv.add_process_set([1])
