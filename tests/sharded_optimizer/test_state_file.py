@@ -344,6 +344,8 @@ def test_damaged_files_are_refused():
         pickle.dumps([1]),
         pickle.dumps(({}, 3)),
         pickle.dumps({1.5: None}),
+        pickle.dumps({0: "text"}),
+        pickle.dumps(({0: "text"}, mx.optimizer.create("sgd"))),
     ):
         with pytest.raises(ValueError, match="'file' holds"):
             state_file.parse(other, "file")
