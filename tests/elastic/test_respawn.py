@@ -16,6 +16,7 @@ import pytest
 from harness import launcher
 from harness.marks import long
 from harness.several_hosts import Hosts
+from kvstore_plugin.elastic import members
 from kvstore_plugin.world import new_workers
 
 _WORKER = Path(__file__).parents[1] / "programs" / "respawn.py"
@@ -139,6 +140,24 @@ def test_a_new_worker_that_dies_before_it_has_joined_is_replaced_a_few_times_onl
     assert "Dead workers were replaced 5 times without a commit in between" in result.stderr, result.text
 
 
+def test_replacements_that_fail_one_after_another_are_counted(monkeypatch):
+    """The workers that live are stand-ins here."""
+    monkeypatch.setattr(members, "all_agree", lambda comm, mine: (mine, comm))
+    these, tried = members.Members(False), []
+    these.respawn, these.memory = True, members.Memory(("a machine",))
+
+    def replaced(comm, machines, one_by_one):
+        tried.append(machines)
+        assert len(tried) < 20
+        return None, comm
+
+    monkeypatch.setattr(these, "_missing", lambda comm: (comm, ["a machine"], True))
+    monkeypatch.setattr(these, "_replaced", replaced)
+    with pytest.raises(RuntimeError, match="replaced 5 times without a commit in between"):
+        these.complete(None)
+    assert len(tried) == members.MOST_ROUNDS
+
+
 @pytest.mark.long
 def test_a_worker_that_dies_always_at_the_same_step_ends_the_job(job):
     result = job(2, {"deaths": [["forward", 4, 1, "any"]]})
@@ -246,18 +265,63 @@ def test_a_new_worker_that_mpi_never_starts_ends(tmp_path):
     assert done.returncode == -signal.SIGALRM
 
 
-def test_a_new_worker_gets_variables_that_its_machine_lacks(tmp_path):
-    script = tmp_path / "scripts" / "train.py"
-    script.parent.mkdir()
-    script.write_text(
-        "import os, sys, mpi4py\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MXNET_A'], sys.argv[1:])"
-    )
-    mpi = """
+_ALONE = """
 def Init_thread(level): pass
 class Comm:
     Get_parent = classmethod(lambda cls: cls())
     Get_remote_size = lambda self: 0
     Set_errhandler = lambda self, handler: None
 """
-    done = _new_worker(tmp_path, mpi, kind="script", what=str(script))
+
+
+def test_a_new_worker_gets_variables_that_its_machine_lacks(tmp_path):
+    script = tmp_path / "scripts" / "train.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import os, sys, mpi4py\nprint(os.environ['OMP_NUM_THREADS'], os.environ['MXNET_A'], sys.argv[1:])"
+    )
+    done = _new_worker(tmp_path, _ALONE, kind="script", what=str(script))
     assert done.stdout == "3 2 ['argument']\n", done.stderr
+
+
+def test_a_new_worker_imports_what_lies_beside_its_script_also_by_a_link(tmp_path):
+    """As Python does: the folder of the file comes first, not that of the link."""
+    scripts = tmp_path / "scripts"
+    scripts.mkdir()
+    (scripts / "beside.py").write_text("name = 'found'")
+    (scripts / "train.py").write_text("import beside\nprint(beside.name, __file__)")
+    link = tmp_path / "link.py"
+    link.symlink_to(scripts / "train.py")
+    done = _new_worker(tmp_path, _ALONE, kind="script", what=str(link))
+    assert done.stdout == f"found {link}\n", done.stderr
+
+
+def test_nothing_ends_a_new_worker_any_more_that_has_joined(mpirun):
+    """The living workers are stand-ins here. A new worker that waits for them too long ends."""
+    script = """
+    import time
+    from mpi4py import MPI
+    from kvstore_plugin.world import new_workers
+
+    class Request:
+        test = lambda self: (True, None)
+
+    class Living:
+        Get_remote_size = lambda self: 1
+        send = lambda self, message, rank, tag: None
+        Merge = lambda self, high: self
+        Set_errhandler = lambda self, handler: None
+        irecv = lambda self, source, tag: Request()
+
+    class Stub:
+        Exception, ERRORS_RETURN = MPI.Exception, MPI.ERRORS_RETURN
+        Comm = type("Comm", (), {"Get_parent": staticmethod(Living)})
+
+    import mpi4py
+    mpi4py.MPI = Stub
+    new_workers.join()
+    time.sleep(2)
+    print("goes on", flush=True)
+    """
+    result = mpirun(1, script, timeout=_LIMIT_S, env={"MYKV_RESPAWN_WAIT_S": "0.4"})
+    assert result.code == 0 and result.stdout == "goes on\n", result.text
