@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -237,6 +238,23 @@ def test_ranks_that_add_or_remove_different_sets(rank):
         mykv.remove_process_set(one) if rank == 2 else mykv.add_process_set([2])
     assert rank == 2 or _sum(one) == 2
     assert mykv.remove_process_set(one) and mykv.remove_process_set(two)
+
+
+@pytest.mark.ranks(3)
+def test_a_rank_that_a_set_waits_for_has_its_number_among_all(rank, gather):
+    pair, seen = mykv.add_process_set([1, 2]), []
+    if rank == 1:
+        array = np.ones(3)
+        work = pair._core.submit_allreduce("x", [array], [array])
+        until = time.monotonic() + 20
+        while not seen and time.monotonic() < until:
+            seen = [missing for _, _, missing, _ in pair._core.waiting("x")]
+    gather(None)
+    if rank == 2:
+        array = np.ones(3)
+        work = pair._core.submit_allreduce("x", [array], [array])
+    assert rank == 0 or work.wait(20)
+    assert rank != 1 or seen == [[2]]
 
 
 @pytest.mark.ranks(2)
