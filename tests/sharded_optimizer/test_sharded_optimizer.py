@@ -355,6 +355,10 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(name):
     store = mx.kv.create("mykv")
     with pytest.raises(ValueError, match=r"cannot update a share .*update_on_kvstore=False\."):
         store.set_optimizer(_optimizer(name))
+    derived = _optimizer(name)
+    derived.__class__ = type("Derived", (type(derived),), {})
+    with pytest.raises(ValueError, match=r"^Derived .*cannot update a share"):
+        store.set_optimizer(derived)
     with pytest.raises(TypeError, match="must be an mxnet.optimizer.Optimizer, not str"):
         store.set_optimizer("sgd")
     with pytest.raises(ValueError, match="both would reduce the gradients"):
@@ -512,6 +516,27 @@ def test_other_counts_of_updates_or_rates_of_a_schedule_are_an_error(kind, what,
     with pytest.raises(MXNetError, match=shown):
         trainer.step(2)
         mx.nd.waitall()
+    clear_errors()
+    assert set(gather(checksum(net))) == {before}
+
+
+@pytest.mark.ranks(2)
+def test_other_counts_of_updates_after_a_step_are_an_error(rank, gather):
+    net = dense_network(seed=0)
+    trainer = mykv.DistributedTrainer(net.collect_params(), "adam")
+
+    def step():
+        with autograd.record():
+            loss = net(array(np.ones((2, 6), "float32"))).sum()
+        loss.backward()
+        trainer.step(2)
+        mx.nd.waitall()
+
+    step()
+    trainer._optimizer.num_update += rank  # as where one worker has called the optimizer by itself
+    before = checksum(net)
+    with pytest.raises(MXNetError, match="2 updates before"):
+        step()
     clear_errors()
     assert set(gather(checksum(net))) == {before}
 
