@@ -341,7 +341,7 @@ def _tables(result):
 
 
 def test_rank_0_prints_the_table_once(mpirun):
-    result = mpirun(2, _JOB, "nobody", "0", env={"MYKV_REPORT": "1"})
+    result = mpirun(2, _JOB, "nobody", "1.5", env={"MYKV_REPORT": "1"})
     assert result.code == 0, result.text
     assert len(_tables(result)) == 1 and len(_SLOW.findall(result.stderr)) == 1, result.text
     assert "mykv:" not in result.stdout
