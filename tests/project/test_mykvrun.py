@@ -124,7 +124,7 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
     code, _, stderr = _run(tmp_path, "-n", "2", script, "fail")
     assert code == 1
     if launcher.is_open_mpi():
-        assert "\nmykvrun: rank 1" in stderr and "\0" not in stderr
+        assert "\nmykvrun: rank 1" in stderr
     assert "failed first, and the job ended with status 1" in stderr.partition("mykvrun: rank 1")[2]
     assert "MPI_ABORT" not in stderr and "prterun" not in stderr
     assert stderr.count("\nValueError: this worker is broken") == 1  # the traceback; mykvrun also names it
@@ -213,24 +213,6 @@ def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
     shown = _read(output, *(b"[prterun-vm-7@1,1]<stderr>: " + line + b"\n" for line in lines))
     assert b"\0" not in shown and shown.endswith(hyphens + b"\nTraceback\nValueError: broken\n")
     assert output.last_lines(1) == ["Traceback", "ValueError: broken"]
-
-
-@pytest.mark.parametrize("marks", [OPEN_MPI_LINES, OPEN_MPI_PIECES])
-@pytest.mark.parametrize("shows_all", [False, True])
-def test_the_nul_is_dropped_between_texts_of_open_mpi_and_of_workers(marks, shows_all):
-    """The launcher writes texts of its own, one behind the other, and a worker may write between them."""
-    hyphens = b"-" * 74 + b"\n"
-    text = hyphens + b"prterun detected that one or more processes exited with non-zero status\n" + hyphens + b"\0"
-    rank_0, rank_1 = (b"[prterun-vm-7@1,%d]<stderr>: " % rank for rank in (0, 1))
-    for lines in (
-        [text, text, rank_0, b"after\n"],
-        [rank_1, b"before\n", text, rank_0, b"after\n", text],
-        [rank_1, hyphens, rank_1, b"MPI_ABORT was invoked on rank 1\n", rank_1, hyphens, text, rank_0, b"after\n"],
-        [text, b"Another text of the launcher\n", rank_0, b"after\n"],
-    ):
-        stream = Stream(Output(marks, shows_all=shows_all), "stderr", moves=False)
-        shown = b"".join(stream.take(piece) for piece in (*lines, b""))
-        assert b"after\n" in shown and b"\0" not in shown, lines
 
 
 def test_a_notice_of_open_mpi_behind_a_progress_bar_is_left_out_and_what_follows_is_kept():
