@@ -587,7 +587,7 @@ def test_gradients_that_accumulate_are_summed_as_by_mxnet_on_two_devices(often, 
         net.initialize(ctx=devices)
         net.weight.grad_req = "add"
         trainer = gluon.Trainer(net.collect_params(), *_SGD, kvstore=store, update_on_kvstore=False)
-        for step in range(2):
+        for _ in range(2):
             for number in range(3):
                 with autograd.record():
                     data = [array(numbers(part + 10 * number, (4, 3))).as_in_context(devices[k]) for k, part in parts]
