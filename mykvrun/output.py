@@ -23,9 +23,8 @@ _FAILED_RANK = (
     re.compile(r"=\s+RANK (?P<rank>[0-9]+) PID [0-9]+ RUNNING AT (?P<host>\S+)"),  # Intel MPI
     re.compile(r"srun: error: (?P<host>[^:\s]+): task (?P<rank>[0-9]+): "),  # Slurm
 )
-_LEFT_OTHERS = re.compile(
-    r"process rank [0-9]+ with PID [0-9]+ on node \S+ exiting\b"
-)  # Open MPI: "improperly" follows
+# Open MPI; "improperly" follows.
+_LEFT_OTHERS = re.compile(r"process rank [0-9]+ with PID [0-9]+ on node \S+ exiting\b")
 
 
 # The line before and after a text of Open MPI. It may stand behind a progress bar, which no end of a line follows.
