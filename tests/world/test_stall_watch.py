@@ -227,7 +227,9 @@ def test_a_stopped_worker_is_named_and_goes_on_with_the_same_numbers(mpirun, ran
         assert "ranks 2 and 3, whose hosts do not answer" in text, text
     warnings = _WARNING.findall(result.stderr)
     assert {one for one, said in warnings if "waited" in said} >= set(speakers), result.text
-    assert not any(one == str(who) for one, said in warnings if "waited" in said), result.text
+    # On a busy machine init() may warn of a late worker; the warnings of the stopped one's own waits are meant.
+    own = [said for one, said in warnings if one == str(who) and "waited" in said and not said.startswith("init()")]
+    assert not own, result.text
     assert any("operations go on after" in said for _, said in warnings), result.text
     digests = re.findall(r"digest (\w+)", result.stdout)
     assert len(digests) == 2 * ranks and len(set(digests)) == 1, result.text
