@@ -247,13 +247,15 @@ def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     """
     result = mpirun(3, _SCRIPT + _dedented(body), "keys", "1", env={"MYKV_STALL_WARN_S": "0.5"})
     assert result.code == 0, result.text
-    warnings = [text for who, text in _WARNING.findall(result.stderr) if who == "0" and "waited" in text]
+    waits = [text for who, text in _WARNING.findall(result.stderr) if who == "0" and "waited" in text]
+    warnings = [text for text in waits if not text.startswith("init()")]  # a worker that starts late is not meant
     assert 2 <= len(warnings) <= 5, result.text  # at 0.5, 1, 2 and 4 s, unless the machine is busy
     assert re.match(r"kv0/'\w', kv0/'\w', kv0/'\w', kv0/'\w', kv0/'\w' and 2 more have waited for \d", warnings[-1]), (
         result.text
     )
     assert all("for rank 1, which has not come" in text for text in warnings)
-    assert not any(who in "12" for who, _ in _WARNING.findall(result.stderr)), result.text
+    others = [text for who, text in _WARNING.findall(result.stderr) if who in "12" and not text.startswith("init()")]
+    assert not others, result.text
 
 
 def test_a_call_of_one_rank_is_named_with_what_to_look_for(mpirun):
