@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import Any, Sequence
+from typing import Any, ContextManager, Sequence
 
 import numpy as np
 
@@ -35,33 +35,15 @@ class KeptNames:
 
     def __init__(self, process_set: Any, *scopes: str) -> None:
         for scope in scopes:
-            weakref.finalize(self, forget, process_set, scope, process.generation).atexit = False
+            weakref.finalize(self, _forget, process_set, scope, process.generation).atexit = False
 
 
-def forget(process_set: Any, scope: str, generation: int, comes_back: bool = False) -> None:
-    """Drop the core's counts of a scope, unless the scope comes back; not after another init()."""
-    if comes_back or generation != process.generation:  # then other objects have these names now
+def _forget(process_set: Any, scope: str, generation: int) -> None:
+    """Drop the core's counts of a scope, but not after another init()."""
+    if generation != process.generation:  # then other objects may have these names
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
         process_set._core.forget(f"{scope}/")
-
-
-def numbered(process_set: ProcessSet, kind: str) -> str:
-    """The prefix of the operations' names for the next store, trainer and so on that the members of a set make.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-        Has counts of its own, since other ranks make other objects.
-    kind : str
-        What is counted, for example ``'trainer'``.
-    """
-    return _prefix(process_set, kind, process_set._next_number(kind))
-
-
-def counted_in(process_set: Any) -> ProcessSet:
-    """The set that counts an object with this argument `process_set`: that of all ranks where the argument is wrong."""
-    return process_set if isinstance(process_set, ProcessSet) else global_process_set
 
 
 def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
@@ -72,19 +54,20 @@ def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
 def numbered_alike(
     turn: operation.Turn, process_set: ProcessSet, kind: str, label: str, more: Sequence[int] = ()
 ) -> tuple[str, np.ndarray]:
-    """As `numbered`, but after a meeting in which all ranks take the largest of their counts.
+    """Number the next object or call of a kind, in a meeting in which all ranks take the largest of their counts.
 
     The counts differ after a call that a single rank has made: the call has failed, but that rank has counted it.
 
     Returns
     -------
     str
+        The prefix of the operations' names.
     ndarray of int64, shape (size, len(more))
         What the ranks have passed as `more`.
     """
     met = turn.meet(label, [process_set._counted().get(kind, 0), *more])
     process_set._skip_to({kind: int(met[:, 0].max())})
-    return numbered(process_set, kind), met[:, 1:]
+    return _prefix(process_set, kind, process_set._next_number(kind)), met[:, 1:]
 
 
 class FirstUse:
@@ -107,8 +90,8 @@ class FirstUse:
         The first use, for errors, for example ``'the first update() of a DistributedOptimizer'``.
     """
 
-    def __init__(self, process_set: ProcessSet, kind: str, call: str) -> None:
-        self._process_set = process_set = counted_in(process_set)
+    def __init__(self, process_set: Any, kind: str, call: str) -> None:
+        self._process_set = process_set = process_set if isinstance(process_set, ProcessSet) else global_process_set
         self._kind = kind
         self._call = call
         self._made_in = _present(process_set)
@@ -121,18 +104,39 @@ class FirstUse:
 
     def name(self) -> str:
         """The prefix of the names of the object's operations, after a meeting. Waits for all members."""
+        one = self._process_set
+        with self.lock():
+            if self.is_due():
+                told = np.array([self.told()])
+                if one.size() > 1:
+                    name = f"{one._scope}/first use of {self._kind}"  # not that of calls that wait: MXNet's threads
+                    told = operation.exchange(one, name, self._call, self._call, told[0])  # meet here too
+                self.agree(told)
+        return self.shown()
+
+    def shown(self) -> str:
+        """The prefix as far as this rank knows it: without a meeting, for messages."""
+        return _prefix(self._process_set, self._kind, self._number)
+
+    def lock(self) -> ContextManager:
+        """Held in a meeting: the counts that a meeting tells are those after the meeting before it."""
+        return _locks.setdefault(self._process_set, {}).setdefault(self._kind, threading.Lock())
+
+    def told(self) -> list[int]:
+        """What this rank tells in the meeting."""
         one, kind = self._process_set, self._kind
-        with _lock_of(one, kind):
-            if one.size() > 1 and self.is_due():
-                known = self._made_in == _present(one) and self._number >= one._base(kind)
-                mine = [self._number if known else -1, one._counted().get(kind, 0), one._base(kind)]
-                name = f"{one._scope}/first use of {kind}"  # not that of calls that wait: MXNet's threads meet here too
-                numbers, counts, bases = operation.exchange(one, name, self._call, self._call, mine).T
-                if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
-                    self._number = int(counts.max())
-                    one._skip_to({kind: self._number + 1})
-            self._made_in = self._met_in = _present(one)
-        return _prefix(one, kind, self._number)
+        is_known = self._made_in == _present(one) and self._number >= one._base(kind)
+        return [self._number if is_known else -1, one._counted().get(kind, 0), one._base(kind)]
+
+    def agree(self, told: np.ndarray) -> np.ndarray:
+        """Take what all members have told, a row for each, and return the number of each member's object."""
+        numbers, counts, bases = told.T
+        if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
+            self._number = int(counts.max())
+            self._process_set._skip_to({self._kind: self._number + 1})
+            numbers = np.full_like(numbers, self._number)
+        self._made_in = self._met_in = _present(self._process_set)
+        return numbers
 
     def renamed(self) -> None:
         """Note that the members have given the object another name together."""
@@ -140,11 +144,6 @@ class FirstUse:
 
 
 _locks: weakref.WeakKeyDictionary[ProcessSet, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
-
-
-def _lock_of(process_set: ProcessSet, kind: str) -> threading.Lock:
-    """One first use of a kind at a time: the counts that a meeting tells are those after the meeting before it."""
-    return _locks.setdefault(process_set, {}).setdefault(kind, threading.Lock())
 
 
 def _present(process_set: ProcessSet) -> tuple:

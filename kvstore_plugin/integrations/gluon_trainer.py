@@ -15,7 +15,7 @@ import numpy as np
 from ..compat import arrays, patches
 from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon, trainer_contexts
 from ..coordination import agreement, deadlock_check, operation, step_label
-from ..coordination.operation_names import KeptNames
+from ..coordination.operation_names import FirstUse, KeptNames
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
@@ -24,7 +24,7 @@ from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
-from ..store.kvstore import MyKV, store_named
+from ..store.kvstore import MyKV, store_of
 from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -32,7 +32,7 @@ from . import amp, separate_steps
 from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
-_KIND = "gluon.Trainer"
+_CALL = "the first step of a gluon.Trainer"
 _SAME_ORDER = "Make all Trainers, and take their first steps, in the same order on all workers."
 _EARLIER = "A Trainer may be older than the import of this package. "
 
@@ -44,8 +44,7 @@ class _Record:
         self.of_store: dict[str, Any] = {}  # its attributes of the store, once it has given the store its parameters
         self.memory: GradientMemory | None = None  # of its gradients
         self.reducer: DenseReducer | None = None
-        self.number: int | None = None  # among the Trainers of the process set, counted where they are made
-        self.counted_in = (0, 0)  # the init() and the process set's number then
+        self.first_use: FirstUse | None = None  # counted where the Trainer is made, since first steps come in any order
         self.kept: KeptNames | None = None  # since the first step
         self.order = (0, 0)  # hashes of the order and of the names of its Parameters, see _order_of()
         self.has_met = False  # in the first step
@@ -117,7 +116,7 @@ def _init(
     _record(self).order = _order_of(self, params)
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
         _own_gradients(self, _process_set_of(self))
-    _count(self)
+    _record(self).first_use = _first_use(self)
 
 
 @patches.replaces(
@@ -144,7 +143,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
             )
         if _record(self).kept is not None and not isinstance(self._kvstore_params["kvstore"], MyKV):
             # By a name of the Trainer: threads may take the first steps of several Trainers at a time.
-            self._kvstore_params["kvstore"] = store_named(f"{_record(self).scope}/store", global_process_set)
+            self._kvstore_params["kvstore"] = store_of(_record(self).scope)
     original(self)
     if isinstance(self._kvstore, MyKV):
         self._kvstore_params["kvstore"] = self._kvstore
@@ -166,17 +165,16 @@ def _meet(trainer: gluon.Trainer) -> None:
     if _record(trainer).has_met or not process_set.included():
         return
     params = trainer._params
-    if _record(trainer).number is None:  # a copy, or older than the import of this package
-        _count(trainer)
     record = _record(trainer)
-    is_known = record.counted_in == (process.generation, process_set.process_set_id)
-    own = [record.number if is_known else -1, process_set._counted().get(_KIND, 0), process_set._base(_KIND)]
+    if record.first_use is None:  # a copy, or older than the import of this package
+        record.first_use = _first_use(trainer)
     missing = next((number for number, one in enumerate(params) if one._data is None), len(params))
     held = agreement.digest([f"{one.shape} {arrays.dtype_name(one.dtype)}" for one in params])
-    call = "the first step of a gluon.Trainer"
-    with operation.waiting(process_set, f"{call} with {len(params)} parameters") as turn:
-        met = turn.meet(call, [len(params), missing, held, *record.order, *own])
-    name = _agreed_name(process_set, met[:, 0], *met[:, 5:].T)
+    with record.first_use.lock(), operation.waiting(process_set, f"{_CALL} with {len(params)} parameters") as turn:
+        met = turn.meet(_CALL, [len(params), missing, held, *record.order, *record.first_use.told()])
+        numbers = record.first_use.agree(met[:, 5:])
+    _check_numbers(process_set, numbers, met[:, 0])
+    name = record.first_use.shown()
     first, holds, orders, names = met[:, 1:5].T
     if (orders != orders[0]).any() and (names != names[0]).any():
         raise RuntimeError(
@@ -199,31 +197,15 @@ def _meet(trainer: gluon.Trainer) -> None:
     record.has_met, record.scope, record.kept = True, record.scope or name, KeptNames(process_set, name)
 
 
-def _count(trainer: gluon.Trainer) -> None:
-    """Count a Trainer where it is made, since the first steps of several may come in any order."""
-    record, process_set = _record(trainer), _process_set_of(trainer)
-    record.number = process_set._next_number(_KIND)
-    record.counted_in = (process.generation, process_set.process_set_id)
+def _first_use(trainer: gluon.Trainer) -> FirstUse:
+    return FirstUse(_process_set_of(trainer), "gluon.Trainer", _CALL)
 
 
-def _agreed_name(
-    process_set: ProcessSet, sizes: np.ndarray, numbers: np.ndarray, counts: np.ndarray, bases: np.ndarray
-) -> str:
-    """The name of a Trainer, from what all workers have told of theirs; as for FirstUse in operation_names.py.
-
-    Raises
-    ------
-    RuntimeError
-        The workers take the first steps of different Trainers.
-    """
-    number = int(numbers[0])
-    if (counts != counts[0]).any() or (bases != bases[0]).any() or (numbers < bases).any():
-        number = int(counts.max())  # one worker alone has made a Trainer
-        process_set._skip_to({_KIND: number + 1})
-        numbers = np.full_like(numbers, number)
+def _check_numbers(process_set: ProcessSet, numbers: np.ndarray, sizes: np.ndarray) -> None:
+    """Raise a RuntimeError on all workers if they take the first steps of different Trainers."""
     other = agreement.first_that_differs(np.stack([numbers, sizes], axis=1))
     if other is None:
-        return f"{_KIND}{number}" if process_set is global_process_set else f"{process_set._scope}.{_KIND}{number}"
+        return
     first, second = (
         f"rank {process_set.ranks[position]} that of number {numbers[position]}, with {sizes[position]} parameters"
         for position in (0, other)
