@@ -261,7 +261,8 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     record, reducer = _record(self), _reducer_of(self)
     try:
         with _refusing(self):
-            sync_batch_norm.end_step()
+            if record.is_stepping and not record.ignores_stale:
+                sync_batch_norm.end_step(self._params)
             label = _label(self)
             for parameter in self._params:
                 if parameter.grad_req != "null":
@@ -500,7 +501,7 @@ def _refuse_and_count(trainer: gluon.Trainer, refuse: Callable[[str], None], rea
     refuse(reason)
     if _reducer_of(trainer).has_begun():
         trainer_state.count_update(trainer)
-    sync_batch_norm.end_step()
+    sync_batch_norm.end_step(trainer._params)
 
 
 @contextlib.contextmanager

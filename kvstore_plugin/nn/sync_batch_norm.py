@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import math
 import weakref
-from typing import Any, ClassVar, Iterator
+from typing import Any, ClassVar, Iterator, Sequence
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class _Calls:
         self.key = f"sync_batch_norm_{next(_made)}"  # of this process
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # of forward passes in training
-        self.in_evaluation = self.in_training = 0  # recorded calls since the last step of a trainer
+        self.in_evaluation = self.in_training = 0  # recorded calls since the last step that has trained the layer
         self._scope = ""
         self._first_use = first_use
 
@@ -67,12 +67,17 @@ class _Calls:
             self.numbers = itertools.count()
         return self._scope
 
-    def end_step(self) -> None:
-        """Refuse missing calls if this worker has used the layer in evaluation mode only: other workers may wait."""
-        missing = 0 if self.in_training else self.in_evaluation
-        self.in_evaluation = self.in_training = 0
+    def end_step(self, trained: set[int]) -> None:
+        """Refuse a missing call if this worker has used the layer in evaluation mode only: other workers may wait.
+
+        A single call is refused, as on other workers in evaluation mode, whatever their numbers of calls.
+        """
         layer = self.layer()
-        if not missing or layer is None or not self.process_set.included() or self._first_use.is_due():
+        if layer is None or not any(id(one) in trained and one.grad_req != "null" for one in (layer.gamma, layer.beta)):
+            return
+        is_missing = self.in_evaluation and not self.in_training
+        self.in_evaluation = self.in_training = 0
+        if not is_missing or not self.process_set.included() or self._first_use.is_due():
             return
         reason = (
             f"{self._scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
@@ -80,28 +85,37 @@ class _Calls:
         try:
             layer.running_mean.list_data()[0].wait_to_read()  # earlier calls in training must take their turns first
         finally:
-            for _ in range(missing):
-                next(self.numbers)
-                self.process_set._core.refuse(f"{self._scope}/forward", reason)
+            next(self.numbers)
+            self.process_set._core.refuse(f"{self._scope}/forward", reason)
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by key
 _made = itertools.count()
 
 
-def end_step() -> None:
+def end_step(params: Sequence[Any]) -> None:
     """Let workers get an error if they wait for this worker because it has used a layer in evaluation mode.
 
-    Called in each step of a trainer on all workers. A no-op if all workers have used the layer in evaluation mode.
+    Called in each step of a trainer on all workers that ignores no stale gradients. If the trainer trains the layer,
+    each worker has called the layer in this step, or the step fails. Otherwise no call is missing: a worker alone may
+    evaluate the network, also while it records.
+
+    Parameters
+    ----------
+    params : sequence of Parameter
+        Those of the trainer.
 
     Raises
     ------
     MXNetError
         The running statistics of a layer carry an error. It is raised after all layers were checked.
     """
+    if not _calls:
+        return
+    trained = set(map(id, params))
     with contextlib.ExitStack() as stack:
         for calls in list(_calls.values()):
-            stack.callback(calls.end_step)
+            stack.callback(calls.end_step, trained)
 
 
 def begin_again() -> None:
@@ -123,9 +137,8 @@ class SyncBatchNorm(BatchNorm):
     All workers must first call their layers in the same order, and in training call each layer equally often, forward
     and backward. The first call in training waits for the other workers; a worker alone may make and copy networks. The
     constructor calls init() if it was not called. If a worker calls a layer in evaluation mode, or not at all, the
-    others wait; in the next step of a trainer they get an MXNetError if the call was under
-    ``autograd.record(train_mode=False)``, but not if the network is hybridized with ``static_shape``. The running
-    statistics change in the forward pass; those of MXNet's layer change in the backward pass.
+    others wait, and get an MXNetError within seconds of the next step of a trainer. The running statistics change in
+    the forward pass; those of MXNet's layer change in the backward pass.
 
     Inputs are dense arrays in float16, bfloat16, float32 or float64 on one CPU of each worker; with 16 bits, parameters
     and statistics are float32.

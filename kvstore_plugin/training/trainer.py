@@ -704,7 +704,7 @@ class DistributedTrainer(gluon.Trainer):
         """Refuse a step of the other workers."""
         for gradients in self._gradients:
             gradients.refuse(reason)
-        sync_batch_norm.end_step()
+        sync_batch_norm.end_step(self._params)
 
     def _awaited_by(self) -> list[int]:
         """The ranks that have begun a step or an update that this rank has not begun."""
@@ -714,7 +714,7 @@ class DistributedTrainer(gluon.Trainer):
         """Refuse what the other ranks wait for; they have counted it as an update."""
         for gradients in self._gradients:
             gradients.refuse_awaited(reason)
-        sync_batch_norm.end_step()
+        sync_batch_norm.end_step(self._params)
         if any(gradients.has_begun() for gradients in self._gradients):
             trainer_state.count_update(self)
             self._is_counted = False
@@ -734,7 +734,8 @@ class DistributedTrainer(gluon.Trainer):
         self._allreduce(self._ignores_stale, "")
 
     def _allreduce(self, ignore_stale: bool, label: str) -> None:
-        sync_batch_norm.end_step()
+        if label and not ignore_stale:
+            sync_batch_norm.end_step(self._params)
         deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
         what = label or "allreduce_grads()"
         if self._awaits_update:

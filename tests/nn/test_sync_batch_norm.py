@@ -565,6 +565,71 @@ def test_a_worker_in_evaluation_mode_whose_gradient_is_stale_too(rank, gather, k
         assert layer._calls.numbers.__reduce__()[1][0] == number + 3
 
 
+def _set_grad_req(net, value):
+    for one in net.collect_params().values():
+        if not one.name.endswith(("running_mean", "running_var")):
+            one.grad_req = value
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("kind", "between"),
+    [
+        ("own", "all is frozen"),
+        ("stock", "all is frozen"),
+        ("own", "another trainer"),
+        ("stock", "stale gradients are ignored"),
+        ("own", "all in evaluation mode"),
+    ],
+)
+def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missing(kind, between, rank, gather):
+    """A picture of saliency, say, in a step in which no worker calls the layer in training."""
+    net, layer = _layer(3, "float32", {}, in_channels=3)
+    other = nn.Dense(1, in_units=3)
+    other.initialize()
+
+    def trainer_of(block):
+        params = block.collect_params()
+        return (
+            mykv.DistributedTrainer(params, "sgd") if kind == "own" else mx.gluon.Trainer(params, "sgd", kvstore="mykv")
+        )
+
+    trainer, another = trainer_of(net), trainer_of(other)
+
+    def recorded(block, train_mode):
+        with autograd.record(train_mode=train_mode):
+            loss = (block(array(np.random.RandomState(rank).rand(2, 3).astype("float32"))) ** 2).sum()
+        loss.backward()
+
+    def train():
+        recorded(net, True)
+        trainer.step(1)
+        mx.nd.waitall()
+        assert len(set(gather(layer.running_mean.data().asnumpy().tobytes()))) == 1
+
+    train()
+    if between == "all is frozen":
+        _set_grad_req(net, "null")
+    elif between == "all in evaluation mode":
+        recorded(net, False)
+    if rank == 1:
+        image = array(np.ones((2, 3), "float32"))
+        image.attach_grad()
+        with autograd.record(train_mode=False):
+            loss = net(image).sum()
+        loss.backward(train_mode=False)
+        image.grad.asnumpy()
+    if between == "another trainer":
+        recorded(other, True)
+        another.step(1)
+    else:
+        trainer.step(1, ignore_stale_grad=between == "stale gradients are ignored")
+    _set_grad_req(net, "write")
+    for _ in range(2):
+        train()
+    assert len(set(gather(layer._calls.numbers.__reduce__()[1][0]))) == 1
+
+
 @pytest.mark.ranks(1)
 def test_wrong_arguments(rank):
     with pytest.raises(ValueError, match="num_devices must be 1, not 2"):
