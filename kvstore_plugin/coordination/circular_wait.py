@@ -269,4 +269,6 @@ def _called(name: str) -> str:
         return "a call that waits for all workers"
     if rest == "unnamed":
         return "an operation without a name"
+    if rest.startswith("first use of "):
+        return "the first use of a store 'mykv'" if rest.endswith(" kv") else f"the {rest}"
     return f"step() of {scope}" if "trainer" in scope else name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from typing import Any, Callable, Iterator
 
 import numpy as np
@@ -93,7 +94,8 @@ def _create_kvstore(original: Callable, kvstore: Any, *args: Any, **kwargs: Any)
     why="Gradients can move to memory that the workers share best before the first backward. A DistributedOptimizer "
     "averages gradients, and the store would sum them once more.",
     does="Calls `init()`, if the program has not, and gives the Parameters gradients in shared memory. Raises an error "
-    "for a DistributedOptimizer.",
+    "for a DistributedOptimizer. Takes update_on_kvstore=True for each optimizer, where MXNet 2.0 refuses those with "
+    "`aggregate_num` above 1.",
     undone_by=_ANOTHER_STORE,
 )
 def _init(
@@ -103,15 +105,19 @@ def _init(
     optimizer: Any,
     optimizer_params: Any = None,
     kvstore: Any = "device",
-    *more: Any,
-    **named: Any,
+    compression_params: Any = None,
+    update_on_kvstore: Any = None,
 ) -> None:
     check_spelling(kvstore)
-    if is_ours(kvstore):
-        check_not_averaging(optimizer, "gluon.Trainer")
-    original(self, params, optimizer, optimizer_params, kvstore, *more, **named)
     if not is_ours(kvstore):
+        original(self, params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore)
         return
+    check_not_averaging(optimizer, "gluon.Trainer")
+    # MXNet 2.0 refuses True for an optimizer that takes several parameters in one call.
+    told = None if update_on_kvstore else update_on_kvstore
+    original(self, params, optimizer, optimizer_params, kvstore, compression_params, told)
+    if update_on_kvstore:
+        self._kvstore_params["update_on_kvstore"] = update_on_kvstore
     process.require()
     _record(self).order = _order_of(self, params)
     if not self._contains_sparse_weight and not self._contains_sparse_grad:
@@ -398,7 +404,11 @@ def _save_states(original: Callable, self: gluon.Trainer, *args: Any, **kwargs: 
 @contextlib.contextmanager
 def _states_without_store(trainer: gluon.Trainer) -> Iterator[None]:
     """A context in which a Trainer that updates on the workers does not set up its store."""
-    if trainer._kv_initialized or trainer._kvstore_params["update_on_kvstore"] is not False:
+    amp.update_on_workers(trainer)
+    on_store = trainer._kvstore_params["update_on_kvstore"]
+    if on_store is None:  # MXNet's default
+        on_store = os.environ.get("MXNET_UPDATE_ON_KVSTORE", "1") != "0"
+    if trainer._kv_initialized or on_store:
         yield
         return
     waiting, trainer._params_to_init, trainer._kv_initialized = trainer._params_to_init, [], True

@@ -565,9 +565,12 @@ def test_allreduce_grads_that_one_worker_leaves_out_is_an_error_on_all(rank, gat
 
 
 @pytest.mark.ranks(2)
-def test_one_worker_alone_saves_states_before_the_first_step(rank, gather, tmp_path):
+@pytest.mark.parametrize("by", ["argument", "environment"])
+def test_one_worker_alone_saves_states_before_the_first_step(by, rank, gather, tmp_path, monkeypatch):
     net = dense_network(0)
-    trainer = _trainer(net, "name", update_on_kvstore=False)
+    if by == "environment":
+        monkeypatch.setenv("MXNET_UPDATE_ON_KVSTORE", "0")
+    trainer = _trainer(net, "name", update_on_kvstore=False if by == "argument" else None)
     if rank == 0:
         trainer.save_states(str(tmp_path / "states"))
         assert (tmp_path / "states").stat().st_size > 0

@@ -464,7 +464,7 @@ def test_other_optimizers_are_an_error_that_shows_what_differs(rank, size, gathe
 def test_a_stock_trainer_notices_what_differs_and_stays_in_step(rank, size, gather, on_store, what):
     net = dense_network(0)
     store = mx.kv.create("mykv")
-    given = ("adam", {"learning_rate": 0.01, **({"aggregate_num": 1} if IS_2 else {})})
+    given = ("adam", {"learning_rate": 0.01})
     trainer = gluon.Trainer(net.collect_params(), *given, kvstore=store, update_on_kvstore=on_store)
 
     def step(batch_size):
@@ -665,9 +665,7 @@ def _trainer(kind, net, optimizer, size):
     if kind == "local":
         return mykv.DistributedTrainer(params, *arguments), 4
     if kind == "stock":
-        given = {"aggregate_num": 1} if IS_2 else {}
-        trainer = gluon.Trainer(params, optimizer, {**arguments[1], **given}, kvstore=mx.kv.create("mykv"))
-        return trainer, 4 * size
+        return gluon.Trainer(params, *arguments, kvstore=mx.kv.create("mykv"), update_on_kvstore=True), 4 * size
     options = {
         "buckets": {},
         "small": {"bucket_bytes": 300},
