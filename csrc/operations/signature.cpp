@@ -36,6 +36,8 @@ std::string shards_text(const std::vector<Shard>& shards) {
 // As step_label.py begins its texts.
 const std::string kBatchSize = "batch size ";
 const std::string kLearningRate = "learning rate ";
+const std::string kDevices = "devices: ";
+const std::string kOptimizer = "optimizer ";
 const std::string kSameCalls = "Make the same calls with the same arguments on all workers";
 constexpr char kAfterLabel = '\x1f';  // between the label and the core's own description of the operation
 
@@ -85,8 +87,14 @@ std::string remedy(const std::string& one, const std::string& other, const std::
     return "Give step() the same batch size on all workers: the same batch_size in each DataLoader, with "
            "last_batch='discard' or a DistributedSampler";
   if (both(kLearningRate)) return "Set the same learning rate on all workers, before the same step";
+  if (both(kDevices)) return "Initialize the network on the same number of devices on all workers";
   if (both(", layout ") || both(kOwners))
     return "Initialize the same parameters in the same order on all workers, and cast or freeze them alike";
+  const auto updates = [](const std::string& text) {
+    return text.find(kBetweenOptions + kOptimizer) != std::string::npos;
+  };
+  if (updates(signature) && updates(other_signature) && (both(kOptimizer) || both("=")))
+    return "Give the same optimizer, with the same settings, on all workers";
   if (label_of(signature) != label_of(other_signature)) return kSameCalls;
   if (shape_of(signature) != shape_of(other_signature))
     return "Give the same shapes and dtypes on all workers; parameters have them if all workers build the same network";

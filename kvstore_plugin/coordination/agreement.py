@@ -123,9 +123,12 @@ def check_options(process_set: ProcessSet, carrier: str, options: Sequence[str],
     mine = ", ".join(option for option in options if digest([option]) not in common) or "none of them"
     texts = [_of_rank(process_set, carrier, mine, rank) for rank in (first, other)]
     ranks = process_set.ranks
+    advice = "Give the same optimizer, with the same settings, and the same arguments on all workers."
+    if all("devices: " in text for text in texts):
+        advice = "Initialize the network on the same number of devices on all workers."
     raise RuntimeError(
         f"The options of {what} must be the same on all workers, but rank {ranks[first]} has {texts[0]}, and rank "
-        f"{ranks[other]} has {texts[1]}."
+        f"{ranks[other]} has {texts[1]}. {advice}"
     )
 
 

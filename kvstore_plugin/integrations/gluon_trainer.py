@@ -455,6 +455,7 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
     record, store = _record(trainer), _store_of(trainer)
     if record.reducer is None:
         memory = record.memory or _own_gradients(trainer, store._process_set)
+        store._serves_trainer = store._serves_trainer or bool(trainer._update_on_kvstore)
         reduction = Reduction(
             store._process_set,
             mean=False,

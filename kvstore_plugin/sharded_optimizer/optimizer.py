@@ -52,6 +52,9 @@ class StoreOptimizer:
     process_set : ProcessSet
     optimizer : mxnet.optimizer.Optimizer
         Kept by reference: changes by the caller (learning rate, rescale_grad) take effect with the next update.
+    number : int, optional
+        Of the optimizers that the store has been given. The workers compare it: some may have kept an earlier one, with
+        its states.
 
     Attributes
     ----------
@@ -65,9 +68,10 @@ class StoreOptimizer:
         `optimizer` is no optimizer, or cannot be divided.
     """
 
-    def __init__(self, process_set: ProcessSet, optimizer: Any) -> None:
+    def __init__(self, process_set: ProcessSet, optimizer: Any, number: int = 1) -> None:
         traits.check(optimizer)
         self.process_set = process_set
+        self._number = number
         self.updater = mx.optimizer.get_updater(optimizer)
         self._shards: dict[Hashable, tuple[Shard, ...]] = {}
         self._shapes: dict[Hashable, tuple] = {}
@@ -96,7 +100,7 @@ class StoreOptimizer:
         if state != self._labelled[0]:
             text = step_label.label(state[0], 1.0, state[1], "an update", progress)
             if self._labelled[0] is None or self._labelled[0][2] is not optimizer:
-                self._settings = traits.settings(optimizer)
+                self._settings = [*traits.settings(optimizer), f"set_optimizer() calls: {self._number}"]
             self._labelled = (state, step_label.BETWEEN.join([text, *self._settings]))
         return self._labelled[1]
 

@@ -77,6 +77,8 @@ class MyKV(KVStoreBase):
         self._optimizer: StoreOptimizer | None = None
         self._function: Callable[[Any, NDArray, NDArray], None] | None = None  # of _set_updater()
         self._updates: dict[str, ShardedUpdate] = {}  # by the names of their keys
+        self._optimizers = 0  # those of set_optimizer() so far
+        self._serves_trainer = False  # a gluon.Trainer updates on the store: its reducer has the optimizer
         self._generation = process.generation
         name.store = weakref.ref(self)
 
@@ -373,13 +375,14 @@ class MyKV(KVStoreBase):
         Parameters
         ----------
         optimizer : mxnet.optimizer.Optimizer
-            Any optimizer that works on single parameters. Setting the store's present optimizer again is a no-op.
+            Any optimizer that works on single parameters. It replaces an earlier optimizer or updater, and begins
+            without states; do so on all workers. Setting the store's present optimizer again is a no-op.
 
         Raises
         ------
         TypeError, ValueError
             `optimizer` is not an optimizer, is a `DistributedOptimizer`, or cannot update a share on each worker
-            (Nadam, SGLD); or the store has another optimizer.
+            (Nadam, SGLD); or a gluon.Trainer updates on the store.
 
         Examples
         --------
@@ -391,16 +394,21 @@ class MyKV(KVStoreBase):
         >>> float(weight.asnumpy()[0])  # 1 - 0.25 * (1 + 1), with the gradients of 2 workers
         0.5
         """
-        if self._optimizer is None:
-            self._optimizer = StoreOptimizer(self._process_set, optimizer)
-            self._function = None
-            self._note_saving()
-        elif optimizer is not self._optimizer.optimizer:
+        if self._optimizer is not None and optimizer is self._optimizer.optimizer:
+            return
+        self._replace_updates(StoreOptimizer(self._process_set, optimizer, self._optimizers + 1), None)
+        self._optimizers += 1
+        self._note_saving()
+
+    def _replace_updates(self, optimizer: StoreOptimizer | None, function: Callable | None) -> None:
+        if self._optimizer is not None and self._serves_trainer:
             raise ValueError(
-                f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}), so it cannot take "
-                f"this {type(optimizer).__name__}. Make another store for it, or change settings of the first "
-                "optimizer in place, such as its learning rate."
+                f"A gluon.Trainer updates on this store with its optimizer ({type(self._optimizer.optimizer).__name__})"
+                ", so the store cannot take another optimizer or updater. Make another store, or change settings of "
+                "the first optimizer in place, such as its learning rate."
             )
+        self._optimizer, self._function = optimizer, function
+        self._updates.clear()
 
     def _set_updater(self, updater: Callable[[Any, NDArray, NDArray], None]) -> None:
         """Let a function change the values in the store: it gets the sums of push() and pushpull().
@@ -416,16 +424,11 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            `updater` is not callable, or the store has an optimizer.
+            `updater` is not callable, or a gluon.Trainer updates on the store.
         """
         if not callable(updater):
             raise TypeError(f"The updater must be a function, not {type(updater).__name__}.")
-        if self._optimizer is not None:
-            raise ValueError(
-                f"The store has an optimizer already ({type(self._optimizer.optimizer).__name__}): make another store "
-                "for an updater."
-            )
-        self._function = updater
+        self._replace_updates(None, updater)
 
     @property
     def _updater(self) -> Any:

@@ -338,15 +338,77 @@ def test_gradients_are_left_as_they_are(rank):
 
 
 @pytest.mark.ranks(2)
-def test_the_same_optimizer_again_is_legal_and_another_one_is_not(rank):
+def test_the_same_optimizer_again_keeps_the_states(rank):
     store = mx.kv.create("mykv")
     optimizer = _optimizer("sgd")
     store.set_optimizer(optimizer)
     updater = store._updater
     store.set_optimizer(optimizer)
     assert store._updater is updater
-    with pytest.raises(ValueError, match="has an optimizer already"):
+
+
+@pytest.mark.ranks(2)
+def test_another_optimizer_begins_again_as_in_mxnets_store(rank, size, gather, tmp_path):
+    def trained(store):
+        def push(times):
+            for number in range(times):
+                store.push("w", array(np.full(5, (1 if store is mxnets else 1 / size) * (number + 1), "float32")))
+            out = array(np.zeros(5, "float32"))
+            store.pull("w", out=out)
+            return value(out).tolist()
+
+        store.init("w", array(np.arange(5, dtype="float32")))
+        store.set_optimizer(_optimizer("sgd", momentum=0.9))
+        results = [push(2)]
+        for kind in ("adam", "adam", "sgd"):
+            store.set_optimizer(_optimizer(kind))
+            results.append(push(2))
+        store._set_updater(lambda key, total, held: held.__iadd__(total))
+        results.append(push(1))
         store.set_optimizer(_optimizer("adam"))
+        return [*results, push(2)]
+
+    mxnets = mx.kv.create("local")
+    store = mx.kv.create("mykv")
+    results = trained(store)
+    np.testing.assert_allclose(results, trained(mxnets), rtol=1e-6)
+    store.save_optimizer_states(str(tmp_path / "states"))
+    assert len(set(gather(str(results)))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_another_optimizer_on_one_worker_alone_is_an_error_on_all(rank):
+    store = mx.kv.create("mykv")
+    store.init("w", array(np.ones(4, "float32")))
+    store.set_optimizer(_optimizer("adam"))
+    out = array(np.zeros(4, "float32"))
+    store.pushpull("w", out, out=out)
+    if rank == 1:
+        store.set_optimizer(_optimizer("adam"))
+    with pytest.raises(
+        MXNetError, match=r"rank 0 has set_optimizer\(\) calls: 1, rank 1 has set_optimizer\(\) calls: 2\."
+    ):
+        store.pushpull("w", out, out=out)
+        value(out)
+    clear_errors()
+
+
+@pytest.mark.ranks(2)
+def test_a_store_on_which_a_trainer_updates_keeps_its_optimizer(rank):
+    store = mx.kv.create("mykv")
+    for number in range(2):
+        net = dense_network(0)
+        trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store, update_on_kvstore=True)
+        with autograd.record():
+            loss = net(array(np.ones((2, 6), "float32"))).sum()
+        loss.backward()
+        if number == 0:
+            trainer.step(2)
+            continue
+        with pytest.raises(ValueError, match=r"A gluon.Trainer updates on this store .*Make another store"):
+            trainer.step(2)
+    with pytest.raises(ValueError, match="A gluon.Trainer updates on this store"):
+        store._set_updater(print)
 
 
 @pytest.mark.ranks(1)
@@ -426,9 +488,9 @@ def test_other_batch_sizes_are_an_error_that_shows_both(rank):
     "others, shown",
     [
         (("sgd", {}), "rank 0 has .*optimizer Adam, .*rank 1 has optimizer SGD"),
-        (("adam", {"beta2": 0.5}), r"rank 0 has beta2=0\.999, rank 1 has beta2=0\.5\. Make the same calls"),
+        (("adam", {"beta2": 0.5}), r"rank 0 has beta2=0\.999, rank 1 has beta2=0\.5\. Give the same optimizer"),
         (("adam", {"learning_rate": 0.5}), r"rank 0 has learning rate 0\.01, rank 1 has learning rate 0\.5\. Set"),
-        (("adam", {"wd": 0.5}), r"rank 0 has wd=0\.0, rank 1 has wd=0\.5\. Make the same calls"),
+        (("adam", {"wd": 0.5}), r"rank 0 has wd=0\.0, rank 1 has wd=0\.5\. Give the same optimizer"),
     ],
 )
 @pytest.mark.parametrize("how", ["store", "trainer on the store", "trainer"])
