@@ -224,14 +224,21 @@ class DenseReducer(SharedReducer):
 
     def update(self) -> None:
         try:
+            reached = self._counts_reached()
             while self._to_update:
                 operation, keys = self._to_update[0]
                 with step_marks.part("weights"):
-                    operation.update.apply(keys)
+                    operation.update.apply(keys, reached)
                 self._to_update.pop(0)
         except BaseException as error:  # of a signal handler too, which Python runs between any two lines
             self.refuse_update(f"the update has failed on that rank: {error}")
             raise
+
+    def _counts_reached(self) -> dict:
+        """What schedules are asked by in this step, where that depends on the order of updates."""
+        if not self._to_update:
+            return {}
+        return self._reduction.store_optimizer.counts_reached([(one.update, keys) for one, keys in self._to_update])
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
         if self._reduction.store_optimizer is not None:

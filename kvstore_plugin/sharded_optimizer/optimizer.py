@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from typing import Any, Callable, Collection, Hashable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Hashable, Iterable, Mapping, NamedTuple, Sequence
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, continue_counts, mx, set_current_device
@@ -175,13 +175,43 @@ class StoreOptimizer:
         for key in keys:
             self.optimizer._update_count(key)
 
-    def counts_differ(self, keys: Iterable[Hashable]) -> bool:
-        """Whether a schedule gives some keys another rate if the updates of other keys are counted later.
+    def counts_reached(
+        self, updates: Sequence[tuple[ShardedUpdate, Collection[Hashable] | None]]
+    ) -> dict[Hashable, int]:
+        """The number of updates by which one process asks a schedule for the rate of each key of a step.
 
-        MXNet asks a schedule by the largest count so far. Keys that some steps leave out have smaller counts.
+        MXNet asks by the largest count so far, and counts as many keys at a time as the optimizer takes in one call.
+        Keys that some steps leave out have smaller counts, so their rates depend on the order of counting. A worker's
+        share, and the order of operations, are none of that.
+
+        Parameters
+        ----------
+        updates : sequence of (ShardedUpdate, collection of keys or None)
+            The updates of a step with the keys that each of them uses, as for ShardedUpdate.apply().
+
+        Returns
+        -------
+        dict
+            Empty if the order makes no difference.
         """
-        counts = self.optimizer._index_update_count
-        return self.optimizer.lr_scheduler is not None and len({counts.get(key) for key in keys}) > 1
+        optimizer = self.optimizer
+        if optimizer.lr_scheduler is None:
+            return {}
+        counts = optimizer._index_update_count
+        dtypes = {key: one.dtype for one, used in updates for key in one.keys(used)}
+        if len({counts.get(key) for key in dtypes}) < 2:
+            return {}
+        kinds: dict[Any, list[Hashable]] = {}
+        for key in sorted(dtypes):
+            kinds.setdefault(dtypes[key], []).append(key)
+        reached, largest = {}, optimizer.num_update
+        for keys in kinds.values():
+            step = int(min(max(1, optimizer.aggregate_num), len(keys)))
+            for begin in range(0, len(keys), step):
+                together = keys[begin : begin + step]
+                largest = max(largest, *(counts.get(key, optimizer.begin_num_update) + 1 for key in together))
+                reached.update(dict.fromkeys(together, largest))
+        return reached
 
     def replace(self, states: dict[Hashable, Any], optimizer: Any) -> None:
         """Continue with other states of this worker's shards, and with another optimizer unless `optimizer` is None."""
@@ -325,7 +355,16 @@ class ShardedUpdate:
         """The gradients of this worker's shards between reduce() and apply(); `used` as for apply()."""
         return [gradient for key, gradient, _ in self._own if used is None or key in used]
 
-    def apply(self, used: Collection[Hashable] | None = None) -> None:
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the parameters."""
+        return self._homes[0].dtype
+
+    def keys(self, used: Collection[Hashable] | None = None) -> list[Hashable]:
+        """The keys of the members that are updated; `used` as for apply()."""
+        return [key for key in self._order if used is None or key in used]
+
+    def apply(self, used: Collection[Hashable] | None = None, reached: Mapping[Hashable, int] | None = None) -> None:
         """Update this worker's shards, and give all workers all weights. Returns at once.
 
         If the optimizer raises an error here, the other workers get it as an MXNetError in the weights.
@@ -334,9 +373,11 @@ class ShardedUpdate:
         ----------
         used : collection of keys, optional
             Keys of the members that are updated, the same on all workers; all by default.
+        reached : mapping, optional
+            From StoreOptimizer.counts_reached().
         """
         try:
-            self._run_updater(used)
+            self._run_updater(used, reached or {})
             if self._process_set.size() > 1:
                 self._gather_weights()
             else:
@@ -379,21 +420,19 @@ class ShardedUpdate:
         self._ended.append(None)
         self._process_set._core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
-    def _run_updater(self, used: Collection[Hashable] | None) -> None:
-        own = {one[0]: one for one in self._own if used is None or one[0] in used}
-        others = {key for key in self._others if used is None or key in used}
-        if own and others and self._store_optimizer.counts_differ([*own, *others]):
-            ordered = [key for key in self._order if key in own or key in others]
-            parts = [list(keys) for _, keys in itertools.groupby(ordered, own.__contains__)]
-        else:
-            parts = [list(own), [key for key in self._others if key in others]]
-        for keys in parts:
-            if keys and keys[0] in own:
-                _, gradients, weights = zip(*map(own.get, keys))
-                with arrays.not_recorded():
-                    self._updater(keys, list(gradients), list(weights))
-            else:
-                self._store_optimizer.count_updates(keys, self._homes[0])
+    def _run_updater(self, used: Collection[Hashable] | None, reached: Mapping[Hashable, int]) -> None:
+        own = [one for one in self._own if used is None or one[0] in used]
+        for count, several in itertools.groupby(own, lambda one: reached.get(one[0])):
+            if count is not None:
+                self._store_optimizer.optimizer.num_update = count
+            keys, gradients, weights = zip(*several)
+            with arrays.not_recorded():
+                self._updater(list(keys), list(gradients), list(weights))
+        others = [key for key in self._others if used is None or key in used]
+        self._store_optimizer.count_updates(others, self._homes[0])
+        if reached:
+            optimizer = self._store_optimizer.optimizer
+            optimizer.num_update = max(optimizer.num_update, *reached.values())
 
 
 def _size_of(weight: NDArray) -> Size:

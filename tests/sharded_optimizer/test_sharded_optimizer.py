@@ -196,20 +196,23 @@ def test_schedules_multipliers_clipping_and_changes_on_the_way(name, rank, size,
 
 
 @pytest.mark.ranks(2)
-def test_parameters_that_steps_leave_out_have_the_rate_of_one_process(rank, size):
+@pytest.mark.parametrize(("backward", "bytes_"), [(False, None), (True, None), (True, 40)])
+def test_parameters_that_steps_leave_out_have_the_rate_of_one_process(backward, bytes_, rank, size):
+    """MXNet counts the parameters that its optimizer takes in one call before it asks the schedule for their rates."""
     data = np.random.RandomState(0).randn(12, 4).astype("float32")
 
     def trained(is_alone):
         layers = [gluon.nn.Dense(4, in_units=4, weight_initializer=mx.init.Constant(0.1 * k)) for k in (1, 2)]
         for one in layers:
             one.initialize()
-        params = [one for layer in layers for one in layer.collect_params().values()]
+        params = [one for layer in layers[:: -1 if backward else 1] for one in layer.collect_params().values()]
         schedule = mx.lr_scheduler.PolyScheduler(5, base_lr=0.1, pwr=1)
-        optimizer = mx.optimizer.SGD(learning_rate=0.1, lr_scheduler=schedule)
+        optimizer = mx.optimizer.create("sgd", learning_rate=0.1, lr_scheduler=schedule)
+        optimizer.aggregate_num = 3
         if is_alone:
             trainer = gluon.Trainer(params, optimizer, kvstore=None)
         else:
-            trainer = mykv.DistributedTrainer(params, optimizer, update_on_kvstore=True)
+            trainer = mykv.DistributedTrainer(params, optimizer, update_on_kvstore=True, bucket_bytes=bytes_)
         own = data if is_alone else data[rank::size]
         for uses_second in (True, False, False, True):
             with autograd.record():
