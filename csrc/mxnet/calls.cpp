@@ -184,6 +184,12 @@ Shards::Shards(const Common& common, const std::vector<Handle>& arrays, const st
   shards = std::move(made);
 }
 
+// The name of rank s's broadcast in an alltoall.
+std::string name_of_sender(const Common& common, size_t s) {
+  const int label = common.runtime->world().label(static_cast<int>(s));
+  return "what rank " + std::to_string(label) + " sends in " + common.name;
+}
+
 // One broadcast from each rank that has something to send, all at the same time. rows[s]: rows that rank s sends;
 // take[s]: rows of them that this rank keeps; skip[s]: rows that lie before the kept rows.
 void push_broadcasts(const Common& common, Handle input, Handle output, const Devices& devices, size_t row_elements,
@@ -207,10 +213,8 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
     operation.root = static_cast<int32_t>(s);
     operation.count = rows[s] * row_elements;
     if (operation.count > 0) {
-      const std::string name =
-          "what rank " + std::to_string(common.runtime->world().label(operation.root)) + " sends in " + common.name;
-      call.requests.push_back(
-          request_for(common, name, operation, shape_text({operation.count}), devices, nullptr, true));
+      call.requests.push_back(request_for(common, name_of_sender(common, s), operation, shape_text({operation.count}),
+                                          devices, nullptr, true));
       windows.push_back({skip[s] * row_elements, kept, written, s == me});
     }
     written += kept * item_size(operation.dtype);
@@ -425,6 +429,23 @@ void push_alltoall(const Common& common, Handle input, Handle output, const std:
   } else {
     push_broadcasts(typed, input, output, devices, d.row_elements(), sent, take, skip);
   }
+}
+
+void refuse_alltoall(const Common& common, Handle input, const std::vector<std::vector<size_t>>& rows,
+                     const std::string& reason) {
+  const Description d = describe(common.bridge.api(), input);
+  Devices devices;
+  devices.all_on(d);
+  std::vector<std::string> names;
+  if (goes_as_one(common, devices)) {
+    names.push_back(common.name);
+  } else {
+    for (size_t s = 0; s < rows.size(); ++s) {
+      if (sum(rows[s]) * d.row_elements() > 0) names.push_back(name_of_sender(common, s));
+    }
+  }
+  const uint64_t turn = common.runtime->take_turn(common.name);
+  for (std::string& name : names) common.runtime->refuse(std::move(name), turn, reason);
 }
 
 void push_reducescatter(const Common& common, Handle input, Handle output) {

@@ -60,6 +60,10 @@ void push_allgather(const Common& common, Handle input, Handle output, const std
 // rows[s][r]: how many rows rank s sends to rank r; inputs hold them in the order of r, outputs in the order of s.
 void push_alltoall(const Common& common, Handle input, Handle output, const std::vector<std::vector<size_t>>& rows);
 
+// Refuses, in place of push_alltoall, what the other ranks push.
+void refuse_alltoall(const Common& common, Handle input, const std::vector<std::vector<size_t>>& rows,
+                     const std::string& reason);
+
 // This rank's rows of the reduced input: of n rows each rank gets n / size, the first n % size ranks one more.
 void push_reducescatter(const Common& common, Handle input, Handle output);
 

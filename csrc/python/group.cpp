@@ -56,11 +56,12 @@ std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::str
   return result;
 }
 
-void Group::give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks) {
+void Group::give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks,
+                    double least_seconds) {
   const Cause cause(reason.text, error_code_of(code), std::move(ranks));
   const std::shared_ptr<Runtime> asked = runtime_;
   py::gil_scoped_release release;
-  asked->give_up({{name, cause}});
+  asked->give_up({{name, cause}}, least_seconds);
 }
 
 Operation Group::broadcast_operation(int root, int priority) const {
@@ -136,6 +137,13 @@ void Group::push_alltoall(const std::string& name, uintptr_t input, uintptr_t ou
   mxnet::push_alltoall(common, handle(input), handle(output), rows);
 }
 
+void Group::refuse_alltoall(const std::string& name, uintptr_t input, const std::vector<std::vector<size_t>>& rows,
+                            const Reason& reason) {
+  const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, 0), ""};
+  py::gil_scoped_release release;
+  mxnet::refuse_alltoall(common, handle(input), rows, reason.text);
+}
+
 void Group::push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
                                double scale, int priority, const std::string& label, const std::string& wire,
                                const std::string& turn_of) {
@@ -173,16 +181,10 @@ void Group::push_gather_from_owners(const std::string& name, const Handles& arra
 }
 
 void Group::refuse(const std::string& name, const Reason& reason, const std::string& turn_of) {
-  Request request;
-  request.name = name;
-  request.turn = turn_of.empty() ? runtime_->take_turn(name) : runtime_->last_turn(turn_of);
-  request.ticket = runtime_->take_ticket();
-  request.signature = "a refusal";
-  request.refusal = reason.text.empty() ? "no reason was given" : reason.text;
-  request.done = [](const Cause*) {};
+  const uint64_t turn = turn_of.empty() ? runtime_->take_turn(name) : runtime_->last_turn(turn_of);
   const std::shared_ptr<Runtime> target = runtime_;
   py::gil_scoped_release release;
-  target->post(std::move(request));
+  target->refuse(name, turn, reason.text);
 }
 
 }  // namespace mykv

@@ -82,6 +82,8 @@ class Group {
                       int priority, const std::string& label);
   void push_alltoall(const std::string& name, uintptr_t input, uintptr_t output,
                      const std::vector<std::vector<size_t>>& rows, int priority, const std::string& label);
+  void refuse_alltoall(const std::string& name, uintptr_t input, const std::vector<std::vector<size_t>>& rows,
+                       const Reason& reason);
   void push_reducescatter(const std::string& name, uintptr_t input, uintptr_t output, const std::string& op,
                           double scale, int priority, const std::string& label, const std::string& wire,
                           const std::string& turn_of);
@@ -102,8 +104,9 @@ class Group {
   using WaitingTuple = std::tuple<std::string, double, std::vector<int>, std::vector<int>>;
   std::vector<WaitingTuple> waiting(const std::string& name, double least_seconds);
   std::vector<std::vector<int>> waiting_for_this(const std::vector<std::string>& names, const std::string& turn_of);
-  // `code`, `ranks`: of the error on all ranks.
-  void give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks);
+  // `code`, `ranks`: of the error on all ranks. What this rank has waited in for less than `least_seconds` stays.
+  void give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks,
+               double least_seconds);
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   // Tells the other ranks that this rank leaves, and stops.
   void leave(const Reason& reason);

@@ -11,6 +11,8 @@ void bind_pieces(py::module_& m, GroupClass& group) {
   const py::arg input("input"), output("output"), rows("rows"), arrays("arrays"), division("division");
   bind_method(m, group, "push_allgather", &Group::push_allgather, name, input, output, rows, priority, label);
   bind_method(m, group, "push_alltoall", &Group::push_alltoall, name, input, output, rows, priority, label);
+  bind_method(m, group, "refuse_alltoall", &Group::refuse_alltoall, name, input, rows, py::arg("reason"),
+              "Refuse, in place of push_alltoall, what the other ranks push.");
   bind_method(m, group, "push_reducescatter", &Group::push_reducescatter, name, input, output, op, scale, priority,
               label, wire, turn_of);
   bind_method(m, group, "push_reduce_to_owners", &Group::push_reduce_to_owners, name, arrays, division, py::arg("own"),

@@ -20,9 +20,9 @@ void bind_waits(py::module_& m, GroupClass& group) {
               "Drop what is kept for names that begin with this, after the last call under them.");
   bind_method(
       m, group, "give_up", &Group::give_up, py::arg("name"), py::arg("reason"), py::arg("code") = "given_up",
-      py::arg("ranks") = std::vector<int>(),
-      "End what is under way under `name`, on all ranks, unless all of them have come. The error has this code\n"
-      "and names these ranks.");
+      py::arg("ranks") = std::vector<int>(), py::arg("least_seconds") = 0.0,
+      "End what is under way under `name`, on all ranks, unless all of them have come, or this rank has waited in it\n"
+      "for less than `least_seconds`. The error has this code and names these ranks.");
 }
 
 }  // namespace mykv

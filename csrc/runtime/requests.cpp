@@ -279,12 +279,13 @@ std::pair<std::string, int64_t> Requests::crowded_out() {
   return {crowded_out_, crowded_out_since_};
 }
 
-std::vector<std::pair<Key, Cause>> Requests::named(const std::unordered_map<std::string, Cause>& reasons) {
+std::vector<std::pair<Key, Cause>> Requests::named(const std::unordered_map<std::string, Cause>& reasons,
+                                                   int64_t came_before) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::vector<std::pair<Key, Cause>> keys;
   for (const auto& [entry, part] : parts_) {
     const auto found = reasons.find(part.posted->request.name);
-    if (found != reasons.end()) keys.emplace_back(part.key, found->second);
+    if (found != reasons.end() && part.came <= came_before) keys.emplace_back(part.key, found->second);
   }
   return keys;
 }

@@ -112,7 +112,7 @@ class Requests {
   // The name of the request that found no room in the host's table, and since when; 0: there is room.
   std::pair<std::string, int64_t> crowded_out();
   // The parts whose requests have these names, with the reason for each name.
-  std::vector<std::pair<Key, Cause>> named(const std::unordered_map<std::string, Cause>& reasons);
+  std::vector<std::pair<Key, Cause>> named(const std::unordered_map<std::string, Cause>& reasons, int64_t came_before);
 
  private:
   using Clock = std::chrono::steady_clock;

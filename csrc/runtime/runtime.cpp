@@ -93,6 +93,17 @@ void Runtime::post(Request request) {
   }
 }
 
+void Runtime::refuse(std::string name, uint64_t turn, const std::string& reason) {
+  Request request;
+  request.name = std::move(name);
+  request.turn = turn;
+  request.ticket = take_ticket();
+  request.signature = "a refusal";
+  request.refusal = reason.empty() ? "no reason was given" : reason;
+  request.done = [](const Cause*) {};
+  post(std::move(request));
+}
+
 void Runtime::end_refused(RequestState& posted, const Cause& why) {
   if (!requests_.claim_end(posted)) return;
   const Cause error = shown_name(posted.request.name) + ": " + why;
@@ -162,9 +173,9 @@ void Runtime::leave(std::string reason) {
   thread_.join();
 }
 
-void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons) {
+void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons, double least_seconds) {
   require_own_process();
-  const auto operations = requests_.named(reasons);
+  const auto operations = requests_.named(reasons, now_ns() - static_cast<int64_t>(least_seconds * 1e9));
   if (context_.several_hosts()) {
     wishes_.give_up(operations);
   } else {

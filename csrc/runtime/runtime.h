@@ -73,6 +73,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // end on this thread, which saves waking the runtime's thread and then the thread that waits for the result. The
   // request's buffers must stay until done was called.
   void post(Request request);
+  // Takes part in the operation of a name and turn with nothing but the reason why this rank does not make it.
+  void refuse(std::string name, uint64_t turn, const std::string& reason);
   // This rank's part of the host's segment, for requests in place.
   Region& region() {
     require_own_process();
@@ -110,8 +112,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     return late_ranks_.waiting_for_this(names, turn_of);
   }
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
-  // that arrive later. No-op for operations that all ranks have arrived at.
-  void give_up(const std::unordered_map<std::string, Cause>& reasons);
+  // that arrive later. No-op for operations that all ranks have arrived at, and for those that this rank has waited in
+  // for less than `least_seconds`.
+  void give_up(const std::unordered_map<std::string, Cause>& reasons, double least_seconds = 0);
   // This rank breaks down, with this reason: used when another rank has arrived and does not go on.
   void break_down(const Cause& reason);
   // Ends the use of the host's table, of which a rank keeps the lock: all ranks of the host end their operations.

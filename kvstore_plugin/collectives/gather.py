@@ -149,10 +149,11 @@ def alltoall(
         operation.checked_priority(priority)
         size = turn.core.size()
         sent = _equal_splits(tensor, size) if splits is None else _checked_splits(splits, tensor, size)
+        (sending,) = turn.agreed([_Sending(tensor, *operation.gathered(process_set, name, "alltoall"))])
         matrix = turn.meet(f"{turn.call} of {_row(tensor)}", sent)
         received = matrix[:, turn.core.rank()]
         output = arrays.empty((int(received.sum()), *tensor.shape[1:]), tensor)
-        with operation.gathering(process_set, name, "alltoall") as sending:
+        with sending:
             sending.push(turn.core.push_alltoall, tensor.handle.value, output.handle.value, matrix.tolist(), priority)
     if splits is None:
         return output
@@ -186,6 +187,19 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """
     with operation.waiting(process_set, "barrier") as turn:
         turn.meet("barrier")
+
+
+class _Sending(operation.Turn):
+    """The turn in the rows of an alltoall, an operation of which the core makes several."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: NDArray, *given: Any) -> None:
+        super().__init__(*given)
+        self._tensor = tensor
+
+    def _post_refusal(self, reason: str) -> None:
+        self.core.refuse_alltoall(self.name, self._tensor.handle.value, self.met.tolist(), reason)
 
 
 def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any, priority: Any) -> list[NDArray]:

@@ -88,9 +88,10 @@ def _run(core: Any) -> None:
             if met is None:
                 continue
             # All ranks stood when they told. What is true now counts.
+            told_at = time.monotonic()
             now = _tell(core, f"{_SCOPE}/second", _state(stands) if stands.look() else None, lambda: False)
             if now is not None:
-                _end_circle(core, now)
+                _end_circle(core, now, told_at)
     except (_Left, RuntimeError, ValueError):  # the core was shut down, or its table is unusable
         pass
 
@@ -213,7 +214,15 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
                 core.give_up(name, f"rank {core.rank()} goes on", code="given_up", ranks=missing)
 
 
-def _end_circle(core: Any, states: Sequence[dict[str, Any] | None]) -> None:
+def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: float) -> None:
+    """Give up the operations in which the ranks of a circle waited when they told.
+
+    A rank of which another rank has given up the operation goes on at once. What it has begun since belongs to no
+    circle: the other ranks come there as soon as they have their error.
+
+    An operation that was given up has failed for all ranks, also for a rank that had not come yet: it gets the error
+    when it comes. If it did not, its call would be matched with a later call of the other ranks.
+    """
     circle = in_circle([None if one is None else one["waits"] for one in states])
     if not circle:
         return
@@ -227,9 +236,10 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None]) -> None:
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
         return
     for one in joined():
-        for name, _, missing, _ in one._core.waiting("", 0.0):
+        for name, _, missing, _ in one._core.waiting("", time.monotonic() - told_at):
             if not name.startswith(_SCOPE) and set(missing).intersection(circle):
-                one._core.give_up(name, text, code="deadlock", ranks=circle)
+                since = time.monotonic() - told_at
+                one._core.give_up(name, text, code="deadlock", ranks=circle, least_seconds=since)
 
 
 def in_circle(waits: Sequence[Sequence[Sequence[int]] | None]) -> list[int]:

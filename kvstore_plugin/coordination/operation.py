@@ -65,7 +65,7 @@ class Turn:
         kvstore_plugin is not initialized.
     """
 
-    __slots__ = ("_agreed", "_options", "_started", "call", "core", "name", "process_set")
+    __slots__ = ("_agreed", "_options", "_started", "call", "core", "met", "name", "process_set")
 
     def __init__(self, process_set: Any, name: str, call: str, turn_of: str = "") -> None:
         self.process_set = process_set
@@ -75,6 +75,7 @@ class Turn:
         self._options = {"turn_of": turn_of} if turn_of else {}
         self._started: list[Any] = []  # what the core has returned, or a mark of the refusal; empty: the turn is open
         self._agreed: Sequence[Turn] = ()
+        self.met: Any = None  # the result of the meeting in which the ranks have agreed on this turn
 
     def __enter__(self) -> Turn:
         return self
@@ -92,6 +93,9 @@ class Turn:
 
     def _refuse(self, reason: str) -> None:
         self._started.append(None)
+        self._post_refusal(reason)
+
+    def _post_refusal(self, reason: str) -> None:
         self.core.refuse(self.name, reason, **self._options)
 
     def agreed(self, turns: Sequence[Turn]) -> Sequence[Turn]:
@@ -173,6 +177,8 @@ class Turn:
         rows = np.zeros((self.core.size(), len(numbers)), dtype=np.int64)
         rows[self.core.rank()] = numbers
         result = np.empty_like(rows)
+        for one in self._agreed:
+            one.met = result
         work = self.submit(self.core.submit_allreduce, [rows], [result], label=label)
         refusals: list[Callable[[], None]] = []  # of what other ranks wait for in a deadlock
         try:
@@ -237,7 +243,7 @@ def _refuse_after(meeting: Any, turns: Sequence[Turn], reason: str) -> None:
             while not meeting.wait(0.2):
                 pass
             for one in turns:
-                one.core.refuse(one.name, reason, **one._options)
+                one._post_refusal(reason)
 
     if meeting.done():
         refuse()
@@ -387,7 +393,13 @@ def waiting(process_set: Any, call: str) -> Turn:
 
 def gathering(process_set: Any, name: Any, call: str) -> Turn:
     """The turn in an operation on which the ranks have agreed in a call that waits."""
-    return Turn(process_set, f"{process_set._scope}/{call if name is None else f'call/{name}'}", described(call, name))
+    return Turn(*gathered(process_set, name, call))
+
+
+def gathered(process_set: Any, name: Any, call: str) -> tuple[Any, str, str]:
+    """What a turn as that of `gathering` is made of."""
+    scope = process_set._scope
+    return process_set, f"{scope}/{call if name is None else f'call/{name}'}", described(call, name)
 
 
 def checked_priority(priority: Any) -> int:

@@ -8,7 +8,9 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import MXNetError, array, clear_errors, dense_network, mx
+from kvstore_plugin.coordination import circular_wait
 from kvstore_plugin.coordination.circular_wait import in_circle
+from kvstore_plugin.world import process
 from mxnet import autograd
 
 _LIMIT = 40.0  # seconds; found after some six on an idle machine
@@ -73,3 +75,34 @@ def test_a_rank_that_is_late_or_computes_is_waited_for(rank, gather):
             time.sleep(8)
         np.testing.assert_array_equal(mykv.allreduce(value, op=mykv.Sum, name=name).asnumpy(), 2)
     gather("end")
+
+
+@pytest.mark.ranks(2, timeout=150)
+def test_a_call_that_was_given_up_has_failed_for_a_rank_that_comes_later(rank, gather):
+    """Otherwise its call would be matched with a later call of the other rank."""
+    value = array(np.ones(3, "float32"))
+    own, other = ("a", "b") if rank == 0 else ("b", "a")
+    for name in (own, other):
+        with pytest.raises(MXNetError, match="they wait for each other"):
+            mykv.allreduce(value, name=name).asnumpy()
+        clear_errors()
+    gather("all have both errors")
+    for name in ("a", "b"):
+        np.testing.assert_array_equal(mykv.allreduce(value, op=mykv.Sum, name=name).asnumpy(), 2)
+
+
+@pytest.mark.ranks(2)
+def test_what_a_rank_has_begun_since_it_told_is_not_given_up(rank, gather):
+    core = process.core
+    halves = [{"name": "x", "waits": [[other]], "first": [other], "where": ""} for other in (1, 0)]
+    ones, sums = np.ones(3), np.zeros(3)
+    gather("begin")
+    if rank == 0:
+        work = core.submit_allreduce("since", [ones], [sums])
+        circular_wait._end_circle(core, halves, time.monotonic() - 30)
+        assert not work.wait(0.2)
+    gather("rank 0 waits")
+    if rank == 1:
+        work = core.submit_allreduce("since", [ones], [sums])
+    assert work.wait(30)
+    np.testing.assert_array_equal(sums, 2)

@@ -84,6 +84,7 @@ def _try_all_lines(make, rank, gather, folders):
 _ROWS = np.ones((2, 3), "float32")
 _CALLS = {
     "grouped_allgather": lambda: [one.asnumpy() for one in mykv.grouped_allgather([array(_ROWS), array(_ROWS)])],
+    "alltoall": lambda: mykv.alltoall(array(_ROWS), splits=[2, 0])[0].asnumpy(),
     "allgather_object": lambda: mykv.allgather_object("object"),
     "broadcast_object": lambda: mykv.broadcast_object("object", root_rank=1),
 }
