@@ -20,6 +20,7 @@ PYBIND11_MODULE(mykv_core, m) {
   bind_prepared(m);
   bind_fence(m);
   bind_mxnet(m);
+  bind_late_views(m);
   bind_gradient_norm(m);
   bind_timeline(m);
   bind_mpi_exit(m);

@@ -12,6 +12,7 @@ void bind_fence(pybind11::module_& m);        // an operation without effect, al
 void bind_world(pybind11::module_& m);        // starts and ends the groups; after bind_group(): signatures name Group
 void bind_build_facts(pybind11::module_& m);  // what was built, and what is in use: MPI, compiler, kernels, transports
 void bind_gpu(pybind11::module_& m);          // GPUs
+void bind_late_views(pybind11::module_& m);   // memory whose views end late
 void bind_mxnet(pybind11::module_& m);        // the MXNet of this process
 void bind_gradient_norm(pybind11::module_& m);  // mxnet/gradient_norm.h
 void bind_timeline(pybind11::module_& m);

@@ -7,6 +7,7 @@
 #include "python/attached_bridge.h"
 #include "python/errors.h"
 #include "python/groups.h"
+#include "python/late_views.h"
 
 namespace py = pybind11;
 
@@ -89,7 +90,10 @@ std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept, 
   return work;
 }
 
-std::shared_ptr<Buffer> Group::reserve(size_t bytes) { return std::make_shared<Buffer>(runtime_, bytes); }
+std::shared_ptr<Buffer> Group::reserve(size_t bytes) {
+  drop_returned_memory();
+  return std::make_shared<Buffer>(runtime_, bytes);
+}
 
 std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
   const std::shared_ptr<Buffer> buffer = reserve(bytes);

@@ -122,6 +122,16 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         return std::chrono::duration<double>(standstill.look()).count();
       },
       py::arg("moving"), py::arg("standing"), "Seconds of standstill that count after these seconds.");
+  m.def(
+      "call_later",
+      [](uintptr_t function, uintptr_t argument, int ms) {
+        std::thread([=]() noexcept {
+          std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+          reinterpret_cast<void (*)(void*)>(function)(reinterpret_cast<void*>(argument));
+        }).detach();
+      },
+      py::arg("function"), py::arg("argument"), py::arg("ms"),
+      "A thread that Python does not know calls a function, as threads of MXNet's engine call deleters.");
   m.def("kernel_path", &kernel_path,
         "The instructions of this module's own kernels, which its compressors and sum_of_squares use.");
   m.def("select_kernel_path", &select_kernel_path, py::arg("name"));

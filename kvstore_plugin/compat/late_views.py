@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from typing import Any
 
+from ..world import core as core_loader
 from . import patches
 
 _TEXTS = {
     "why": (
-        "MXNet's function is freed with its module when Python exits. A view of memory that lives longer (AMP in 2.0 "
-        "holds frames of the script) would then end in a segmentation fault."
+        "MXNet's function is Python code, which threads of MXNet's engine call also while Python exits. Then it ends "
+        "the process by SIGABRT, or by a segmentation fault after its module was freed."
     ),
-    "does": "Returns memory to numpy without the names of a module.",
+    "does": "Returns memory to numpy without a call of Python.",
     "undone_by": "nothing",
 }
 
@@ -22,11 +24,8 @@ _TEXTS = {
 )
 @patches.replaces("dlpack.dl_managed_tensor_deleter", when=patches.AT_INIT, releases=(2,), makes=True, **_TEXTS)
 def _deleter(original: Any) -> Any:
-    give_back = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(("Py_DecRef", ctypes.pythonapi))
-
-    def end(tensor: Any, give_back: Any = give_back) -> None:  # as a default, since global names may be gone
-        give_back(tensor.contents.manager_ctx)
-
-    function = type(original)(end)
+    core = core_loader.load()
+    atexit.register(core.keep_returned_memory)
+    function = type(original)(core.deleter_of_views())
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))  # for good
     return function
