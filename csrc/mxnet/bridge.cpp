@@ -74,6 +74,38 @@ class PreparedOperation {
   HeldArrays kept_;  // only for the engine's order; their data is not used
 };
 
+namespace {
+
+// Arrays of operations that have failed. The engine frees no array that carries an error, not even later: it leaves out
+// the operation that frees. So these arrays are released at the next push of an operation: by then the program has read
+// the error of its last one, which takes the error out of all arrays of the operation.
+struct Unreleased {
+  std::mutex mutex;
+  std::vector<Handle> arrays;
+  std::atomic<bool> any{false};
+};
+Unreleased& unreleased() { return usable_in_forks<Unreleased>(); }
+
+void release_later(std::vector<Handle>& arrays) {
+  const std::lock_guard<std::mutex> lock(unreleased().mutex);
+  unreleased().arrays.insert(unreleased().arrays.end(), arrays.begin(), arrays.end());
+  unreleased().any = true;
+  arrays.clear();
+}
+
+void release_now(const Api& api) {
+  if (!unreleased().any) return;
+  std::vector<Handle> arrays;
+  {
+    const std::lock_guard<std::mutex> lock(unreleased().mutex);
+    arrays.swap(unreleased().arrays);
+    unreleased().any = false;
+  }
+  for (Handle array : arrays) api.release(array);
+}
+
+}  // namespace
+
 // One pushed operation. The engine has a pointer to a std::shared_ptr to it; after its last use the engine runs the
 // deleter.
 struct Pushed {
@@ -84,6 +116,7 @@ struct Pushed {
 
   void release() {
     for (std::vector<Handle>* arrays : {&call.inputs, &call.outputs}) {
+      if (has_failed) release_later(*arrays);
       for (Handle array : *arrays) api.release(array);
       arrays->clear();
     }
@@ -95,7 +128,8 @@ struct Pushed {
   Call call;                                          // its arrays are retained
   std::shared_ptr<const PreparedOperation> in_place;  // instead of the call's arrays
   std::atomic<bool> taken{false};                     // its requests are posted, as work or as refusals
-  std::shared_ptr<Cause> failure;                     // with a blocking engine: receives the operation's error
+  std::atomic<bool> has_failed{false};
+  std::shared_ptr<Cause> failure;  // with a blocking engine: receives the operation's error
 };
 
 namespace {
@@ -270,13 +304,15 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
   if (is_sum) note_sum_begins(step == StepPart::last);
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
-  post_all(runtime, std::move(requests), pushed->call.chained,
-           [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure](const Cause* error) {
-             if (is_sum) note_sum_ends();
-             if (step == StepPart::weights) note_updated();
-             if (error != nullptr && failure) *failure = *error;
-             complete(on_complete, error, scope);
-           });
+  post_all(
+      runtime, std::move(requests), pushed->call.chained,
+      [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure, pushed](const Cause* error) {
+        if (error != nullptr) pushed->has_failed = true;  // it is there until complete() is called
+        if (is_sum) note_sum_ends();
+        if (step == StepPart::weights) note_updated();
+        if (error != nullptr && failure) *failure = *error;
+        complete(on_complete, error, scope);
+      });
 }
 
 void run_pushed(void* context, void* on_complete, void* parameter) {
@@ -393,7 +429,7 @@ bool refuse(Pushed& pushed, const char* reason) {
 
 void discard(void* parameter) {
   const std::unique_ptr<std::shared_ptr<Pushed>> pushed(static_cast<std::shared_ptr<Pushed>*>(parameter));
-  refuse(**pushed, "its array carries the error of an earlier operation");
+  if (refuse(**pushed, "its array carries the error of an earlier operation")) (*pushed)->has_failed = true;
 }
 
 }  // namespace
@@ -494,6 +530,7 @@ void Bridge::push_failing(Handle array) const {
 
 void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,
                             const std::vector<Handle>& written) const {
+  release_now(api_);
   const auto failure = blocking_ ? std::make_shared<Cause>() : nullptr;
   pushed->failure = failure;
   const std::string& turn_of = pushed->call.turn_of;
