@@ -17,7 +17,7 @@ from ..compat import errors
 from ..compat.mxnet import MXNetError, mx
 from ..nn import sync_batch_norm
 from ..parameters import check_in_step
-from ..world import failure_detector, new_workers, process
+from ..world import failure_detector, new_workers, process, script_end
 from ..world.process_set import global_process_set
 from .members import Members, MoreWorkers, all_agree
 from .room import Room
@@ -152,7 +152,8 @@ def _train_until_all_return(
             _log.info("%s", growth)
             finished = False
         except (RuntimeError, ValueError, UserWarning) as error:
-            if failure_detector.lost(_GRACE_S) is None:
+            # An exception of a script ends the job, though its process may be gone before the launcher ends the others.
+            if script_end.is_of_another(error) or failure_detector.lost(_GRACE_S) is None:
                 raise
             _log.info("Training was interrupted: %s", error)
             finished = False

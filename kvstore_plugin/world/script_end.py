@@ -140,25 +140,37 @@ def _noting_exception(previous: Any) -> Any:
     """An excepthook that notes that this rank fails, after `previous` has shown why."""
 
     def excepthook(kind: Any, value: Any, traceback: Any) -> None:
-        global _failure
-        if previous is sys.__excepthook__ and not _is_forked and not _is_interactive() and _shows_elsewhere(value):
-            print(
-                f"mykv on rank {worker_notes.rank_in(os.environ)}: {kind.__name__}: {_line_of_other(value)}",
-                file=sys.stderr,
-                flush=True,
-            )
-        else:
-            previous(kind, value, traceback)
-        if _is_forked:
-            _set_fork_status(1)
-        elif ((_hooks and _hooks.would_wait()) or worker_notes.VARIABLE in os.environ) and not _is_interactive():
-            _failure = _end_by(kind, value)
-            watch = threading.Timer(_ABORT_AFTER_S, _abort_if_ending)
-            watch.daemon = True
-            watch.start()
+        try:
+            if previous is sys.__excepthook__ and not _is_forked and not _is_interactive() and is_of_another(value):
+                print(
+                    f"mykv on rank {worker_notes.rank_in(os.environ)}: {kind.__name__}: {_line_of_other(value)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            else:
+                previous(kind, value, traceback)
+        finally:  # also where that fails, for lack of memory or in a hook of the program
+            _note_failure(kind, value)
 
     excepthook._is_of_mykv = True  # type: ignore[attr-defined]
     return excepthook
+
+
+def _note_failure(kind: Any, value: Any) -> None:
+    global _failure
+    if _is_forked:
+        _set_fork_status(1)
+    elif ((_hooks and _hooks.would_wait()) or worker_notes.VARIABLE in os.environ) and not _is_interactive():
+        _failure = _end_by(kind, value)
+        watch = threading.Timer(_ABORT_AFTER_S, _abort_if_ending)
+        watch.daemon = True
+        watch.start()
+
+
+def is_of_another(error: BaseException) -> bool:
+    """Whether an error says that the script of another rank has ended with an exception, which ends the job."""
+    other = _OF_OTHER.search(_line_of_other(error))
+    return other is not None and other["kind"] is not None
 
 
 def _line_of_other(value: Any) -> str:
@@ -166,12 +178,6 @@ def _line_of_other(value: Any) -> str:
     with contextlib.suppress(Exception):  # the text is the program's code
         return next((line for line in str(value).splitlines() if _OF_OTHER.search(line)), "")
     return ""
-
-
-def _shows_elsewhere(value: Any) -> bool:
-    """Whether the traceback of the cause is shown by another rank."""
-    other = _OF_OTHER.search(_line_of_other(value))
-    return other is not None and other["kind"] is not None
 
 
 def _is_interactive() -> bool:

@@ -17,7 +17,9 @@ import pytest
 from harness import elastic_outcome, launcher
 from harness.marks import long
 from harness.several_hosts import Hosts
+from harness.support import MXNetError
 from kvstore_plugin.compat.state_tree import Leaf, described_array
+from kvstore_plugin.elastic import run
 from kvstore_plugin.elastic import shard_replicas as kept_shares
 from kvstore_plugin.sharded_optimizer import partition as sharding
 from kvstore_plugin.world import exit_notifier as failed_exits
@@ -517,3 +519,16 @@ def test_a_state_of_a_whole_weight_keeps_its_shape(before, now, state, made):
     shards = [sharding.Shard(rank, begin, count) for rank, (begin, count) in enumerate(zip(begins, before))]
     array = kept_shares._made(store_optimizer, "key", Leaf(state, np.float32, False), shards)
     assert array.shape == made
+
+
+@pytest.mark.parametrize("kind", [MXNetError, mykv.WorkersLost])
+def test_the_exception_of_another_worker_ends_the_job_although_its_process_is_gone(monkeypatch, kind):
+    """Its process may be gone before the launcher has ended the others."""
+    monkeypatch.setattr(run.failure_detector, "lost", lambda seconds=0: "rank 1 has died")
+    monkeypatch.setattr(run.process, "leave_lost", lambda: pytest.fail("goes on without the worker"))
+
+    def train(state):
+        raise kind("mykv: trainer0: rank 1 ended with MemoryError: no room")
+
+    with pytest.raises(kind, match="rank 1 ended with MemoryError"):
+        run._train_until_all_return(train, None, SimpleNamespace(respawn=False), True, (), {})

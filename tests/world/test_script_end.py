@@ -14,6 +14,9 @@ import time
 import pytest
 from harness.marks import long
 from harness.world_alone import HEAD
+from kvstore_plugin.world import script_end
+
+from mykvrun import worker_notes
 
 _LIMIT = 15.0  # seconds from the end of rank 1 to the end of the job
 
@@ -218,3 +221,16 @@ def test_a_forked_child_knows_the_numbers_of_its_rank(mpirun):
 def test_the_traceback_of_the_cause_is_the_only_one(job):
     result = job("mykv.init(); end(fail); allreduce('x')")
     assert result.stderr.count("Traceback") == 1 and "KeyError: 'label'" in result.stderr, result.text
+
+
+def test_an_exception_is_noted_although_it_cannot_be_shown(monkeypatch):
+    """For lack of memory, or by a mistake in a hook of the program. Without the note its end looks like a death."""
+
+    def broken(*_):
+        raise MemoryError
+
+    monkeypatch.setenv(worker_notes.VARIABLE, "")
+    monkeypatch.setattr(script_end, "_failure", None)
+    with pytest.raises(MemoryError):
+        script_end._noting_exception(broken)(KeyError, KeyError("label"), None)
+    assert script_end.failure().text == "ended with KeyError: 'label'"
