@@ -14,6 +14,7 @@ import time
 import kvstore_plugin as mykv
 import numpy as np
 import pytest
+from harness.marks import long
 from harness.support import MXNetError, array, clear_errors, dense_network, mx
 from mxnet import autograd
 
@@ -49,12 +50,11 @@ def _raising_at(number, folders):
         sys.settrace(before)
 
 
-def _try_all_lines(make, rank, gather, folders):
-    """Let each line raise once that runs below the folders in a call that `make` returns."""
+def _try_all_lines(make, rank, gather, folders, first=0, stride=1, most=1000):
+    """Let each line raise once that runs below the folders in a call that `make` returns, or some of the lines."""
     folders = tuple(os.path.join(_PACKAGE, one) for one in folders)
     mykv.init()
-    number = 0
-    while True:
+    for number in range(first, first + stride * most, stride):
         call = make()
         began = time.monotonic()
         raised = []
@@ -76,7 +76,6 @@ def _try_all_lines(make, rank, gather, folders):
         assert time.monotonic() - began < _LIMIT, places
         if not places[1]:
             break
-        number += 1
     assert number > 10
     make()()
 
@@ -94,6 +93,24 @@ _CALLS = {
 @pytest.mark.parametrize("call", _CALLS)
 def test_calls_that_wait(call, rank, gather):
     _try_all_lines(lambda: _CALLS[call], rank, gather, ["coordination", "collectives"])
+
+
+def _broadcast():
+    mykv.broadcast_parameters(dense_network(seed=0).collect_params(), root_rank=0)
+
+
+def _construct():
+    mykv.DistributedTrainer(dense_network(seed=0).collect_params(), "sgd", update_on_kvstore=True)
+    mx.nd.waitall()
+
+
+@pytest.mark.ranks(2, timeout=170)
+@pytest.mark.parametrize(
+    "call, folder", [(_construct, "training"), long(_construct, "gradients"), long(_broadcast, "parameters")]
+)
+def test_calls_of_several_meetings(call, folder, rank, gather):
+    """Where a meeting of the call is not refused, the workers find out within seconds that they wait for each other."""
+    _try_all_lines(lambda: call, rank, gather, [folder], first=11, stride=29, most=5)
 
 
 @pytest.mark.long  # takes minutes
