@@ -108,7 +108,7 @@ setup(
     extras_require={
         "cpu": [MXNET, *CPU],
         "demo": DEMO,
-        "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", *DEMO],
+        "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", "pandas", "matplotlib", *DEMO],
         "bench": ["matplotlib", "tqdm"],
         "docs": DOCS,
     },
