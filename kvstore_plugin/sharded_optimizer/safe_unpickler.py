@@ -139,6 +139,9 @@ _NAMED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _new_numpy,
     ("numpy.core.multiarray", "scalar"): _scalar,
     ("numpy.core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.multiarray", "_reconstruct"): _new_numpy,  # numpy 2
+    ("numpy._core.multiarray", "scalar"): _scalar,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
 }
 _CALLABLE = [one for one in _NAMED.values() if callable(one)]
 _NAMED.update({("numpy", name): getattr(np, name) for name in _NUMBERS})

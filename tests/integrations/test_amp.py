@@ -186,7 +186,7 @@ def test_unscaled_and_clipped_gradients_between_reduction_and_update(rank, size,
     def step(batch_size):
         trainer.allreduce_grads()
         amp.unscale(trainer)
-        norms.append(float(gluon.utils.clip_global_norm(gradients, 2.0, check_isfinite=False).asnumpy()))
+        norms.append(gluon.utils.clip_global_norm(gradients, 2.0, check_isfinite=False).asnumpy().item())
         trainer.update(batch_size)
 
     seen = _history(net, trainer, rank, {(3, 1): float("inf")}, step=step)
@@ -430,7 +430,7 @@ for step in range(40):
     if before is not None and (weights == before).all():
         skipped.append(step)
     before = weights
-    losses.append(float(loss.mean().asnumpy()))
+    losses.append(loss.mean().asnumpy().item())
     scales.append(trainer._amp_loss_scaler.loss_scale)
 mykv.check_in_step(net.collect_params())
 assert set(mykv.allgather_object(tuple(scales))) == {{tuple(scales)}}

@@ -340,7 +340,7 @@ def test_a_residual_network_trains_as_in_one_process(hybridize, rank, size, gath
                 loss = loss_of(net(array(data[rows])), array(label[rows])).mean()
             loss.backward()
             trainer.step(1)
-            losses.append(float(loss.asnumpy()))
+            losses.append(loss.asnumpy().item())
         assert np.mean(gather(losses[1])) == pytest.approx(losses[0], rel=1e-4)
     for (name, expected), actual in zip(parameters(whole).items(), parameters(shared).values()):
         np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-3, err_msg=name)

@@ -182,7 +182,7 @@ for step in range(44):
     if before is not None and (weights == before).all():
         skipped.append(step)
     before = weights
-    losses.append(float(loss.mean().asnumpy()))
+    losses.append(loss.mean().asnumpy().item())
 trainer.synchronize()
 mykv.check_in_step(net.collect_params())
 assert len(set(mykv.allgather_object(np.concatenate(
