@@ -88,6 +88,11 @@ class FirstUse:
         What is counted, for example ``'optimizer'``.
     call : str
         The first use, for errors, for example ``'the first update() of a DistributedOptimizer'``.
+
+    Attributes
+    ----------
+    shown : str
+        The prefix of the names of the object's operations; before the first use the one that this rank expects.
     """
 
     def __init__(self, process_set: Any, kind: str, call: str) -> None:
@@ -96,6 +101,7 @@ class FirstUse:
         self._call = call
         self._made_in = _present(process_set)
         self._number = process_set._next_number(kind)
+        self.shown = _prefix(process_set, kind, self._number)
         self._met_in: Any = None
 
     def is_due(self) -> bool:
@@ -103,7 +109,7 @@ class FirstUse:
         return self._met_in != _present(self._process_set)
 
     def name(self) -> str:
-        """The prefix of the names of the object's operations, after a meeting. Waits for all members."""
+        """Return `shown` after a meeting, if one is due. Waits for all members."""
         one = self._process_set
         with self.lock():
             if self.is_due():
@@ -112,11 +118,7 @@ class FirstUse:
                     name = f"{one._scope}/first use of {self._kind}"  # not that of calls that wait: MXNet's threads
                     told = operation.exchange(one, name, self._call, self._call, told[0])  # meet here too
                 self.agree(told)
-        return self.shown()
-
-    def shown(self) -> str:
-        """The prefix as far as this rank knows it: without a meeting, for messages."""
-        return _prefix(self._process_set, self._kind, self._number)
+        return self.shown
 
     def lock(self) -> ContextManager:
         """Held in a meeting: the counts that a meeting tells are those after the meeting before it."""
@@ -135,11 +137,13 @@ class FirstUse:
             self._number = int(counts.max())
             self._process_set._skip_to({self._kind: self._number + 1})
             numbers = np.full_like(numbers, self._number)
-        self._made_in = self._met_in = _present(self._process_set)
+        # The name comes first: another thread uses it once no meeting is due.
+        self.renamed(_prefix(self._process_set, self._kind, self._number))
         return numbers
 
-    def renamed(self) -> None:
-        """Note that the members have given the object another name together."""
+    def renamed(self, name: str) -> None:
+        """Take a name that all members have given the object together."""
+        self.shown = name
         self._made_in = self._met_in = _present(self._process_set)
 
 

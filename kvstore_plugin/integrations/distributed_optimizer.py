@@ -166,7 +166,6 @@ class _Mean:
     def __init__(self, process_set: ProcessSet, num_groups: int, first_use: operation_names.FirstUse) -> None:
         self.process_set = process_set
         self.num_groups = num_groups
-        self._scope = ""  # begins the names of all operations
         self._first_use = first_use
 
     def __getstate__(self) -> dict:
@@ -178,8 +177,7 @@ class _Mean:
 
     def rename(self, scope: str) -> None:
         """Change the scope of all operations; the new scope must be the same on all workers."""
-        self._scope = scope
-        self._first_use.renamed()
+        self._first_use.renamed(scope)
 
     def replace(self, index: Any, gradient: Any) -> None:
         """Replace the gradient of an index, or the gradients of a list of indices."""
@@ -188,7 +186,7 @@ class _Mean:
             check_is_added(self.process_set)  # it may have been removed
             return
         if self._first_use.is_due():
-            self._scope = self._first_use.name()
+            self._first_use.name()
         if not isinstance(index, (list, tuple)):
             index, gradient = [index], [gradient]
         groups = self._groups([_plain(one) for one in index])
@@ -232,7 +230,7 @@ class _Mean:
             self.process_set._core.refuse(self._name(group), reason)
 
     def _name(self, group: _Group) -> str:
-        return f"{self._scope}/{group.indices[0]!r}"
+        return f"{self._first_use.shown}/{group.indices[0]!r}"
 
 
 def _first_use(process_set: Any) -> operation_names.FirstUse:

@@ -180,7 +180,7 @@ def _meet(trainer: gluon.Trainer) -> None:
         met = turn.meet(_CALL, [len(params), missing, held, *record.order, *record.first_use.told()])
         numbers = record.first_use.agree(met[:, 5:])
     _check_numbers(process_set, numbers, met[:, 0])
-    name = record.first_use.shown()
+    name = record.first_use.shown
     first, holds, orders, names = met[:, 1:5].T
     if (orders != orders[0]).any() and (names != names[0]).any():
         raise RuntimeError(

@@ -49,7 +49,6 @@ class _Calls:
         self.layer = weakref.ref(layer)
         self.numbers = itertools.count()  # of forward passes in training
         self.in_evaluation = self.in_training = 0  # recorded calls since the last step that has trained the layer
-        self._scope = ""
         self._first_use = first_use
 
     def note(self) -> None:
@@ -63,9 +62,9 @@ class _Calls:
     def scope(self) -> str:
         """The prefix of the operations' names, the same on all workers. Waits for them once after each init()."""
         if self._first_use.is_due():
-            self._scope = self._first_use.name()
+            self._first_use.name()
             self.numbers = itertools.count()
-        return self._scope
+        return self._first_use.shown
 
     def end_step(self, trained: set[int]) -> None:
         """Refuse a missing call if this worker has used the layer in evaluation mode only: other workers may wait.
@@ -79,14 +78,13 @@ class _Calls:
         self.in_evaluation = self.in_training = 0
         if not is_missing or not self.process_set.included() or self._first_use.is_due():
             return
-        reason = (
-            f"{self._scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
-        )
+        scope = self._first_use.shown
+        reason = f"{scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
         try:
             layer.running_mean.list_data()[0].wait_to_read()  # earlier calls in training must take their turns first
         finally:
             next(self.numbers)
-            self.process_set._core.refuse(f"{self._scope}/forward", reason)
+            self.process_set._core.refuse(f"{scope}/forward", reason)
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by key

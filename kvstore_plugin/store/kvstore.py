@@ -7,6 +7,7 @@ the same key, so that the other ranks get an error and do not wait.
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from typing import Any, Callable, Sequence
 
@@ -28,6 +29,9 @@ from ..world.process_set import ProcessSet, global_process_set
 from . import requests, update_order
 from .requests import Call
 from .values import StoredValues
+
+
+_FIRST_CALL = "the first call of a store 'mykv'"
 
 
 @KVStoreBase.register
@@ -89,8 +93,7 @@ class MyKV(KVStoreBase):
     def _scope(self) -> str:
         """The prefix of the operations' names. Waits for the other ranks in the first use after each init()."""
         if self._name.is_due():
-            self._name.agree(self._process_set)
-            self._updates.clear()
+            self._name.agree(self._process_set, self._updates.clear)
             self._note_saving()
         return self._name.shown
 
@@ -754,36 +757,42 @@ def _are_on_same_devices(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) 
 class _Name:
     """The name of a store, the prefix of its operations' names. It outlives a store that a pickle may bring back.
 
+    Parameters
+    ----------
+    process_set : ProcessSet
+    given : str, optional
+        A name on which the ranks have agreed. Otherwise they agree in the first use.
+
     Attributes
     ----------
-    shown : str
-        The name on which the ranks have agreed; before the first use the name that this rank expects.
     store : weakref of MyKV
     """
 
     def __init__(self, process_set: Any, given: str = "") -> None:
         self.store: Callable[[], MyKV | None] = _no_store
-        self._kept: operation_names.KeptNames | None = None
-        self._first_use: operation_names.FirstUse | None = None
-        if given:
-            self._take(process_set, given)
-        else:
-            self._first_use = operation_names.FirstUse(process_set, "kv", "the first call of a store 'mykv'")
-            self.shown = self._first_use.shown()
-            _names[self.shown] = self
+        self._given = given
+        self._first_use = None if given else operation_names.FirstUse(process_set, "kv", _FIRST_CALL)
+        self._lock = threading.Lock()
+        self._kept = operation_names.KeptNames(process_set, given) if given else None
+        _names[self.shown] = self
+
+    @property
+    def shown(self) -> str:
+        """The name on which the ranks have agreed; before the first use the name that this rank expects."""
+        return self._given if self._first_use is None else self._first_use.shown
 
     def is_due(self) -> bool:
         """Whether the ranks have yet to agree on the name."""
         return self._first_use is not None and self._first_use.is_due()
 
-    def agree(self, process_set: ProcessSet) -> None:
-        """Agree with the other ranks on the name. Waits for them."""
-        self._take(process_set, self._first_use.name())
-
-    def _take(self, process_set: ProcessSet, name: str) -> None:
-        self.shown = name
-        self._kept = operation_names.KeptNames(process_set, name)
-        _names[name] = self
+    def agree(self, process_set: ProcessSet, prepare: Callable[[], None]) -> None:
+        """Call prepare() and agree with the other ranks on the name, in one thread. Waits for them."""
+        with self._lock:  # of several threads the first: the counts of the name go with what keeps it
+            if self.is_due():
+                prepare()
+                name = self._first_use.name()
+                self._kept = operation_names.KeptNames(process_set, name)
+                _names[name] = self
 
 
 _names: weakref.WeakValueDictionary[str, _Name] = weakref.WeakValueDictionary()  # also those before the first use
