@@ -35,15 +35,33 @@ class KeptNames:
 
     def __init__(self, process_set: Any, *scopes: str) -> None:
         for scope in scopes:
-            weakref.finalize(self, _forget, process_set, scope, process.generation).atexit = False
+            weakref.finalize(self, forget, process_set, scope, process.generation).atexit = False
 
 
-def _forget(process_set: Any, scope: str, generation: int) -> None:
-    """Drop the core's counts of a scope, but not after another init()."""
-    if generation != process.generation:  # then other objects may have these names
+def forget(process_set: Any, scope: str, generation: int, comes_back: bool = False) -> None:
+    """Drop the core's counts of a scope, unless the scope comes back; not after another init()."""
+    if comes_back or generation != process.generation:  # then other objects may have these names
         return
     with contextlib.suppress(RuntimeError, ValueError):  # shut down, or the set was removed
         process_set._core.forget(f"{scope}/")
+
+
+def numbered(process_set: ProcessSet, kind: str) -> str:
+    """The prefix of the operations' names for the next object of a kind that the members of a set make.
+
+    Parameters
+    ----------
+    process_set : ProcessSet
+        Has counts of its own, since other ranks make other objects.
+    kind : str
+        What is counted, for example ``'trainer'``.
+    """
+    return _prefix(process_set, kind, process_set._next_number(kind))
+
+
+def counted_in(process_set: Any) -> ProcessSet:
+    """The set that counts an object with this argument `process_set`: that of all ranks where the argument is wrong."""
+    return process_set if isinstance(process_set, ProcessSet) else global_process_set
 
 
 def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
@@ -54,20 +72,19 @@ def _prefix(process_set: ProcessSet, kind: str, number: int) -> str:
 def numbered_alike(
     turn: operation.Turn, process_set: ProcessSet, kind: str, label: str, more: Sequence[int] = ()
 ) -> tuple[str, np.ndarray]:
-    """Number the next object or call of a kind, in a meeting in which all ranks take the largest of their counts.
+    """As `numbered`, but after a meeting in which all ranks take the largest of their counts.
 
     The counts differ after a call that a single rank has made: the call has failed, but that rank has counted it.
 
     Returns
     -------
     str
-        The prefix of the operations' names.
     ndarray of int64, shape (size, len(more))
         What the ranks have passed as `more`.
     """
     met = turn.meet(label, [process_set._counted().get(kind, 0), *more])
     process_set._skip_to({kind: int(met[:, 0].max())})
-    return _prefix(process_set, kind, process_set._next_number(kind)), met[:, 1:]
+    return numbered(process_set, kind), met[:, 1:]
 
 
 class FirstUse:
@@ -96,7 +113,7 @@ class FirstUse:
     """
 
     def __init__(self, process_set: Any, kind: str, call: str) -> None:
-        self._process_set = process_set = process_set if isinstance(process_set, ProcessSet) else global_process_set
+        self._process_set = process_set = counted_in(process_set)
         self._kind = kind
         self._call = call
         self._made_in = _present(process_set)

@@ -25,7 +25,7 @@ from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import named_parameters
 from ..sharded_optimizer import traits
-from ..store.kvstore import MyKV, store_of
+from ..store.kvstore import MyKV, store_named
 from ..store.names import check_spelling, created, is_ours
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
@@ -149,7 +149,7 @@ def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
             )
         if _record(self).kept is not None and not isinstance(self._kvstore_params["kvstore"], MyKV):
             # By a name of the Trainer: threads may take the first steps of several Trainers at a time.
-            self._kvstore_params["kvstore"] = store_of(_record(self).scope)
+            self._kvstore_params["kvstore"] = store_named(f"{_record(self).scope}/store", global_process_set)
     original(self)
     if isinstance(self._kvstore, MyKV):
         self._kvstore_params["kvstore"] = self._kvstore

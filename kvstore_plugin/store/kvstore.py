@@ -7,7 +7,6 @@ the same key, so that the other ranks get an error and do not wait.
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 from typing import Any, Callable, Sequence
 
@@ -31,9 +30,6 @@ from .requests import Call
 from .values import StoredValues
 
 
-_FIRST_CALL = "the first call of a store 'mykv'"
-
-
 @KVStoreBase.register
 class MyKV(KVStoreBase):
     """Store for synchronous data-parallel training, made with ``mx.kv.create('mykv')`` or ``MyKV(process_set=...)``.
@@ -42,9 +38,8 @@ class MyKV(KVStoreBase):
     Each store has its own keys; all ranks must create their stores in the same order. 3 and '3' are different keys.
     In a process that mpirun has not started, the store is rank 0 of 1.
 
-    The first call that sends values waits for the other ranks. Later calls return at once, and MXNet's engine orders
-    their results: reads and writes of an array wait for them as for any operator. An error that another rank caused is
-    raised as MXNetError where the array is read.
+    Calls return at once, and MXNet's engine orders their results: reads and writes of an array wait for them as for any
+    operator. An error that another rank caused is raised as MXNetError where the array is read.
 
     Parameters
     ----------
@@ -68,13 +63,14 @@ class MyKV(KVStoreBase):
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         process.require()
-        name = _Name(process_set)
+        # Before the check, which may fail on one rank alone: then the next store has the same number on all ranks.
+        scope = operation_names.numbered(operation_names.counted_in(process_set), "kv")
         process_sets.check(process_set)
-        self._begin(name, process_set)
+        self._begin(scope, process_set)
 
-    def _begin(self, name: _Name, process_set: ProcessSet) -> None:
+    def _begin(self, scope: str, process_set: ProcessSet) -> None:
         self._process_set = process_set
-        self._name = name
+        self._scope = scope
         self._values = StoredValues()
         self._counts: dict[str, int] = {}  # of _next_scope()
         self._wire = ""  # compression of sums between hosts, as the core names it
@@ -84,22 +80,11 @@ class MyKV(KVStoreBase):
         self._optimizers = 0  # those of set_optimizer() so far
         self._serves_trainer = False  # a gluon.Trainer updates on the store: its reducer has the optimizer
         self._generation = process.generation
-        name.store = weakref.ref(self)
+        _stores[scope] = self
+        weakref.finalize(self, _forget, scope, process_set, process.generation).atexit = False
 
     def __repr__(self) -> str:
-        return f"<MyKV {self._name.shown}>"
-
-    @property
-    def _scope(self) -> str:
-        """The prefix of the operations' names. Waits for the other ranks in the first use after each init()."""
-        if self._name.is_due():
-            self._name.agree(self._process_set, self._updates.clear)
-            self._note_saving()
-        return self._name.shown
-
-    def _note_saving(self) -> None:
-        if self._optimizer is not None and not self._name.is_due():
-            deadlock_check.saves_states(self, self._name.shown, self._process_set)
+        return f"<MyKV {self._scope}>"
 
     @property
     def type(self) -> str:
@@ -299,7 +284,7 @@ class MyKV(KVStoreBase):
         >>> weight.asnumpy().tolist()  # the sum over 2 workers
         [2.0, 4.0]
         """
-        for call in requests.checked(self._name.shown, "pull", key, out, None, priority):
+        for call in requests.checked(self._scope, "pull", key, out, None, priority):
             home = self._values.home(call)
             for array in call.inputs:
                 if not (ignore_sparse and isinstance(array, SparseNDArray)):
@@ -336,7 +321,7 @@ class MyKV(KVStoreBase):
         >>> rows.indices.asnumpy().tolist(), rows.data.asnumpy().tolist()
         ([2], [[4.0, 5.0]])
         """
-        listed = requests.checked(self._name.shown, "pull", key, out, None, priority)
+        listed = requests.checked(self._scope, "pull", key, out, None, priority)
         numbers = iter(requests.row_ids(row_ids, listed))
         for call in listed:
             home = self._values.home(call)
@@ -401,7 +386,7 @@ class MyKV(KVStoreBase):
             return
         self._replace_updates(StoreOptimizer(self._process_set, optimizer, self._optimizers + 1), None)
         self._optimizers += 1
-        self._note_saving()
+        deadlock_check.saves_states(self, self._scope, self._process_set)
 
     def _replace_updates(self, optimizer: StoreOptimizer | None, function: Callable | None) -> None:
         if self._optimizer is not None and self._serves_trainer:
@@ -517,7 +502,7 @@ class MyKV(KVStoreBase):
             return
         if self._optimizer is not None and not process.has_same_ranks_as(self._generation):
             if self._optimizer.keys and not replaces_states:
-                raise RuntimeError(resumption.STATES_ARE_LOST.format(whose=f"the store {self._name.shown}"))
+                raise RuntimeError(resumption.STATES_ARE_LOST.format(whose=f"the store {self._scope}"))
             self._optimizer.clear()
         self._updates.clear()
         self._generation = process.generation
@@ -564,8 +549,8 @@ class MyKV(KVStoreBase):
         self._wire = gradient_compression(compression_params).wire
 
     def __reduce__(self) -> tuple:
-        _pickled.add(self._name)
-        return _store_named, (self._name.shown, self._process_set)
+        _pickled.add(self._scope)
+        return _store_named, (self._scope, self._process_set)
 
     def _next_scope(self, kind: str) -> str:
         """The prefix of the operations' names for the next object of a kind that uses this store."""
@@ -577,15 +562,14 @@ class MyKV(KVStoreBase):
 
         With `stored`, the keys must have values in the store, and the arrays must fit them.
         """
-        scope = self._scope
         try:
-            listed = requests.checked(scope, method, key, value, out, priority)
+            listed = requests.checked(self._scope, method, key, value, out, priority)
             for call in listed:
                 if stored:
                     self._values.home(call)
             return listed
         except (TypeError, ValueError) as error:
-            for name in requests.names(scope, key):
+            for name in requests.names(self._scope, key):
                 self._refuse(name, str(error), method)
             raise
 
@@ -754,68 +738,22 @@ def _are_on_same_devices(inputs: Sequence[NDArray], outputs: Sequence[NDArray]) 
     return all(array.context in devices for array in outputs)
 
 
-class _Name:
-    """The name of a store, the prefix of its operations' names. It outlives a store that a pickle may bring back.
-
-    Parameters
-    ----------
-    process_set : ProcessSet
-    given : str, optional
-        A name on which the ranks have agreed. Otherwise they agree in the first use.
-
-    Attributes
-    ----------
-    store : weakref of MyKV
-    """
-
-    def __init__(self, process_set: Any, given: str = "") -> None:
-        self.store: Callable[[], MyKV | None] = _no_store
-        self._given = given
-        self._first_use = None if given else operation_names.FirstUse(process_set, "kv", _FIRST_CALL)
-        self._lock = threading.Lock()
-        self._kept = operation_names.KeptNames(process_set, given) if given else None
-        _names[self.shown] = self
-
-    @property
-    def shown(self) -> str:
-        """The name on which the ranks have agreed; before the first use the name that this rank expects."""
-        return self._given if self._first_use is None else self._first_use.shown
-
-    def is_due(self) -> bool:
-        """Whether the ranks have yet to agree on the name."""
-        return self._first_use is not None and self._first_use.is_due()
-
-    def agree(self, process_set: ProcessSet, prepare: Callable[[], None]) -> None:
-        """Call prepare() and agree with the other ranks on the name, in one thread. Waits for them."""
-        with self._lock:  # of several threads the first: the counts of the name go with what keeps it
-            if self.is_due():
-                prepare()
-                name = self._first_use.name()
-                self._kept = operation_names.KeptNames(process_set, name)
-                _names[name] = self
+# Stores by scope. A copy of a store is the same store.
+_stores: weakref.WeakValueDictionary[str, MyKV] = weakref.WeakValueDictionary()
+_pickled: set[str] = set()  # scopes of stores that a pickle may bring back
 
 
-_names: weakref.WeakValueDictionary[str, _Name] = weakref.WeakValueDictionary()  # also those before the first use
-_pickled: set[_Name] = set()  # of stores that a pickle may bring back
+def _forget(scope: str, process_set: ProcessSet, generation: int) -> None:
+    """Let the core drop its counters for the keys of a deleted store."""
+    operation_names.forget(process_set, scope, generation, comes_back=scope in _pickled)
 
 
-def _no_store() -> None:
-    return None
-
-
-def _store_named(name: str, process_set: ProcessSet) -> MyKV:
-    """The store with this name, since a copy of a store is the same store; if it is gone, one without values."""
-    known = _names.get(name)
-    store = known.store() if known is not None else None
-    if store is None:
+def _store_named(scope: str, process_set: ProcessSet) -> MyKV:
+    """The store with this scope; in a process that has not made this store, a new store without values."""
+    if scope not in _stores:
         store = MyKV.__new__(MyKV)
-        _names[name] = known = known or _Name(process_set)
-        store._begin(known, process_set)
-    return store
+        store._begin(scope, process_set)
+    return _stores[scope]
 
 
-def store_of(trainer: str) -> MyKV:
-    """A store for the Trainer with this name, on which the ranks have agreed."""
-    store = MyKV.__new__(MyKV)
-    store._begin(_Name(global_process_set, f"{trainer}.store"), global_process_set)
-    return store
+store_named = _store_named  # pickles know the private name

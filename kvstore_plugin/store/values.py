@@ -26,10 +26,10 @@ class _Home:
 
 
 class StoredValues:
-    """The values of one store, by their keys. No method waits or communicates."""
+    """The values of one store, by the names of its keys. No method waits or communicates."""
 
     def __init__(self) -> None:
-        self._homes: dict[int | str, _Home] = {}
+        self._homes: dict[str, _Home] = {}
 
     def lend(self, call: Call) -> None:
         """Make the first output of a broadcast the home of its key; for a row_sparse output, a dense copy of it."""
@@ -37,13 +37,13 @@ class StoredValues:
         if is_sparse:
             home = arrays.empty(home.shape, home)
             arrays.copy(call.outputs[0], home)
-        self._homes[call.key] = _Home(call.key, home, not is_sparse)
+        self._homes[call.name] = _Home(call.key, home, not is_sparse)
 
     def create(self, call: Call) -> NDArray:
         """Make an uninitialized array, which the store owns, as the home of a key of init()."""
         value = call.inputs[0]
-        self._homes[call.key] = _Home(call.key, arrays.empty(value.shape, value), False)
-        return self._homes[call.key].array
+        self._homes[call.name] = _Home(call.key, arrays.empty(value.shape, value), False)
+        return self._homes[call.name].array
 
     def home(self, call: Call) -> NDArray:
         """The home of a call's key, checked against the arrays of the call; floats are converted.
@@ -53,7 +53,7 @@ class StoredValues:
         ValueError
             The key was never initialized, or the arrays have another shape or dtype.
         """
-        home = self._homes.get(call.key)
+        home = self._homes.get(call.name)
         if home is None:
             raise ArgumentValueError(
                 f"Key {call.key!r} was never initialized in this store. Call init(key, value) or broadcast(key, value, "
@@ -75,7 +75,7 @@ class StoredValues:
 
     def own(self, call: Call) -> NDArray:
         """The home of a call's key, which a sum may overwrite. A lent home is replaced first, and keeps its values."""
-        home = self._homes[call.key]
+        home = self._homes[call.name]
         if home.is_lent:
             home.array, home.is_lent = arrays.empty(home.array.shape, home.array), False
         return home.array

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import pickle
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -66,7 +65,7 @@ def test_a_constructor_that_fails_on_one_rank(kind, rank):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("kind", _KINDS)
+@pytest.mark.parametrize("kind", ["optimizer", "layer"])
 def test_objects_and_copies_of_one_rank_alone(kind, rank):
     make, _, use = _KINDS[kind]
     first = make()
@@ -82,41 +81,6 @@ def test_objects_and_copies_of_one_rank_alone(kind, rank):
     after = make()
     for one in (first, before, after, copy.deepcopy(first), make()):
         use(one, rank)
-
-
-@pytest.mark.ranks(2)
-def test_stores_of_one_rank_alone_shift_no_store_that_is_kept_across_init(rank):
-    mykv.init()
-    kept, unused = mx.kv.create("mykv"), mx.kv.create("mykv")
-    kept.init("weight", array(np.full(2, 5, "float32")))
-    one = mx.kv.create("mykv") if rank == 0 else None
-    with pytest.raises(ValueError, match="never initialized"):  # pull() sends nothing, so no rank waits for another
-        (one or kept).pull("nothing", array(np.zeros(1)))
-    mykv.shutdown()
-    mykv.init()
-    another = mx.kv.create("mykv")
-    for store in (another, kept, unused):
-        _use_store(store, rank)
-    copied = pickle.loads(pickle.dumps(kept))
-    assert copied is kept
-    out = array(np.zeros(2, "float32"))
-    copied.pull("weight", out)
-    np.testing.assert_array_equal(out.asnumpy(), 5)
-
-
-@pytest.mark.ranks(2)
-def test_a_copy_of_a_store_that_is_gone_on_one_rank_has_its_name(rank):
-    store = mx.kv.create("mykv")
-    _use_store(store, rank)
-    pickled = pickle.dumps(store)
-    held = store if rank == 0 else None
-    del store
-    gc.collect()
-    copied = pickle.loads(pickled)
-    assert (copied is held) == (rank == 0)
-    for _ in range(2):
-        _use_store(copied, rank)
-    _use_store(mx.kv.create("mykv"), rank)
 
 
 @pytest.mark.ranks(2)
@@ -136,7 +100,6 @@ def test_nothing_is_kept_of_stores_and_trainers_of_an_earlier_init(rank):
     def store():
         made = mx.kv.create("mykv")
         made.set_optimizer(mx.optimizer.create("sgd"))
-        made.init(0, array(np.zeros(1)))
         return made
 
     mykv.init()

@@ -73,8 +73,6 @@ class World:
         self.rank = mykv.rank()
         self.sets = [mykv.global_process_set, *map(mykv.add_process_set, _SETS[mykv.size()])]
         self.stores = {"pushpull": mx.kv.create("mykv"), "compressed pushpull": mx.kv.create("mykv")}
-        for store in self.stores.values():  # the first call waits, and programs have other orders on each rank
-            store.pushpull("first", mx.nd.ones(1))
         self.stores["compressed pushpull"].set_gradient_compression({"type": "fp16"})
         self.stores["store broadcast"] = self.stores["pushpull"]
 

@@ -140,8 +140,8 @@ def test_workers_that_have_trained_before(kind, rank, gather, tmp_path):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["stock", "stock on the store"])
 @pytest.mark.parametrize("given", ["name", "object"])
-def test_one_worker_alone_loads_before_the_first_step_of_a_stock_trainer(given, kind, rank, gather, tmp_path):
-    """MXNet's load_states() would set up the store there, which waits for the other workers."""
+def test_a_stock_trainer_sets_up_its_store_alone(given, kind, rank, gather, tmp_path):
+    """load_states() does that before the first step, and load_parameters() undoes it with updates on the store."""
     mykv.init()
     store = "mykv" if given == "name" else mx.kv.create("mykv")
     net = _network(seed=rank)
@@ -149,19 +149,29 @@ def test_one_worker_alone_loads_before_the_first_step_of_a_stock_trainer(given, 
     other = _network(seed=5)
     other.save_parameters(str(tmp_path / "other.params"))
     if rank == 0:
-        if kind == "stock":  # with the optimizer on the store all workers load
-            alone = gluon.Trainer(other.collect_params(), "adam", kvstore=None)
-            _step(other, alone, 0)
-            alone.save_states(str(tmp_path / "other.states"))
-            trainer.load_states(str(tmp_path / "other.states"))
+        trainer._init_kvstore()
+        trainer._init_params()
         net.load_parameters(str(tmp_path / "other.params"))
-    other.load_parameters(str(tmp_path / "other.params"))
     mykv.broadcast_states(trainer)
     for name, values in parameters(net).items():
         np.testing.assert_array_equal(values, parameters(other)[name], err_msg=name)
     for step in range(3):
         _step(net, trainer, step)
     _same_everywhere(net, gather)
+
+
+@pytest.mark.ranks(2)
+def test_a_store_set_up_alone_has_taken_the_values_of_the_first_worker(rank):
+    net = _network(seed=rank)
+    trainer = gluon.Trainer(net.collect_params(), "adam", kvstore="mykv", update_on_kvstore=False)
+    if rank == 1:
+        trainer._init_kvstore()
+        trainer._init_params()
+    with pytest.raises(
+        MXNetError, match="on rank 1 was set up before.*this trainer gets the values of rank 0. Load on rank 0"
+    ):
+        mykv.broadcast_states(trainer, root_rank=1)
+    mykv.broadcast_states(trainer)
 
 
 @pytest.mark.ranks(2)

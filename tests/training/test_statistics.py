@@ -57,7 +57,6 @@ def count(gather):
 @pytest.mark.ranks(1, 2)
 def test_counts_are_what_was_called(size, rank, count):
     store = mx.kv.create("mykv")
-    store.pushpull("first", array(numbers(rank, (4,))))  # the ranks agree on the store's name
     shapes = {"small": (1000,), "large": (600, 1000)}
 
     def work():
