@@ -190,6 +190,9 @@ def test_operations_fail_one_after_another(arrays):
     for one in made:
         assert "differs between ranks" in arrays.mxnet.wait(one)
     assert arrays.mxnet.library.standin_mx_errors_at_once() == before
+    array = arrays.make(np.ones(4))  # the next operation releases the arrays of those that have failed
+    arrays.push("allreduce", "next", [array], [array])
+    assert (arrays.values(array) == 2).all()
 
 
 @pytest.mark.ranks(2, env=_ENV)

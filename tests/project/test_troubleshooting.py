@@ -61,8 +61,7 @@ _LEFT_OUT = (
 # Other texts that need not be there, by the reason.
 _INTERNAL = {
     "describes a patch of MXNet": [
-        "Returns memory to numpy without a call of Python",
-        "MXNet's function is freed with its module when Python exits",
+        "MXNet's function is Python code, which threads of MXNet's engine call also while Python exits",
         "a Parameter of which all workers had values in a step",
         "A Trainer may be older than the import of this package",
     ],
