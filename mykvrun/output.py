@@ -116,7 +116,6 @@ class Output:
         self._in_sight: collections.deque[bytes] = collections.deque(maxlen=_KEPT_LINES)  # last lines of stderr
         self._last: dict[int, collections.deque[str]] = {}
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
-        self._before_nul: set[int | None] = set()  # ranks for which it has written one
         self.failed: FailedWorker | None = None
 
     @property
@@ -126,12 +125,10 @@ class Output:
 
     def take(self, rank: int | None, line: bytes, stream: str) -> bytes:
         """Remember a line of a rank, or of the launcher (None), and return what is to be shown of it."""
-        if rank in self._before_nul:  # Open MPI ends such a text with a NUL, before the worker's next line
-            self._before_nul.discard(rank)
-            if line.startswith(b"\0"):
-                line = line[1:]
-                if not line.strip(b"\r\n"):
-                    return b""
+        if stream == "stderr" and line.startswith(b"\0"):  # Open MPI's texts end with a NUL behind their last line
+            line = line.lstrip(b"\0")
+            if not line.strip(b"\r\n"):
+                return b""
         self._look_for_failure(rank, line.decode(errors="replace"))
         if rank is not None:
             self._remember(rank, line)
@@ -161,7 +158,6 @@ class Output:
             self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(own)
         if hyphens:
             self._in_notice ^= {rank}
-            self._before_nul |= {rank} - self._in_notice
 
     def _file(self, rank: int, stream: str) -> Sink:
         if (rank, stream) not in self._files:

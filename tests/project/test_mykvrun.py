@@ -124,7 +124,7 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
     code, _, stderr = _run(tmp_path, "-n", "2", script, "fail")
     assert code == 1
     if launcher.is_open_mpi():
-        assert "\nmykvrun: rank 1" in stderr
+        assert "\nmykvrun: rank 1" in stderr and "\0" not in stderr
     assert "failed first, and the job ended with status 1" in stderr.partition("mykvrun: rank 1")[2]
     assert "MPI_ABORT" not in stderr and "prterun" not in stderr
     assert stderr.count("\nValueError: this worker is broken") == 1  # the traceback; mykvrun also names it
@@ -197,22 +197,34 @@ def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of
     assert "still here" not in said
 
 
-def _read(output, *pieces, moves=False):
+def _read(output, *pieces, moves=False, name="stdout"):
     """What is shown of pieces of a launcher's output, in a terminal if ``moves``."""
-    stream = Stream(output, "stdout", moves)
+    stream = Stream(output, name, moves)
     return b"".join(stream.take(piece) for piece in (*pieces, b""))
 
 
-@pytest.mark.parametrize("at_once", [False, True])
-def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(at_once):
-    """It ends the notice of an abort, and comes alone or before what the worker writes next."""
-    output = Output(OPEN_MPI_LINES)
-    hyphens = b"-" * 74
-    lines = [hyphens, b"MPI_ABORT was invoked on rank 1", hyphens, *([] if at_once else [b"\0"])]
-    lines += [(b"\0" if at_once else b"") + b"Traceback", b"ValueError: broken"]
-    shown = _read(output, *(b"[prterun-vm-7@1,1]<stderr>: " + line + b"\n" for line in lines))
-    assert b"\0" not in shown and shown.endswith(hyphens + b"\nTraceback\nValueError: broken\n")
-    assert output.last_lines(1) == ["Traceback", "ValueError: broken"]
+@pytest.mark.parametrize("marks", [OPEN_MPI_LINES, OPEN_MPI_PIECES])
+@pytest.mark.parametrize("shows_all", [False, True])
+def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(marks, shows_all):
+    """It ends a text of the launcher. It comes alone, or before what a worker or the launcher writes next."""
+    hyphens = b"-" * 74 + b"\n"
+    text = hyphens + b"prterun detected that one or more processes exited with non-zero status\n" + hyphens + b"\0"
+    rank_0, rank_1 = (b"[prterun-vm-7@1,%d]<stderr>: " % rank for rank in (0, 1))
+    abort = [rank_1, hyphens, rank_1, b"MPI_ABORT was invoked on rank 1\n", rank_1, hyphens]
+    for lines in (
+        [text, text, rank_0, b"after\n"],
+        [rank_1, b"before\n", text, rank_0, b"after\n", text],
+        [*abort, text, rank_0, b"after\n"],
+        [*abort, rank_1, b"\0\n", rank_1, b"after\n"],
+        [*abort, rank_1, b"\0after\n"],
+        [text, b"Another text of the launcher\n", rank_0, b"after\n"],
+        [rank_1, b"after\n", b"\0"],
+        [rank_1, b"after\n", b"\0\n"],
+    ):
+        output = Output(marks, shows_all=shows_all)
+        shown = _read(output, *lines, name="stderr")
+        assert b"after\n" in shown and b"\0" not in shown, lines
+        assert not any("\0" in one for rank in (0, 1) for one in output.last_lines(rank))
 
 
 def test_a_notice_of_open_mpi_behind_a_progress_bar_is_left_out_and_what_follows_is_kept():
