@@ -1,4 +1,8 @@
 #include <pybind11/stl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
 
 #include "python/attached_bridge.h"
 #include "python/bindings.h"
@@ -7,6 +11,19 @@
 namespace py = pybind11;
 
 namespace mykv {
+
+namespace {
+
+// MXNet's handler of forks joins the threads that run operators of Python. A thread of an operator that has ended may
+// still have to free the operator, for which it needs Python's lock. So this fork is made without the lock.
+void join_operator_threads() {
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  while (child > 0 && waitpid(child, nullptr, 0) == -1 && errno == EINTR) {
+  }
+}
+
+}  // namespace
 
 void bind_mxnet(py::module_& m) {
   m.def("take_failed_updates", &mxnet::take_failed_updates,
@@ -37,6 +54,8 @@ void bind_mxnet(py::module_& m) {
   m.def(
       "push_failing", [](uintptr_t array) { bridge().push_failing(reinterpret_cast<mxnet::Handle>(array)); },
       py::arg("array"), py::call_guard<py::gil_scoped_release>(), "An operation of MXNet's engine that only fails.");
+  m.def("join_operator_threads", &join_operator_threads, py::call_guard<py::gil_scoped_release>(),
+        "Let MXNet end the threads of its operators that are written in Python. The engine must be idle.");
 }
 
 }  // namespace mykv

@@ -24,7 +24,7 @@ class _Waiter:
         self._forgotten = 0  # errors, since the last call of ask()
         threading.Thread(target=self._run, name="kvstore_plugin-drain", daemon=True).start()
 
-    def ask(self, wait: _Wait, seconds: float) -> int:
+    def ask(self, wait: _Wait, seconds: float | None) -> int:
         with self._condition:
             self._wait = wait
             self._asked += 1
@@ -62,14 +62,15 @@ def begin() -> None:
         _waiter = None
 
 
-def wait(wait_for_all: _Wait, seconds: float) -> int:
+def wait(wait_for_all: _Wait, seconds: float | None) -> int:
     """Run a wait until its end, or for at most `seconds`; returns how many errors it has made MXNet forget so far.
 
     Parameters
     ----------
     wait_for_all : callable
         Waits, and calls its argument for each error.
-    seconds : float
+    seconds : float or None
+        None for no limit.
     """
     if _waiter is not None:
         return _waiter.ask(wait_for_all, seconds)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Iterator, Sequence
 
 import numpy as np
 
-from ..compat import arrays
+from ..compat import arrays, forks
 from ..compat.arguments import whole_number
 from ..compat.mxnet import BatchNorm, NDArray, autograd, contexts, mx
 from ..coordination import operation_names
@@ -64,6 +64,7 @@ class _Calls:
         if self._first_use.is_due():
             self._first_use.name()
             self.numbers = itertools.count()
+            forks.wait_before_forks()
         return self._first_use.shown
 
     def end_step(self, trained: set[int]) -> None:

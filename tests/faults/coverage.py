@@ -139,6 +139,7 @@ PYTHON = {
     "kvstore_plugin/compat/draining.py": ["process", "exit", "threads"],
     "kvstore_plugin/compat/engine.py": ["engine_errors", "process", "exit"],
     "kvstore_plugin/compat/engine_errors.py": ["engine_errors"],
+    "kvstore_plugin/compat/forks.py": ["sync_batch_norm"],
     "kvstore_plugin/compat/errors.py": ["errors", "engine_errors"],
     "kvstore_plugin/compat/late_views.py": ["device_views", "bucket_memory"],
     "kvstore_plugin/compat/mxnet.py": ["patches", "process", "kvstore", "engine_errors"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import multiprocessing
 
 import kvstore_plugin as mykv
 import numpy as np
@@ -628,6 +629,24 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
     for _ in range(2):
         train()
     assert len(set(gather(layer._calls.numbers.__reduce__()[1][0]))) == 1
+
+
+@pytest.mark.ranks(2)
+def test_a_worker_may_fork_while_the_layer_is_under_way(rank):
+    """As a DataLoader does at the beginning of each epoch. MXNet waits in a fork for operators that need Python."""
+    net = mykv.SyncBatchNorm(in_channels=3)
+    net.initialize()
+    data = array(np.random.RandomState(rank).rand(64, 3, 16, 16).astype("float32"))
+    child = multiprocessing.get_context("fork")
+    for _ in range(20):
+        with autograd.record():
+            loss = (net(data) ** 2).mean()
+        loss.backward()
+        process = child.Process(target=int)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    assert np.isfinite(loss.asnumpy()).all()
 
 
 @pytest.mark.ranks(1)
