@@ -112,8 +112,7 @@ class Disturbance:
     def do_saliency(self) -> None:
         """The gradient of the network by its input, without those of its parameters."""
         # Between forward and backward MXNet loses what it has recorded of a BatchNorm.
-        # A SyncBatchNorm counts calls in evaluation as a mistake of the step: see its end_step().
-        if self._is_ready() and self._where in ("phase", "step") and self._course.program.norm != "sync":
+        if self._is_ready() and self._where in ("phase", "step"):
             data = array(pieces.numbers(1, 4, self._course.dtype), ctx=self._course.device)
             data.attach_grad()
             with autograd.record(train_mode=False):
@@ -143,8 +142,7 @@ class Disturbance:
             file = Path(tempfile.gettempdir()) / f"own{mykv.rank()}"
             self._course.net.save_parameters(str(file))
             trainer = self._course.trainers[0][0] if self._course.trainers else None
-            # MXNet's save_states() sets up the store before the first step, with broadcasts.
-            if trainer is not None and not self._course.program.is_on_store and trainer._kv_initialized:
+            if trainer is not None and not self._course.program.is_on_store:
                 trainer.save_states(str(file))
 
     def do_read(self) -> None:
@@ -161,7 +159,7 @@ class Disturbance:
     def do_wrong_constructor(self) -> None:
         """Make an object with a wrong argument, and catch the error."""
         # No DistributedTrainer: all workers make it together, so the next call of the others is told of a failure.
-        # No store: a constructor that fails takes a number too.
+        # No store: all workers make the same stores, also where its constructor fails.
         net = Net("float32", False)
         net.initialize()
         wrong = [
