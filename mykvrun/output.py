@@ -115,6 +115,7 @@ class Output:
         self._digest = None if shows_all or marks is None else Digest()
         self._in_sight: collections.deque[bytes] = collections.deque(maxlen=_KEPT_LINES)  # last lines of stderr
         self._last: dict[int, collections.deque[str]] = {}
+        self._had_text = False  # a text of Open MPI has begun
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
         self.failed: FailedWorker | None = None
 
@@ -125,7 +126,9 @@ class Output:
 
     def take(self, rank: int | None, line: bytes, stream: str) -> bytes:
         """Remember a line of a rank, or of the launcher (None), and return what is to be shown of it."""
-        if stream == "stderr" and line.startswith(b"\0"):  # Open MPI's texts end with a NUL behind their last line
+        # Open MPI's texts end with a NUL behind their last line, and workers may write between the two.
+        self._had_text = self._had_text or (stream == "stderr" and b"-" * 74 in line)
+        if self._had_text and stream == "stderr" and line.startswith(b"\0"):
             line = line.lstrip(b"\0")
             if not line.strip(b"\r\n"):
                 return b""

@@ -218,8 +218,8 @@ def test_the_nul_of_open_mpi_is_dropped_wherever_it_falls(marks, shows_all):
         [*abort, rank_1, b"\0\n", rank_1, b"after\n"],
         [*abort, rank_1, b"\0after\n"],
         [text, b"Another text of the launcher\n", rank_0, b"after\n"],
-        [rank_1, b"after\n", b"\0"],
-        [rank_1, b"after\n", b"\0\n"],
+        [text[:-1], rank_1, b"after\n", b"\0"],
+        [text[:-1], rank_1, b"after\n", b"\0\n"],
     ):
         output = Output(marks, shows_all=shows_all)
         shown = _read(output, *lines, name="stderr")
@@ -290,7 +290,8 @@ def test_the_mark_behind_a_line_without_an_end_is_not_shown(marks):
 
 def test_nul_bytes_of_a_worker_stay():
     text = b"[prterun-vm-7@1,0]<stdout>: \0\0binary\n[prterun-vm-7@1,0]<stdout>: \0\n"
-    assert _read(Output(OPEN_MPI_LINES), text) == b"\0\0binary\n\0\n"
+    for name in ("stdout", "stderr"):
+        assert _read(Output(OPEN_MPI_LINES), text, name=name) == b"\0\0binary\n\0\n"
 
 
 def test_a_sink_that_takes_no_more_is_told_of_once_and_may_take_again(tmp_path):
