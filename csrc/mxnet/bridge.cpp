@@ -165,7 +165,6 @@ struct FailuresOfSteps {
   std::mutex mutex;
   StepFailures now;
   StepFailures before;  // at the last take_failed_updates()
-  std::string scope;    // of the last operation of a step that was pushed
 };
 FailuresOfSteps& failures_of_steps() { return usable_in_forks<FailuresOfSteps>(); }
 
@@ -438,11 +437,9 @@ uint64_t pushed_operations() { return g_pushed_operations; }
 
 uint64_t failed_operations() { return g_failed_operations; }
 
-UpdateWatch::UpdateWatch(uint64_t which) : key(which) {
-  const FailuresOfSteps& steps = failures_of_steps();
+UpdateWatch::UpdateWatch(uint64_t which, const std::string& names) : key(which), scope(scope_of(names)) {
   const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
-  scope = steps.scope;
-  failures_before = steps.before.concerning(scope);
+  failures_before = failures_of_steps().before.concerning(scope);
 }
 
 std::vector<uint64_t> take_failed_updates() {
@@ -539,10 +536,6 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
     request.turn = turn;
     request.ticket = pushed->runtime->take_ticket();
     request.step = take_step_part();
-  }
-  if (!pushed->call.requests.empty() && pushed->call.requests.front().step != StepPart::none) {
-    const std::lock_guard<std::mutex> lock(failures_of_steps().mutex);
-    failures_of_steps().scope = scope_of(name);
   }
   ++g_pushed_operations;
   const std::string shown = "mykv " + name;

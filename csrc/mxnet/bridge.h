@@ -52,9 +52,9 @@ class PreparedOperation;  // what does not change between the operations on a bu
 // Whether the updates of a step have failed on this rank alone: the sums have succeeded, and so they have on all ranks,
 // but an update has not. The operations that note it run one after another, since each waits for the one before.
 struct UpdateWatch {
-  explicit UpdateWatch(uint64_t which);
+  UpdateWatch(uint64_t which, const std::string& names);
   const uint64_t key;        // which updates, as the caller calls them
-  std::string scope;         // of the names of the step's operations: a failure in another trainer's step is no reason
+  const std::string scope;   // of the names of the step's operations: a failure in another trainer's step is no reason
   uint64_t failures_before;  // failed operations when the step began, see take_failed_updates()
   std::atomic<bool> summed{false};
   std::atomic<bool> updated{false};

@@ -26,8 +26,9 @@ void bind_fence(py::module_& m) {
       m, "Fence",
       "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
       "that were pushed on any of its arrays.")
-      .def(py::init<const Handles&, const Handles&, uint64_t>(), py::arg("arrays"), py::arg("gradients") = Handles(),
-           py::arg("key") = 0)
+      .def(py::init<const Handles&, const Handles&, uint64_t, std::string>(), py::arg("arrays"),
+           py::arg("gradients") = Handles(), py::arg("key") = 0, py::arg("names") = "",
+           "names: what the names of the operations that sum the gradients begin with.")
       .def("begin", &Fence::begin,
            "Call this before updates from the gradients: if they fail on this rank and the gradients carry no error,\n"
            "take_failed_updates() has the key.")

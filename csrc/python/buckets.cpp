@@ -121,12 +121,15 @@ void PreparedBucket::push(const std::string& label, const std::string& turn_of) 
   target.push(runtime_, prepared_, label, turn_of);
 }
 
-Fence::Fence(const Handles& arrays, const Handles& gradients, uint64_t key)
-    : arrays_(bridge().api(), handles(arrays)), gradients_(bridge().api(), handles(gradients)), key_(key) {}
+Fence::Fence(const Handles& arrays, const Handles& gradients, uint64_t key, std::string names)
+    : arrays_(bridge().api(), handles(arrays)),
+      gradients_(bridge().api(), handles(gradients)),
+      key_(key),
+      names_(std::move(names)) {}
 
 void Fence::begin() {
   const mxnet::Bridge& target = bridge();
-  watch_ = std::make_shared<mxnet::UpdateWatch>(key_);
+  watch_ = std::make_shared<mxnet::UpdateWatch>(key_, names_);
   py::gil_scoped_release release;
   target.push_look(gradients_, watch_);
 }

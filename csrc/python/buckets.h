@@ -33,8 +33,9 @@ class PreparedBucket {
 // later operation would run then.
 class Fence {
  public:
-  // `gradients`: what updates read; `key`: what take_failed_updates() calls the updates.
-  Fence(const Handles& arrays, const Handles& gradients, uint64_t key);
+  // `gradients`: what updates read; `key`: what take_failed_updates() calls the updates; `names`: what the names of the
+  // operations that sum the gradients begin with.
+  Fence(const Handles& arrays, const Handles& gradients, uint64_t key, std::string names);
   // Call it before the updates, where a failure of them on this rank alone is to be noted.
   void begin();
   // `ends_step`: it stands behind updates of a step, whose time counts. `broken`: some of them were not pushed.
@@ -43,6 +44,7 @@ class Fence {
  private:
   mxnet::HeldArrays arrays_, gradients_;
   uint64_t key_;
+  std::string names_;
   std::shared_ptr<mxnet::UpdateWatch> watch_;  // from begin() to push()
 };
 

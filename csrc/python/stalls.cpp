@@ -44,13 +44,13 @@ std::chrono::duration<double> look_every(const StallLimits& limits) {
   return std::chrono::duration<double>(std::max(seconds, 0.01));
 }
 
-std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits) {
+std::vector<std::pair<bool, std::string>> look_at_all(const StallLimits& limits, double stopped) {
   std::vector<std::pair<bool, std::string>> reports;
   for (const std::weak_ptr<Runtime>& one : runtimes()) {
     const std::shared_ptr<Runtime> runtime = one.lock();
     if (!runtime) continue;
     if (std::string note = runtime->take_gpu_note(); !note.empty()) reports.emplace_back(false, std::move(note));
-    for (StallReport& report : g_watching->of[one].look(*runtime, limits)) {
+    for (StallReport& report : g_watching->of[one].look(*runtime, limits, stopped)) {
       reports.emplace_back(report.over, std::move(report.text));
     }
   }
@@ -68,13 +68,19 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
   const auto interval = look_every(limits);
   py::gil_scoped_release release;
   std::unique_lock<std::mutex> lock(g_watching->mutex);
+  std::chrono::duration<double> stopped{};
   while (g_watching->on) {
     const auto before = std::chrono::steady_clock::now();
     if (g_watching->ended.wait_for(lock, interval, [] { return !g_watching->on; })) break;
     // This process was stopped, and maybe other processes too: gives them time for a step.
-    if (std::chrono::steady_clock::now() - before > 2 * interval + std::chrono::milliseconds(500)) continue;
+    const auto lasted = std::chrono::steady_clock::now() - before;
+    if (lasted > 2 * interval + std::chrono::milliseconds(500)) {
+      stopped += lasted - interval;
+      continue;
+    }
     lock.unlock();
-    std::vector<std::pair<bool, std::string>> reports = look_at_all(limits);
+    std::vector<std::pair<bool, std::string>> reports =
+        look_at_all(limits, std::exchange(stopped, std::chrono::duration<double>{}).count());
     if (!reports.empty()) return reports;
     lock.lock();
   }

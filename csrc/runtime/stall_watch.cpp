@@ -87,7 +87,7 @@ bool speaks_of_lock(const TableLocked& locked, const World& world) {
 
 }  // namespace
 
-std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& limits) {
+std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& limits, double stopped) {
   std::vector<StallReport> reports;
   if (runtime.world().size() == 1 || runtime.left()) return reports;
   const double longest = runtime.longest_wait();
@@ -97,11 +97,12 @@ std::vector<StallReport> StallWatch::look(Runtime& runtime, const StallLimits& l
     *this = {};
   }
   longest_ = longest;
-  if (limits.warn_seconds > 0 && longest >= std::max(limits.warn_seconds, next_warning_)) {
-    next_warning_ = 2 * std::max(limits.warn_seconds, longest);
+  if (longest > stopped) stopped_ += stopped;  // else the operation has begun since
+  if (limits.warn_seconds > 0 && counted() >= std::max(limits.warn_seconds, next_warning_)) {
+    next_warning_ = 2 * std::max(limits.warn_seconds, counted());
     warn(runtime, limits.warn_seconds, &reports);
   }
-  if (limits.abort_seconds > 0 && longest >= limits.abort_seconds) abort(runtime, limits.abort_seconds, &reports);
+  if (limits.abort_seconds > 0 && counted() >= limits.abort_seconds) abort(runtime, limits.abort_seconds, &reports);
   return reports;
 }
 
@@ -129,7 +130,7 @@ void StallWatch::abort(Runtime& runtime, double seconds, std::vector<StallReport
   const std::string limit = " (MYKV_STALL_ABORT_S is " + seconds_text(seconds) + ")";
   std::unordered_map<std::string, Cause> given_up;
   try {
-    for (const Waiting& one : runtime.waiting(seconds, "")) {
+    for (const Waiting& one : runtime.waiting(seconds + stopped_, "")) {
       if (is_of_watch(one)) continue;
       const Cause reason(
           "given up after " + seconds_text(one.seconds) + " of waiting for " + culprits_text(one, world) + limit,

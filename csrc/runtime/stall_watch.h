@@ -24,14 +24,17 @@ struct StallReport {
 // Watches one runtime; not thread-safe.
 class StallWatch {
  public:
-  // What is new since the last look. Of the ranks that wait for the same operation, the lowest reports.
-  std::vector<StallReport> look(Runtime& runtime, const StallLimits& limits);
+  // What is new since the last look. Of the ranks that wait for the same operation, the lowest reports. For `stopped`
+  // seconds since the last look this process did not run: that is no waiting, since others may have been stopped too.
+  std::vector<StallReport> look(Runtime& runtime, const StallLimits& limits, double stopped);
 
  private:
   void warn(Runtime& runtime, double seconds, std::vector<StallReport>* reports);
   void abort(Runtime& runtime, double seconds, std::vector<StallReport>* reports);
+  double counted() const { return longest_ - stopped_; }
 
   double longest_ = 0;       // age of the oldest operation at the last look
+  double stopped_ = 0;       // of it this process did not run for so long
   double next_warning_ = 0;  // at this age; doubles with each warning, so that a long stall does not fill the log
   bool warned_ = false;
   bool aborted_ = false;

@@ -24,7 +24,8 @@ constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed
 constexpr uint64_t kForgone = ~uint64_t{0};
 constexpr int64_t kCommitAgainNs = 100000000;      // after a lack of memory for entries
 constexpr int64_t kLaunchPatienceNs = 5000000000;  // for the launch order, which is locked for nanoseconds
-constexpr int64_t kLaunchWaitUs = 1000;            // of it under the table's lock
+constexpr int64_t kLaunchWaitUs = 50;              // of it under the table's lock
+constexpr useconds_t kLaunchPauseUs = 1000;        // between two such waits: others take the table's lock meanwhile
 constexpr int64_t kLookUs = 1000000;               // most that a look waits for the table's lock
 constexpr int64_t kLookNs = 1000000000;            // between checks whether the lock's holder has died
 constexpr int64_t kBeatNs = 100000000;             // between heartbeats, at least
@@ -386,6 +387,7 @@ void HostTable::order_launches(LaunchOrder& order, std::vector<int> ranks) {
 // Completes the set of ranks when the launch order is free. Other operations use the table meanwhile.
 ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arriving, size_t inline_limit) {
   for (const int64_t begun = now_ns(); arrival.launches_wait;) {
+    usleep(kLaunchPauseUs);
     beat();
     arrival.launches_wait = now_ns() - begun < kLaunchPatienceNs;
     change([&](Rings& rings) {
@@ -445,6 +447,7 @@ bool HostTable::agree(Key key, uint64_t sequence, const Cause& error, uint64_t p
     const bool waits = now_ns() - begun < kLaunchPatienceNs;
     const std::optional<bool> agreed = try_agree(key, sequence, error, placement, alone, waits);
     if (agreed) return *agreed;
+    usleep(kLaunchPauseUs);
     beat();
   }
 }

@@ -395,7 +395,7 @@ class DenseReducer(SharedReducer):
         if self._reduction.hook is not None:
             operations = [self._with_hook(one, number) for number, one in enumerate(operations)]
         self._operations = operations
-        self._fences = [Fence(slot.parameter for slot in one.slots) for one in operations]
+        self._fences = [Fence((slot.parameter for slot in one.slots), self._scope) for one in operations]
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]

@@ -30,12 +30,15 @@ class Fence:
     ----------
     parameters : iterable of Parameter
         Should be few: the next forward pass waits for all of them.
+    scope : str
+        What the names of the operations that sum the gradients begin with: their failures explain failed updates.
     compares_weights : bool
         The weights carry the error where the workers' updates differ, and not the gradients.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], compares_weights: bool = False) -> None:
+    def __init__(self, parameters: Iterable[Parameter], scope: str = "", compares_weights: bool = False) -> None:
         self._parameters = list(parameters)
+        self._scope = scope
         self._compares_weights = compares_weights
         self._seen: list[Any] = []
         self._fence: Any = None
@@ -74,10 +77,11 @@ class Fence:
             if held:
                 before = held if self._compares_weights else [array for one in trained for array in one._grad]
                 key = load_tracking.watched(trained)
-                self._fence = process.core.Fence(arrays.handles([*held, *also]), arrays.handles([*before, *also]), key)
+                of_sums = arrays.handles([*before, *also])
+                self._fence = process.core.Fence(arrays.handles([*held, *also]), of_sums, key, self._scope)
 
     def __reduce__(self) -> tuple:
-        return Fence, (self._parameters, self._compares_weights)
+        return Fence, (self._parameters, self._scope, self._compares_weights)
 
 
 class SumsCheck:

@@ -226,7 +226,7 @@ class SharedReducer(Reducer):
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
         self._carried: tuple[Squares, Callable[[int], None]] | None = None  # what the comparison sums, and what sets it
-        self._fence = Fence(self._parameters)
+        self._fence = Fence(self._parameters, scope)
         self._is_due = False  # update() follows the last allreduce(), and its comparison has not been made yet
 
     def _names(self) -> list[str]:

@@ -53,7 +53,7 @@ class SparseReducer(SharedReducer):
         keys: Mapping[int, int],
     ) -> None:
         super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
-        self._fence = Fence(self._parameters, compares_weights=True)
+        self._fence = Fence(self._parameters, scope, compares_weights=True)
         self._name = f"{scope}/sparse"
         self._gradients = [_Gradient(one.name, one.value, keys[id(one.value)]) for one in named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []

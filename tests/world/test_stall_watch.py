@@ -235,6 +235,31 @@ def test_a_stopped_worker_is_named_and_goes_on_with_the_same_numbers(mpirun, ran
     assert len(digests) == 2 * ranks and len(set(digests)) == 1, result.text
 
 
+def test_a_job_that_was_stopped_for_longer_than_the_limit_goes_on(mpirun):
+    """As by Ctrl-Z in the shell. The time for which nobody ran is no time of waiting."""
+    body = """
+    store, array = mx.kv.create("mykv"), make.ones((4,))
+    mykv.barrier()
+    print(f"now{rank} {os.getpid()}", flush=True)
+    begun = time.monotonic()
+    while rank == 1 and time.monotonic() - begun < 7:
+        time.sleep(0.01)
+    store.pushpull("key", array)
+    assert (array.asnumpy() == size).all()
+    """
+    running = mpirun.start(2, _SCRIPT + _dedented(body), "none", "1", env={"MYKV_STALL_ABORT_S": "4"})
+    for rank in range(2):
+        running.wait_for(f"now{rank}")
+    pids = [int(pid) for pid in re.findall(r"now\d (\d+)", running.read()[0])]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5)
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    result = running.wait(60)
+    assert result.code == 0 and "given up" not in result.text, result.text
+
+
 def test_a_long_stall_is_reported_at_growing_distances_with_its_keys(mpirun):
     body = """
     store = mx.kv.create("mykv")
