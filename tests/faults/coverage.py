@@ -343,6 +343,7 @@ CPP = {
     "csrc/python/gradient_norm.cpp": ["clip_global_norm", "sum_of_squares"],
     "csrc/python/group.cpp": ["core_numpy", "hosts", "process_sets"],
     "csrc/python/groups.cpp": ["core_numpy", "exit", "process_sets"],
+    "csrc/python/late_views.cpp": ["late_views"],
     "csrc/python/mpi_exit.cpp": ["exit", "process"],
     "csrc/python/mxnet_functions.cpp": ["process", "engine_errors"],
     "csrc/python/numpy_arrays.cpp": ["core_numpy"],

@@ -89,7 +89,7 @@ def test_pages_name_another_environment_for_users(clone):
     """What the README tells users to make is none of the environments of make."""
     pages = [_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"-m venv (\S+)", page.read_text())}
-    assert {page for page, _ in named} >= {"README.md", "get-started.md"}
+    assert {page for page, _ in named} >= {"README.md"}
     of_make = set(re.findall(r"\.venv[\w-]*", (_ROOT / "Makefile").read_text()))
     assert ".venv" in of_make
     assert not {name for _, name in named} & of_make
