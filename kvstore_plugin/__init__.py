@@ -26,6 +26,7 @@ from .world.capabilities import (
     nccl_built,
     rocm_built,
 )
+from .world.launched import restart_count
 from .world.new_workers import is_respawned
 from .world.process import cross_rank, cross_size, init, is_initialized, local_rank, local_size, rank, shutdown, size
 from .world.process_set import ProcessSet, global_process_set
@@ -94,6 +95,7 @@ __all__ = [
     "rank",
     "reducescatter",
     "remove_process_set",
+    "restart_count",
     "rocm_built",
     "run_elastic",
     "shutdown",

@@ -14,6 +14,7 @@ from typing import Any
 from .errors import LaunchError
 from .hosts import parse_hosts, read_hostfile
 from .job import Job
+from .restarts import Restarts
 
 _EPILOG = """examples:
   mykvrun -n 4 python train.py                       4 workers on this host
@@ -96,6 +97,8 @@ class Request:
     ignored: list[str]
     timestamps: bool
     output_folder: str | None
+    restarts: Restarts
+    min_workers: int | None
 
 
 def parse(arguments: list[str]) -> Request:
@@ -122,6 +125,11 @@ def parse(arguments: list[str]) -> Request:
         raise LaunchError(
             "--output-filename and --elastic must not both be given: ranks of new workers begin at 0 again."
         )
+    if found.max_restarts and found.elastic:
+        raise LaunchError(
+            "--max-restarts and --elastic must not both be given: a job that has gone on without a dead worker ends "
+            "with an error all the same, so mykvrun cannot know whether to start it again."
+        )
     hosts = parse_hosts(found.hosts) if found.hosts else read_hostfile(found.hostfile) if found.hostfile else []
     job = Job(
         program=program or [sys.executable],
@@ -147,6 +155,8 @@ def parse(arguments: list[str]) -> Request:
         ignored=found.ignored,
         timestamps=found.timestamps,
         output_folder=found.output_filename,
+        restarts=Restarts(found.max_restarts, found.restart_pause),
+        min_workers=found.min_workers,
     )
 
 
@@ -191,10 +201,24 @@ def _variables(found: argparse.Namespace) -> dict[str, str | None]:
     return variables
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0 or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+def _whole(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
+    return value
 
 
 class _Note(argparse.Action):
@@ -241,6 +265,15 @@ def _parser() -> argparse.ArgumentParser:
         help="a variable for all workers, on all hosts",
     )
     add("--elastic", action="store_true", help="let the job go on when a worker dies (Open MPI 5)")
+    add("--max-restarts", type=_whole, default=0, metavar="N", help="start a failed job again, at most N times")
+    add(
+        "--restart-pause",
+        type=_seconds,
+        default=1.0,
+        metavar="S",
+        help="seconds before the first restart; then doubled",
+    )
+    add("--min-workers", type=_positive, metavar="N", help="leave out hosts that do not answer, down to N workers")
     add("--timeline", "--timeline-filename", metavar="FILE", help="record a timeline from init() to the end")
     add(
         "--report", action="store_const", const="1", help="print at the end which worker was slow, and other statistics"

@@ -82,9 +82,7 @@ def _open_mpi_network(job: Job, is_prrte: bool) -> list[str]:
     arguments = []
     of_launcher = "--prtemca" if is_prrte else "--mca"
     if job.ssh_port or job.ssh_key:
-        port = ["-p", str(job.ssh_port)] if job.ssh_port else []
-        key = ["-i", job.ssh_key] if job.ssh_key else []
-        arguments += [of_launcher, "plm_ssh_agent" if is_prrte else "plm_rsh_agent", " ".join(["ssh", *port, *key])]
+        arguments += [of_launcher, "plm_ssh_agent" if is_prrte else "plm_rsh_agent", " ".join(job.ssh())]
     if job.interfaces:
         arguments += ["--mca", "btl_tcp_if_include", job.interfaces]
         arguments += [of_launcher, "prte_if_include" if is_prrte else "oob_tcp_if_include", job.interfaces]

@@ -80,6 +80,11 @@ class Job:
         """Whether the user's own options for the launcher bind the workers; no launcher takes such options twice."""
         return any(word.lstrip("-").partition("=")[0] in _BINDING for word in self.mpi_arguments)
 
+    def ssh(self) -> list[str]:
+        """The command that reaches another host, without the host's name."""
+        port = ["-p", str(self.ssh_port)] if self.ssh_port else []
+        return ["ssh", *port, *(["-i", self.ssh_key] if self.ssh_key else [])]
+
     def most_on_a_host(self) -> int:
         """The largest number of workers that a host gets."""
         left, most = self.workers or 1, 0

@@ -23,6 +23,13 @@ _FAILED_RANK = (
     re.compile(r"=\s+RANK (?P<rank>[0-9]+) PID [0-9]+ RUNNING AT (?P<host>\S+)"),  # Intel MPI
     re.compile(r"srun: error: (?P<host>[^:\s]+): task (?P<rank>[0-9]+): "),  # Slurm
 )
+# What launchers say where the job cannot start, and could not start the next time either.
+_MISTAKE = re.compile(
+    r"unable to find the specified executable|unable to launch the specified application|"
+    r"unrecognized option|not enough slots available|"  # Open MPI
+    r"execvp error on file|unrecognized argument|"  # MPICH, Intel MPI
+    r"srun: error: .*execve\(\):|srun: unrecognized option"  # Slurm
+)
 # Open MPI; "improperly" follows.
 _LEFT_OTHERS = re.compile(r"process rank [0-9]+ with PID [0-9]+ on node \S+ exiting\b")
 
@@ -118,6 +125,7 @@ class Output:
         self._had_text = False  # a text of Open MPI has begun
         self._in_notice: set[int] = set()  # ranks for which Open MPI writes a text between two lines of hyphens
         self.failed: FailedWorker | None = None
+        self.tells_mistake = False  # the launcher has said why the job cannot start
 
     @property
     def changes_lines(self) -> bool:
@@ -173,6 +181,7 @@ class Output:
         is_launchers = rank is None or (self.marks is not None and self.marks.lasts)
         if self.failed or not (is_launchers or text.startswith("Abort(")):
             return
+        self.tells_mistake = self.tells_mistake or (rank is None and bool(_MISTAKE.search(text)))
         found = next(filter(None, (pattern.search(text) for pattern in _FAILED_RANK)), None)
         if found:
             # MPICH's library writes the notice of an abort, in which the rank may be that of another communicator.

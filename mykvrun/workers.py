@@ -1,7 +1,7 @@
 """The workers of this host as processes, where mykvrun or the launcher is killed.
 
-Only the launcher is a child of mykvrun. Workers are the first processes below it that have a rank in their environment:
-below mpirun of Open MPI, and with MPICH and Intel MPI below the processes of Hydra.
+Only the launcher is a child of mykvrun. Workers are below it: below mpirun of Open MPI, and with MPICH and Intel MPI
+below the processes of Hydra. What they leave becomes a child of mykvrun, since mykvrun adopts orphans.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from . import worker_notes
-
 _PAUSE_S = 0.5
 _ORPHANS_S = 5.0  # from SIGTERM to SIGKILL
+_KILLED_S = 10.0  # from SIGKILL to the end: a process may wait for a disk
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -28,11 +27,12 @@ def adopt_orphans() -> None:
 
 
 @contextlib.contextmanager
-def guarded(launcher: subprocess.Popen[bytes]) -> Iterator[None]:
+def guarded(launcher: subprocess.Popen[bytes]) -> Iterator[int]:
     """End the launcher, by SIGTERM, if this process ends before it in any way, as by SIGKILL.
 
-    A small process of its own waits for that. PR_SET_PDEATHSIG would not do: the kernel sends that signal when each
-    thread of a killed process ends, and after a second SIGTERM Open MPI's launcher ends without its workers.
+    A small process of its own, whose id is the result, waits for that. PR_SET_PDEATHSIG would not do: the kernel sends
+    that signal when each thread of a killed process ends, and after a second SIGTERM Open MPI's launcher ends without
+    its workers.
     """
     assert launcher.stdout and launcher.stderr
     reading, writing = os.pipe()
@@ -41,7 +41,7 @@ def guarded(launcher: subprocess.Popen[bytes]) -> Iterator[None]:
         _guard(launcher.pid, reading, [writing, launcher.stdout.fileno(), launcher.stderr.fileno()])
     os.close(reading)
     try:
-        yield
+        yield guard
     finally:
         with contextlib.suppress(OSError):
             os.write(writing, b"x")
@@ -65,32 +65,40 @@ def _guard(launcher: int, reading: int, others: list[int]) -> None:
         os._exit(0)
 
 
-def end_orphans() -> None:
-    """End the workers that a killed launcher has left to this process."""
-    deadline = time.monotonic() + _ORPHANS_S
+def end_orphans(but: int | None = None) -> None:
+    """End the processes that a launcher has left to this process when it ended, workers and processes of workers.
+
+    Parameters
+    ----------
+    but : int, optional
+        The process id of a child that is not ended.
+    """
+    begin = time.monotonic()
     while True:
-        orphans = dict(_ranks_below(os.getpid()))
-        is_late = time.monotonic() > deadline
-        for pid in orphans.values():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
-        if not orphans or is_late:
+        orphans = [pid for pid in _below(os.getpid()) if pid != but]
+        waited = time.monotonic() - begin
+        if not orphans or waited > _ORPHANS_S + _KILLED_S:
             return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM if waited < _ORPHANS_S else signal.SIGKILL)
         time.sleep(_PAUSE_S)
 
 
-def _ranks_below(pid: int) -> Iterator[tuple[int, int]]:
-    """The rank and the process id of each worker below a process."""
+def _below(pid: int) -> Iterator[int]:
+    """Process ids of the children of a process that have not ended, and of their children."""
     for child in _children_of(pid):
-        try:
-            words = Path(f"/proc/{child}/environ").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        rank = worker_notes.rank_in(dict(word.partition("=")[::2] for word in words))
-        if rank is None:
-            yield from _ranks_below(child)
-        else:
-            yield rank, child
+        if not _is_zombie(child):
+            yield child
+        yield from _below(child)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # it has ended
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def _children_of(pid: int) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Mapping, NamedTuple
 
 from mykvrun import worker_notes
 
-from . import launch_checks
+from . import launch_checks, settings
 
 # Which process of which job a process is, as its launcher says; a nested launcher says something else.
 _RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
@@ -33,6 +33,23 @@ class Workers(NamedTuple):
     alive: set[int]  # ranks whose script has not ended
     ended: set[int]  # ranks whose script has ended, or whose process has, where these can be told apart
     missing: int  # how many processes have ended whose ranks are not known
+
+
+def restart_count() -> int:
+    """How often ``mykvrun --max-restarts`` has started this job again; 0 in its first attempt, and without mykvrun.
+
+    It is known before `init`.
+
+    Returns
+    -------
+    int
+
+    Examples
+    --------
+    >>> if mykv.restart_count() > 0:
+    ...     print("goes on from the last checkpoint")
+    """
+    return int(settings.value("MYKV_RESTART"))
 
 
 def mark_worker() -> None:

@@ -21,6 +21,7 @@ MYKV_GPU_HOSTS         nccl       by NCCL they go over its own network between h
 MYKV_KERNELS           best       sums use the best instructions here (best), or avx512, avx2 or generic (for tests)
 MYKV_TIMELINE                     file in which rank 0 records a timeline from init() on; {rank}: every rank
 MYKV_REPORT            0          1: rank 0 prints the statistics at the end; more: also every so many seconds
+MYKV_RESTART           0          how often mykvrun --max-restarts has started this job again; mykvrun sets it
 MYKV_VERBOSE           0          1: mykvrun leaves out nothing of what workers and the launcher write to stderr
 MYKV_AUTO_REGISTER     1          0: the store 'mykv' is known to MXNet only after import kvstore_plugin
 MYKV_CUDA_LIBRARY                 file of the CUDA runtime, in place of what is found
@@ -146,6 +147,7 @@ _TABLE = {
     "MYKV_KERNELS": _Setting(_one_of("best", "avx512", "avx2", "generic"), "best"),
     "MYKV_TIMELINE": _Setting(_file, ""),
     "MYKV_REPORT": _Setting(_report, 0.0),
+    "MYKV_RESTART": _Setting(_whole(0, _MOST_COUNT), 0),
     "MYKV_VERBOSE": _Setting(_one_of("1", "0"), "0"),  # mykvrun/main.py reads it
     "MYKV_AUTO_REGISTER": _Setting(_one_of("1", "0"), "1"),  # mykvrun/auto_register.py reads it when Python starts
     "MYKV_CUDA_LIBRARY": _Setting(_file, ""),

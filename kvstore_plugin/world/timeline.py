@@ -17,7 +17,7 @@ import threading
 import time
 
 from . import core as core_loader
-from . import new_workers, process, settings
+from . import launched, new_workers, process, settings
 from .version import VERSION
 
 _log = logging.getLogger("kvstore_plugin")
@@ -112,7 +112,9 @@ class _FollowTimeline(process.Follower):
         path = settings.value("MYKV_TIMELINE")
         if not path or new_workers.is_respawned():  # a new worker would overwrite the file of another
             return
-        # Elastic workers that begin again keep what was recorded before.
+        # A job that is started again, and elastic workers that begin again, keep what was recorded before.
+        restart = launched.restart_count()
+        path = f"{path}.restart{restart}" if restart else path
         path = path if process.generation == 1 else f"{path}.{process.generation}"
         try:
             start_timeline(path)

@@ -19,7 +19,7 @@ import pytest
 from harness import launcher, several_hosts
 from harness.marks import long
 
-from mykvrun import commands, hosts, main, worker_notes
+from mykvrun import attempt, commands, hosts, main, worker_notes
 from mykvrun.command_line import parse
 from mykvrun.errors import LaunchError
 from mykvrun.hosts import Host
@@ -164,7 +164,7 @@ def test_the_worker_that_ended_first_is_named_with_its_status_although_another_o
 def test_the_first_failure_is_the_earliest_that_is_no_consequence(named, noted, rank):
     failed = None if named is None else FailedWorker(named, "n1")
     ends = [worker_notes.End(one, status, "", when) for one, status, when in noted]
-    first = main._first_failure(failed, sorted(ends, key=lambda end: end.time))
+    first = attempt.first_failure(failed, sorted(ends, key=lambda end: end.time))
     assert (first and first.rank) == rank
 
 
@@ -191,7 +191,7 @@ def test_the_death_of_a_worker_of_an_elastic_job_is_not_taken_for_the_failure_of
         b"[prterun-vm-7@1,0]<stdout>: still here\n",
         b"prterun noticed that process rank 0 with PID 77 on node n1 exited on\n",
     )
-    main._say_who_failed(137, output, None)
+    attempt.failure(137, output, None).tell()
     said = capsys.readouterr().err
     assert "a worker on n1 died, and the job ended with signal 9. The others may have finished" in said
     assert "still here" not in said
@@ -508,10 +508,10 @@ def test_the_last_lines_of_the_failed_worker_follow_where_others_have_written_mu
     stream = Stream(output, "stderr", False)
     output.failed = FailedWorker(1, "")
     stream.take(_tagged((1, b"broken"), (0, b"fine")))
-    main._say_who_failed(1, output, None)
+    attempt.failure(1, output, None).tell()
     assert capsys.readouterr().err == "mykvrun: rank 1 failed first, and the job ended with status 1.\n"
     stream.take(_tagged(*[(0, b"fine")] * 20))
-    main._say_who_failed(1, output, None)
+    attempt.failure(1, output, None).tell()
     assert capsys.readouterr().err.endswith("with status 1. Its last lines:\n  broken\n")
 
 
@@ -525,11 +525,11 @@ improperly. There are three reasons this could occur:
 def test_a_worker_that_ends_before_init_is_told_from_others(has_joined, capsys):
     output = Output(OPEN_MPI_LINES)
     _read(output, _OPEN_MPI_IMPROPER.encode())
-    main._say_who_failed(1, output, None, has_joined)
+    attempt.failure(1, output, None, has_joined).tell()
     assert ("rank 1 on vm ended with status 0 before the end of init()" in capsys.readouterr().err) == (not has_joined)
     aborted = Output(OPEN_MPI_LINES)
     _read(aborted, _OPEN_MPI_IMPROPER.replace("exiting\nimproperly", 'calling\n"abort"').encode())
-    main._say_who_failed(1, aborted, None)
+    attempt.failure(1, aborted, None).tell()
     assert capsys.readouterr().err == "mykvrun: rank 1 on vm failed first, and the job ended with status 1.\n"
 
 
@@ -678,7 +678,7 @@ def test_a_mistyped_program_is_one_sentence(tmp_path, monkeypatch, capsys):
 def test_each_launcher_marks_what_a_rank_writes(mpi, marks, in_terminal, monkeypatch):
     started = []
     monkeypatch.setattr(main, "find_mpi", lambda: mpi)
-    monkeypatch.setattr(main, "_start", lambda command, output, *_: started.append((command, output)) or 0)
+    monkeypatch.setattr(main, "run_once", lambda *started_with: started.append(started_with[:2]) or attempt.Ended(0))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: in_terminal, raising=False)
     assert main.main(["-n", "1", "true"]) == 0
     ((command, output),) = started

@@ -39,7 +39,7 @@ _ARGUMENT_ERRORS = [
     "wrong_type",
     "wrong_value",
 ]
-_LOGS = ("warning", "info", "warn", "_say", "error")
+_LOGS = ("warning", "info", "warn", "say", "error")
 # A sentence of so many words that is no docstring is a message also where another line raises or logs it.
 _SENTENCE_WORDS = 10
 # Arguments whose strings describe code: kvstore_plugin/compat/patches.py, mykvrun/command_line.py.
@@ -95,6 +95,7 @@ _INTERNAL = {
     ],
     "not for users": [
         "process rank [0-9]+ with PID",
+        "unable to find the specified executable|",
         "numpy has no function … since numpy 1.20",
         "numpy.…, which raises an error",
         "no program: mykvrun",

@@ -19,7 +19,7 @@ def processes() -> None:
     mykv.init()
     mykv.init(comm=[0, 1], process_sets=[mykv.ProcessSet([0, 1])])
     numbers: list[int] = [mykv.rank(), mykv.size(), mykv.local_rank(), mykv.local_size()]
-    numbers += [mykv.cross_rank(), mykv.cross_size(), mykv.nccl_built()]
+    numbers += [mykv.cross_rank(), mykv.cross_size(), mykv.nccl_built(), mykv.restart_count()]
     facts: list[bool] = [
         mykv.is_initialized(),
         mykv.is_respawned(),

@@ -1,0 +1,151 @@
+"""A job from its start to its end: the launcher as a process, and which worker failed first."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from . import worker_notes, workers
+from .commands import Command
+from .errors import LaunchError
+from .messages import is_terminal, say
+from .output import FailedWorker, Output, Stream, relay
+from .signals import EndSignals
+from .sinks import Sink
+
+# Of a worker that has not come to the end of init(): wrong options, or no file of this name (Python and argparse), and
+# of shells: the command cannot be executed, or is not found.
+_STATUS_OF_MISTAKES = (2, 126, 127)
+
+
+class Ended(NamedTuple):
+    """How a job has ended."""
+
+    status: int  # of mykvrun
+    failure: str = ""  # a sentence; "": nothing has failed, or nobody reads it
+    last_lines: tuple[str, ...] = ()  # of the worker that failed, where they are out of sight
+    may_mend: bool = False  # whether the same command may succeed the next time
+
+    def tell(self, then: str = "") -> None:
+        """Say what has failed, and what follows."""
+        if self.failure:
+            say(f"{self.failure}{then}" + (" Its last lines:" if self.last_lines else ""), *self.last_lines)
+
+
+class Losses:
+    """What could not be written. The job goes on, unless the reader of stdout or stderr has gone, as with mpirun."""
+
+    def __init__(self) -> None:
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._told: set[tuple[int | None, bool]] = set()
+        self.status = 0  # of mykvrun, where the job itself has ended well
+
+    def watch(self, launcher: subprocess.Popen[bytes]) -> None:
+        """End this launcher's job if nobody reads its output any more."""
+        self._launcher = launcher
+
+    def note(self, name: str, error: OSError) -> None:
+        """Tell of an error, once for each kind."""
+        if isinstance(error, BrokenPipeError):
+            self.status = 128 + signal.SIGPIPE
+            if self._launcher is not None:
+                self._launcher.send_signal(signal.SIGTERM)
+            return
+        self.status = self.status or 1
+        kind = (error.errno, name in ("stdout", "stderr"))
+        if kind not in self._told:
+            self._told.add(kind)
+            say(f"{name} cannot be written: {error.strerror}. Output of the workers is missing there. The job goes on.")
+
+
+def run_once(command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals) -> Ended:
+    """Run a command, pass on its output and signals, and find out which worker has failed.
+
+    ``notes`` is an empty folder for `worker_notes`.
+    """
+    code = _status(command, output, notes, losses, signals)
+    status = code if code >= 0 else 128 - code
+    if status == 0 or losses.status > 128:
+        return Ended(losses.status)
+    first = None if output.is_elastic else first_failure(output.failed, worker_notes.ends(notes))
+    status = first.status if first else status
+    joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
+    rank = first.rank if first else output.failed.rank if output.failed else None
+    is_mistake = output.tells_mistake or (status in _STATUS_OF_MISTAKES and rank not in joined)
+    has_joined = output.failed is not None and output.failed.rank in joined
+    return failure(status, output, first, has_joined)._replace(may_mend=not is_mistake)
+
+
+def _status(command: Command, output: Output, notes: Path, losses: Losses, signals: EndSignals) -> int:
+    """The launcher's status, when all that its workers have written is passed on."""
+    env = {**os.environ, **command.variables, worker_notes.VARIABLE: str(notes)}
+    workers.adopt_orphans()
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(command.arguments, env=env, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise LaunchError(f"{command.arguments[0]} cannot be started: {error.strerror}.") from None
+    assert process.stdout and process.stderr
+    losses.watch(process)
+    with workers.guarded(process) as guard, signals.sent_to(process):
+        threads = [
+            threading.Thread(
+                target=relay,
+                args=(source, Sink.of_stream(stream, name, losses.note), Stream(output, name, is_terminal(stream))),
+            )
+            for name, source, stream in (("stdout", process.stdout, sys.stdout), ("stderr", process.stderr, sys.stderr))
+        ]
+        for thread in threads:
+            thread.start()
+        code = process.wait()
+        if code < 0:
+            workers.end_orphans(but=guard)
+        for thread in threads:
+            thread.join()
+    output.close()
+    return code
+
+
+def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> worker_notes.End | None:
+    """How the worker that failed first has ended; None if no worker has told it.
+
+    ``failed`` is the worker that the launcher names. If it has told nothing, as after a signal or os._exit(), it ended
+    without having learnt of another worker's end. Launchers end the other workers by SIGTERM, which is
+    no cause.
+    """
+    if failed is not None and all(end.rank != failed.rank for end in ends):
+        return None
+    failures = [end for end in ends if end.status != 0]
+    causes = [end for end in failures if end.status != 128 + signal.SIGTERM]
+    return next(iter([*causes, *failures]), None)
+
+
+def failure(status: int, output: Output, first: worker_notes.End | None, has_joined: bool = False) -> Ended:
+    """Which worker failed first, and how, in a sentence."""
+    failed = output.failed
+    if first is not None:
+        failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")
+    how = f"signal {status - 128}" if 128 < status < 160 else f"status {status}"
+    if failed is None:
+        return Ended(status, f"the job ended with {how}.")
+    where = f" on {failed.host}" if failed.host else ""
+    if output.is_elastic:  # the ranks of new workers begin at 0 again
+        return Ended(
+            status,
+            f"a worker{where} died, and the job ended with {how}. The others may have finished all the same: let the "
+            "script write down that it is done.",
+        )
+    lines = [] if output.shows_end_of(failed.rank) else output.last_lines(failed.rank)
+    it = f"rank {failed.rank}{where}"
+    if first is not None:
+        ended = f"{it} ended with {first.how}. It"
+    elif failed.left_others and not has_joined:
+        ended = f"{it} ended with status 0 before the end of init(), which all workers must call. It"
+    else:
+        ended = it
+    return Ended(status, f"{ended} failed first, and the job ended with {how}.", tuple(lines))

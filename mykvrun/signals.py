@@ -1,0 +1,68 @@
+"""Signals that end a job: they go to the launcher, and no failed job is started again after them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import Iterator
+
+from .messages import is_terminal
+
+# SIGTERM and SIGHUP: the launcher ends its workers. SIGQUIT would end the launcher alone.
+_SENT_AS = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGHUP,
+    signal.SIGQUIT: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+}
+_LOOK_S = 0.1
+
+
+class EndSignals:
+    """Catches these signals while it is used as a context manager.
+
+    Attributes
+    ----------
+    received : int
+        The first signal that has come, 0 before.
+    """
+
+    def __init__(self) -> None:
+        self.received = 0
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> EndSignals:
+        self._before = {number: signal.signal(number, self._take) for number in _SENT_AS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    @contextlib.contextmanager
+    def sent_to(self, launcher: subprocess.Popen[bytes]) -> Iterator[None]:
+        """Send the signals on to this launcher, also a signal that has come since the last launcher ended."""
+        self._launcher = launcher
+        if self.received:
+            launcher.send_signal(signal.SIGTERM)
+        try:
+            yield
+        finally:
+            self._launcher = None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the time is over or a signal has come."""
+        deadline = time.monotonic() + seconds
+        while not self.received and time.monotonic() < deadline:
+            time.sleep(min(_LOOK_S, seconds))
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self.received = self.received or number
+        # Ctrl-C in a terminal reaches the launcher by itself.
+        if self._launcher is not None and not (number == signal.SIGINT and is_terminal(sys.stdin)):
+            self._launcher.send_signal(_SENT_AS[signal.Signals(number)])
