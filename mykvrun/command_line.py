@@ -14,7 +14,9 @@ from typing import Any
 from .errors import LaunchError
 from .hosts import parse_hosts, read_hostfile
 from .job import Job
+from .rank_files import RankFolders
 from .restarts import Restarts
+from .shown_ranks import parse_ranks
 
 _EPILOG = """examples:
   mykvrun -n 4 python train.py                       4 workers on this host
@@ -96,7 +98,8 @@ class Request:
     launcher: str
     ignored: list[str]
     timestamps: bool
-    output_folder: str | None
+    folders: RankFolders
+    ranks: frozenset[int] | None  # whose output is shown; None: of all
     restarts: Restarts
     min_workers: int | None
 
@@ -121,10 +124,9 @@ def parse(arguments: list[str]) -> Request:
         raise LaunchError(f"{found.refused[0]} {_HOROVOD_REFUSED[found.refused[0]][1]}")
     if found.hosts and found.hostfile:
         raise LaunchError("-H and --hostfile must not both be given. Give one of them.")
-    if found.output_filename and found.elastic:
-        raise LaunchError(
-            "--output-filename and --elastic must not both be given: ranks of new workers begin at 0 again."
-        )
+    if (found.output_filename or found.log_dir) and found.elastic:
+        option = "--output-filename" if found.output_filename else "--log-dir"
+        raise LaunchError(f"{option} and --elastic must not both be given: ranks of new workers begin at 0 again.")
     if found.max_restarts and found.elastic:
         raise LaunchError(
             "--max-restarts and --elastic must not both be given: a job that has gone on without a dead worker ends "
@@ -154,7 +156,8 @@ def parse(arguments: list[str]) -> Request:
         launcher=found.launcher,
         ignored=found.ignored,
         timestamps=found.timestamps,
-        output_folder=found.output_filename,
+        folders=RankFolders(found.output_filename, found.log_dir),
+        ranks=None if found.ranks is None else parse_ranks(found.ranks, job.workers),
         restarts=Restarts(found.max_restarts, found.restart_pause),
         min_workers=found.min_workers,
     )
@@ -283,6 +286,8 @@ def _parser() -> argparse.ArgumentParser:
     timestamps = ("--prefix-output-with-timestamp", "-prefix-timestamp")
     add(*timestamps, dest="timestamps", action="store_true", help="begin each line of output with the time")
     add("--output-filename", metavar="FOLDER", help="write each rank's output to FOLDER/rank.RANK too")
+    add("--log-dir", metavar="FOLDER", help="write each rank's output to the file FOLDER/rank.RANK.log too")
+    add("--ranks", "--quiet-except", metavar="RANKS", help="show these ranks, such as 0,3-5, and errors of others")
     add("--check", action="store_true", help="run the self-test on all hosts first; without a program nothing else")
     add("--dry-run", action="store_true", help="print the command, and start nothing")
     add("--verbose", action="store_true", help="print the command, and start it")

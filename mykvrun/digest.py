@@ -97,7 +97,7 @@ class Digest:
             yield rank, line
         elif rank in self._held:
             yield from self._after_held(rank, line)
-        elif rank in self._open and _goes_on(self._open[rank].lines, line):
+        elif rank in self._open and goes_on(self._open[rank].lines, line):
             self._open[rank].lines.append(_compared(line))
             yield rank, line
         else:
@@ -121,7 +121,7 @@ class Digest:
 
     def _after_held(self, rank: int, line: bytes) -> Iterator[Line]:
         held = self._held[rank]
-        if not _goes_on([_compared(each) for each in held], line):
+        if not goes_on([_compared(each) for each in held], line):
             yield from self._released(rank)
             yield from self._without_repetitions(rank, line)
             return
@@ -153,7 +153,7 @@ def _compared(line: bytes) -> bytes:
     return _RANK.sub(b"rank", line.rstrip())
 
 
-def _goes_on(lines: list[bytes], line: bytes) -> bool:
+def goes_on(lines: list[bytes], line: bytes) -> bool:
     """Whether a line belongs to the traceback that these lines begin.
 
     The first line without an indentation is the exception. What follows it belongs to it only if it leads to another

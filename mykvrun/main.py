@@ -19,8 +19,10 @@ from .errors import LaunchError
 from .job import Job
 from .messages import is_terminal, say, write
 from .mpi import OPEN_MPI, Mpi, find_mpi
-from .output import OPEN_MPI_4, OPEN_MPI_LINES, OPEN_MPI_PIECES, SRUN, Marks, Output, folder_of, hydra_marks
+from .output import OPEN_MPI_4, OPEN_MPI_LINES, OPEN_MPI_PIECES, SRUN, Marks, Output, hydra_marks
+from .rank_files import RankFiles
 from .restarts import Restarts
+from .shown_ranks import ShownRanks
 from .signals import EndSignals
 
 # Options of mpirun and srun for their output, which they take once.
@@ -79,15 +81,15 @@ def _attempt(job: Job, mpi: Mpi, request: Request, number: int, losses: Losses, 
     _check_program(job, command)
     if request.is_verbose:
         _print(command)
+    folders = request.folders.of_attempt(number, job.workers or 1)
     output = Output(
         _marks(read, mpi, bool(uses_srun)) if read.reading else None,
         prefix=job.tag_output,
         timestamps=request.timestamps,
         is_elastic=job.elastic,
-        folder=_folder(request.output_folder, job.workers or 1, number),
-        workers=job.workers or 1,
+        files=RankFiles(folders, job.workers or 1, losses.note) if any(folders) else None,
+        ranks=ShownRanks(request.ranks),
         shows_all=request.is_verbose or os.environ.get("MYKV_VERBOSE") == "1",
-        on_loss=losses.note,
     )
     with tempfile.TemporaryDirectory(prefix="mykvrun-") as folder:
         notes = Path(folder)
@@ -121,11 +123,17 @@ def _uses_srun(job: Job, request: Request) -> str:
 
 def _reading(job: Job, request: Request, uses_srun: str) -> str:
     """How the ranks' output is read: in a terminal as it comes, since progress bars shall move, else in lines."""
-    if any(word.lstrip("-") in _OUTPUT for word in job.mpi_arguments):
+    own = next((word for word in job.mpi_arguments if word.lstrip("-") in _OUTPUT), None)
+    if own and (any(request.folders) or request.ranks is not None):
+        raise LaunchError(
+            f"{own} in --mpi-args hides which rank writes what. Leave it out, or leave out --ranks, --output-filename "
+            "and --log-dir."
+        )
+    if own:
         return ""
-    in_lines = job.tag_output or request.timestamps or request.output_folder or not is_terminal(sys.stderr)
+    in_lines = job.tag_output or request.timestamps or any(request.folders) or not is_terminal(sys.stderr)
     # srun marks whole lines only, so a progress bar would not move.
-    return "lines" if in_lines else "" if uses_srun else "pieces"
+    return "lines" if in_lines or (uses_srun and request.ranks is not None) else "" if uses_srun else "pieces"
 
 
 def _mark() -> str:
@@ -140,21 +148,6 @@ def _marks(job: Job, mpi: Mpi, uses_srun: bool) -> Marks:
     if mpi.major < 5:
         return OPEN_MPI_4
     return OPEN_MPI_PIECES if job.reading == "pieces" else OPEN_MPI_LINES
-
-
-def _folder(name: str | None, workers: int, restart: int) -> Path | None:
-    """The folder for the output of an attempt, which exists then."""
-    if not name:
-        return None
-    folder = Path(name, f"restart.{restart}") if restart else Path(name)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(f"The folder {folder} of --output-filename cannot be made: {error.strerror}.") from None
-    for path in (folder / folder_of(rank, workers) for rank in range(workers)):
-        if path.exists() and not path.is_dir():
-            raise LaunchError(f"{path} is a file, but --output-filename needs a folder there: move the file away.")
-    return folder
 
 
 def _check_program(job: Job, command: Command) -> None:

@@ -6,11 +6,12 @@ import collections
 import functools
 import re
 import time
-from pathlib import Path
 from typing import BinaryIO, Iterable, Iterator, NamedTuple
 
 from .digest import Digest
-from .sinks import Loss, Sink
+from .rank_files import RankFiles
+from .shown_ranks import ShownRanks
+from .sinks import Sink
 
 _KEPT_LINES = 20
 
@@ -93,14 +94,12 @@ class Output:
         Whether each line begins with the time.
     is_elastic : bool
         Whether the job goes on when a worker dies.
-    folder : Path, optional
-        Where a folder ``rank.3`` for each rank gets the files ``stdout`` and ``stderr``.
-    workers : int
-        How many ranks there are, for the width of the folders' numbers.
+    files : RankFiles, optional
+        Gets what each rank writes.
+    ranks : ShownRanks, optional
+        Chooses the ranks that are shown.
     shows_all : bool
         Whether nothing of stderr is left out; see `Digest`.
-    on_loss : callable
-        Called with the name of a rank's file that cannot be written, and the error.
     """
 
     def __init__(
@@ -110,15 +109,13 @@ class Output:
         prefix: bool = False,
         timestamps: bool = False,
         is_elastic: bool = False,
-        folder: Path | None = None,
-        workers: int = 1,
+        files: RankFiles | None = None,
+        ranks: ShownRanks | None = None,
         shows_all: bool = False,
-        on_loss: Loss = lambda name, error: None,
     ) -> None:
         self.marks, self._prefix, self.is_elastic = marks, prefix, is_elastic
-        self._timestamps, self._folder, self._workers = timestamps, folder, workers
-        self._on_loss = on_loss
-        self._files: dict[tuple[int, str], Sink] = {}
+        self._timestamps, self._files = timestamps, files
+        self.ranks = ranks or ShownRanks()
         self._digest = None if shows_all or marks is None else Digest()
         self._in_sight: collections.deque[bytes] = collections.deque(maxlen=_KEPT_LINES)  # last lines of stderr
         self._last: dict[int, collections.deque[str]] = {}
@@ -143,8 +140,8 @@ class Output:
         self._look_for_failure(rank, line.decode(errors="replace"))
         if rank is not None:
             self._remember(rank, line)
-            if self._folder:
-                self._file(rank, stream).write(line)
+            if self._files:
+                self._files.write(rank, line, stream)
         lines = self._digest.take(rank, line, stream) if self._digest else [(rank, line)]
         return self._shown(lines, stream)
 
@@ -156,6 +153,8 @@ class Output:
         before = time.strftime("%Y-%m-%d %H:%M:%S ").encode() if self._timestamps else b""
         shown = []
         for rank, line in lines:
+            if not self.ranks.takes(rank, line, stream):
+                continue
             shown.append(before + (b"[%d] " % rank if self._prefix and rank is not None else b"") + line)
             if stream == "stderr":
                 self._in_sight.append(line)
@@ -169,13 +168,6 @@ class Output:
             self._last.setdefault(rank, collections.deque(maxlen=_KEPT_LINES)).append(own)
         if hyphens:
             self._in_notice ^= {rank}
-
-    def _file(self, rank: int, stream: str) -> Sink:
-        if (rank, stream) not in self._files:
-            assert self._folder
-            folder = self._folder / folder_of(rank, self._workers)
-            self._files[rank, stream] = Sink.of_path(folder / stream, self._on_loss)
-        return self._files[rank, stream]
 
     def _look_for_failure(self, rank: int | None, text: str) -> None:
         is_launchers = rank is None or (self.marks is not None and self.marks.lasts)
@@ -200,8 +192,8 @@ class Output:
 
     def close(self) -> None:
         """Close the files of the ranks."""
-        for file in self._files.values():
-            file.close()
+        if self._files:
+            self._files.close()
 
 
 class Stream:
@@ -276,7 +268,7 @@ class Stream:
         if rest:
             self._open[rank] = rest
             is_unread = self._output.marks is None and not self._output.changes_lines
-            if is_unread or (self._moves and b"\r" in rest):
+            if is_unread or (self._moves and b"\r" in rest and self._output.ranks.shows(rank)):
                 shown += rest[self._shown.get(rank, 0) :]
                 self._shown[rank] = len(rest)
         return shown
@@ -290,11 +282,6 @@ class Stream:
 def _lines(data: bytes) -> list[bytes]:
     """Lines with their ends; bytes.splitlines() would also cut at a carriage return."""
     return [line + b"\n" for line in data.split(b"\n")[:-1]] + [data.rpartition(b"\n")[2]]
-
-
-def folder_of(rank: int, workers: int) -> str:
-    """The folder for a rank's output; the names are in the order of the ranks."""
-    return f"rank.{rank:0{len(str(workers - 1))}}"
 
 
 def relay(source: BinaryIO, sink: Sink, stream: Stream) -> None:

@@ -35,6 +35,8 @@ from mykvrun.output import (
     Stream,
     hydra_marks,
 )
+from mykvrun.rank_files import RankFiles, RankFolders
+from mykvrun.shown_ranks import ShownRanks, parse_ranks
 from mykvrun.sinks import Sink
 
 _OPEN_MPI = Mpi(OPEN_MPI, 5, "/mpi/bin/mpirun")
@@ -476,10 +478,52 @@ def test_the_output_of_each_rank_goes_to_files_too(tmp_path, script):
 
 
 def test_folders_of_ranks_are_in_order(tmp_path):
-    output = Output(OPEN_MPI_LINES, folder=tmp_path, workers=11)
+    files = RankFiles(RankFolders(str(tmp_path)), 11, lambda *_: None)
+    output = Output(OPEN_MPI_LINES, files=files)
     _read(output, b"[prterun-vm-7@1,3]<stdout>: a\n[prterun-vm-7@1,10]<stdout>: b\n")
     output.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank.03", "rank.10"]
+
+
+def _of_ranks(stream, *pieces, **options):
+    """What is shown of pieces of ranks, with rank 0 alone shown whole."""
+    output = Output(OPEN_MPI_LINES, ranks=ShownRanks(parse_ranks("0", 3)))
+    marked = (b"[prterun-vm-7@1,%d]<stdout>: %s" % piece for piece in pieces)
+    return _read(output, *marked, name=stream, **options).decode()
+
+
+def test_of_the_ranks_that_are_not_shown_errors_are():
+    assert _of_ranks("stdout", (0, b"a\n"), (1, b"b\n"), (1, b"error\n"), (0, b"c\n")) == "a\nc\n"
+    lines = [*_CHAINED, *_TRACEBACK, b"ValueError: broken"]
+    lines += [b"mykv on rank 1: waits", b"Fatal Python error: Aborted", b"  File x", b"FAILED: CUDA out of memory"]
+    said = b"".join(b"%s\n" % line for line in lines).decode()
+    quiet = [b"epoch 3", b"  indented", b"INFO: validation error 0.3", b"\rbar 10% error=0.3\rbar 20% error=0.2"]
+    pieces = [(1, line + b"\n") for line in [*quiet, *lines, *quiet]]
+    assert _of_ranks("stderr", *pieces) == said
+    assert _of_ranks("stderr", *pieces, (0, b"shown\n")) == said + "shown\n"
+    assert _of_ranks(
+        "stderr", (1, b"\rbar"), (1, b"\rbar" + lines[0] + b"\n"), (1, b"KeyError: 1\n"), moves=True
+    ).endswith("KeyError: 1\n")
+    assert _of_ranks("stderr", (1, b"\rbar 1"), (0, b"\rbar 0"), moves=True) == "\rbar 0"
+
+
+def test_ranks_are_lists_and_ranges():
+    assert parse_ranks("0,3,5-7", 8) == {0, 3, 5, 6, 7} == parse_ranks("7,0-0,3,5-6", None)
+    for wrong in ("", "a", "0,", "-1", "1-", "3-1", "8"):
+        with pytest.raises(LaunchError, match="--ranks"):
+            parse_ranks(wrong, 8)
+    with pytest.raises(LaunchError, match="--output in --mpi-args"):
+        main._reading(Job(["a"], 2, mpi_arguments=["--output", "x"]), parse(["-n", "2", "--ranks", "0", "a"]), "")
+
+
+def test_a_job_of_which_one_rank_is_shown_and_each_has_a_file(tmp_path, script):
+    options = ["-n", "3", "--quiet-except", "0", "--log-dir", str(tmp_path / "logs")]
+    code, stdout, stderr = _run(tmp_path, *options, script, "fail")
+    assert code == 1 and stdout.splitlines() == ["sum [3.0, 3.0]"], stdout + stderr
+    assert "\nValueError: this worker is broken\n" in stderr and "rank 1" in stderr
+    for rank in range(3):
+        log = (tmp_path / "logs" / f"rank.{rank}.log").read_text()
+        assert "sum [3.0, 3.0]\n" in log and ("\nValueError: this worker is broken" in log) == (rank == 1)
 
 
 _IN_A_TERMINAL = """
