@@ -46,6 +46,7 @@ IS_LOCAL = not ABIS and "sdist" not in sys.argv
 MXNET = f"mxnet @ {(ROOT / 'build_backend/mxnet').as_uri()}" if IS_LOCAL else "mxnet==1.9.1"
 DEMO = ["scikit-learn", "tqdm"]
 TEST = ["pytest>=7", "pytest-timeout", "pytest-xdist>=3.2", "hypothesis", "twine", "pandas", "matplotlib", *DEMO]
+TEST += ["nbconvert", "ipykernel"]  # a test runs a notebook
 # In a file, since `make docs` needs neither the package nor what it requires.
 DOCS = [line for line in (ROOT / "docs/requirements.txt").read_text().splitlines() if not line.startswith("#")]
 # Types of modules that cannot lie in a package with py.typed: type checkers look for them in packages of such names.
@@ -104,7 +105,8 @@ setup(
         "build_testing": BuildTesting,
     },
     zip_safe=False,
-    install_requires=["numpy>=1.23", "mpi4py>=4", *ALWAYS],
+    # cloudpickle carries the functions of notebooks to workers; it is one package of Python code that needs no other.
+    install_requires=["numpy>=1.23", "mpi4py>=4", "cloudpickle>=2", *ALWAYS],
     extras_require={
         "cpu": [MXNET, *CPU],
         "demo": DEMO,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mykvrun import auto_register
+from mykvrun.function_job import run
 
 from .world import log_prefix, mpi_settings, process
 from .world.capabilities import (
@@ -97,6 +98,7 @@ __all__ = [
     "remove_process_set",
     "restart_count",
     "rocm_built",
+    "run",
     "run_elastic",
     "shutdown",
     "size",

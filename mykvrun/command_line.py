@@ -102,6 +102,7 @@ class Request:
     ranks: frozenset[int] | None  # whose output is shown; None: of all
     restarts: Restarts
     min_workers: int | None
+    caller: int | None  # a descriptor that ends when the caller does; see `end_with_caller`
 
 
 def parse(arguments: list[str]) -> Request:
@@ -160,6 +161,7 @@ def parse(arguments: list[str]) -> Request:
         ranks=None if found.ranks is None else parse_ranks(found.ranks, job.workers),
         restarts=Restarts(found.max_restarts, found.restart_pause),
         min_workers=found.min_workers,
+        caller=found.caller,
     )
 
 
@@ -306,7 +308,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_hidden(parser: argparse.ArgumentParser) -> None:
-    """Options that only horovodrun's command lines have."""
+    """Options that only horovodrun's command lines have, and what function_job.py gives."""
 
     def add(*names: str, **settings: Any) -> None:
         parser.add_argument(*names, help=argparse.SUPPRESS, **settings)
@@ -315,6 +317,7 @@ def _add_hidden(parser: argparse.ArgumentParser) -> None:
     add("--stall-check", dest="stall_warn", action="store_const", const=None)
     add("-cb", "--check-build", action="store_true")
     add("--binding-args")
+    add("--caller", type=_whole)
     for values, options in _HOROVOD_IGNORED.items():
         for option in options:
             add(option, dest="ignored", nargs=values, action=_Note, default=[])

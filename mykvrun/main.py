@@ -23,7 +23,7 @@ from .output import OPEN_MPI_4, OPEN_MPI_LINES, OPEN_MPI_PIECES, SRUN, Marks, Ou
 from .rank_files import RankFiles
 from .restarts import Restarts
 from .shown_ranks import ShownRanks
-from .signals import EndSignals
+from .signals import EndSignals, end_with_caller
 
 # Options of mpirun and srun for their output, which they take once.
 _OUTPUT = ("output", "tag-output", "prepend-rank", "prepend-pattern", "label", "l", "unbuffered", "u")
@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
         request = parse(sys.argv[1:] if arguments is None else arguments)
         if request.ignored:
             say(f"{', '.join(request.ignored)}: no effect with mykv.")
+        if request.caller is not None:
+            end_with_caller(request.caller)
         mpi = find_mpi()
         jobs = [request.job]
         if request.is_check:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from types import FrameType
 from typing import Iterator
@@ -20,6 +22,17 @@ _SENT_AS = {
     signal.SIGINT: signal.SIGINT,
 }
 _LOOK_S = 0.1
+
+
+def end_with_caller(descriptor: int) -> None:
+    """End the job by SIGTERM when the other end of a pipe is closed, as by the end of the process that has it."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(descriptor, 1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 class EndSignals:

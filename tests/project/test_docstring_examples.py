@@ -30,6 +30,7 @@ _NOT_CALLED_BY_SCRIPTS = {
 _ONLY_1 = {"allreduce_metric", "StatisticsHandler"}
 # Examples that name the ranks 0 and 1. On one worker, [0] are all ranks, which need no process set of their own.
 _ONLY_TWO_WORKERS = {"ProcessSet", "add_process_set", "alltoall", "remove_process_set"}
+_ONLY_ALONE = {"run"}  # a worker may start a job too, but two workers would start the same twice
 _ELASTIC = {"ElasticState", "ElasticState.commit", "ElasticState.register_reset_callbacks", "run_elastic"}
 
 _RUNNER = """
@@ -135,7 +136,7 @@ def test_examples_run(mpirun, tmp_path, ranks):
     )
     elastic = launcher.is_open_mpi()
     left_out = set().union(
-        _ONLY_1 if IS_2 else (), () if elastic else _ELASTIC, _ONLY_TWO_WORKERS if ranks == 1 else ()
+        _ONLY_1 if IS_2 else (), () if elastic else _ELASTIC, _ONLY_TWO_WORKERS if ranks == 1 else _ONLY_ALONE
     )
     chosen = [(name, text) for name, text in _EXAMPLES.items() if text and name not in left_out]
     examples = tmp_path / "examples.json"

@@ -83,7 +83,7 @@ _INTERNAL = {
         ", on GPU",
         "an error without a text",
     ],
-    "passes on the texts of other messages": ["rank …:", "mykv: …", "…: the job ends."],
+    "passes on the texts of other messages": ["mykv.run: …", "rank …:", "mykv: …", "…: the job ends."],
     "a wrong use of the core, which kvstore_plugin prevents": [
         "a timeline is being recorded already",
         "the timeline belongs to the process that this one is a fork of",

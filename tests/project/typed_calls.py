@@ -35,6 +35,8 @@ def processes() -> None:
     mykv.stop_timeline()
     mykv.barrier()
     mykv.shutdown()
+    results: list[Any] = mykv.run(len, ([1],), workers=2, env={"NAME": "value"}, options=["--threads", "1"])
+    print(results)
     print(numbers, facts, devices, version, the_same_package.rank() + 1)
 
 
