@@ -95,7 +95,11 @@ setup(
     python_requires=">=3.8,<3.15",
     packages=[*find_packages(include=["kvstore_plugin", "kvstore_plugin.*", "mykvrun"]), *STUBS, *LOADER],
     package_dir={**STUBS, **LOADER},
-    package_data={"kvstore_plugin": ["py.typed", "timeline/page.html"], **{name: ["*.pyi"] for name in STUBS}},
+    # as_horovod is a folder for PYTHONPATH, and no package itself.
+    package_data={
+        "kvstore_plugin": ["py.typed", "timeline/page.html", "as_horovod/horovod/*.py"],
+        **{name: ["*.pyi"] for name in STUBS},
+    },
     py_modules=["mykv"],
     entry_points={"console_scripts": ["mykvrun = mykvrun.main:main"]},
     ext_modules=[Extension("mykv_core", core_sources())],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from .errors import LaunchError
 from .hosts import parse_hosts, read_hostfile
@@ -190,6 +191,11 @@ def _words(text: str | None, option: str) -> list[str]:
 def _variables(found: argparse.Namespace) -> dict[str, str | None]:
     """Variables that the options set for all workers."""
     variables: dict[str, str | None] = {}
+    if found.library:
+        folder = Path(__file__).resolve().parents[1] / f"kvstore_plugin/as_{found.library}"
+        given = [text.partition("=")[2] for text in found.env if text.startswith("PYTHONPATH=")]
+        paths = [str(folder), *(given or [os.environ.get("PYTHONPATH", "")])]
+        found.env.append("PYTHONPATH=" + os.pathsep.join(filter(None, paths)))
     for text in found.env:
         name, equals, value = text.partition("=")
         if not _VARIABLE.fullmatch(name):
@@ -269,6 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME[=VALUE]",
         help="a variable for all workers, on all hosts",
     )
+    add("--as", dest="library", choices=("horovod",), help="import horovod is mykv in the workers")
     add("--elastic", action="store_true", help="let the job go on when a worker dies (Open MPI 5)")
     add("--max-restarts", type=_whole, default=0, metavar="N", help="start a failed job again, at most N times")
     add(
@@ -284,12 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         "--report", action="store_const", const="1", help="print at the end which worker was slow, and other statistics"
     )
     add("--report-every", dest="report", metavar="S", help="the same, and also every S seconds")
-    add("--tag-output", action="store_true", help="begin each line of output with the rank that wrote it")
-    timestamps = ("--prefix-output-with-timestamp", "-prefix-timestamp")
-    add(*timestamps, dest="timestamps", action="store_true", help="begin each line of output with the time")
-    add("--output-filename", metavar="FOLDER", help="write each rank's output to FOLDER/rank.RANK too")
-    add("--log-dir", metavar="FOLDER", help="write each rank's output to the file FOLDER/rank.RANK.log too")
-    add("--ranks", "--quiet-except", metavar="RANKS", help="show these ranks, such as 0,3-5, and errors of others")
+    _add_output(add)
     add("--check", action="store_true", help="run the self-test on all hosts first; without a program nothing else")
     add("--dry-run", action="store_true", help="print the command, and start nothing")
     add("--verbose", action="store_true", help="print the command, and start it")
@@ -305,6 +307,16 @@ def _parser() -> argparse.ArgumentParser:
     add("-v", "--version", nargs=0, action=_Version, help="print the version of mykv")
     _add_hidden(parser)
     return parser
+
+
+def _add_output(add: Callable[..., Any]) -> None:
+    """Options for what workers write."""
+    add("--tag-output", action="store_true", help="begin each line of output with the rank that wrote it")
+    timestamps = ("--prefix-output-with-timestamp", "-prefix-timestamp")
+    add(*timestamps, dest="timestamps", action="store_true", help="begin each line of output with the time")
+    add("--output-filename", metavar="FOLDER", help="write each rank's output to FOLDER/rank.RANK too")
+    add("--log-dir", metavar="FOLDER", help="write each rank's output to the file FOLDER/rank.RANK.log too")
+    add("--ranks", "--quiet-except", metavar="RANKS", help="show these ranks, such as 0,3-5, and errors of others")
 
 
 def _add_hidden(parser: argparse.ArgumentParser) -> None:

@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
         file.unlink(missing_ok=True)  # of an attempt before a restart
     except FileNotFoundError:
         sys.exit(f"mykv.run: {folder} is not on this host. Give folder=, a folder that all hosts share.")
-    sys.path += [entry for entry in path if entry not in sys.path]
+    sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
     try:
         function, args, kwargs = pickle.loads(data)
         _write(file, Result(function(*args, **kwargs), None, "", time.time()), cloudpickle)

@@ -79,7 +79,8 @@ def launch(workers: int, command: Sequence[str], log: Path, check: bool = True) 
     Failed
         It ended with an error, or not in time.
     """
-    path = [str(_HERE), str(_HERE.parents[1] / "examples/as_horovod"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    as_horovod = _HERE.parents[1] / "kvstore_plugin/as_horovod"
+    path = [str(_HERE), str(as_horovod), *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread for each, so that both ways add up in the same order, and little memory for many processes.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if workers > 1:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
-from harness import core_testing
 from harness.marks import long
 from harness.support import IS_2
 
@@ -183,58 +181,3 @@ def _shares_and_equal_weights(pattern, result):
 
 def _mean_and_deviation(what, output):
     return (float(number) for number in re.search(rf"^{what}: ([\d.]+) \+- ([\d.]+)", output, re.MULTILINE).groups())
-
-
-_FOR_HOROVOD = """
-    import mxnet as mx
-    import horovod.mxnet as hvd
-    from horovod.common.exceptions import HorovodInternalError
-    from horovod.common.process_sets import global_process_set
-    from horovod.common.util import check_extension, gpu_available, mpi_built, split_list
-    from horovod.mxnet.compression import Compression
-    from horovod.mxnet.functions import broadcast_object
-    from horovod.mxnet.mpi_ops import allreduce_, broadcast_, rank, size
-
-    check_extension('horovod.mxnet', 'HOROVOD_WITH_MXNET', __file__, 'mpi_lib')
-    assert mpi_built() and not gpu_available('mxnet') and global_process_set is hvd.global_process_set
-    assert split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]] and split_list([1], 2) == [[1], []]
-    hvd.init()
-
-    class SumOfGradients(mx.gluon.Trainer):
-        def __init__(self, params, optimizer, optimizer_params):
-            super().__init__(params, optimizer, optimizer_params, kvstore=None)
-            self._scale /= size()
-
-        def _allreduce_grads(self):
-            for number, parameter in enumerate(self._params):
-                if parameter.grad_req != 'null':
-                    allreduce_(parameter.list_grad()[0], average=False, name=str(number), priority=-number)
-
-    net = mx.gluon.nn.Dense(1, in_units=2, use_bias=False)
-    net.initialize(mx.init.Constant(float(rank())))
-    broadcast_(net.weight.data(), root_rank=0, name='weight')
-    trainer = SumOfGradients(net.collect_params(), 'sgd', {'learning_rate': 1.0})
-    assert broadcast_object(rank(), root_rank=1) == 1 and Compression.fp16 is hvd.Compression.fp16
-    try:
-        hvd.allreduce(mx.nd.ones((2 + rank(),)), name='lengths').wait_to_read()
-    except HorovodInternalError:
-        print('differs')
-    with mx.autograd.record():
-        loss = net(mx.nd.array([[1.0, 3.0 * rank()]])).sum()
-    loss.backward()
-    trainer.step(1)
-    print('weights', net.weight.data().asnumpy().tolist())
-"""
-
-
-@pytest.mark.skipif(IS_2, reason="blocks of MXNet 2.0 do not take the arrays of such scripts")
-def test_programs_that_import_horovod_and_its_submodules_run(mpirun):
-    """As scripts that users have published import them: a Trainer of their own over mpi_ops."""
-    result = mpirun(2, textwrap.dedent(_FOR_HOROVOD), env={"PYTHONPATH": _with_path(_EXAMPLES / "as_horovod")})
-    assert result.code == 0, result.text
-    assert result.stdout.count("weights [[-1.0, -1.5]]") == result.stdout.count("differs") == 2, result.text
-
-
-def _with_path(*folders):
-    """PYTHONPATH with folders in front."""
-    return os.pathsep.join([*map(str, folders), str(core_testing.FOLDER), os.environ.get("PYTHONPATH", "")])
