@@ -319,8 +319,8 @@ void run_pushed(void* context, void* on_complete, void* parameter) {
       *static_cast<EngineCallback*>(on_complete));
 }
 
-void make_room(void*, void* on_complete, void*) {
-  fail(*static_cast<EngineCallback*>(on_complete), std::string("mykv: an error that makes room for others"), {});
+void fail_as_asked(void*, void* on_complete, void* text) {
+  fail(*static_cast<EngineCallback*>(on_complete), *static_cast<const std::string*>(text), {});
 }
 
 // Work of this rank alone. The engine has a pointer to it, and runs the deleter after its last use.
@@ -521,8 +521,9 @@ void Bridge::push_local(const std::string& name, int priority, const std::vector
             priority, shown.c_str());
 }
 
-void Bridge::push_failing(Handle array) const {
-  api_.push(for_engine_of<make_room>(api_), nullptr, [](void*) {}, {}, {array}, kAsync, 0, "mykv error");
+void Bridge::push_failing(Handle array, const std::string& reason) const {
+  api_.push(for_engine_of<fail_as_asked>(api_), new std::string(kMykv + reason), &drop<std::string>, {}, {array},
+            kAsync, 0, "mykv error");
 }
 
 void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,

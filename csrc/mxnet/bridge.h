@@ -92,8 +92,8 @@ class Bridge {
   // write.
   void push_local(const std::string& name, int priority, const std::vector<Handle>& arrays,
                   std::function<void(const std::vector<void*>& memory)> work) const;
-  // An operation on an array that always fails.
-  void push_failing(Handle array) const;
+  // An operation on an array that always fails, with this reason.
+  void push_failing(Handle array, const std::string& reason) const;
 
  private:
   void hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::string& name, int priority,

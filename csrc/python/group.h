@@ -107,6 +107,7 @@ class Group {
   // `code`, `ranks`: of the error on all ranks. What this rank has waited in for less than `least_seconds` stays.
   void give_up(const std::string& name, const Reason& reason, const std::string& code, std::vector<int> ranks,
                double least_seconds);
+  uint64_t last_turn(const std::string& name) { return runtime_->last_turn(name); }
   void forget(const std::string& prefix) { runtime_->forget(prefix); }
   // Tells the other ranks that this rank leaves, and stops.
   void leave(const Reason& reason);

@@ -16,6 +16,8 @@ void bind_waits(py::module_& m, GroupClass& group) {
       m, group, "waiting_for_this", &Group::waiting_for_this, py::arg("names"), py::arg("turn_of") = "",
       "For each name the ranks that have come to the operation which this rank will ask for next under it; with\n"
       "turn_of to the one that has the last turn under that name.");
+  bind_method(m, group, "last_turn", &Group::last_turn, py::arg("name"),
+              "The turn of the last call under a name; 0 if there was none.");
   bind_method(m, group, "forget", &Group::forget, py::arg("prefix"),
               "Drop what is kept for names that begin with this, after the last call under them.");
   bind_method(

@@ -7,6 +7,7 @@
 #include "python/attached_bridge.h"
 #include "python/bindings.h"
 #include "python/errors.h"
+#include "python/reason.h"
 
 namespace py = pybind11;
 
@@ -52,8 +53,12 @@ void bind_mxnet(py::module_& m) {
       "Use the MXNet library behind this dlopen handle. With an engine that blocks in each push (NaiveEngine), push_*\n"
       "raises `error_type` when an operation fails; otherwise the error is in the operation's arrays.");
   m.def(
-      "push_failing", [](uintptr_t array) { bridge().push_failing(reinterpret_cast<mxnet::Handle>(array)); },
-      py::arg("array"), py::call_guard<py::gil_scoped_release>(), "An operation of MXNet's engine that only fails.");
+      "push_failing",
+      [](uintptr_t array, const Reason& reason) {
+        const py::gil_scoped_release release;
+        bridge().push_failing(reinterpret_cast<mxnet::Handle>(array), reason.text);
+      },
+      py::arg("array"), py::arg("reason"), "An operation of MXNet's engine that only fails: the array gets the error.");
   m.def("join_operator_threads", &join_operator_threads, py::call_guard<py::gil_scoped_release>(),
         "Let MXNet end the threads of its operators that are written in Python. The engine must be idle.");
 }

@@ -16,6 +16,7 @@ from ..compat.argument_errors import ArgumentTypeError, ArgumentValueError
 from ..compat.mxnet import NDArray
 from ..coordination import operation
 from ..world.process_set import ProcessSet, global_process_set
+from . import backward
 
 
 def allgather(
@@ -49,8 +50,14 @@ def allgather(
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        Ranks differ in dtype, name, a dimension except the first, or in whether the array is on a GPU; a rank waits in
-        another call, has refused or left. At the result (with NaiveEngine here): a rank's array carries an error.
+        Ranks differ in dtype, name, a dimension except the first, in whether the array is on a GPU, or in whether the
+        call is inside autograd.record(), if a rank needs the gradient; a rank waits in another call, has refused or
+        left. At the result (with NaiveEngine here): a rank's array carries an error.
+
+    Notes
+    -----
+    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient if the array of any
+    rank needs one: the sum over all ranks of the gradients of the rows that are this rank's.
 
     Examples
     --------
@@ -136,6 +143,11 @@ def alltoall(
     RuntimeError, MXNetError
         As for `allgather`.
 
+    Notes
+    -----
+    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient if the array of any
+    rank needs one: each rank gets the gradients of the rows that it has sent.
+
     Examples
     --------
     >>> rows = mx.np.full((4, 2), mykv.rank())
@@ -150,11 +162,15 @@ def alltoall(
         size = turn.core.size()
         sent = _equal_splits(tensor, size) if splits is None else _checked_splits(splits, tensor, size)
         (sending,) = turn.agreed([_Sending(tensor, *operation.gathered(process_set, name, "alltoall"))])
-        matrix = turn.meet(f"{turn.call} of {_row(tensor)}", sent)
+        met = turn.meet(f"{turn.call} of {_row(tensor)}", [*sent, backward.state(tensor)])
+        matrix = met[:, :size]
+        is_recorded = backward.is_needed(turn, met[:, size])
         received = matrix[:, turn.core.rank()]
         output = arrays.empty((int(received.sum()), *tensor.shape[1:]), tensor)
         with sending:
             sending.push(turn.core.push_alltoall, tensor.handle.value, output.handle.value, matrix.tolist(), priority)
+        if is_recorded:
+            output = _recorded_sending(sending, tensor, output, matrix.T, priority)
     if splits is None:
         return output
     return output, arrays.from_numpy(received.astype(np.int32), tensor)
@@ -199,7 +215,8 @@ class _Sending(operation.Turn):
         self._tensor = tensor
 
     def _post_refusal(self, reason: str) -> None:
-        self.core.refuse_alltoall(self.name, self._tensor.handle.value, self.met.tolist(), reason)
+        matrix = self.met[:, : len(self.met)]  # without what follows the splits
+        self.core.refuse_alltoall(self.name, self._tensor.handle.value, matrix.tolist(), reason)
 
 
 def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any, priority: Any) -> list[NDArray]:
@@ -209,15 +226,52 @@ def _gathered(turn: operation.Turn, tensors: list[NDArray], what: str, name: Any
     operation.checked_priority(priority)
     gatherings = turn.agreed([operation.gathering(turn.process_set, name, "allgather") for _ in tensors])
     label = f"{turn.call} {what} {', '.join(_row(tensor) for tensor in tensors)}"
-    rows = turn.meet(label, [tensor.shape[0] for tensor in tensors])
+    met = turn.meet(label, [tensor.shape[0] for tensor in tensors] + [backward.state(tensor) for tensor in tensors])
+    rows, states = np.hsplit(met, 2)
+    are_recorded = [backward.is_needed(turn, of_tensor) for of_tensor in states.T]
     outputs = []
-    for tensor, counts, gathering in zip(tensors, rows.T, gatherings):
+    for tensor, counts, gathering, is_recorded in zip(tensors, rows.T, gatherings, are_recorded):
         output = arrays.empty((int(counts.sum()), *tensor.shape[1:]), tensor)
         with gathering:
             push = turn.core.push_allgather
             gathering.push(push, tensor.handle.value, output.handle.value, counts.tolist(), priority)
-        outputs.append(output)
+        outputs.append(_recorded_gathering(gathering, tensor, output, counts, priority) if is_recorded else output)
     return outputs
+
+
+def _recorded_gathering(
+    turn: operation.Turn, tensor: NDArray, output: NDArray, counts: np.ndarray, priority: int
+) -> NDArray:
+    """The result of an allgather with a gradient: the sum of the rows that are this rank's, over all ranks."""
+    elements = [int(count) * int(np.prod(tensor.shape[1:])) for count in counts]
+
+    def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        backward.reduce_to_owners(taken, label, gradients[0], targets[0], elements, priority)
+
+    return backward.results(turn, [tensor], [output], exchange)[0]
+
+
+class _SendingBack(operation.Turn):
+    """The turn in the backward pass of an alltoall."""
+
+    __slots__ = ("refuse",)
+
+    def _post_refusal(self, reason: str) -> None:
+        self.refuse(reason)
+
+
+def _recorded_sending(
+    turn: operation.Turn, tensor: NDArray, output: NDArray, matrix: np.ndarray, priority: int
+) -> NDArray:
+    """The result of an alltoall with a gradient, which goes back by the transposed matrix."""
+    back = matrix.tolist()
+
+    def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        gradient, core = gradients[0].handle.value, taken.core
+        taken.refuse = lambda reason: core.refuse_alltoall(taken.name, gradient, back, reason)
+        taken.push(core.push_alltoall, gradient, targets[0].handle.value, back, priority, label=label)
+
+    return backward.results(turn, [tensor], [output], exchange, turn_of=_SendingBack)[0]
 
 
 def _row(tensor: NDArray) -> str:

@@ -15,7 +15,7 @@ from ..coordination import operation
 from ..coordination.operation import Turn
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from . import reduce_ops
+from . import backward, reduce_ops
 from .reduce_ops import Average, ReduceOp
 
 
@@ -72,6 +72,12 @@ def allreduce(
         At the result (with NaiveEngine here): ranks differ in shape, dtype, operator or factors, a rank has refused or
         left, or its array carries an error.
 
+    Notes
+    -----
+    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient: that of
+    `Sum` and `Average` is the same reduction of the gradients of all ranks, `Min`, `Max` and `Product` have none, and
+    backward says so.
+
     Examples
     --------
     >>> loss = loss_of(net(images), labels).mean()  # of this worker's batch
@@ -85,8 +91,8 @@ def allreduce(
     with operation.named(process_set, name, "allreduce") as turn:
         tensors = [arrays.one(tensor, "tensor of allreduce")]
         outputs = [arrays.empty(tensor.shape, tensor)]
-        _reduce(turn, tensors, outputs, average, op, priority, prescale_factor, postscale_factor, grouped=False)
-    return outputs[0]
+        scaling = prescale_factor, postscale_factor
+        return _recorded_reduce(turn, tensors, outputs, average, op, priority, scaling, grouped=False)[0]
 
 
 def allreduce_(
@@ -106,6 +112,11 @@ def allreduce_(
     NDArray
         `tensor`.
 
+    Raises
+    ------
+    ValueError
+        Inside autograd.record(), `tensor` has a gradient, or was computed from arrays that have; else as `allreduce`.
+
     Examples
     --------
     >>> seen = mx.np.array([mykv.rank() + 10], dtype="int64")  # samples that this worker has seen
@@ -115,6 +126,7 @@ def allreduce_(
     """
     with operation.named(process_set, name, "allreduce_") as turn:
         tensors = [arrays.one(tensor, "tensor of allreduce_")]
+        backward.check_in_place(turn.call, tensors)
         _reduce(turn, tensors, tensors, average, op, priority, prescale_factor, postscale_factor, grouped=False)
     return tensor
 
@@ -161,8 +173,8 @@ def grouped_allreduce(
         if not inputs:
             return turn.leave_out("its group is empty", tensors)
         outputs = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
-        _reduce(turn, inputs, outputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
-    return outputs
+        scaling = prescale_factor, postscale_factor
+        return _recorded_reduce(turn, inputs, outputs, average, op, priority, scaling, grouped=True)
 
 
 def grouped_allreduce_(
@@ -185,7 +197,7 @@ def grouped_allreduce_(
     Raises
     ------
     ValueError
-        An array is there twice.
+        An array is there twice; inside autograd.record(), one has a gradient, or was computed from arrays that have.
 
     Examples
     --------
@@ -201,6 +213,7 @@ def grouped_allreduce_(
             return turn.leave_out("its group is empty", tensors)
         if len({id(tensor) for tensor in inputs}) < len(inputs):
             raise ArgumentValueError("The tensors of grouped_allreduce_ must not hold an array twice.")
+        backward.check_in_place(turn.call, inputs)
         _reduce(turn, inputs, inputs, average, op, priority, prescale_factor, postscale_factor, grouped=True)
     return tensors
 
@@ -237,6 +250,11 @@ def broadcast(
     MXNetError
         As for `allreduce`; also, ranks differ in the root.
 
+    Notes
+    -----
+    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient: at the
+    root the sum of the gradients of all ranks, on other ranks zeros.
+
     Examples
     --------
     >>> order = mx.np.array(np.random.permutation(len(dataset)))  # different on each worker
@@ -245,8 +263,12 @@ def broadcast(
     with operation.named(process_set, name, "broadcast") as turn:
         arrays.one(tensor, "tensor of broadcast")
         output = arrays.empty(tensor.shape, tensor)
-        _broadcast(turn, tensor, output, root_rank, priority, process_set)
-    return output
+        if not backward.is_recorded([tensor]):
+            _broadcast(turn, tensor, output, root_rank, priority, process_set)
+            return output
+        _broadcast(turn, tensor, output, root_rank, priority, process_set, backward.labelled("broadcast"))
+        exchange = _sum_at_root(process_set._position_of(root_rank), priority)
+        return backward.results(turn, [tensor], [output], exchange)[0]
 
 
 def broadcast_(
@@ -263,13 +285,18 @@ def broadcast_(
     NDArray
         `tensor`.
 
+    Raises
+    ------
+    ValueError
+        Inside autograd.record(), `tensor` has a gradient, or was computed from arrays that have; else as `broadcast`.
+
     Examples
     --------
     >>> weight = net[0].weight.data()
     >>> weight = mykv.broadcast_(weight, root_rank=0)  # in place: all workers have the weight of rank 0
     """
     with operation.named(process_set, name, "broadcast_") as turn:
-        arrays.one(tensor, "tensor of broadcast_")
+        backward.check_in_place(turn.call, [arrays.one(tensor, "tensor of broadcast_")])
         _broadcast(turn, tensor, tensor, root_rank, priority, process_set)
     return tensor
 
@@ -307,6 +334,11 @@ def reducescatter(
     RuntimeError, MXNetError
         As for `allreduce`.
 
+    Notes
+    -----
+    Inside autograd.record(), on all ranks, the result of floating-point numbers carries a gradient: for
+    `Sum` and `Average` the gradients of all ranks, one after the other.
+
     Examples
     --------
     >>> scores = mx.np.array([[1.0, 2.0], [3.0, 4.0]])  # one row for each worker
@@ -321,6 +353,8 @@ def reducescatter(
         first, last = _own_rows(turn, tensor)
         output = arrays.empty((last - first, *tensor.shape[1:]), tensor)
         plan = _plan(turn, [tensor], None, op, prescale_factor, postscale_factor)
+        is_recorded = backward.is_recorded([tensor])
+        label = plan.label and f"reducescatter {plan.label}"
         source = reduce_ops.scaled(tensor, plan.first)
         turn.push(
             turn.core.push_reducescatter,
@@ -329,9 +363,11 @@ def reducescatter(
             plan.op,
             plan.scale,
             operation.checked_priority(priority),
-            label=plan.label and f"reducescatter {plan.label}",
+            label=backward.labelled(label) if is_recorded else label,
         )
-    return output
+        if not is_recorded:
+            return output
+        return _recorded_rows(turn, [tensor], [output], plan, op, priority)[0]
 
 
 def grouped_reducescatter(
@@ -377,8 +413,12 @@ def grouped_reducescatter(
         # One operation with all rows: several operations under one name could not detect different numbers of arrays.
         reduced = [arrays.empty(tensor.shape, tensor) for tensor in inputs]
         plan = _plan(turn, inputs, None, op, prescale_factor, postscale_factor)
-        _push(turn, inputs, reduced, plan, f"grouped_reducescatter {plan.label}", priority, grouped=True)
-    return [_share(whole, first, last) for whole, (first, last) in zip(reduced, rows)]
+        is_recorded = backward.is_recorded(inputs)
+        label = f"grouped_reducescatter {plan.label}"
+        label = backward.labelled(label) if is_recorded else label
+        _push(turn, inputs, reduced, plan, label, priority, grouped=True)
+        outputs = [_share(whole, first, last) for whole, (first, last) in zip(reduced, rows)]
+        return _recorded_rows(turn, inputs, outputs, plan, op, priority) if is_recorded else outputs
 
 
 def _reduce(
@@ -394,6 +434,81 @@ def _reduce(
 ) -> None:
     plan = _plan(turn, inputs, average, op, prescale_factor, postscale_factor)
     _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
+
+
+def _recorded_reduce(
+    turn: Turn,
+    inputs: Sequence[NDArray],
+    outputs: list[NDArray],
+    average: Any,
+    op: Any,
+    priority: Any,
+    scaling: tuple,
+    grouped: bool,
+) -> list[NDArray]:
+    """Reduce, and return the results, with gradients inside autograd.record()."""
+    plan = _plan(turn, inputs, average, op, *scaling)
+    if not backward.is_recorded(inputs):
+        _push(turn, inputs, outputs, plan, plan.label, priority, grouped)
+        return outputs
+    _push(turn, inputs, outputs, plan, backward.labelled(plan.label), priority, grouped)
+    places = [place for place, tensor in enumerate(inputs) if arrays.kind(tensor) == "float"]
+    given, made = [inputs[place] for place in places], [outputs[place] for place in places]
+    if plan.op != "sum":
+        made = backward.refused(given, made, _without_gradient(turn, plan.op))
+    else:
+        of_floats = _plan(turn, given, average, op, *scaling)
+
+        def exchange(taken: Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+            _push(taken, gradients, targets, of_floats, label, priority, grouped)
+
+        made = backward.results(turn, given, made, exchange)
+    for place, output in zip(places, made):
+        outputs[place] = output
+    return outputs
+
+
+def _recorded_rows(
+    turn: Turn, inputs: Sequence[NDArray], outputs: list[NDArray], plan: reduce_ops.Plan, op: ReduceOp, priority: Any
+) -> list[NDArray]:
+    """The results of a reducescatter inside autograd.record(). The gradient of each is gathered from all ranks."""
+    for place, (tensor, output) in enumerate(zip(inputs, outputs)):
+        if arrays.kind(tensor) != "float":
+            continue
+        if plan.op != "sum":
+            made = backward.refused([tensor], [output], _without_gradient(turn, plan.op))
+        else:
+            each, more = divmod(tensor.shape[0], turn.core.size())
+            rows = [each + (rank < more) for rank in range(turn.core.size())]
+            exchange = _gather_of_rows(rows, plan.first * plan.scale, priority)
+            made = backward.results(turn, [tensor], [output], exchange, f", array {place}" if len(inputs) > 1 else "")
+        outputs[place] = made[0]
+    return outputs
+
+
+def _gather_of_rows(rows: list[int], scale: float, priority: Any) -> backward.Exchange:
+    def exchange(turn: Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        source = reduce_ops.scaled(gradients[0], scale)
+        turn.push(turn.core.push_allgather, source.handle.value, targets[0].handle.value, rows, priority, label=label)
+
+    return exchange
+
+
+def _sum_at_root(root: int, priority: Any) -> backward.Exchange:
+    def exchange(turn: Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        counts = [gradients[0].size if rank == root else 0 for rank in range(turn.core.size())]
+        backward.reduce_to_owners(turn, label, gradients[0], targets[0], counts, priority)
+        if turn.core.rank() != root:
+            backward.set_zero(targets[0])
+
+    return exchange
+
+
+def _without_gradient(turn: Turn, op: str) -> str:
+    return (
+        f"{turn.call} with op={op.capitalize()} has no gradient: only Sum and Average have. Call it inside "
+        "autograd.pause(), or on an array without a gradient, such as x.detach()."
+    )
 
 
 def _push(
@@ -417,10 +532,12 @@ def _push(
     )
 
 
-def _broadcast(turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: Any, process_set: ProcessSet) -> None:
+def _broadcast(
+    turn: Turn, tensor: Any, output: Any, root_rank: Any, priority: Any, process_set: ProcessSet, label: str = ""
+) -> None:
     root = process_set._position_of(root_rank)
     priority = operation.checked_priority(priority)
-    turn.push(turn.core.push_broadcast, tensor.handle.value, [output.handle.value], root, priority)
+    turn.push(turn.core.push_broadcast, tensor.handle.value, [output.handle.value], root, priority, label=label)
 
 
 def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:

@@ -28,7 +28,7 @@ def make_room(compat: ModuleType) -> None:
     core = core_loader.load()
     array = compat.mx.nd.zeros(1, ctx=compat.mx.cpu())
     for _ in range(_ERRORS):
-        core.push_failing(array.handle.value)
+        core.push_failing(array.handle.value, "an error that makes room for others")
         with contextlib.suppress(compat.MXNetError):
             array.wait_to_read()  # removes the error from those that waitall() would raise
     _made = True

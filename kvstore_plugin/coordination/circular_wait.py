@@ -43,7 +43,7 @@ _WAITS = {
     os.path.join("mxnet", "ndarray", "utils.py"): {"save"},
     os.path.join("world", "process.py"): {"wait"},
 }
-_CUSTOM = os.path.join("mxnet", "operator.py")
+_CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 _thread: threading.Thread | None = None
@@ -279,6 +279,8 @@ def _called(name: str) -> str:
         return "a call that waits for all workers"
     if rest == "unnamed":
         return "an operation without a name"
+    if rest.startswith("backward of "):
+        return f"the {rest}"
     if rest.startswith("first use of "):
         return "the first use of a store 'mykv'" if rest.endswith(" kv") else f"the {rest}"
     return f"step() of {scope}" if "trainer" in scope else name

@@ -43,11 +43,11 @@ def test_many_operations_fail_and_the_process_goes_on(rank):
 def test_room_for_errors_leaves_errors_of_others_as_they_are(rank, monkeypatch):
     mykv.init()
     other = array(np.zeros(1, "float32"))
-    core.load().push_failing(other.handle.value)
+    core.load().push_failing(other.handle.value, "planted")
     monkeypatch.setattr(engine_errors, "_made", False)
     calls = []
     push = core.load().push_failing
-    monkeypatch.setattr(core.load(), "push_failing", lambda handle: (calls.append(handle), push(handle)))
+    monkeypatch.setattr(core.load(), "push_failing", lambda handle, text: (calls.append(handle), push(handle, text)))
     began = time.monotonic()
     engine_errors.make_room(mxnet_compat)
     seconds = time.monotonic() - began
@@ -55,7 +55,7 @@ def test_room_for_errors_leaves_errors_of_others_as_they_are(rank, monkeypatch):
     assert seconds < 2, seconds
     engine_errors.make_room(mxnet_compat)
     assert len(calls) == engine_errors._ERRORS
-    with pytest.raises(mx.MXNetError, match="an error that makes room"):
+    with pytest.raises(mx.MXNetError, match="planted"):
         other.wait_to_read()
     mx.nd.waitall()  # which finds nothing more
 

@@ -33,6 +33,7 @@ class _Page(NamedTuple):
 # more than MXNet, begin with "``` py" instead. The pages on migration have tests of their own (test_docs.py).
 _SAME_WEIGHTS = "mykv.check_in_step(net.collect_params())\n"
 _PROGRAMS = {
+    "backward.md": _Page(r"rank 1: \(32, 4\)", only_1=False),
     "batchnorm.md": _Page("", only_1=False, more=_SAME_WEIGHTS),
     "checkpoints.md": _Page("", only_1=False, more=_SAME_WEIGHTS),
     "compression.md": _Page(""),

@@ -165,7 +165,7 @@ def test_update_after_the_error_of_allreduce_grads_was_caught(rank, gather, kind
         training.backward()
         first = next(iter(structure(training.net).values())).grad()
         if wrong and rank == 1:
-            mykv.world.process.core.push_failing(first.handle.value)
+            mykv.world.process.core.push_failing(first.handle.value, "planted")
         training.trainer.allreduce_grads()
         if wrong and rank in who:
             with pytest.raises(MXNetError):

@@ -1,0 +1,156 @@
+"""Operations of this package in the graph that autograd.record() makes.
+
+MXNet calls the backward function in threads that it keeps for operators written in Python, when the gradients of the
+outputs are ready. The function pushes operations into the engine and returns: it waits for nothing.
+
+mx.autograd.Function does the same, but it loses a gradient that is to be added to an earlier gradient
+(``grad_req='add'``), and its errors have no text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from typing import Any, Callable, NamedTuple, Sequence
+
+from ..world import core as core_loader
+from . import arrays, forks
+from .mxnet import MXNetError, NDArray, autograd, mx
+
+# How MXNet wants a gradient.
+_NOTHING, _ADDED = 0, 3
+
+Backward = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
+
+
+def is_recorded(array: NDArray) -> bool:
+    """Whether autograd knows an array: a gradient is attached to it, or it is a recorded result. Waits for nothing."""
+    try:
+        autograd.get_symbol(array)
+    except MXNetError:
+        return False
+    return True
+
+
+def variable(like: NDArray) -> NDArray:
+    """A new array with an attached gradient, for an operation whose inputs autograd does not know."""
+    with arrays.not_recorded():
+        made = mx.nd.zeros((1,), ctx=like.context)
+        made.attach_grad()
+    return made
+
+
+def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Backward) -> list[NDArray]:
+    """Record an operation that has run, or runs, outside of what MXNet knows. Only inside autograd.record().
+
+    Parameters
+    ----------
+    inputs : sequence of NDArray
+        At least one that autograd knows.
+    outputs : sequence of NDArray
+        New arrays of the operation.
+    backward : callable
+        Is called with the gradients of the outputs and the arrays for the gradients of the inputs, all of mx.nd, which
+        it writes by operations of the engine. An exception becomes an error of these arrays.
+
+    Returns
+    -------
+    list of NDArray
+        The outputs as recorded results, which share the memory of `outputs`.
+    """
+    forks.wait_before_forks()
+    inputs = [_guarded(one) for one in inputs]
+    key = next(_keys)
+    entry = _entries[key] = _entry(key, backward)
+    try:
+        mx.base.check_call(
+            mx.base._LIB.MXCustomFunctionRecord(
+                ctypes.c_int(len(inputs)),
+                mx.base.c_handle_array(inputs),
+                ctypes.c_int(len(outputs)),
+                mx.base.c_handle_array(outputs),
+                ctypes.byref(entry.callbacks),
+            )
+        )
+    except BaseException:
+        _entries.pop(key, None)
+        raise
+    return [_guarded(one) for one in outputs]
+
+
+def fail(array: NDArray, reason: str) -> None:
+    """Let an array carry an error with this text."""
+    core_loader.load().push_failing(array.handle.value, reason)
+
+
+def _guarded(array: NDArray) -> NDArray:
+    """A view of all of an array, whose gradient is an array of its own in the usual layout.
+
+    On the way to an operator in Python: MXNet passes to the operator a plain copy of a gradient that is in oneDNN's
+    layout, and frees the copy before the operator has run. On the way to an input: otherwise the operator would write
+    the gradient that is attached to the input, and hold it until the other ranks have come. If their backward passes
+    run in another order, that would be a deadlock. A slice computes its gradient by a copy; a reshape need not.
+    """
+    with mx.util.np_shape(True):
+        if not array.size:
+            return array.reshape(array.shape)
+        if not array.shape:
+            return _guarded(array.reshape((1,))).reshape(())
+        return array._slice(0, array.shape[0])
+
+
+_BackwardFunction = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_int),
+    ctypes.c_int,
+    ctypes.c_void_p,
+)
+_DeleteFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+class _Entry(NamedTuple):
+    """What MXNet refers to until it frees the recorded operation."""
+
+    backward: Backward
+    callbacks: Any
+    kept: tuple
+
+
+def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, key: int) -> int:
+    owned = [NDArray(ctypes.c_void_p(pointers[i])) for i in range(count + wanted)]
+    gradients, targets = owned[:count], owned[count:]
+    asked = [requests[i] for i in range(wanted)]
+    try:
+        with mx.util.np_shape(True):
+            written = [
+                arrays.empty(one.shape, one) if how in (_NOTHING, _ADDED) else one for one, how in zip(targets, asked)
+            ]
+            _entries[key].backward(gradients, written)
+            for target, one, how in zip(targets, written, asked):
+                if how == _ADDED:
+                    target += one
+    except Exception as error:
+        for target in targets:
+            fail(target, str(error) or type(error).__name__)
+    return 1
+
+
+def _free(key: int) -> int:
+    _entries.pop(key, None)
+    return 1
+
+
+_functions = (_BackwardFunction(_run), _DeleteFunction(_free))
+_entries: dict[int, _Entry] = {}
+_keys = itertools.count(1)  # 0 would reach a callback as None
+
+
+def _entry(key: int, backward: Backward) -> _Entry:
+    functions = (ctypes.CFUNCTYPE(ctypes.c_int) * 2)(
+        *(ctypes.cast(one, ctypes.CFUNCTYPE(ctypes.c_int)) for one in _functions)
+    )
+    contexts = (ctypes.c_void_p * 2)(key, key)
+    return _Entry(backward, mx.base.MXCallbackList(2, functions, contexts), (functions, contexts))
