@@ -6,6 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 from harness.marks import long
 from harness.support import IS_2
@@ -102,6 +103,17 @@ def test_gluon_script_learns(mpirun):
     epochs = re.findall(r"^epoch +(\d+): loss ([\d.]+), accuracy ([\d.]+)%", result.stdout, re.MULTILINE)
     assert [int(number) for number, _, _ in epochs] == list(range(1, 13)), result.text
     assert float(epochs[-1][1]) < 0.1 * float(epochs[0][1]) and float(epochs[-1][2]) >= 96, result.text
+
+
+@pytest.mark.parametrize("name", ["contrastive.py", "divided_embedding.py", "divided_layers.py"])
+def test_gradients_through_collectives_give_what_one_process_gives(mpirun, tmp_path, name):
+    for ranks in (1, 2):
+        result = mpirun(ranks, _EXAMPLES / name, "--save", tmp_path / f"{ranks}.npz", timeout=120)
+        assert result.code == 0 and "step 20: loss" in result.stdout, result.text
+    alone, together = (np.load(tmp_path / f"{ranks}.npz") for ranks in (1, 2))
+    for each in alone.files:  # the loss and the weights after 20 steps
+        np.testing.assert_allclose(together[each], alone[each], rtol=0, atol=1e-6)
+    assert len((_EXAMPLES / name).read_text().splitlines()) <= 120
 
 
 @pytest.mark.long
