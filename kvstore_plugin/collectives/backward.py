@@ -18,6 +18,7 @@ from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import MXNetError, NDArray, autograd
 from ..coordination import hook_operations, operation
 from ..world import process
+from . import reduce_ops
 
 # Up to so many calls under one name have backward passes with different names. Further calls share the names, but their
 # labels differ: operations that do not belong together fail, and are never summed.
@@ -174,3 +175,25 @@ def reduce_to_owners(
         priority=priority,
         label=label,
     )
+
+
+def gather_of_rows(rows: list[int], scale: float, priority: int) -> Exchange:
+    """The exchange that gathers the gradients of all ranks, of so many rows each, times a factor."""
+
+    def exchange(turn: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        source = reduce_ops.scaled(gradients[0], scale)
+        turn.push(turn.core.push_allgather, source.handle.value, targets[0].handle.value, rows, priority, label=label)
+
+    return exchange
+
+
+def sum_at_root(root: int, priority: int) -> Exchange:
+    """The exchange that sums the gradients of all ranks at one rank; the others get zeros."""
+
+    def exchange(turn: operation.Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+        counts = [gradients[0].size if rank == root else 0 for rank in range(turn.core.size())]
+        reduce_to_owners(turn, label, gradients[0], targets[0], counts, priority)
+        if turn.core.rank() != root:
+            set_zero(targets[0])
+
+    return exchange

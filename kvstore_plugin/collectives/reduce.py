@@ -267,7 +267,7 @@ def broadcast(
             _broadcast(turn, tensor, output, root_rank, priority, process_set)
             return output
         _broadcast(turn, tensor, output, root_rank, priority, process_set, backward.labelled("broadcast"))
-        exchange = _sum_at_root(process_set._position_of(root_rank), priority)
+        exchange = backward.sum_at_root(process_set._position_of(root_rank), priority)
         return backward.results(turn, [tensor], [output], exchange)[0]
 
 
@@ -478,30 +478,11 @@ def _recorded_rows(
         if plan.op != "sum":
             made = backward.refused([tensor], [output], _without_gradient(turn, plan.op))
         else:
-            each, more = divmod(tensor.shape[0], turn.core.size())
-            rows = [each + (rank < more) for rank in range(turn.core.size())]
-            exchange = _gather_of_rows(rows, plan.first * plan.scale, priority)
+            rows = rows_of_ranks(tensor.shape[0], turn.core.size())
+            exchange = backward.gather_of_rows(rows, plan.first * plan.scale, priority)
             made = backward.results(turn, [tensor], [output], exchange, f", array {place}" if len(inputs) > 1 else "")
         outputs[place] = made[0]
     return outputs
-
-
-def _gather_of_rows(rows: list[int], scale: float, priority: Any) -> backward.Exchange:
-    def exchange(turn: Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-        source = reduce_ops.scaled(gradients[0], scale)
-        turn.push(turn.core.push_allgather, source.handle.value, targets[0].handle.value, rows, priority, label=label)
-
-    return exchange
-
-
-def _sum_at_root(root: int, priority: Any) -> backward.Exchange:
-    def exchange(turn: Turn, label: str, gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
-        counts = [gradients[0].size if rank == root else 0 for rank in range(turn.core.size())]
-        backward.reduce_to_owners(turn, label, gradients[0], targets[0], counts, priority)
-        if turn.core.rank() != root:
-            backward.set_zero(targets[0])
-
-    return exchange
 
 
 def _without_gradient(turn: Turn, op: str) -> str:
@@ -543,10 +524,15 @@ def _broadcast(
 def _own_rows(turn: Turn, tensor: NDArray) -> tuple[int, int]:
     """First row of this rank, and the row after its last row."""
     arrays.check_rows(tensor, turn.call)
-    each, more = divmod(tensor.shape[0], turn.core.size())
-    rank = turn.core.rank()
-    first = each * rank + min(rank, more)
-    return first, first + each + (rank < more)
+    rows, rank = rows_of_ranks(tensor.shape[0], turn.core.size()), turn.core.rank()
+    first = sum(rows[:rank])
+    return first, first + rows[rank]
+
+
+def rows_of_ranks(rows: int, size: int) -> list[int]:
+    """How many rows each rank gets in a reducescatter of so many rows."""
+    each, more = divmod(rows, size)
+    return [each + (rank < more) for rank in range(size)]
 
 
 def _share(whole: NDArray, first: int, last: int) -> NDArray:

@@ -225,6 +225,21 @@ class BatchNorm(gluon.nn.BatchNorm):
             return self.normalized(ndarray, *(one.as_nd_ndarray() for one in given)).as_np_ndarray()
 
 
+class BlockOfOneInput(gluon.HybridBlock):
+    """A block without parameters whose forward pass, hybridized or not, is the method exchanged(F, x)."""
+
+    if MAJOR == 1:
+
+        def hybrid_forward(self, F: Any, x: Any) -> Any:
+            result = self.exchanged(F, x.as_nd_ndarray())
+            return result.as_np_ndarray() if mx.util.is_np_array() else result
+
+    else:
+
+        def forward(self, x: Any) -> Any:
+            return self.exchanged(ndarray, x.as_nd_ndarray()).as_np_ndarray()
+
+
 def view_of_memory(memory: Any, like: NDArray) -> NDArray:
     """An array over the memory of a numpy array, without a copy; of mx.np or mx.nd as `like`."""
     view = ndarray.from_numpy(memory, zero_copy=True)

@@ -9,16 +9,17 @@ mx.autograd.Function does the same, but it loses a gradient that is to be added 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from ..world import core as core_loader
 from . import arrays, forks
 from .mxnet import MXNetError, NDArray, autograd, mx
 
 # How MXNet wants a gradient.
-_NOTHING, _ADDED = 0, 3
+_NOTHING, _ADDED = (0, "null"), (3, "add")
 
 Backward = Callable[[Sequence[NDArray], Sequence[NDArray]], None]
 
@@ -78,6 +79,35 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     return [_guarded(one) for one in outputs]
 
 
+@contextlib.contextmanager
+def written(targets: Sequence[NDArray], asked: Sequence[Any]) -> Iterator[list[NDArray]]:
+    """A context in which the arrays are to be written, from which an operator in Python takes what MXNet asks for.
+
+    An exception becomes an error of the targets.
+
+    Parameters
+    ----------
+    targets : sequence of NDArray
+        The outputs of the operator.
+    asked : sequence of int or str
+        How MXNet wants each, as numbers or names.
+    """
+    targets = [one.as_nd_ndarray() for one in targets]
+    try:
+        with mx.util.np_shape(True):
+            outputs = [
+                arrays.empty(one.shape, one) if how in _NOTHING or how in _ADDED else one
+                for one, how in zip(targets, asked)
+            ]
+            yield outputs
+            for target, one, how in zip(targets, outputs, asked):
+                if how in _ADDED:
+                    target += one
+    except Exception as error:
+        for target in targets:
+            fail(target, str(error) or type(error).__name__)
+
+
 def fail(array: NDArray, reason: str) -> None:
     """Let an array carry an error with this text."""
     core_loader.load().push_failing(array.handle.value, reason)
@@ -123,18 +153,8 @@ def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, k
     owned = [NDArray(ctypes.c_void_p(pointers[i])) for i in range(count + wanted)]
     gradients, targets = owned[:count], owned[count:]
     asked = [requests[i] for i in range(wanted)]
-    try:
-        with mx.util.np_shape(True):
-            written = [
-                arrays.empty(one.shape, one) if how in (_NOTHING, _ADDED) else one for one, how in zip(targets, asked)
-            ]
-            _entries[key].backward(gradients, written)
-            for target, one, how in zip(targets, written, asked):
-                if how == _ADDED:
-                    target += one
-    except Exception as error:
-        for target in targets:
-            fail(target, str(error) or type(error).__name__)
+    with written(targets, asked) as outputs:
+        _entries[key].backward(gradients, outputs)
     return 1
 
 

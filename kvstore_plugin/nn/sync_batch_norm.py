@@ -6,7 +6,7 @@ allreduce of the sums into the engine, and behind it a second custom operator, w
 waits for other workers. The backward pass does the same.
 
 A custom operator must not get an array in oneDNN's blocked layout: MXNet passes a plain copy to the operator, and frees
-the copy before the operator has run. The same holds for gradients. So the operator stands between two copies (_plain).
+the copy before the operator has run. The same holds for gradients. So the operator stands between two copies (plain).
 
 Calls are matched by the number of the layer and the number of the call. The workers agree on the number of a layer when
 they first call it in training, since a worker alone may copy networks and make others. Forward passes of a layer run in
@@ -32,6 +32,7 @@ from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 from . import batch_norm_math
+from .plain_copies import plain
 
 _LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forward", "mykv_sync_batch_norm_backward"
 
@@ -229,7 +230,7 @@ class SyncBatchNorm(BatchNorm):
             )
         options = {name: self._kwargs[name] for name in ("axis", "eps", "momentum", "fix_gamma", "use_global_stats")}
         data, *others = inputs
-        return _plain(F, F.Custom(_plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options))
+        return plain(F, F.Custom(plain(F, data), *others, op_type=_LAYER, scope=self._calls.key, **options))
 
     def _begin(self, first_use: operation_names.FirstUse) -> None:
         self._calls = _Calls(self, self._process_set, first_use)
@@ -247,17 +248,6 @@ class SyncBatchNorm(BatchNorm):
 def _first_use(process_set: Any) -> operation_names.FirstUse:
     call = "the first forward pass of a SyncBatchNorm in training"
     return operation_names.FirstUse(process_set, "sync_batch_norm", call)
-
-
-def _plain(F: Any, data: Any) -> Any:
-    """A copy in the usual layout; its gradient is in the usual layout too.
-
-    SwapAxis of an axis with itself is a plain copy, forward and backward, and the fastest of the operators that were
-    tried. It has no implementation for oneDNN's layouts, and its output never shares the memory of its input. If an
-    operator's output may share it, as in a multiplication by 1, an array keeps its blocked layout in a hybridized
-    network.
-    """
-    return F.SwapAxis(data, dim1=0, dim2=0)
 
 
 class _Prop(mx.operator.CustomOpProp):
