@@ -56,7 +56,7 @@ class Clipping:
         self._reducers = list(reducers)
         self._carrier = carrier
         self._squares = Squares(None if carrier is None else carrier.process_set)
-        self._fence = Fence(parameters, reducers[0]._scope if reducers else "")
+        self._fence = Fence(parameters, "" if carrier is None else carrier._scope)
         self._only_fresh = False
         self._is_added_up = False  # in this step
         self.norm: NDArray | None = None
