@@ -113,12 +113,14 @@ def results(
     number = turn.core.last_turn(turn.name)
     process_set, call, generation = turn.process_set, f"backward of {turn.call}{suffix}", process.generation
     name = f"{process_set._scope}/{call}, number {number % _NAMES}"
-    shapes = [one.shape for one in inputs]
+    shapes, dtypes = [one.shape for one in inputs], [one.as_nd_ndarray().dtype for one in inputs]
     known = [position for position, one in enumerate(inputs) if recorded.is_recorded(one)]
 
     def backward(gradients: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
         if generation != process.generation:
             raise RuntimeError(f"mykv: {call} comes after another init() than the call. Record the call again.")
+        # The argument of y.backward() may have another dtype than y.
+        gradients = [one if one.dtype == dtype else one.astype(dtype) for one, dtype in zip(gradients, dtypes)]
         if not known:
             # MXNet holds the memory that it has passed until the operations on it have ended, and gives the memory to
             # later gradients. These need not wait here, where nothing waits for the result: the pass of a rank that has

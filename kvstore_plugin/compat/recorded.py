@@ -57,10 +57,13 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     Returns
     -------
     list of NDArray
-        The outputs as recorded results, which share the memory of `outputs`.
+        The outputs as recorded results: these arrays, or views of them.
     """
     forks.wait_before_forks()
-    inputs = [_guarded(one) for one in inputs]
+    # Otherwise the operator would write the gradient that is attached to the input, and hold it until the other ranks
+    # have come: a deadlock if their backward passes run in another order.
+    with mx.util.np_shape(True):
+        inputs = [one if one.grad is None else one.reshape(one.shape) for one in inputs]
     key = next(_keys)
     entry = _entries[key] = _entry(key, backward)
     try:
@@ -76,7 +79,9 @@ def record(inputs: Sequence[NDArray], outputs: Sequence[NDArray], backward: Back
     except BaseException:
         _entries.pop(key, None)
         raise
-    return [_guarded(one) for one in outputs]
+    # MXNet passes to the operator a plain copy of a gradient that is in a layout of oneDNN, and frees the copy before
+    # the operator has run.
+    return [_view(one) if _may_have_a_layout(one) else one for one in outputs]
 
 
 @contextlib.contextmanager
@@ -113,20 +118,22 @@ def fail(array: NDArray, reason: str) -> None:
     core_loader.load().push_failing(array.handle.value, reason)
 
 
-def _guarded(array: NDArray) -> NDArray:
+def _view(array: NDArray) -> NDArray:
     """A view of all of an array, whose gradient is an array of its own in the usual layout.
 
-    On the way to an operator in Python: MXNet passes to the operator a plain copy of a gradient that is in oneDNN's
-    layout, and frees the copy before the operator has run. On the way to an input: otherwise the operator would write
-    the gradient that is attached to the input, and hold it until the other ranks have come. If their backward passes
-    run in another order, that would be a deadlock. A slice computes its gradient by a copy; a reshape need not.
+    It is a slice, since the gradient of a slice is always a copy; that of a reshape may be the same memory.
     """
     with mx.util.np_shape(True):
-        if not array.size:
-            return array.reshape(array.shape)
-        if not array.shape:
-            return _guarded(array.reshape((1,))).reshape(())
         return array._slice(0, array.shape[0])
+
+
+def _may_have_a_layout(array: NDArray) -> bool:
+    """Whether an operator may leave the gradient of an array in a layout of oneDNN: vectors and matrices have none."""
+    return (
+        array.size > 0
+        and len(array.shape) > 2
+        and arrays.dtype_name(array.as_nd_ndarray().dtype) in ("float32", "bfloat16")
+    )
 
 
 _BackwardFunction = ctypes.CFUNCTYPE(
@@ -153,7 +160,7 @@ def _run(count: int, wanted: int, pointers: Any, requests: Any, is_train: int, k
     owned = [NDArray(ctypes.c_void_p(pointers[i])) for i in range(count + wanted)]
     gradients, targets = owned[:count], owned[count:]
     asked = [requests[i] for i in range(wanted)]
-    with written(targets, asked) as outputs:
+    with arrays.not_recorded(), written(targets, asked) as outputs:  # NaiveEngine may be inside autograd.record()
         _entries[key].backward(gradients, outputs)
     return 1
 

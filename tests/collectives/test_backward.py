@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from harness.collectives_model import own_rows
 from harness.support import MXNetError, array, mx, numbers, value
+from kvstore_plugin.compat import recorded, references
 from mxnet import autograd
 
 _NAIVE = {"MXNET_ENGINE_TYPE": "NaiveEngine"}
@@ -60,6 +61,12 @@ def test_allreduce(rank, size, kind, dtype):
             expected = total * (before * after / (size if op is mykv.Average else 1))
             np.testing.assert_allclose(value(x.grad), expected, rtol=1e-3 if dtype == "float16" else 1e-6)
             assert type(y) is type(x)
+            if dtype == "float32" and shape:
+                x.grad[:] = 0
+                with autograd.record():
+                    y = mykv.allreduce(x, op=mykv.Sum)
+                y.backward(array(np.ones(shape, "float64"), kind))  # MXNet takes another dtype here
+                np.testing.assert_array_equal(value(x.grad), np.full(shape, size))
 
 
 @pytest.mark.ranks(1, 2, 3)
@@ -310,12 +317,40 @@ def test_behind_layers_whose_gradient_has_a_layout_of_its_own(rank, size, gather
 
 @pytest.mark.ranks(2, env=_NAIVE)
 def test_an_engine_that_blocks(rank, size):
-    x = _attached(numbers(rank, (4,)))
+    x = _attached(numbers(rank, (4,)), grad_req="add")
     with autograd.record():
         y = mykv.allgather(mykv.allreduce(x, op=mykv.Sum))
-    _backward(y, rank)
+        _backward(y, rank)
     total = sum(_everyones_weights(size, (8,)))
     np.testing.assert_array_equal(value(x.grad), total[:4] + total[4:])
+
+
+@pytest.mark.ranks(4, env={"MYKV_VIRTUAL_HOSTS": "2"})
+def test_over_two_hosts(rank, size):
+    x = _attached(numbers(rank, (4, 3)))
+    with autograd.record():
+        y = mykv.allgather(mykv.broadcast(mykv.allreduce(x, op=mykv.Average), 3))
+        loss = (mykv.reducescatter(y, op=mykv.Sum) ** 2).sum() + (mykv.alltoall(x) * rank).sum()
+    loss.backward()
+    mean = sum(numbers(r, (4, 3)) for r in range(size)) / size
+    # y has the mean four times, and is added up four times: the sum of squares is 4 * 16 * mean ** 2.
+    expected = 2 * 4 * 16 * mean / size + np.arange(4)[:, None]
+    np.testing.assert_allclose(value(x.grad), expected, rtol=1e-6)
+
+
+@pytest.mark.ranks(1)
+def test_nothing_is_kept_of_a_graph_that_is_gone():
+    x = _attached(np.ones(3, "float32"))
+    before = set(recorded._entries)
+    for runs in (True, False):
+        with autograd.record():
+            y = mykv.allreduce(x, op=mykv.Sum)
+        if runs:
+            y.backward()
+        del y
+        mx.nd.waitall()
+        references.settle(lambda: not set(recorded._entries) - before)
+        assert not set(recorded._entries) - before
 
 
 @pytest.mark.ranks(3)
