@@ -115,6 +115,11 @@ PYTHON = {
         "join",
         "check_in_step",
     ],
+    "kvstore_plugin/as_horovod/horovod/__init__.py": ["as_horovod"],
+    "kvstore_plugin/as_horovod/horovod/common.py": ["as_horovod"],
+    "kvstore_plugin/as_horovod/horovod/mxnet.py": ["as_horovod"],
+    "kvstore_plugin/as_horovod/horovod/runner.py": ["as_horovod"],
+    "kvstore_plugin/collectives/backward.py": ["backward"],
     "kvstore_plugin/collectives/compression.py": ["collectives", "gradient_compression", "local_trainer_compression"],
     "kvstore_plugin/collectives/gather.py": ["collectives", "collectives_bad_input", "collectives_random"],
     "kvstore_plugin/collectives/gradient_compression.py": [
@@ -145,6 +150,7 @@ PYTHON = {
     "kvstore_plugin/compat/mxnet.py": ["patches", "process", "kvstore", "engine_errors"],
     "kvstore_plugin/compat/patches.py": ["patches"],
     "kvstore_plugin/compat/state_tree.py": ["sharded_optimizer", "elastic", "broadcast_states"],
+    "kvstore_plugin/compat/recorded.py": ["backward", "collective_blocks"],
     "kvstore_plugin/coordination/agreement.py": [
         "broadcast_parameters",
         "objects",
@@ -206,6 +212,8 @@ PYTHON = {
     "kvstore_plugin/integrations/module_api.py": ["module_api"],
     "kvstore_plugin/integrations/separate_steps.py": ["separate_steps"],
     "kvstore_plugin/nn/batch_norm_math.py": ["sync_batch_norm"],
+    "kvstore_plugin/nn/collective_blocks.py": ["collective_blocks"],
+    "kvstore_plugin/nn/plain_copies.py": ["collective_blocks", "sync_batch_norm"],
     "kvstore_plugin/nn/sync_batch_norm.py": ["sync_batch_norm"],
     "kvstore_plugin/parameters/aux_params.py": ["aux_params"],
     "kvstore_plugin/parameters/broadcast.py": ["broadcast_parameters", "process_sets_of_trainers", "trainer"],
