@@ -144,7 +144,8 @@ void parse_compressed(const uint8_t* data, size_t bytes) {
   const auto choice = source.number<uint8_t>();
   const bool right_header = (choice & 1) != 0;
   const DType dtype = (choice & 2) != 0 ? DType::float64 : DType::float32;
-  const auto& compressor = compress::compressor_of(kTexts[(choice >> 2) % std::size(kTexts)]);
+  const std::string text = kTexts[(choice >> 2) % std::size(kTexts)];
+  const auto& compressor = compress::compressor_of(text);
   size_t count = source.number<uint16_t>();
   count = count < 65000 ? count % 1500 : 65536 - 8 + count % 16;  // where indices become longer
   const compress::Piece piece{dtype, count, count + source.number<uint8_t>() * size_t{1000}};

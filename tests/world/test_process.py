@@ -76,6 +76,7 @@ _WRONG = {
     "MYKV_GPU_HOSTS": "",
     "MYKV_KERNELS": "sse4.1",
     "MYKV_REPORT": "0.5",
+    "MYKV_RESTART": "once",
     "MYKV_VERBOSE": "2",
     "MYKV_AUTO_REGISTER": "yes",
 }
