@@ -35,7 +35,7 @@ _made = itertools.count()
 class _Collective(BlockOfOneInput):
     """What the blocks share."""
 
-    def __init__(self, process_set: ProcessSet, **kwargs: Any) -> None:
+    def __init__(self, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         process.require()
         first_use = self._first_use(process_set)
         process_sets.check(process_set)
@@ -88,11 +88,19 @@ class _Collective(BlockOfOneInput):
 class _Reducing(_Collective):
     """A block with an operator."""
 
-    def __init__(self, op: Any, scaling: tuple[Any, Any], process_set: ProcessSet, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        op: ReduceOp = Average,
+        prescale_factor: float = 1.0,
+        postscale_factor: float = 1.0,
+        *,
+        process_set: ProcessSet = global_process_set,
+        **kwargs: Any,
+    ) -> None:
         if reduce_ops.chosen(op, None) not in (reduce_ops.Average, reduce_ops.Sum):
             raise ValueError(f"op must be Average or Sum in a block, not {op}, which has no gradient.")
-        super().__init__(process_set, **kwargs)
-        self._op, self._scaling = op, scaling
+        super().__init__(process_set=process_set, **kwargs)
+        self._op, self._scaling = op, (prescale_factor, postscale_factor)
 
     def _plan(self, x: NDArray) -> reduce_ops.Plan:
         return reduce_ops.plan(self._op, [x], *self._scaling, self._process_set.size())
@@ -131,17 +139,6 @@ class AllReduce(_Reducing):
     (32, 2)
     """
 
-    def __init__(
-        self,
-        op: ReduceOp = Average,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        *,
-        process_set: ProcessSet = global_process_set,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(op, (prescale_factor, postscale_factor), process_set, **kwargs)
-
     def _push_forward(self, turn: operation.Turn, label: str, x: NDArray, y: NDArray) -> None:
         self._reduce(turn, f"{label}, {self._plan(x).label}", x, y)
 
@@ -166,17 +163,6 @@ class ReduceScatter(_Reducing):
     TypeError, ValueError
         As for `AllReduce`.
     """
-
-    def __init__(
-        self,
-        op: ReduceOp = Average,
-        prescale_factor: float = 1.0,
-        postscale_factor: float = 1.0,
-        *,
-        process_set: ProcessSet = global_process_set,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(op, (prescale_factor, postscale_factor), process_set, **kwargs)
 
     def _rows(self, rows: int) -> list[int]:
         return reduce.rows_of_ranks(rows, self._process_set.size())
@@ -210,9 +196,6 @@ class AllGather(_Collective):
         As for `AllReduce`.
     """
 
-    def __init__(self, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
-        super().__init__(process_set, **kwargs)
-
     def _output_shape(self, shape: Sequence[int]) -> Sequence[int]:
         return [shape[0] * self._process_set.size(), *shape[1:]]
 
@@ -241,7 +224,7 @@ class Broadcast(_Collective):
     """
 
     def __init__(self, root_rank: int, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
-        super().__init__(process_set, **kwargs)
+        super().__init__(process_set=process_set, **kwargs)
         self._root = process_set._position_of(root_rank)
 
     def _push_forward(self, turn: operation.Turn, label: str, x: NDArray, y: NDArray) -> None:
@@ -264,9 +247,6 @@ class AllToAll(_Collective):
     TypeError, ValueError
         As for `AllReduce`; in the forward pass an MXNetError if the rows cannot be divided equally.
     """
-
-    def __init__(self, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
-        super().__init__(process_set, **kwargs)
 
     def _output_shape(self, shape: Sequence[int]) -> Sequence[int]:
         if shape[0] % self._process_set.size():
