@@ -112,7 +112,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
     return late_ranks_.waiting_for_this(names, turn_of);
   }
   // Ends the operations under these names that some rank has not arrived at, with an error on all ranks, also on ranks
-  // that arrive later. No-op for operations that all ranks have arrived at, and for those that this rank has waited in
+  // that arrive later. Leaves alone operations at which all ranks have arrived, and those in which this rank has waited
   // for less than `least_seconds`.
   void give_up(const std::unordered_map<std::string, Cause>& reasons, double least_seconds = 0);
   // This rank breaks down, with this reason: used when another rank has arrived and does not go on.

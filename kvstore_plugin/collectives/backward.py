@@ -67,7 +67,7 @@ def state(tensor: NDArray) -> int:
 
 
 def is_needed(turn: operation.Turn, states: np.ndarray) -> bool:
-    """Whether a call is recorded, of which the ranks have told these states.
+    """Whether a call is recorded, from the states that the ranks have told each other.
 
     Raises
     ------

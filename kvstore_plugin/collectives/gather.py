@@ -206,7 +206,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 class _Sending(operation.Turn):
-    """The turn in the rows of an alltoall, an operation of which the core makes several."""
+    """The turn in which an alltoall sends its rows. The core makes several operations of it."""
 
     __slots__ = ("_tensor",)
 

@@ -217,8 +217,8 @@ def _wait(core: Any, name: str, work: Any, goes_on: Callable[[], bool]) -> None:
 def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: float) -> None:
     """Give up the operations in which the ranks of a circle waited when they told.
 
-    A rank of which another rank has given up the operation goes on at once. What it has begun since belongs to no
-    circle: the other ranks come there as soon as they have their error.
+    Another rank may have given up the operation in which this rank waited. Then this rank has gone on, and what it has
+    begun since belongs to no circle: the other ranks come there as soon as they have their error.
 
     An operation that was given up has failed for all ranks, also for a rank that had not come yet: it gets the error
     when it comes. If it did not, its call would be matched with a later call of the other ranks.
