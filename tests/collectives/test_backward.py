@@ -366,4 +366,4 @@ def test_a_process_set(rank, size):
         mine = slice(0, 4) if rank == 0 else slice(4, 8)
         # With s = allreduce(allgather(x)), y = s + broadcast(s): each term gives the total to s, and both ranks add up.
         np.testing.assert_array_equal(value(x.grad), 4 * total[mine])
-    mykv.barrier()
+    mykv.remove_process_set(some)

@@ -118,6 +118,10 @@ class RankPlugin:
         self._take_settings(item)
         self._agree_on_examples(item)
         reports = runtestprotocol(item, log=False, nextitem=None)
+        left = _process_sets_left()
+        if left and all(report.passed for report in reports):
+            why = f"{node_id} leaves process sets, with which a later test of these ranks fails: {left}."
+            reports.append(pytest.TestReport(node_id, item.location, {}, "failed", why, "teardown"))
         return [to_dict(config=session.config, report=report) for report in reports]
 
     def _take_settings(self, item: pytest.Item) -> None:
@@ -178,6 +182,11 @@ class RankPlugin:
 
         handle.inner_test = agreed
         handle.agreed = True
+
+
+def _process_sets_left() -> list[tuple[int, ...]]:
+    sets = sys.modules.get("kvstore_plugin.coordination.process_sets")
+    return [] if sets is None else [known.ranks for known in sets._known.values()]
 
 
 def _hypothesis_profile() -> None:
