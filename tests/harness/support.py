@@ -81,7 +81,7 @@ def checksum(net) -> str:
 def dense_network(seed: int, inputs: int = 6, widths: tuple = (8, 5, 2), dtype: str = "float32", ctx=None):
     """A multilayer perceptron with known shapes, its values drawn by numpy from `seed`."""
     net = nn.HybridSequential()
-    with _name_scope(net):
+    with name_scope(net):
         for width in widths:
             net.add(nn.Dense(width, activation="tanh", in_units=inputs, dtype=dtype))
             inputs = width
@@ -93,7 +93,7 @@ def dense_network(seed: int, inputs: int = 6, widths: tuple = (8, 5, 2), dtype: 
 def conv_network(seed: int, dtype: str = "float32", ctx=None):
     """A convolutional network for images of shape (N, 1, 8, 8), smooth, with values drawn by numpy from `seed`."""
     net = nn.HybridSequential()
-    with _name_scope(net):
+    with name_scope(net):
         net.add(
             nn.Conv2D(4, 3, padding=1, activation="tanh", in_channels=1),
             nn.AvgPool2D(),
@@ -131,7 +131,7 @@ def structure(net) -> dict:
     return dict(net.collect_params()) if IS_2 else net._collect_params_with_prefix()
 
 
-def _name_scope(block):
+def name_scope(block):
     return contextlib.nullcontext() if IS_2 else block.name_scope()
 
 
