@@ -76,17 +76,20 @@ class _Calls:
         layer = self.layer()
         if layer is None or not any(id(one) in trained and one.grad_req != "null" for one in (layer.gamma, layer.beta)):
             return
-        is_missing = self.in_evaluation and not self.in_training
-        self.in_evaluation = self.in_training = 0
-        if not is_missing or not self.process_set.included() or self._first_use.is_due():
-            return
-        scope = self._first_use.shown
-        reason = f"{scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))"
+        may_be_missing = self.in_evaluation and self.process_set.included() and not self._first_use.is_due()
         try:
-            layer.running_mean.list_data()[0].wait_to_read()  # earlier calls in training must take their turns first
+            if may_be_missing and not self.in_training:
+                layer.running_mean.list_data()[0].wait_to_read()  # until all calls in training have taken their turns
         finally:
-            next(self.numbers)
-            self.process_set._core.refuse(f"{scope}/forward", reason)
+            is_missing = may_be_missing and not self.in_training
+            self.in_evaluation = self.in_training = 0
+            if is_missing:
+                scope = self._first_use.shown
+                next(self.numbers)
+                self.process_set._core.refuse(
+                    f"{scope}/forward",
+                    f"{scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))",
+                )
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by key
@@ -363,6 +366,7 @@ class _Layer(mx.operator.CustomOp):
         super().__init__()
         self._prop = prop
         self._in_training = False
+        self._is_kept = False  # by a static graph, which runs it again without a call of the layer
         self._call = 0
         self._statistics: Any = None
 
@@ -382,6 +386,9 @@ class _Layer(mx.operator.CustomOp):
             )
             return _assign(out_data[0], req[0], result)
         prop.calls.scope()
+        if self._is_kept:
+            prop.calls.in_training += 1
+        self._is_kept = True
         self._call = next(prop.calls.numbers)
         total = _added_up(prop.calls, "forward", batch_norm_math.sums(prop.seen(data)), data)
         output = out_data[0].as_nd_ndarray()

@@ -581,11 +581,13 @@ def _set_grad_req(net, value):
         ("own", "another trainer"),
         ("stock", "stale gradients are ignored"),
         ("own", "all in evaluation mode"),
+        ("own", "a static graph is trained"),  # its operators run again without a call of the layer
     ],
 )
 def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missing(kind, between, rank, gather):
     """A picture of saliency, say, in a step in which no worker calls the layer in training."""
-    net, layer = _layer(3, "float32", {}, in_channels=3)
+    is_static = between == "a static graph is trained"
+    net, layer = _layer(3, "float32", {"static_alloc": is_static, "static_shape": is_static}, in_channels=3)
     other = nn.Dense(1, in_units=3)
     other.initialize()
 
@@ -613,8 +615,11 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
         _set_grad_req(net, "null")
     elif between == "all in evaluation mode":
         recorded(net, False)
+    elif is_static:
+        train()
+        recorded(net, True)
     if rank == 1:
-        image = array(np.ones((2, 3), "float32"))
+        image = array(np.ones((4, 3), "float32"))  # a batch of another size begins a static graph anew
         image.attach_grad()
         with autograd.record(train_mode=False):
             loss = net(image).sum()
