@@ -117,8 +117,7 @@ def write(results: Results, page: Path = PAGE) -> None:
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
     print(f"wrote {page}")
     if page == PAGE and set(_PEERS) <= set(results.about["peers"]):
-        for repeating in (ROOT / "README.md", ROOT / "docs" / "index.md"):
-            repeat_in(repeating, results)
+        repeat_in(ROOT / "README.md", results)
 
 
 def folded(title: str, text: str) -> str:
@@ -138,7 +137,7 @@ def _overview(results: Results) -> str:
 
 
 def _short(results: Results) -> str:
-    """The short table; README.md and docs/index.md repeat some of its lines, see repeat_in()."""
+    """The short table; README.md repeats some of its lines, see repeat_in()."""
     text = (
         "Lower is better, the best of a line is bold. In brackets: quartiles. mykv runs as installed or with ranks "
         "bound to cores, as `mykvrun` binds them, whichever is faster"
@@ -181,7 +180,7 @@ def quartiles(one: Spread) -> str:
 
 
 def repeat_in(page: Path, results: Results) -> None:
-    """Bring the lines of the short table that a first page repeats up to date, without quartiles."""
+    """Update the lines of the short table that README.md repeats, without quartiles."""
     folder = "" if page.parent == PAGE.parent else f"{PAGE.parent.name}/"
     rows = {row.split(" | ")[0]: row for row in _short_rows(results, brackets=False)[2:]}
     lines = page.read_text(encoding="utf-8").splitlines()

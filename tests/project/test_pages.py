@@ -15,7 +15,7 @@ from harness.support import IS_2, why_no_layers_in_bfloat16
 _ROOT = Path(__file__).parents[2]
 _DOCS = _ROOT / "docs"
 _PROGRAM = (_ROOT / "examples/train.py").read_text()
-_SHOWN = ["README.md", "docs/index.md", "docs/get-started.md"]  # where the program and its output stand
+_SHOWN = ["README.md", "docs/get-started.md"]  # where the output of the program is
 
 
 class _Page(NamedTuple):
@@ -105,9 +105,8 @@ def _numbers(text: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^epoch \d: loss (\S+), rank 0 of 2$", text, re.MULTILINE)]
 
 
-def test_the_program_is_the_same_text_everywhere():
-    for page in _SHOWN:
-        assert _PROGRAM in _blocks(_ROOT / page), f"{page} does not show examples/train.py"
+def test_the_page_shows_the_program_as_it_is():
+    assert _PROGRAM in _blocks(_DOCS / "get-started.md"), "get-started.md does not show examples/train.py"
     assert 20 <= sum(bool(line.strip()) for line in _PROGRAM.splitlines()) <= 30, "a program to be read at once"
 
 
@@ -142,20 +141,19 @@ def test_all_programs_wait_for_the_last_step_before_they_save():
     pages = [_ROOT / "README.md", *_DOCS.glob("*.md")]
     blocks = [block for page in pages for block in re.findall(r"^``` ?py.*?^```$", page.read_text(), re.M | re.S)]
     saving = [text for text in (*blocks, *map(Path.read_text, (_ROOT / "examples").glob("*.py"))) if _SAVES in text]
-    assert len(saving) >= 8
+    assert len(saving) >= 6
     for text in saving:
         assert "waitall()" in text[: text.index(_SAVES)], text
 
 
-def test_the_figures_of_the_first_pages_are_those_of_the_benchmarks():
+def test_the_figures_of_the_first_page_are_those_of_the_benchmarks():
     quartiles = r" \([\d.]+ to [\d.]+\)(?= \|)"
     measured = re.sub(quartiles, "", (_DOCS / "benchmarks.md").read_text()).splitlines()
-    for page in _SHOWN[:2]:
-        text = (_ROOT / page).read_text().replace("](docs/", "](")
-        lines = re.findall(r"^\| .* ms.*\|$|^\| 2 workers .*\|$", text, re.MULTILINE)
-        assert len(lines) >= 5, page
-        for line in lines:
-            assert line in measured, f"{page}: docs/benchmarks.md has no line {line}"
+    text = (_ROOT / "README.md").read_text().replace("](docs/", "](")
+    lines = re.findall(r"^\| .* ms.*\|$|^\| 2 workers .*\|$", text, re.MULTILINE)
+    assert len(lines) >= 5
+    for line in lines:
+        assert line in measured, f"docs/benchmarks.md has no line {line}"
 
 
 @pytest.mark.parametrize("page", ["faq.md", "optimizer-on-the-store.md", "running.md", "tuning.md"])
