@@ -10,7 +10,17 @@ from . import hosts_plots, model
 from .cases import KB, MB
 from .environments import HOME, ROOT
 from .peers import AS_INSTALLED
-from .report import another_machine, folded, quartiles, slower, write_as_asked
+from .report import (
+    TIMES,
+    against_target,
+    another_machine,
+    folded,
+    quartiles,
+    slower,
+    spread_cells,
+    write_as_asked,
+    write_times,
+)
 from .results import Results, Spread
 from .targets import Part, milliseconds, verdict
 
@@ -19,38 +29,31 @@ LINK = 1e9 / 8  # bytes per second of a link of 1 Gbit/s, each way
 _RESNET18 = 11_689_512 * 4  # bytes of its gradients
 
 _OVERVIEW = """\
-Hosts here are network namespaces of one machine, and each link has a rate that is held. Between hosts the link is the
-limit, and mykv comes close to it; Horovod and dist_sync do so too at 1 Gbit/s, so less is to be gained than
-[on one host](benchmarks.md). With slow links [compression](compression.md) and [local steps](local-steps.md) help more.
-`make bench-hosts` measures and writes this page.
+Hosts are network namespaces of one machine, with links of fixed rates. Between hosts the link is the limit, and mykv
+comes close to it. So do Horovod and dist_sync at 1 Gbit/s, so the gain is smaller than [on one host](benchmarks.md).
+With slow links [compression](compression.md) and [local steps](local-steps.md) help more. `make bench-hosts` measures
+and writes this page.
 """
 
 _METHOD = """\
-Hosts are network namespaces of one machine with names and addresses of their own (`benchmarks/network.py`); a token
-bucket filter holds each link to its rate, both ways. So hosts share cores and memory: what a host computes, others
-wait for. The limit of a link is what must cross it, 2 (n - 1) / n of the bytes each way for n hosts, by the rate; the
-headers of Ethernet, IP and TCP take 4.4% of that, so 95.6% is the most that anything over TCP can reach. What is
-compressed are normal random numbers, in shared memory, with error feedback where the compressor has it. The ranks
-start at one moment that they agree on through shared memory, the slowest one counts, and times are medians over all
-rounds.
+Each host is a network namespace with its own name and address (`benchmarks/network.py`); a token bucket filter holds
+each link to its rate, both ways. Hosts share the machine's cores and memory. The limit of a link is 2 (n - 1) / n of
+the bytes each way for n hosts, divided by the rate; headers of Ethernet, IP and TCP take 4.4%, so 95.6% can be
+reached over TCP. Compressed arrays are normal random numbers in shared memory, with error feedback where the
+compressor has it. The ranks start at a common moment, the slowest one counts, and times are medians over all rounds.
 """
 
 # Below the table while the line is missed: what was tried, what bounds it.
 _STEP = """\
-The link allows 374 ms, or 391 ms with TCP's headers. Horovod's better setting took 1.1 to 1.25 times as long as mykv in
-several runs on this machine, and as installed up to 1.8 times: 0.6 of the former would be under the link's limit."""
+The link allows 374 ms, or 391 ms with TCP's headers: 0.6 of Horovod's time would be less than the link's limit."""
 
 _TRAINING = """\
-From the last value of a step on the wire to the first one of the next the link is idle: the last layers are updated,
-and their forward and backward pass computed. That takes 50 to 60 ms of compute here, and communication 400 ms, so that
-1.06 would need half of it to go away. MXNet makes it longer: it runs up to 15 operators as one, so that a gradient
-waits for others, and updates four parameters at a time. One by one (`MXNET_EXEC_BULK_EXEC_TRAIN=0` and
-`MXNET_OPTIMIZER_AGGREGATION_SIZE=1`) each goes when it is there; these are settings of MXNet for the whole process,
-which mykv leaves to the user."""
+The link is idle for 50 to 60 ms between two steps, while the last layers are updated and computed. MXNet adds to it:
+it runs up to 15 operators as one and updates four parameters at a time. `MXNET_EXEC_BULK_EXEC_TRAIN=0` and
+`MXNET_OPTIMIZER_AGGREGATION_SIZE=1` change that for the whole process."""
 
 _SMALL_PAGE = """\
-The messages of mykv are as many as those of a round trip; what is more is that a rank sleeps while it waits, and its
-thread must wake up on each side."""
+mykv sends as many messages as a round trip; a rank that sleeps while it waits must also wake up on each side."""
 
 
 @dataclass(frozen=True)
@@ -256,10 +259,8 @@ def write(results: Results, page: Path = PAGE) -> None:
     judged = [(line, line.parts(results)) for line in LINES]
     verdicts = [verdict(parts) for _, parts in judged]
     reached = sum(one.startswith("reached") for one in verdicts)
-    rows = ["| work | target | | measured |", "| --- | --- | --- | --- |"]
-    for (line, parts), one in zip(judged, verdicts):
-        texts = [("**missed:** " if part.reached is False else "") + part.text for part in parts]
-        rows.append(f"| {line.work} | {line.target} | {one} | {'<br>'.join(texts)} |")
+    rows = ["| work | target | measured |", "| --- | --- | --- |"]
+    rows += [f"| {line.work} | {line.target} | {against_target(parts)} |" for line, parts in judged]
     missed = "\n\n".join(
         f"**{line.work}.** {line.bound or 'No paragraph on this target has been written yet.'}"
         for (line, _), one in zip(judged, verdicts)
@@ -273,23 +274,23 @@ def write(results: Results, page: Path = PAGE) -> None:
         "## How long hosts need to agree\n\n" + _agreement(results),
         another_machine(page.stem),
         "## All figures",
+        f"[The times of all cases]({folder.name}/{TIMES}), with their settings, are a table of comma-separated values.",
         folded("How it was measured", _METHOD),
         folded("Machine and versions", _setting(results)),
         folded(
-            f"Targets of this project: of {len(verdicts)} targets {reached} are reached and "
-            f"{sum('missed' in one for one in verdicts)} missed",
+            f"Targets: {reached} of {len(verdicts)} reached, {sum('missed' in one for one in verdicts)} missed",
             "\n".join(rows),
         ),
         folded("Missed targets", missed),
-        folded("Times of all cases", _numbers(results)),
         folded("What failed", _failures(results)),
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
+    write_times(folder, "hosts x ranks", _times(results))
     print(f"wrote {page}")
 
 
 def _short(results: Results) -> str:
-    return "## The most important figures\n\n" + "\n".join(_short_rows(results)) + "\n\nQuartiles stand in brackets."
+    return "## The most important figures\n\n" + "\n".join(_short_rows(results)) + "\n\nQuartiles are in brackets."
 
 
 def _short_rows(results: Results) -> list[str]:
@@ -354,8 +355,8 @@ def _not_faster(results: Results) -> str:
 
 def _agreement(results: Results) -> str:
     text = (
-        "What the first ranks of the hosts tell each other in a step of 193 operations of known names, at rank 0, "
-        "which sends and receives most; and how long the step, 4 KB and 1 MB take over unlimited links."
+        "Messages between the first ranks of the hosts in a step of 193 operations of known names, at rank 0, which "
+        "sends and receives most; and the time of the step, of 4 KB and of 1 MB over unlimited links."
     )
     rows = ["| hosts | messages | bytes | step | 4 KB | 1 MB |", "| --- | --- | --- | --- | --- | --- |"]
     for hosts in (2, 4, 8):
@@ -382,22 +383,18 @@ def _setting(results: Results) -> str:
     return "\n".join(rows)
 
 
-def _numbers(results: Results) -> str:
-    rows = ["| work | hosts x ranks | peer | settings | median (quartiles, measurements) |", "| --- |" + " --- |" * 4]
+def _times(results: Results) -> list[list[str]]:
+    rows = []
     keys = dict.fromkeys((r["case"], r["series"], r["ranks"], r["peer"], r["setup"]) for r in results.records)
     for case, series, shape, peer, setup in keys:
         found = results.get(peer, case, series, shape, setup)
         if found is None:
             continue
-        shown = [found.median, found.lower, found.upper]
         is_time = series in ("time", "step", "compute", "communication")
-        texts = [f"{1e3 * number:.4g}" if is_time else f"{number:.4g}" for number in shown]
-        unit = " ms" if is_time else ""
         what = case if series == "time" else f"{case}: {series}"
-        rows.append(
-            f"| {what} | {shape} | {peer} | {setup} | {texts[0]}{unit} ({texts[1]}-{texts[2]}, {found.count}) |"
-        )
-    return "\n".join(rows)
+        cells = spread_cells(found, 1e3 if is_time else 1)
+        rows.append([what, shape, peer, setup, *cells, "ms" if is_time else "", str(found.count)])
+    return rows
 
 
 def _failures(results: Results) -> str:

@@ -1,7 +1,8 @@
-"""Figures of docs/benchmarks.md and docs/benchmarks-hosts.md, as the pages show them."""
+"""Figures of docs/benchmarks.md and docs/benchmarks-hosts.md, and of the tables beside them."""
 
 from __future__ import annotations
 
+import csv
 import re
 
 from .cases import MB
@@ -12,15 +13,24 @@ LINK = 1e9 / 8  # bytes per second, of the links of docs/benchmarks-hosts.md
 
 def hosts_sums() -> dict[tuple[int, int], float]:
     """Seconds of a sum of 64 MB in shared memory, by hosts and workers on each, over links of 1 Gbit/s."""
-    row = rf"^\| in place/{64 * MB} \| (\d+)x(\d+) \| mykv core \| as installed \| ([\d.]+) ms "
-    found = re.findall(row, _page("benchmarks-hosts.md"), re.MULTILINE)
-    return {(int(hosts), int(each)): float(time) / 1e3 for hosts, each, time in found}
+    sums = _of_the_core("benchmarks-hosts", f"in place/{64 * MB}").items()
+    return {(int(hosts), int(each)): seconds for (hosts, _, each), seconds in ((s.partition("x"), t) for s, t in sums)}
 
 
 def host_sums() -> dict[int, float]:
     """Seconds of a sum of 4 MB in shared memory, by the number of workers."""
-    row = rf"^\| in place/{4 * MB} \| (\d+) \| mykv core \| as installed \| ([\d.]+) ms "
-    return {int(workers): float(time) / 1e3 for workers, time in re.findall(row, _page("benchmarks.md"), re.MULTILINE)}
+    return {int(size): seconds for size, seconds in _of_the_core("benchmarks", f"in place/{4 * MB}").items()}
+
+
+def times(page: str) -> list[list[str]]:
+    """Rows of the table of all times beside a page of benchmarks, without its head (report.write_times)."""
+    with (ROOT / "docs" / page / "times.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.reader(file))[1:]
+
+
+def _of_the_core(page: str, work: str) -> dict[str, float]:
+    rows = [row for row in times(page) if [row[0], *row[2:4]] == [work, "mykv core", "as installed"]]
+    return {row[1]: float(row[4]) / 1e3 for row in rows}
 
 
 def limit(hosts: int) -> float:

@@ -113,9 +113,8 @@ def _size(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     return (
         "Time of an allreduce against its size, 2 ranks",
         "One float32 array of any memory, in place, from the call until the result can be read: pushpull of mykv and "
-        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays. Thin lines are as installed, thick "
-        "ones of the better setting for each size, which the tables show; for mykv that is as installed, or with ranks "
-        "bound to cores, as `mykvrun` does.",
+        "dist_sync, allreduce_ of Horovod, MPI_Allreduce on numpy arrays. Thin lines: as "
+        "installed. Thick lines: the better setting for each size.",
     )
 
 
@@ -163,8 +162,8 @@ def _step(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     axes.legend(fontsize=8)
     return (
         "A training step and its parts, 2 ranks",
-        "ResNet-18, 64 pixels, 8 images per worker, SGD with momentum. The bars are parts that were waited for one by "
-        f"one, so they can add up to more than the diamond, the whole step, in which they overlap."
+        "ResNet-18, 64 pixels, 8 images per worker, SGD with momentum. The bars are parts that were measured one by "
+        "one; in the whole step (diamond) they overlap."
         f"{_alone_sentence(results)}{_bucket_sentence(results)}",
     )
 
@@ -179,8 +178,8 @@ def _alone_sentence(results: Results) -> str:
         return ""
     ranges = [f"{one.lower * 1e3:.0f} to {one.upper * 1e3:.0f} ms" for one in (alone, ours)]
     return (
-        " `alone` is two processes without communication that were started by themselves, so its time has a spread of "
-        f"its own (quartiles {ranges[0]}; the whole step of mykv {ranges[1]})."
+        " `alone` is another run: two processes without communication "
+        f"(quartiles {ranges[0]}; the whole step of mykv {ranges[1]})."
     )
 
 
@@ -191,9 +190,8 @@ def _bucket_sentence(results: Results) -> str:
         return ""
     alone = [results.get("mykv", "training/own", "alone", setup=setup) for setup in ("as installed", "one bucket")]
     return (
-        f" With buckets of the default size a step takes {many.median / alone[0].median - 1:+.1%} beside compute alone,"
-        f" with one bucket for all gradients, which must wait for the end of backward, "
-        f"{one.median / alone[1].median - 1:+.1%}."
+        f" Compared with compute alone, a step takes {many.median / alone[0].median - 1:+.1%} with buckets of the "
+        f"default size, {one.median / alone[1].median - 1:+.1%} with one bucket for all gradients."
     )
 
 
@@ -231,9 +229,8 @@ def _ranks(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     cores = results.about["machine"]["cores"]
     return (
         "Time against the number of ranks, core only",
-        "Memory must be read and written once for each rank, and a small allreduce must wake each of them, so the time "
-        f"should grow in line with the ranks (dotted) once they outnumber the {cores} cores. Dashed lines are what the "
-        f"machine needs at least, with nothing of mykv: {'; '.join(texts)}.",
+        f"Once the ranks outnumber the {cores} cores, time should grow in proportion (dotted). Dashed lines are the "
+        f"machine's limits without mykv: {'; '.join(texts)}.",
     )
 
 
@@ -260,8 +257,7 @@ def _arrays(results: Results, axes: plt.Axes) -> tuple[str, str] | None:
     axes.legend(fontsize=8)
     return (
         "Time of allreduce_grads against the number of arrays, 2 ranks",
-        "It should be flat while the cost of one operation counts, then grow in line with the arrays: with their "
-        "memory for DistributedTrainer, which has few operations, with their number for the others." + text,
+        "Flat while the cost of one operation dominates, then in proportion to the arrays." + text,
     )
 
 

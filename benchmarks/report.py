@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 from pathlib import Path
 from typing import Callable, Union
@@ -10,7 +11,7 @@ from typing import Callable, Union
 from . import plots, scaling
 from .allreduce import SIZES
 from .cases import KB, MB
-from .command_line import formatted, numbers
+from .command_line import numbers
 from .environments import HOME, ROOT
 from .peers import AS_INSTALLED, MYKV_BOUND, TWO_THREADS
 from .results import Results, Spread
@@ -19,23 +20,21 @@ from .targets import LINES, Part, milliseconds, verdict
 PAGE = ROOT / "docs" / "benchmarks.md"
 NOTES = Path(__file__).resolve().parent / "notes.md"
 OTHERS = NOTES.parent / "another_machine"  # a table for each page
+TIMES = "times.csv"  # in the folder of each page
 
 _METHOD = """\
-All gradients are freshly written, MXNet's engine is waited for, and the ranks agree on a moment through a file that
-they share, the same way for every peer. Time runs from the call until everything has arrived (`wait_to_read` of an
-array, `waitall` for a trainer); the slowest rank counts. All processes of a peer are started anew in each round, and
-peers take turns within a round; times are medians over all rounds, with the quartiles behind them. Results are checked.
+Each process of a peer starts anew in each round, and peers take turns within a round. Gradients are freshly written,
+the ranks start at a common moment, and time runs from the call until every result can be read; the slowest rank
+counts. Times are medians over all rounds, with quartiles. Results are checked. 64 MB are 2^26 bytes.
 
 Every peer runs as installed and with its own documented settings for speed: binding of ranks, `mpi_yield_when_idle`,
-`HOROVOD_CYCLE_TIME`, `num_groups`, the number of servers. A short run of all of them chooses the best for each piece of
-work. Ratios are against the better of the two, unless the line says otherwise; the settings stand in brackets. There is
-one OpenMP thread per rank, unless the line says otherwise. 64 MB are 2^26 bytes.
+`HOROVOD_CYCLE_TIME`, `num_groups`, the number of servers. A short run chooses the best for each piece of work. Ratios
+are against the better of the two, in brackets. Each rank has one OpenMP thread, unless the line says otherwise.
 
-Processor time of a rank for one operation is that of its process, all threads together, over 400 operations in a row;
-over 100 operations after pauses, less that of the pauses alone. Plain loops are the loads and stores of a sum in shared
-memory by as many processes, none of which waits for another (`benchmarks/workers/limit.cpp`), from the common start
-until the last process is done; the fastest of several counts. The bare barrier is a futex by which the last process
-wakes the others. Both are measured without mykv and MPI.
+Processor time of a rank is that of its process over 400 operations in a row, or over 100 after pauses, less the
+pauses. Plain loops are the loads and stores of a sum in shared memory without waiting
+(`benchmarks/workers/limit.cpp`); the fastest of several counts. The bare barrier is a futex by which the last process
+wakes the others. Both run without mykv and MPI.
 """
 
 
@@ -67,7 +66,7 @@ _SHORT: list[tuple[str, Callable[[Results], list[Cell]]]] = [
     ("sum of an array of 4 KB", _cells(_SMALL, _SMALL)),
     ("sum of an array of 4 KB, mykv's ranks not bound to cores", _cells(_SMALL, _SMALL, setup=AS_INSTALLED)),
     ("sum of an array of 64 MB", _cells(_LARGE, _LARGE)),
-    ("sum of an array of 64 MB, beside Intel MPI's MPI_Allreduce", _intel_cells),
+    ("sum of an array of 64 MB, with Intel MPI's MPI_Allreduce", _intel_cells),
     *(
         (
             f"sum of {name}'s gradients ({size} MB){trainer}",
@@ -105,16 +104,16 @@ def write(results: Results, page: Path = PAGE) -> None:
         *(f"## {title}\n\n![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in others),
         another_machine(page.stem),
         "## All figures",
+        f"[The times of all cases]({folder.name}/{TIMES}), with their settings, are a table of comma-separated values.",
         folded("How it was measured", _METHOD),
         folded("Machine and versions", _setting(results)),
         folded(_summary(judged), _table(judged)),
         folded("Missed targets", _missed(judged)),
-        folded("Times of all cases", _numbers(results)),
-        folded("Choice of settings", _choice(results)),
-        folded("Commands", _commands(results)),
+        folded("Commands", _commands()),
         folded("What failed", _failures(results)),
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")
+    write_times(folder, "ranks", _times(results))
     print(f"wrote {page}")
     if page == PAGE and set(_PEERS) <= set(results.about["peers"]):
         repeat_in(ROOT / "README.md", results)
@@ -128,22 +127,21 @@ def folded(title: str, text: str) -> str:
 def _overview(results: Results) -> str:
     machine = results.about["machine"]
     return (
-        f"mykv beside Horovod, MXNet's dist_sync and Open MPI on one machine ({machine['processor']}, "
-        f"{machine['cores']} cores), 2 workers unless a line says otherwise. Each peer was run as "
-        "installed and with the settings that its documentation recommends for speed; the page shows the faster of the "
-        "two. `make bench` measures and writes this page. "
-        "[Several hosts](benchmarks-hosts.md) have a page of their own."
+        f"mykv compared with Horovod, MXNet's dist_sync and Open MPI on one machine ({machine['processor']}, "
+        f"{machine['cores']} cores), with 2 workers unless a line says otherwise. Each peer runs as installed and with "
+        "the settings that its documentation recommends for speed; the page shows the faster of the two. `make bench` "
+        "measures and writes this page. See also [several hosts](benchmarks-hosts.md)."
     )
 
 
 def _short(results: Results) -> str:
     """The short table; README.md repeats some of its lines, see repeat_in()."""
     text = (
-        "Lower is better, the best of a line is bold. In brackets: quartiles. mykv runs as installed or with ranks "
-        "bound to cores, as `mykvrun` binds them, whichever is faster"
+        "Lower is better; the best of a line is bold; quartiles are in brackets. mykv runs as installed or with ranks "
+        "bound to cores, as `mykvrun` does, whichever is faster"
     )
     bound = [work for work, cells in _SHORT for one in cells(results)[:1] if one and one.setup == MYKV_BOUND.name]
-    text += f"; bound was faster in these lines: {'; '.join(bound)}." if bound else "."
+    text += f"; bound was faster in: {'; '.join(bound)}." if bound else "."
     return "\n\n".join(["## The most important figures", "\n".join(_short_rows(results)), text])
 
 
@@ -152,10 +150,12 @@ def _short_rows(results: Results, brackets: bool = True) -> list[str]:
         f"| 2 workers on {results.about['machine']['cores']} cores | mykv | Horovod | dist_sync | MPI_Allreduce |",
         "| --- | --- | --- | --- | --- |",
     ]
+    before: list[Cell] = []
     for work, find in _SHORT:
         cells = find(results)
-        if any(cells):
+        if any(cells) and cells != before:  # unbound ranks are the faster ones: the line above says it
             rows.append(f"| {work} | " + " | ".join(_short_cells(cells, brackets, work.startswith("processor"))) + " |")
+        before = cells
     return rows
 
 
@@ -270,18 +270,19 @@ def _summary(judged: dict[str, list[Part]]) -> str:
     verdicts = [verdict(parts) for parts in judged.values()]
     reached = sum(one.startswith("reached") for one in verdicts)
     missed = sum("missed" in one for one in verdicts)
-    return f"Targets of this project: of {len(verdicts)} targets {reached} are reached and {missed} missed"
+    return f"Targets: {reached} of {len(verdicts)} reached, {missed} missed"
 
 
 def _table(judged: dict[str, list[Part]]) -> str:
-    rows = ["| work | target | | measured |", "| --- | --- | --- | --- |"]
-    for line in LINES:
-        texts = []
-        for part in judged[line.key]:
-            mark = {True: "", False: "**missed:** ", None: ""}[part.reached]
-            texts.append(mark + part.text)
-        rows.append(f"| {line.work} | {line.target} | {verdict(judged[line.key])} | {'<br>'.join(texts)} |")
+    rows = ["| work | target | measured |", "| --- | --- | --- |"]
+    rows += [f"| {line.work} | {line.target} | {against_target(judged[line.key])} |" for line in LINES]
     return "\n".join(rows)
+
+
+def against_target(parts: list[Part]) -> str:
+    """What was measured, of the numbers that a target asks for."""
+    texts = [f"{'' if part.reached else '**missed:** '}{part.text}" for part in parts if part.reached is not None]
+    return "<br>".join(texts or [part.text for part in parts])
 
 
 def _missed(judged: dict[str, list[Part]]) -> str:
@@ -304,13 +305,26 @@ def _setting(results: Results) -> str:
     return "\n".join(rows)
 
 
-def _numbers(results: Results) -> str:
-    rows = ["| case | ranks | peer | settings | median (quartiles, number of measurements) |", "|---|---|---|---|---|"]
+def _times(results: Results) -> list[list[str]]:
+    rows = []
     for case, series, ranks, peer, setup in _keys(results):
         found = results.get(peer, case, series, ranks, setup)
+        factor, unit = {"share": (100, "%"), "bytes": (1 / MB, "MB")}.get(series.split()[-1], (1e3, "ms"))
         what = case if series in ("time", "share", "bytes") else f"{case}: {series}"
-        rows.append(f"| {what} | {ranks} | {peer} | {setup} | {formatted(found, series).strip()} |")
-    return "\n".join(rows)
+        rows.append([what, str(ranks), peer, setup, *spread_cells(found, factor), unit, str(found.count)])
+    return rows
+
+
+def spread_cells(found: Spread, factor: float) -> list[str]:
+    """Median and quartiles as cells of the table of all times."""
+    return [f"{value * factor:.4g}" for value in (found.median, found.lower, found.upper)]
+
+
+def write_times(folder: Path, ranks: str, rows: list[list[str]]) -> None:
+    """Write the table of all times beside the plots; `ranks` names its second column."""
+    head = ["work", ranks, "peer", "settings", "median", "lower quartile", "upper quartile", "unit", "measurements"]
+    with (folder / TIMES).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
 
 
 def _keys(results: Results) -> list[tuple]:
@@ -320,44 +334,13 @@ def _keys(results: Results) -> list[tuple]:
     return sorted(keys, key=lambda key: (order[key[0]], key[1], key[2]))
 
 
-def _choice(results: Results) -> str:
-    if not results.tuning:
-        return ""
-    tuned = Results(records=results.tuning)
-    text = "Medians of the short run that chooses the settings, on 2 ranks; the best of each peer is bold."
-    return f"{text}\n\n" + "\n\n".join(_choice_of(peer, tuned) for peer in _peers(tuned))
-
-
-def _choice_of(peer: str, tuned: Results) -> str:
-    mine = [record for record in tuned.records if record["peer"] == peer]
-    setups = list(dict.fromkeys(record["setup"] for record in mine))
-    rows = [f"| {peer} | " + " | ".join(setups) + " |", "|---" * (len(setups) + 1) + "|"]
-    for case in dict.fromkeys(record["case"] for record in mine):
-        best = tuned.best(peer, case)
-        cells = [_cell(tuned.get(peer, case, setup=setup), best) for setup in setups]
-        rows.append(f"| {case} | " + " | ".join(cells) + " |")
-    return "\n".join(rows)
-
-
-def _peers(results: Results) -> list[str]:
-    return list(dict.fromkeys(record["peer"] for record in results.records))
-
-
-def _cell(found: Spread | None, best: Spread | None) -> str:
-    if found is None:
-        return ""
-    text = f"{found.median * 1e3:.4g} ms"
-    return f"**{text}**" if found == best else text
-
-
-def _commands(results: Results) -> str:
-    text = (
+def _commands() -> str:
+    return (
         "Everything at once: `make bench`, and `make bench PEERS=none` for mykv alone. One by one, each with `--help`: "
         "`python -m benchmarks.allreduce`, `benchmarks.gradients`, `benchmarks.training`, `benchmarks.footprint`, "
         f"`benchmarks.limit`, `benchmarks.scaling` (ranks {', '.join(map(str, scaling.RANKS))}). "
-        "They start these processes, paths left out:"
+        "`benchmarks/peers.py` has the settings of each peer."
     )
-    return f"{text}\n\n```\n" + "\n".join(results.about["commands"]) + "\n```"
 
 
 def _failures(results: Results) -> str:

@@ -303,7 +303,7 @@ def _further_array(results: Results) -> list[Part]:
     parts = []
     for flavour, label, most in (("stock", "stock Trainer", 6e-6), ("own", "DistributedTrainer", 0.9e-6)):
         each = per_array(results, "mykv", flavour)
-        text = "not measured" if each is None else f"{each * 1e6:.1f} us, up to {max(scaling.ARRAYS):,} arrays"
+        text = "not measured" if each is None else f"{each * 1e6:.2f} us, up to {max(scaling.ARRAYS):,} arrays"
         parts.append(Part(f"{label}: {text}", None if each is None else each <= most))
     return parts
 

@@ -13,7 +13,7 @@ from harness.support import IS_2
 _ROOT = Path(__file__).parents[2]
 sys.path.append(str(_ROOT))  # behind an installed package
 
-from benchmarks import estimate, model  # noqa: E402
+from benchmarks import estimate, model, page_figures  # noqa: E402
 from benchmarks.results import Results  # noqa: E402
 
 _PAGE = (_ROOT / "docs/cost.md").read_text()
@@ -24,13 +24,12 @@ _WIRES = {"none": "none", "float16": "fp16", "2bit": "2bit"}
 
 
 def _rows(page: str) -> dict[tuple[str, str], float]:
-    """Medians of mykv as installed on a page of benchmarks, times in seconds: by work, and hosts x ranks."""
-    row = r"^\| ([^|]+) \| ([\dx]+) \| mykv(?: core)? \| as installed \| ([\d.e+]+)( ms| MB)? \("
-    found = re.findall(row, (_ROOT / "docs" / page).read_text(), re.MULTILINE)
-    return {(case, size): float(number) * (1e-3 if unit == " ms" else 1) for case, size, number, unit in found}
+    """Medians of mykv as installed beside a page of benchmarks, times in seconds: by work, and hosts x ranks."""
+    rows = [row for row in page_figures.times(page) if row[2] in ("mykv", "mykv core") and row[3] == "as installed"]
+    return {(row[0], row[1]): float(row[4]) * (1e-3 if row[7] == "ms" else 1) for row in rows}
 
 
-_HOSTS, _HOST = _rows("benchmarks-hosts.md"), _rows("benchmarks.md")
+_HOSTS, _HOST = _rows("benchmarks-hosts"), _rows("benchmarks")
 
 
 def test_the_model_has_the_grids_of_the_core():
