@@ -13,7 +13,7 @@ namespace mykv {
 Inbox::~Inbox() {
   // MPI may still write into messages that have arrived in part; their memory is never freed.
   const bool unfinished = std::any_of(coming_.begin(), coming_.end(), [](const Coming& one) { return !one.here; });
-  if (unfinished) keep_for_good(std::move(coming_));
+  if (unfinished) keep_forever(std::move(coming_));
 }
 
 bool Inbox::take(std::vector<char>* bytes, int* from) {

@@ -10,7 +10,7 @@ namespace mykv {
 
 Sendings::~Sendings() {
   // MPI may still read messages that are being sent; their memory is never freed.
-  if (!all_.empty()) keep_for_good(std::move(all_));
+  if (!all_.empty()) keep_forever(std::move(all_));
 }
 
 void Sendings::send(Bytes bytes, int to, int tag) {

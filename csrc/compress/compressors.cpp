@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/forks.h"
 
 namespace mykv::compress {
 
@@ -17,6 +18,11 @@ struct Factory {
 constexpr Factory kFactories[] = {
     {"2bit", make_2bit}, {"1bit", make_1bit},       {"onebit", make_onebit},
     {"topk", make_topk}, {"randomk", make_randomk}, {"dithering", make_dithering},
+};
+
+struct Made {
+  std::mutex mutex;
+  std::map<std::string, std::shared_ptr<const Compressor>> by_text;
 };
 
 }  // namespace
@@ -33,10 +39,9 @@ std::shared_ptr<const Compressor> make_compressor(const std::string& text) {
 }
 
 const Compressor& compressor_of(const std::string& text) {
-  static std::mutex& mutex = *new std::mutex;
-  static auto& made = *new std::map<std::string, std::shared_ptr<const Compressor>>;
-  std::lock_guard<std::mutex> lock(mutex);
-  std::shared_ptr<const Compressor>& compressor = made[text];
+  auto& made = usable_in_forks<Made>();
+  std::lock_guard<std::mutex> lock(made.mutex);
+  std::shared_ptr<const Compressor>& compressor = made.by_text[text];
   if (!compressor) compressor = make_compressor(text);
   return *compressor;
 }

@@ -19,7 +19,7 @@ const mxnet::Bridge& bridge() {
 }
 
 void attach_bridge(std::unique_ptr<mxnet::Bridge> made) {
-  if (g_bridge) keep_for_good(std::move(g_bridge));  // another thread may be in a push, without the GIL
+  if (g_bridge) keep_forever(std::move(g_bridge));  // another thread may be in a push, without the GIL
   g_bridge = std::move(made);
 }
 

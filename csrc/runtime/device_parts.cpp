@@ -267,7 +267,7 @@ std::string DeviceParts::retired_text(const Part& part) const {
 // The slot and the owner of the request's memory are never released, since the GPU may still use them.
 void DeviceParts::keep_memory(Copying& copying) {
   unsafe_ = true;
-  keep_for_good(copying.part.posted);
+  keep_forever(copying.part.posted);
   requests_.release_bytes(copying.part.slot_bytes);
   copying.part.slot_bytes = 0;
 }

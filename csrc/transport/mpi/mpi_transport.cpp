@@ -41,8 +41,8 @@ MpiTransport::MpiTransport(const World& world, HostTable& table, const NetworkOp
 
 MpiTransport::~MpiTransport() {
   // MPI may still write into the memory of an unfinished exchange, which is therefore never freed.
-  for (auto& chunk : chunks_) keep_for_good(std::move(chunk));
-  if (!notice_.requests.empty()) keep_for_good(std::move(notice_));
+  for (auto& chunk : chunks_) keep_forever(std::move(chunk));
+  if (!notice_.requests.empty()) keep_forever(std::move(notice_));
 }
 
 bool MpiTransport::is_carried(const Operation& op) const {

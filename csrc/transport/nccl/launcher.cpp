@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/forks.h"
 #include "gpu/libraries.h"
 
 namespace mykv {
@@ -14,10 +15,7 @@ struct Current {
   std::weak_ptr<Launcher> launcher;
 };
 
-Current& the_current() {
-  static Current& one = *new Current;
-  return one;
-}
+Current& the_current() { return usable_in_forks<Current>(); }
 
 }  // namespace
 

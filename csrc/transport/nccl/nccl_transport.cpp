@@ -215,7 +215,7 @@ void NcclTransport::abort(const std::vector<uint32_t>& entries) noexcept {
   const auto end = Clock::now() + kAbortPatience;
   for (const Item& item : running_) {
     if (wait_for(item.placement, end)) continue;
-    keep_for_good(item.owner);
+    keep_forever(item.owner);
     launcher_->keep();
   }
   queued_.clear();
