@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "base/forks.h"
 #include "gpu/cuda_api.h"
 
 namespace mykv::gpu {
@@ -41,6 +42,7 @@ class Event {
 
   int device_;
   CudaEvent event_;
+  const uint32_t forks_ = fork_number();
 };
 
 // A stream of the core, with the highest priority of its device, since other ranks wait for its work.

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "agreement/inbox.h"
+#include "gpu/device.h"
+#include "gpu/libraries.h"
 #include "kernels/kernels.h"
 #include "kernels/sum_of_squares.h"
 #include "memory/headroom.h"
@@ -122,6 +124,18 @@ PYBIND11_MODULE(mykv_core_testing, m) {
         return std::chrono::duration<double>(standstill.look()).count();
       },
       py::arg("moving"), py::arg("standing"), "Seconds of standstill that count after these seconds.");
+  m.def(
+      "load_cuda", [](const std::vector<std::string>& cuda) { return gpu::Libraries::load(cuda, {}).cuda_problem(); },
+      py::arg("cuda"), "Load the CUDA runtime into this module, of which gpu_events() are.");
+  m.def(
+      "gpu_events",
+      [](int count) {
+        for (int k = 0; k < count; ++k) gpu::Event::record(0, nullptr);
+      },
+      py::arg("count"), py::call_guard<py::gil_scoped_release>(), "Make and drop so many events of GPU 0.");
+  py::class_<gpu::Event, std::shared_ptr<gpu::Event>>(m, "GpuEvent").def(py::init([] {
+    return std::const_pointer_cast<gpu::Event>(gpu::Event::record(0, nullptr));
+  }));
   m.def(
       "call_later",
       [](uintptr_t function, uintptr_t argument, int ms) {

@@ -1,5 +1,6 @@
 #include "timeline/timeline.h"
 
+#include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -54,15 +55,19 @@ void Timeline::Batch::clear() {
 
 // Never destroyed: threads may use it until the process ends.
 Timeline& Timeline::instance() {
-  static Timeline& timeline = *new Timeline;
+  static Timeline& timeline = *new Timeline(false);
+  static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    on_.store(false, std::memory_order_relaxed);
+    marks_cycles_.store(false, std::memory_order_relaxed);
+    const bool was_started = timeline.is_of_parent_ || timeline.session() != 0;
+    new (&timeline) Timeline(was_started);  // not destroyed before: it has the parent's thread
+  });
+  (void)registered;
   return timeline;
 }
 
-// In a fork there is no writer, locks may never be released, and the file belongs to the parent.
-bool Timeline::forked() const { return process_ != 0 && process_ != getpid(); }
-
 int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
-  if (forked()) throw Error("the timeline belongs to the process that this one is a fork of");
+  if (is_of_parent_) throw Error("the timeline belongs to the process that this one is a fork of");
   std::lock_guard<std::mutex> control(control_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -71,7 +76,6 @@ int Timeline::start(FileDescriptor file, const TimelineOptions& options) {
   TraceFile trace(std::move(file));
   const int failure = trace.begin(options.members, TraceRows::first_event(options.rank));
   if (failure != 0) return failure;
-  process_ = getpid();
   std::lock_guard<std::mutex> lock(mutex_);
   batch_ = {};
   stopping_ = ended_ = false;
@@ -101,7 +105,6 @@ void Timeline::end_recording() {
 }
 
 int Timeline::stop() {
-  if (forked()) return 0;
   std::lock_guard<std::mutex> control(control_);
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -227,8 +230,8 @@ Timeline::Interest::Interest(std::atomic<uint32_t>& flag) : flag_(flag) {
 }
 
 Timeline::Interest::~Interest() {
+  if (forks_ != fork_number()) return;  // of the parent's timeline
   Timeline& timeline = instance();
-  if (timeline.forked()) return;
   std::lock_guard<std::mutex> lock(timeline.mutex_);
   auto& all = timeline.interests_;
   all.erase(std::find(all.begin(), all.end(), &flag_));

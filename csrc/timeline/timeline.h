@@ -4,8 +4,6 @@
 // One object per process, since several runtimes (process sets) share one file.
 #pragma once
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <memory>
@@ -16,6 +14,7 @@
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "base/forks.h"
 #include "timeline/records.h"
 #include "timeline/trace_file.h"
 
@@ -35,10 +34,11 @@ class Timeline {
   // Whether operations that begin now are recorded. This check is the only cost while the timeline is off.
   static bool on() { return on_.load(std::memory_order_relaxed); }
   static bool marks_cycles() { return marks_cycles_.load(std::memory_order_relaxed); }
-  // The process's one timeline.
+  // The process's one timeline. It is made anew in a fork, whose parent's mutexes may be locked for good.
   static Timeline& instance();
 
-  // Throws Error if it is started already; returns an errno if the file cannot be written.
+  // Throws Error if it is started already, or was in the process that this one is a fork of; returns an errno if the
+  // file cannot be written.
   int start(FileDescriptor file, const TimelineOptions& options);
   // Writes the remaining records and ends; returns the errno that ended it earlier, or 0; ETIMEDOUT if the file system
   // does not answer. No-op if not started.
@@ -61,6 +61,7 @@ class Timeline {
 
    private:
     std::atomic<uint32_t>& flag_;
+    const uint32_t forks_ = fork_number();
   };
 
  private:
@@ -71,10 +72,9 @@ class Timeline {
     size_t weight = 0;  // parts
     void clear();
   };
-  Timeline() = default;
+  explicit Timeline(bool is_of_parent) : is_of_parent_(is_of_parent) {}
   void end_recording();
   void run(TraceFile file, TraceRows rows, uint64_t of);
-  bool forked() const;
 
   inline static std::atomic<bool> on_{false};
   inline static std::atomic<bool> marks_cycles_{false};
@@ -95,7 +95,7 @@ class Timeline {
 
   std::atomic<uint64_t> writes_{0};
   std::thread writer_;
-  pid_t process_ = 0;  // the process that called start()
+  const bool is_of_parent_;  // it was started in the process that this one is a fork of, to which the file belongs
 };
 
 }  // namespace mykv

@@ -5,6 +5,8 @@ No MXNet: the core alone, on numpy arrays.
 
 from __future__ import annotations
 
+from standin import gpu_support
+
 _BODY = """
 import os, signal, threading, time
 import numpy as np
@@ -26,7 +28,13 @@ def asks():
     while on:
         core.statistics(), core.waiting(), core.waiting_for_this(["x"]), core.allocate(100), core.forget("nothing")
 
-threads = [threading.Thread(target=sums, args=(k,)) for k in range(2)] + [threading.Thread(target=asks)]
+def stops_timelines():
+    while on:
+        core.stop_timeline()
+
+side = core.make_group(MPI.COMM_WORLD.py2f(), [0], {"virtual_hosts": 1})
+threads = [threading.Thread(target=sums, args=(k,)) for k in range(2)]
+threads += [threading.Thread(target=one) for one in (asks, stops_timelines, stops_timelines)]
 for one in threads:
     one.start()
 left = core.submit_allreduce("left", [np.ones(3)], [np.ones(3)])
@@ -52,6 +60,8 @@ harmless = [
 ]
 
 def in_the_fork():
+    global side
+    side = None
     for k, call in enumerate(calls):
         try:
             call()
@@ -77,6 +87,7 @@ for _ in range(60):
 on = False
 for one in threads:
     one.join()
+side = None
 core.shutdown()
 print("end", flush=True)
 """
@@ -85,3 +96,37 @@ print("end", flush=True)
 def test_a_fork_gets_an_error_from_each_call_and_waits_for_no_lock(mpirun):
     result = mpirun(1, _BODY, timeout=120)
     assert result.code == 0 and "end" in result.stdout, result.text
+
+
+_EVENTS = """
+import os, signal, threading
+import mykv_core_testing as testing
+
+assert testing.load_cuda([os.environ["MYKV_CUDA_LIBRARY"]]) == ""
+held = [testing.GpuEvent() for _ in range(100)]
+on = True
+
+def churn():
+    while on:
+        testing.gpu_events(1000)
+
+threads = [threading.Thread(target=churn) for _ in range(3)]
+for one in threads:
+    one.start()
+for _ in range(100):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        held.pop()
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status == 0, f"the fork has ended with {status:#x}"
+on = False
+for one in threads:
+    one.join()
+"""
+
+
+def test_a_fork_drops_events_of_gpus_without_a_lock(mpirun):
+    result = mpirun(1, _EVENTS, timeout=120, env=gpu_support.environment(devices=1))
+    assert result.code == 0, result.text
