@@ -69,6 +69,11 @@ class Error : public std::runtime_error {
   Cause cause_;
 };
 
+// An error of a call in which ranks meet that all of the ranks get. After another error the other ranks may wait.
+struct AgreedError : Error {
+  using Error::Error;
+};
+
 // The cause that an exception carries; of an exception from elsewhere its text.
 inline Cause as_cause(const std::exception& error) {
   const auto* const own = dynamic_cast<const Error*>(&error);

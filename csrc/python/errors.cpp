@@ -25,6 +25,7 @@ void raise(const py::object& type, const Error& error) {
   const py::object raised = type(message);
   raised.attr("code") = name_of(error.cause().code);
   raised.attr("ranks") = py::tuple(py::cast(error.cause().ranks));
+  if (dynamic_cast<const AgreedError*>(&error) != nullptr) raised.attr("agreed") = true;
   PyErr_SetObject(type.ptr(), raised.ptr());
 }
 
@@ -34,9 +35,10 @@ void bind_errors(py::module_& m) {
   *g_error_type = py::exception<Error>(m, "Error", PyExc_RuntimeError);
   g_error_type->attr("__doc__") =
       "Why the core cannot do something. `code` (str) says what kind of end it was, `ranks` (tuple of int) which ranks "
-      "it names; docs/errors.md lists the codes.";
+      "it names; docs/errors.md lists the codes. `agreed` (bool): all ranks that met in the call raise the error.";
   g_error_type->attr("code") = name_of(ErrorCode::other);
   g_error_type->attr("ranks") = py::tuple();
+  g_error_type->attr("agreed") = false;
   py::list codes;
   for (const char* code : kErrorCodes) codes.append(code);
   g_error_type->attr("codes") = py::tuple(codes);

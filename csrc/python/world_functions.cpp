@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "base/error.h"
@@ -25,7 +26,11 @@ void init(int comm, const py::dict& given) {
   if (world_group()) throw Error("mykv is initialized already");
   const RuntimeOptions options = options_from(given);
   watch_finalize();
-  world_group() = std::make_shared<Group>(MPI_Comm_f2c(comm), options);
+  try {
+    world_group() = std::make_shared<Group>(MPI_Comm_f2c(comm), options);
+  } catch (const std::system_error& error) {
+    throw Error(std::string("mykv cannot start its thread: ") + error.what());
+  }
 }
 
 std::shared_ptr<Group> make_group(int comm, std::vector<int> labels, const py::dict& given) {

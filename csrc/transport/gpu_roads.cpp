@@ -65,9 +65,10 @@ Equipment look(const Settings& settings) {
 void require_same_road(const World& world, const std::vector<Equipment>& all) {
   for (size_t r = 1; r < all.size(); ++r) {
     if (all[r].road == all[0].road) continue;
-    throw Error("mykv needs the same settings on all ranks, but the road of GPU arrays (MYKV_GPU) is '" + all[0].road +
-                "' on rank " + std::to_string(world.label(0)) + " and '" + all[r].road + "' on rank " +
-                std::to_string(world.label(static_cast<int>(r))) + ". Give the setting one value on all ranks");
+    throw AgreedError("mykv needs the same settings on all ranks, but the road of GPU arrays (MYKV_GPU) is '" +
+                      all[0].road + "' on rank " + std::to_string(world.label(0)) + " and '" + all[r].road +
+                      "' on rank " + std::to_string(world.label(static_cast<int>(r))) +
+                      ". Give the setting one value on all ranks");
   }
 }
 
@@ -118,7 +119,7 @@ GpuRoads find_gpu_roads(const World& world, const Settings& settings) {
   for (const Equipment& one : all) result.gpus.push_back(one.gpus);
   result.reason = obstacle(world, all);
   if (settings.road == "nccl" && !result.reason.empty()) {
-    throw Error("MYKV_GPU=nccl asks for NCCL, but " + result.reason);
+    throw AgreedError("MYKV_GPU=nccl asks for NCCL, but " + result.reason);
   }
   result.chosen = settings.road == "host";
   if (result.chosen) result.reason = "MYKV_GPU=host";

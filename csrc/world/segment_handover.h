@@ -23,10 +23,10 @@ struct Handover {
   size_t bytes = 0;          // of the segment
 };
 
-// Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed; only where a call of MPI
-// fails, which ends the meeting of all ranks, it throws. Rank 0 makes a segment of `bytes` bytes, its own number, and
-// the other ranks get it mapped in *segment. If the system allows no shared memory, rank 0 keeps its
-// segment and the other ranks are separate.
+// Collective over `comm`. A failure is a result, so that no rank waits for a rank that failed. Only a failed call of
+// MPI throws, on the rank whose call has failed: the other ranks wait in the meeting until this rank ends. Rank 0 makes
+// a segment of `bytes` bytes, its own number, and the other ranks get it mapped in *segment. If the system allows no
+// shared memory, rank 0 keeps its segment and the other ranks are separate.
 Handover hand_over(MPI_Comm comm, size_t bytes, Segment* segment);
 
 }  // namespace mykv

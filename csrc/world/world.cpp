@@ -109,10 +109,10 @@ void World::require_same(const char* what, uint64_t value) const {
   check_mpi(MPI_Allgather(&value, 1, MPI_UINT64_T, values.data(), 1, MPI_UINT64_T, control_.get()), "MPI_Allgather");
   for (int r = 1; r < size_; ++r) {
     if (values[static_cast<size_t>(r)] == values[0]) continue;
-    throw Error(std::string("mykv needs the same settings on all ranks, but ") + what + " is " +
-                std::to_string(values[0]) + " on rank " + std::to_string(label(0)) + " and " +
-                std::to_string(values[static_cast<size_t>(r)]) + " on rank " + std::to_string(label(r)) +
-                ". Give the setting one value on all ranks");
+    throw AgreedError(std::string("mykv needs the same settings on all ranks, but ") + what + " is " +
+                      std::to_string(values[0]) + " on rank " + std::to_string(label(0)) + " and " +
+                      std::to_string(values[static_cast<size_t>(r)]) + " on rank " + std::to_string(label(r)) +
+                      ". Give the setting one value on all ranks");
   }
 }
 
@@ -137,9 +137,9 @@ void World::require_same_versions() const {
     check_mpi(MPI_Bcast(text, kBytes, MPI_CHAR, static_cast<int>(root), control_.get()), "MPI_Bcast");
     texts[root != 0] = text;
   }
-  throw Error("mykv needs the same versions on all ranks, but rank " + std::to_string(label(0)) + " has " + texts[0] +
-              " and rank " + std::to_string(label(static_cast<int>(who))) + " has " + texts[1] +
-              ". Install the same versions on all hosts");
+  throw AgreedError("mykv needs the same versions on all ranks, but rank " + std::to_string(label(0)) + " has " +
+                    texts[0] + " and rank " + std::to_string(label(static_cast<int>(who))) + " has " + texts[1] +
+                    ". Install the same versions on all hosts");
 }
 
 std::vector<int> World::labels(const std::vector<int>& ranks) const {
@@ -252,7 +252,7 @@ void World::throw_failures(const std::string& mine) const {
   const std::vector<std::string> failures = texts(mine);
   for (int r = 0; r < size_; ++r) {
     const std::string& failure = failures[static_cast<size_t>(r)];
-    if (!failure.empty()) throw Error("rank " + std::to_string(label(r)) + ": " + failure);
+    if (!failure.empty()) throw AgreedError("rank " + std::to_string(label(r)) + ": " + failure);
   }
 }
 

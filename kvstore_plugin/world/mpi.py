@@ -63,6 +63,12 @@ def is_initialized() -> bool:
     return hasattr(MPI, "Is_finalized") and MPI.Is_initialized() and not MPI.Is_finalized()
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception is that of a failed call of MPI in mpi4py."""
+    MPI = sys.modules.get("mpi4py.MPI")
+    return hasattr(MPI, "Exception") and isinstance(error, MPI.Exception)
+
+
 def is_shared() -> bool:
     """Whether MPI is initialized, with other processes, which wait for this one at their end at the latest."""
     return is_initialized() and sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size() > 1

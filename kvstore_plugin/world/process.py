@@ -234,13 +234,21 @@ def _noting_interruption() -> Iterator[None]:
     global core, _broken_off
     try:
         yield
-    except (ImportError, RuntimeError, TypeError, ValueError):
+    except (ImportError, TypeError, ValueError):
         raise  # of init() itself: before ranks meet, or on all of them
     except BaseException as error:
+        if isinstance(error, RuntimeError) and not _is_alone(error):
+            raise
         if mpi.is_shared():
             _broken_off = f"init() was broken off by {type(error).__name__} on this rank, and other ranks wait in it"
             core = _NoCore(f"{_broken_off}: no later init() can meet them. End the script, which ends the job.")
         raise
+
+
+def _is_alone(error: RuntimeError) -> bool:
+    """Whether ranks meet in init() and this rank alone has the error: a call of MPI, or of the system, has failed."""
+    core_error = core_loader.load().Error
+    return mpi.is_failure(error) or (isinstance(error, core_error) and not error.agreed)
 
 
 def _log_start() -> None:

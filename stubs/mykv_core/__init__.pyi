@@ -6,6 +6,7 @@ from typing import Any, ClassVar, overload
 from numpy.typing import NDArray
 
 class Error(RuntimeError):
+    agreed: bool
     code: str
     codes: ClassVar[tuple[str, ...]]
     ranks: tuple[int, ...]

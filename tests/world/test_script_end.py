@@ -113,6 +113,27 @@ def test_an_init_that_was_broken_off_says_so_and_ends_the_job_even_if_the_script
     assert "mykv on rank 1: init() was broken off by EOFError" in result.stderr, result.text
 
 
+@pytest.mark.parametrize("call", [1, long(3), 7])
+def test_a_call_of_mpi_that_fails_in_init_on_one_rank_ends_the_job(job, call):
+    """The other ranks know nothing of it, and wait in init()."""
+    body = f"""
+    import mykv_core_testing
+    from mpi4py import MPI
+    if rank == 1:
+        print("now", flush=True)
+        mykv_core_testing.plant("mpi", {call})
+    for _ in range(2):
+        try:
+            mykv.init()
+        except RuntimeError as error:
+            print("rank", rank, error, flush=True)
+    """
+    result = job(body, ranks=2)
+    assert result.code != 0 and "rank 1 MPI failed in " in result.stdout, result.text
+    assert "rank 1 init() was broken off by Error on this rank" in result.stdout, result.text
+    assert "mykv on rank 1: init() was broken off by Error" in result.stderr, result.text
+
+
 def test_a_worker_that_goes_on_alone_after_shutdown_is_no_failure(job):
     result = job(
         """
