@@ -11,11 +11,13 @@ namespace mykv::testing {
 // mpi: an MPI call fails. memory: there is no memory for the exchange between hosts. message: a message of another host
 // is damaged. notice: the notice of a leaving rank to other hosts is lost. late: a thread that posts is delayed by half
 // a second before it arrives. ring: a thread that has changed a host's table is delayed by three seconds before it
-// rings the bells of the ranks that wait for the change. linger: a thread that posts lingers for ten seconds.
-enum class Fault { mpi, memory, message, notice, late, ring, linger };
-constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring", "linger"};
+// rings the bells of the ranks that wait for the change. linger: a thread that posts lingers for ten seconds. entries:
+// there is no memory for more entries of the table.
+enum class Fault { mpi, memory, message, notice, late, ring, linger, entries };
+constexpr const char* kFaults[] = {"mpi", "memory", "message", "notice", "late", "ring", "linger", "entries"};
 
-// For each kind, at which of its next chances the fault happens, 1 being the next; 0 and less: no fault is planted.
+// For each kind, at which of its next chances the fault happens, 1 being the next; of entries, at how many of its next
+// chances; 0 and less: no fault is planted.
 // Exported, so that the module for tests (csrc/testing/) finds it by its name in the core that is loaded.
 extern "C" __attribute__((visibility("default"))) std::atomic<int64_t> mykv_planted_faults[std::size(kFaults)];
 
@@ -26,6 +28,11 @@ bool checks_lock_order();
 inline bool is_planted(Fault fault) {
   std::atomic<int64_t>& planted = mykv_planted_faults[static_cast<size_t>(fault)];
   return planted.load(std::memory_order_relaxed) > 0 && planted.fetch_sub(1) == 1;
+}
+// The same for a fault that happens at each of its next chances.
+inline bool is_planted_each(Fault fault) {
+  std::atomic<int64_t>& planted = mykv_planted_faults[static_cast<size_t>(fault)];
+  return planted.load(std::memory_order_relaxed) > 0 && planted.fetch_sub(1) > 0;
 }
 
 }  // namespace mykv::testing

@@ -179,7 +179,7 @@ void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons, dou
   if (context_.several_hosts()) {
     wishes_.give_up(operations);
   } else {
-    for (const auto& [key, reason] : operations) context_.table.give_up(key, reason, false);
+    for (const auto& [key, reason] : operations) context_.table.try_give_up(key, reason);
   }
 }
 

@@ -140,9 +140,11 @@ bool HostTable::commit_entries() {
   const int64_t now = coarse_now_ns();
   if (!lack_.why.empty() && now - lack_.since < kCommitAgainNs) return false;
   uint32_t first = header_->committed.load(std::memory_order_acquire);
+  const bool is_planted = testing::is_planted_each(testing::Fault::entries);
   const uint32_t more = std::min(kEntries - first, kEntriesStep);
   const auto begin = static_cast<size_t>(entries_ - segment_.base()) + first * stride_;
   try {
+    if (is_planted) throw Error("a planted lack", ErrorCode::no_memory);
     segment_.commit(begin, more * stride_);
     lack_.why = {};
   } catch (const Error& error) {
@@ -155,6 +157,7 @@ bool HostTable::commit_entries() {
 }
 
 Cause HostTable::lack_of_memory() const {
+  if (!lack_.met.load(std::memory_order_relaxed)) return {};
   std::lock_guard<std::mutex> lock(lack_.mutex);
   return lack_.why;
 }
@@ -165,7 +168,9 @@ bool HostTable::make_entry(const Arriving& arriving, uint64_t hash, ArriveResult
     arrival->departed = true;
     return false;
   }
-  if (!may_make(arriving.due) || !take_entry(arrival)) {
+  const bool has_entry = may_make(arriving.due) && take_entry(arrival);
+  lack_.met.store(arrival->needs_memory, std::memory_order_relaxed);
+  if (!has_entry) {
     arrival->table_full = true;
     return false;
   }
@@ -408,9 +413,11 @@ ArriveResult HostTable::complete_later(ArriveResult arrival, const Arriving& arr
 HostTable::Launches HostTable::give_launches(uint32_t index, bool waits, Rings& rings) {
   if (used_launches_ == nullptr) return Launches::given;
   try {
-    if (!used_launches_->lock(kLaunchWaitUs)) {
+    if (!used_launches_->lock(kLaunchWaitUs, ranks_[static_cast<size_t>(local_rank_)])) {
       if (waits) return Launches::wait;
-      throw Error("a rank of this host keeps the order of launches on GPUs locked", ErrorCode::table_locked);
+      throw Error("the order of launches on GPUs is kept locked by " + used_launches_->holder() +
+                      ", which does not respond (is it stopped?)",
+                  ErrorCode::table_locked);
     }
     const std::lock_guard<LaunchOrder> guard(*used_launches_, std::adopt_lock);
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -621,9 +628,11 @@ bool HostTable::can_arrive(const Key& key, Due due) {
     const uint32_t link = find(key);
     if (link != kNone) return !entry(link - 1).has_arrived(static_cast<size_t>(local_rank_));
     if (departed_rank() >= 0) return true;
-    if (!may_make(due)) return false;
-    if (header_->free_head != kNone || header_->used < header_->committed.load(std::memory_order_acquire)) return true;
-    return header_->used < header_->capacity && !short_of_memory;
+    const bool has_memory =
+        header_->free_head != kNone || header_->used < header_->committed.load(std::memory_order_acquire);
+    const bool is_short = may_make(due) && !has_memory && header_->used < header_->capacity;
+    lack_.met.store(is_short, std::memory_order_relaxed);
+    return is_short ? !short_of_memory : has_memory && may_make(due);
   });
 }
 
@@ -644,14 +653,18 @@ std::vector<int> HostTable::behind() {
   });
 }
 
-bool HostTable::give_up(const Key& key, const Cause& reason, bool announced) {
-  return change([&](Rings& rings) {
-    const uint32_t link = find(key);
-    if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
-    end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason, rings);
-    rings.here = true;
-    return true;
-  });
+bool HostTable::try_give_up(const Key& key, const Cause& reason) { return give_up_within(kLookUs, key, reason, false); }
+
+bool HostTable::give_up_within(int64_t limit_us, const Key& key, const Cause& reason, bool announced) {
+  return change(
+      [&](Rings& rings) {
+        const uint32_t link = find(key);
+        if (link == kNone || entry(link - 1).state != (announced ? State::announced : State::gathering)) return false;
+        end_locked(link - 1, shown_name(entry(link - 1).name) + ": " + reason, rings);
+        rings.here = true;
+        return true;
+      },
+      limit_us);
 }
 
 void HostTable::beat() {

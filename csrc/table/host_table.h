@@ -158,7 +158,7 @@ class HostTable {
   OperationState operation_state(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
   bool can_arrive(const Key& key, Due due);
-  // Why there is no memory for more entries; empty: there is, or nobody has tried.
+  // Why there is no memory for the entry that this rank wanted last; empty: the rank did not need more memory.
   Cause lack_of_memory() const;
   // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
   void subscribe_to_new_entries(bool on);
@@ -170,7 +170,12 @@ class HostTable {
   std::vector<int> behind();
   // Ends an operation that some rank of this host has not arrived at; the rank gets the error when it arrives. With
   // `announced`: ends one that is announced to the other hosts. False if there is no such operation.
-  bool give_up(const Key& key, const Cause& reason, bool announced);
+  bool give_up(const Key& key, const Cause& reason, bool announced) {
+    return give_up_within(0, key, reason, announced);
+  }
+  // The same for the stall watch, which must not block. Throws TableLocked when a rank keeps the table locked for a
+  // second.
+  bool try_give_up(const Key& key, const Cause& reason);
   // Methods that read or change entries wait for this lock, and throw Error after a verdict on the table.
   TableLock& lock() { return lock_; }
   const TableLock& lock() const { return lock_; }
@@ -276,6 +281,7 @@ class HostTable {
   Launches give_launches(uint32_t index, bool waits, Rings& rings);
   RankRange workers(const Entry& entry) const;
   void wake_workers(const Entry& entry, bool first_of_several, Rings& rings) const;
+  bool give_up_within(int64_t limit_us, const Key& key, const Cause& reason, bool announced);
   std::optional<bool> try_agree(Key key, uint64_t sequence, const Cause& error, uint64_t placement, bool alone,
                                 bool waits);
   void append(TableEvent::Type type, uint32_t index);
@@ -300,8 +306,9 @@ class HostTable {
   int64_t looked_ = 0;  // when look_after_lock() last checked the lock
   struct {
     mutable std::mutex mutex;
-    Cause why;          // empty: memory is not short
-    int64_t since = 0;  // the last attempt; coarse_now_ns()
+    Cause why;                     // empty: memory is not short
+    int64_t since = 0;             // the last attempt; coarse_now_ns()
+    std::atomic<bool> met{false};  // the last entry that this rank wanted needs more memory
   } lack_;
   mutable TableLock lock_;
 };

@@ -4,8 +4,10 @@
 // have no gaps, and one lock around giving numbers puts all operations into one order.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "table/shared_mutex.h"
 
@@ -17,10 +19,12 @@ class LaunchOrder {
   static size_t bytes(int local_size);
   void init(int local_size);
 
-  // Held while the numbers of one operation are given. False if another rank keeps the lock for so long; throws Error
-  // if a rank has died with it.
-  bool lock(int64_t patience_us);
-  void unlock() { mutex_.unlock(); }
+  // Held while the numbers of one operation are given. `label`: of this rank. False if another rank keeps the lock for
+  // so long; throws Error that names the rank if a rank has died with it.
+  bool lock(int64_t patience_us, int label);
+  void unlock();
+  // 'rank 3', the rank that holds the lock, or has died with it.
+  std::string holder() const;
   // The next number of a local rank of the world; the first is 1.
   uint64_t next(int rank) { return ++last()[rank]; }
 
@@ -28,6 +32,7 @@ class LaunchOrder {
   uint64_t* last() { return reinterpret_cast<uint64_t*>(this + 1); }
 
   SharedMutex mutex_;
+  std::atomic<int> holder_{0};  // its label plus one; 0: none
 };
 
 }  // namespace mykv

@@ -26,6 +26,12 @@ struct RuntimeAccess {
   static void signal_under_lock(Runtime& runtime, int number) {
     runtime.context_.table.lock().run([&] { kill(getpid(), number); });
   }
+  static void signal_with_launch_order(Runtime& runtime, int number) {
+    LaunchOrder& order = runtime.context_.table.launch_order();
+    if (!order.lock(1000000, runtime.context_.label())) throw Error("the order of launches is locked");
+    kill(getpid(), number);
+    order.unlock();
+  }
   static uint32_t bell_rings(Runtime& runtime) { return runtime.context_.bell().count(); }
   static std::vector<uint32_t> entries_ahead(Runtime& runtime) {
     HostTable& table = runtime.context_.table;
@@ -68,7 +74,8 @@ void bind_live(py::module_& m) {
         planted[found - std::begin(testing::kFaults)].store(count);
       },
       py::arg("fault"), py::arg("count"),
-      "Let the count-th chance from now on be a fault, one of those in csrc/base/planted_faults.h; 0: none.");
+      "Let the count-th chance from now on (of entries: each of so many) be a fault, one of those in "
+      "csrc/base/planted_faults.h; 0: none.");
   m.def(
       "signal_under_lock",
       [](const std::shared_ptr<Group>& group, int number) {
@@ -78,6 +85,14 @@ void bind_live(py::module_& m) {
       },
       py::arg("group"), py::arg("number"),
       "Send this process a signal while it keeps the table of its host locked. `group`: such as mykv_core.world().");
+  m.def(
+      "signal_with_launch_order",
+      [](const std::shared_ptr<Group>& group, int number) {
+        const std::shared_ptr<Runtime> kept = group->runtime();
+        py::gil_scoped_release release;
+        testing::RuntimeAccess::signal_with_launch_order(*kept, number);
+      },
+      py::arg("group"), py::arg("number"), "The same while it keeps the order of launches on GPUs locked.");
   m.def(
       "bell_rings",
       [](const std::shared_ptr<Group>& group) { return testing::RuntimeAccess::bell_rings(*group->runtime()); },

@@ -139,3 +139,62 @@ def test_arrays_of_more_parts_than_the_table_has_entries(rank, size):
 @pytest.mark.ranks(3, long=(2, 4), env={**_SMALL, **_PARTS, "MYKV_VIRTUAL_HOSTS": "2"})
 def test_arrays_of_more_parts_than_the_tables_of_hosts_have_entries(rank, size):
     _large_arrays(rank, size)
+
+
+_LACK = """
+import threading, time
+import numpy as np
+from mpi4py import MPI
+import mykv_core as core
+import mykv_core_testing
+
+comm = MPI.COMM_WORLD
+core.init(comm.py2f(), {"table_capacity": 160})  # 64 entries have memory from the start
+rank, said = comm.rank, []
+
+def watch():
+    for reports in iter(lambda: core.next_stalls(0.2, 0.0), None):
+        said.extend(text for _, text in reports)
+
+def submit(names):
+    arrays = [np.full(10, rank + 1, "float32") for _ in names]
+    return [(core.submit_allreduce(f"x {k}", [array], [array]), array) for k, array in zip(names, arrays)]
+
+def until(text):
+    deadline = time.monotonic() + 60
+    while not any(text in one for one in said):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+
+works = []
+if rank == 0:
+    core.begin_stall_watch()
+    threading.Thread(target=watch, daemon=True).start()
+    mykv_core_testing.plant("entries", 1 << 40)
+    works += submit(range(66))
+    until("there is no memory for more entries: a planted lack")
+    mykv_core_testing.plant("entries", 0)
+    works += submit(range(66, 120))  # more than this rank's share of the table
+    deadline = time.monotonic() + 60
+    while sum(mykv_core_testing.entries_ahead(core.world())) <= 66:  # the lack is over
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    said.clear()
+    until("its share is in use")
+    assert not any("memory" in one for one in said), said
+comm.Barrier()
+works += submit(range(len(works), 120))
+for work, array in works:
+    assert work.wait(60) and (array == 3).all()
+if rank == 0:
+    core.end_stall_watch()
+core.shutdown()
+print("end", flush=True)
+"""
+
+
+def test_a_lack_of_memory_for_entries_is_told_while_it_lasts(mpirun):
+    """Operations wait for memory and go on when there is some; what waits for its share later is told that."""
+    result = mpirun(2, _LACK, timeout=180)
+    assert result.code == 0 and result.stdout.count("end") == 2, result.text

@@ -177,6 +177,34 @@ def test_a_rank_that_dies_with_the_table_locked_is_named(mpirun):
         assert f"rank {who} died while it changed mykv's shared table" in said, text
 
 
+def test_who_gives_an_operation_up_does_not_wait_for_a_stopped_rank(mpirun):
+    """The stall watch does, which must stay able to end the wait of others."""
+    body = """
+    if rank != who:
+        early = Sum("early", "small")
+        MPI.COMM_WORLD.Barrier()
+        time.sleep(0.5)
+        try:
+            core.give_up("early", "a reason")
+        except core.Error as error:
+            say("error", rank, "small", error)
+    else:
+        MPI.COMM_WORLD.Barrier()
+        say("now", os.getpid())
+        mykv_core_testing.signal_under_lock(core.world(), signal.SIGSTOP)
+        early = Sum("early", "small")
+    early.check()
+    say("sum", rank)
+    core.shutdown()
+    """
+    running = mpirun.start(2, _BEGIN + textwrap.dedent(body), "1", "1", "0", "0")
+    text = _until(running, lambda out: "error 0" in out)
+    os.kill(int(re.search(r"now (\d+)", text).group(1)), signal.SIGCONT)
+    result = running.wait(120)
+    assert _NAMED.format(1) in _errors(text)[0, "small"], text
+    assert result.code == 0 and len(re.findall(r"^sum \d", result.stdout, re.MULTILINE)) == 2, result.text
+
+
 _LEAVE = """
 if rank == who:
     say("now", os.getpid())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import core_testing, launcher
 from standin import gpu_support
 from standin.gpu_arrays import FAILING, LIMIT, Gpus, check_random_allreduces, piece, place
 from standin.gpu_support import DeviceArray
@@ -405,7 +408,7 @@ _FAILURES = (
 
 
 def _environment(**settings):
-    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+    paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2]), str(core_testing.FOLDER)]
     return {
         **gpu_support.environment(devices=8, delay_us=100, nccl_launch_us=300, **settings),
         "PYTHONPATH": ":".join(paths),
@@ -417,6 +420,58 @@ def test_failures_end_on_all_ranks_and_leave_nothing_behind(mpirun, hosts):
     result = mpirun(2, _FAILURES, str(hosts), env=_environment(), timeout=60)
     assert result.code == 0, result.text
     assert result.stdout.count("all is well") == 2, result.text
+
+
+_ORDER = (
+    FAILING
+    + """
+    import signal
+    import mykv_core_testing
+
+    core.init(world.py2f(), {"virtual_hosts": 1})
+    assert core.gpu_road() == (True, True, "", False), core.gpu_road()
+    assert submit("well").wait(20)
+    world.Barrier()
+    if rank == 1:
+        work = submit("late")
+        time.sleep(0.5)  # it has arrived
+        print("now", os.getpid(), flush=True)
+        mykv_core_testing.signal_with_launch_order(core.world(), int(sys.argv[1]))
+    else:
+        time.sleep(1.5)
+        began = time.monotonic()
+        work = submit("late")
+    try:
+        work.wait(20) or os._exit(3)
+    except RuntimeError as failure:
+        print("error", rank, failure, flush=True)
+    if rank == 0:
+        print("took", round(time.monotonic() - began, 1), flush=True)
+    if int(sys.argv[1]) == signal.SIGKILL:
+        time.sleep(60)  # mpirun would end the others
+    core.shutdown()
+"""
+)
+
+
+def test_a_rank_that_is_stopped_with_the_order_of_launches_is_named(mpirun):
+    running = mpirun.start(2, _ORDER, str(int(signal.SIGSTOP)), env=_environment())
+    running.wait_for("took", timeout=60)
+    os.kill(int(re.search(r"now (\d+)", running.read()[0]).group(1)), signal.SIGCONT)
+    result = running.wait(60)
+    said = "the order of launches on GPUs is kept locked by rank 1, which does not respond (is it stopped?)"
+    assert result.code == 0 and result.stdout.count(said) == 2, result.text
+    assert 4 < float(re.search(r"took (\S+)", result.stdout).group(1)) < 15, result.text
+
+
+@pytest.mark.skipif(not launcher.is_open_mpi(), reason="only Open MPI's mpirun has --with-ft ulfm")
+def test_a_rank_that_dies_with_the_order_of_launches_is_named(mpirun):
+    running = mpirun.start(2, _ORDER, str(int(signal.SIGKILL)), env=_environment(), options=("--with-ft", "ulfm"))
+    running.wait_for("took", timeout=60)
+    text = running.read()[0]
+    running.kill()
+    assert "error 0 late: rank 1 has died while it ordered launches on GPUs" in text, text
+    assert float(re.search(r"took (\S+)", text).group(1)) < 4, text
 
 
 def test_another_nccl_on_one_rank_is_the_reason_why_it_does_not_serve(mpirun):
