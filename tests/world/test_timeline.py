@@ -6,6 +6,8 @@ import contextlib
 import json
 import multiprocessing
 import os
+import re
+import subprocess
 import threading
 import time
 
@@ -443,6 +445,49 @@ def test_a_full_disk_ends_it_with_a_valid_file_and_an_error_at_stop(mpirun, tmp_
     assert path.stat().st_size <= 20_000
     Trace(path)
     assert len(Trace(f"{path}.second").calls("x")) == 3
+
+
+# Writes at a place in a file end only when a file of this name is gone, as on a server that does not answer.
+_DEAD_DISK = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define WRITE(name, offset)                                                              \\
+  ssize_t name(int fd, const void* data, size_t bytes, offset at) {                      \\
+    while (access(getenv("DEAD_DISK"), F_OK) == 0) usleep(10000);                        \\
+    return ((ssize_t(*)(int, const void*, size_t, offset))dlsym(RTLD_NEXT, #name))(fd, data, bytes, at); \\
+  }
+WRITE(pwrite, off_t)
+WRITE(pwrite64, off64_t)
+"""
+
+
+def test_shutdown_does_not_wait_for_a_file_system_that_does_not_answer(mpirun, tmp_path):
+    source, library, mark = tmp_path / "disk.c", tmp_path / "disk.so", tmp_path / "dead"
+    source.write_text(_DEAD_DISK)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=60)
+    result = mpirun(
+        2,
+        _SCRIPT
+        + """
+    rank = store.rank
+    if rank == 0:
+        open(os.environ["DEAD_DISK"], "w").close()
+    push(20)
+    began = time.monotonic()
+    mykv.shutdown()
+    print("rank", rank, round(time.monotonic() - began), flush=True)
+    if rank == 0:
+        os.remove(os.environ["DEAD_DISK"])
+        time.sleep(0.5)
+    """,
+        str(tmp_path / "timeline.json"),
+        env={"LD_PRELOAD": str(library), "DEAD_DISK": str(mark)},
+    )
+    assert result.code == 0 and "rank 1 " in result.stdout, result.text
+    assert 9 <= int(re.search(r"rank 0 (\d+)", result.stdout).group(1)) < 40, result.text
 
 
 @pytest.mark.parametrize("what", ["profile_all", long("profile_imperative")])
