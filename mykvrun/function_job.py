@@ -56,7 +56,7 @@ def run(
     """Call a function in several workers, which mykvrun starts, and return the results in the order of their ranks.
 
     What the workers print appears here, with the rank before each line. Ctrl-C ends the workers, and so does the end of
-    this process. This process is no worker.
+    this process. This process is not a worker.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def run(
     hostfile : str, optional
         The same in a file, with lines such as ``node1 slots=4``.
     env : dict, optional
-        Variables for the workers, beside those of this process.
+        Variables for the workers, in addition to those of this process.
     options : list of str, optional
         More options of mykvrun, such as ``["--threads", "4", "--max-restarts", "3"]``.
     folder : path, optional

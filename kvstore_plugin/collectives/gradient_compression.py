@@ -151,7 +151,7 @@ def gradient_compression(params: Any) -> GradientCompression:
     Raises
     ------
     TypeError, ValueError
-        `params` is no dictionary, names no compressor, or has an unknown parameter or a wrong value.
+        `params` is not a dictionary, names no compressor, or has an unknown parameter or a wrong value.
     """
     if not isinstance(params, Mapping):
         raise TypeError(f"compression_params must be a dict such as {{'type': '2bit'}}, not {params!r}.")

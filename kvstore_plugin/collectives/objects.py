@@ -39,7 +39,7 @@ def broadcast_object(
     Raises
     ------
     TypeError, ValueError
-        `root_rank` is no rank or not in the process set, or this rank is not. The other ranks' call raises an
+        `root_rank` is not a rank or not in the process set, or this rank is not. The other ranks' call raises an
         MXNetError that names this rank.
     Exception
         What pickle raises, on the root; the other ranks' call raises an MXNetError with its text.

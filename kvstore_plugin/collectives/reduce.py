@@ -149,7 +149,7 @@ def grouped_allreduce(
         Of any shapes and dtypes; the same number, shapes and dtypes in the same order on all ranks. An empty sequence
         is a no-op.
     average, name, priority, prescale_factor, postscale_factor, process_set, op
-        As for `allreduce`.
+        As in `allreduce`.
 
     Returns
     -------
@@ -159,7 +159,7 @@ def grouped_allreduce(
     Raises
     ------
     TypeError, ValueError, RuntimeError, MXNetError
-        As for `allreduce`; also, ranks differ in the number of arrays.
+        As in `allreduce`; also, ranks differ in the number of arrays.
 
     Examples
     --------
@@ -234,7 +234,7 @@ def broadcast(
     root_rank : int
         The global rank of the root; it is in the process set.
     name, priority, process_set
-        As for `allreduce`.
+        As in `allreduce`.
 
     Returns
     -------
@@ -244,11 +244,11 @@ def broadcast(
     Raises
     ------
     TypeError, ValueError
-        As for `allreduce`; also, `root_rank` is no rank or not in the process set.
+        As in `allreduce`; also, `root_rank` is not a rank or not in the process set.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError
-        As for `allreduce`; also, ranks differ in the root.
+        As in `allreduce`; also, ranks differ in the root.
 
     Notes
     -----
@@ -319,7 +319,7 @@ def reducescatter(
     op : ReduceOp, optional
         `Average`, `Sum`, `Min`, `Max` or `Product`.
     name, priority, process_set, prescale_factor, postscale_factor
-        As for `allreduce`.
+        As in `allreduce`.
 
     Returns
     -------
@@ -330,9 +330,9 @@ def reducescatter(
     Raises
     ------
     TypeError, ValueError
-        As for `allreduce`; also, `tensor` is a scalar.
+        As in `allreduce`; also, `tensor` is a scalar.
     RuntimeError, MXNetError
-        As for `allreduce`.
+        As in `allreduce`.
 
     Notes
     -----

@@ -98,7 +98,7 @@ def contribution(replicas: Sequence[NDArray], what: str, left_out: Sequence[bool
     Raises
     ------
     ValueError
-        An array is not row_sparse, or lies on a GPU; the arrays differ in shape or dtype; the dtype cannot be summed; a
+        An array is not row_sparse, or is on a GPU; the arrays differ in shape or dtype; the dtype cannot be summed; a
         row is there twice, or out of range.
     MXNetError
         An array carries an error.

@@ -17,7 +17,7 @@ def check_is_added(process_set: Any) -> None:
     Raises
     ------
     TypeError, ValueError
-        `process_set` is no ProcessSet, or not added.
+        `process_set` is not a ProcessSet, or not added.
     """
     if not isinstance(process_set, ProcessSet) or process_set.included() is None:
         process_sets.check(process_set)

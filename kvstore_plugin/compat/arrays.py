@@ -28,7 +28,7 @@ def as_group(tensors: Any) -> list[NDArray]:
     Raises
     ------
     TypeError, ValueError
-        It is no list, or an item is no dense NDArray, or lies on a GPU without a CUDA runtime that the core can use.
+        It is not a list, or an item is not dense, or is on a GPU without a CUDA runtime that the core can use.
     """
     if not isinstance(tensors, (list, tuple)):
         raise ArgumentTypeError(f"The tensors of a group must be a list of NDArrays, not {type(tensors).__name__}.")
@@ -52,7 +52,7 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     TypeError
         An item of `value` is no NDArray.
     ValueError
-        The list is empty, or an array is sparse, or lies on a GPU and there is no CUDA runtime that the core can use.
+        The list is empty, or an array is sparse, or is on a GPU and there is no CUDA runtime that the core can use.
     """
     if type(value) in _DENSE:
         value = (value,)

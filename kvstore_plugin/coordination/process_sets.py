@@ -48,7 +48,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Raises
     ------
     TypeError, ValueError
-        `process_set` is no set, a rank is there twice or is out of range, the communicator has processes outside of
+        `process_set` is not a set, a rank is there twice or is out of range, the communicator has processes outside of
         init(), or a set has the same ranks already. The other ranks' call raises too.
     MXNetError
         The ranks do not add the same set, or another rank's call has failed.
@@ -90,7 +90,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     Raises
     ------
     TypeError
-        `process_set` is no ProcessSet.
+        `process_set` is not a ProcessSet.
     MXNetError
         The ranks do not remove the same set, or another rank's call has failed.
     RuntimeError

@@ -45,7 +45,7 @@ class Room:
         The number of workers that the job may have.
     hostfile : str, optional
         A file as ``mykvrun --hostfile`` reads it: ``name slots=4`` in each line. It may be missing, and changes while
-        the job runs. Without a file the room is what the launcher had free when the job began.
+        the job runs. Without a file the room is the slots that the launcher had free when the job began.
     """
 
     def __init__(self, most: int, hostfile: str | None) -> None:

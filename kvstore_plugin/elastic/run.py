@@ -69,7 +69,7 @@ def run_elastic(
         Training goes on from that commit, with the workers that were added. Includes respawn=True.
     hostfile : str, optional
         A file that lists all hosts of the job, ``name slots=4`` in each line, as for mpirun. It may change, or come
-        into being, while the job runs. Without it the room is what the launcher had free when the job began.
+        into being, while the job runs. Without it the room is the slots that the launcher had free when the job began.
 
     Returns
     -------

@@ -4,7 +4,7 @@ The class `DenseReducer` is the trainer's interface to it. bucket_plan.py divide
 bucket_memory.py puts gradients into shared memory.
 
 When the trainer is made, the ranks agree which parameters have gradients. In the first step they agree how the
-gradients lie in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
+gradients are in buckets. So an ordinary step exchanges nothing but gradients. A rank whose gradients have changed
 (grad_req, a frozen layer, cast) must ask the other ranks, which may not expect a question. So it asks under the name of
 the first operation that was agreed on. If all ranks ask, they get an answer. If a rank pushes gradients instead, the
 core sees that the two calls do not match, and all ranks get an error. The stale flags of a step travel in the same way.

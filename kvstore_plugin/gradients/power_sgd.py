@@ -165,7 +165,7 @@ class PowerSGD:
     Raises
     ------
     TypeError, ValueError
-        An argument is no int or is too small.
+        An argument is not an int or is too small.
 
     Notes
     -----
@@ -300,7 +300,7 @@ class PowerSGD:
     def save_states(self, fname: str) -> None:
         """Write this worker's state to a file, atomically. Waits for the steps so far.
 
-        Each worker has another state, so each needs a file of its own, beside the trainer's save_states().
+        Each worker has another state, so each needs its own file, in addition to the trainer's save_states().
 
         Parameters
         ----------

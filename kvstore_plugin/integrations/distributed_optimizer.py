@@ -103,7 +103,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
         Raises
         ------
         TypeError, ValueError
-            A gradient is sparse, or lies on a GPU without a CUDA runtime that the core can use, or the process set was
+            A gradient is sparse, or is on a GPU without a CUDA runtime that the core can use, or the process set was
             removed. The other workers get an MXNetError in the gradient.
         """
         self._mean.replace(index, grad)
@@ -250,7 +250,7 @@ def _checked(index: Sequence[Any], gradients: Any) -> Sequence[NDArray]:
     Raises
     ------
     TypeError, ValueError
-        There are more or fewer gradients than indices, or a gradient is no dense array, or lies on a GPU without a CUDA
+        There are more or fewer gradients than indices, or a gradient is not dense, or is on a GPU without a CUDA
         runtime that the core can use.
     """
     if not isinstance(gradients, (list, tuple)):

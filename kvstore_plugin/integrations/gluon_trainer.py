@@ -294,7 +294,7 @@ def _settle(trainer: gluon.Trainer) -> None:
 @patches.replaces(
     "gluon.Trainer.step",
     why=_EARLIER + "A worker that cannot take a step would leave the others waiting.",
-    does="Fails on all workers, before any updates, where a batch size is no number or a gradient is stale. With "
+    does="Fails on all workers, before any updates, where a batch size is not a number or a gradient is stale. With "
     "another store, warns where the workers exchange nothing.",
     undone_by=_ANOTHER_STORE,
 )

@@ -156,12 +156,12 @@ class ReduceScatter(_Reducing):
     Parameters
     ----------
     op, prescale_factor, postscale_factor, process_set, **kwargs
-        As for `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other sentences hold too.
 
     Raises
     ------
     TypeError, ValueError
-        As for `AllReduce`.
+        As in `AllReduce`.
     """
 
     def _rows(self, rows: int) -> list[int]:
@@ -188,12 +188,12 @@ class AllGather(_Collective):
     Parameters
     ----------
     process_set, **kwargs
-        As for `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other sentences hold too.
 
     Raises
     ------
     TypeError, ValueError
-        As for `AllReduce`.
+        As in `AllReduce`.
     """
 
     def _output_shape(self, shape: Sequence[int]) -> Sequence[int]:
@@ -215,12 +215,12 @@ class Broadcast(_Collective):
     root_rank : int
         The global rank of the root; it is in the process set.
     process_set, **kwargs
-        As for `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other sentences hold too.
 
     Raises
     ------
     TypeError, ValueError
-        As for `AllReduce`; `root_rank` is no rank of the process set.
+        As in `AllReduce`; `root_rank` is not a rank of the process set.
     """
 
     def __init__(self, root_rank: int, *, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
@@ -240,12 +240,12 @@ class AllToAll(_Collective):
     Parameters
     ----------
     process_set, **kwargs
-        As for `AllReduce`, whose other sentences hold too.
+        As in `AllReduce`, whose other sentences hold too.
 
     Raises
     ------
     TypeError, ValueError
-        As for `AllReduce`; in the forward pass an MXNetError if the rows cannot be divided equally.
+        As in `AllReduce`; in the forward pass an MXNetError if the rows cannot be divided equally.
     """
 
     def _output_shape(self, shape: Sequence[int]) -> Sequence[int]:

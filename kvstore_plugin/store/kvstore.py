@@ -537,7 +537,7 @@ class MyKV(KVStoreBase):
         Raises
         ------
         TypeError, ValueError
-            `compression_params` is no dictionary, has an unknown type, or has parameters or values that this type does
+            `compression_params` is not a dict, has an unknown type, or has parameters or values that this type does
             not have.
 
         Examples

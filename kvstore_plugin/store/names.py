@@ -50,7 +50,7 @@ def _is_without_servers() -> bool:
 
 @patches.replaces(
     "kvstore.create",
-    why="MXNet takes an unknown name for a store of one process, without a word: each worker would train alone.",
+    why="MXNet takes an unknown name for a store of one process, silently: each worker would train alone.",
     does="Raises an error for a name that can only mean 'mykv', such as 'mykw', 'kvstore_plugin' or 'horovod'.",
     undone_by="another name",
 )

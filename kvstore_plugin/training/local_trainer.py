@@ -260,7 +260,7 @@ class LocalTrainer(DistributedTrainer):
         Raises
         ------
         MXNetError
-            A meeting has failed, on all workers; or as for the first local step.
+            A meeting has failed, on all workers; or as in the first local step.
 
         Examples
         --------

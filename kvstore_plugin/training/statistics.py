@@ -79,7 +79,7 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
         ``late_among``: str
             ``'all workers'``, or ``'workers of this host'`` on other ranks than 0 where there are several hosts.
         ``trainers``: list of dict
-            Each `DistributedTrainer` of the set: ``name``; ``adopted``, how many gradients lie in buckets; ``copied``,
+            Each `DistributedTrainer` of the set: ``name``; ``adopted``, how many gradients are in buckets; ``copied``,
             a dict of why others do not to how many; ``bucket_bytes``, the sizes of its operations.
 
     Raises

@@ -60,7 +60,7 @@ class DistributedTrainer(gluon.Trainer):
 
     Gradients are averaged over the workers, so the arguments of step() mean the same as in one process with a worker's
     batch. Of a row_sparse gradient, only the rows that some worker has are sent. All workers start from the values of
-    `root_rank`, also if parameters are initialized later (in the first forward pass) or again. Creating a trainer is
+    `root_rank`, even if parameters are initialized later (in the first forward pass) or again. Creating a trainer is
     collective and calls init() if needed. All workers must create their trainers in the same order, with the same
     arguments.
 
@@ -76,7 +76,7 @@ class DistributedTrainer(gluon.Trainer):
         As for gluon.Trainer.
     compression : optional
         Type in which gradients travel between hosts: `Compression.none`, `Compression.fp16` or `Compression.bf16`; or,
-        as for Horovod, an object or a class of your own with methods ``compress(tensor) -> (tensor, ctx)`` and
+        as in Horovod, your own object or class with the methods ``compress(tensor) -> (tensor, ctx)`` and
         ``decompress(tensor, ctx)``. Then what compress() returns is summed over the workers, also within a host, and
         decompress() gets the sum, with the `ctx` of this worker. So it must return the same on all workers, and fit
         sums. `compression_params` has other compressors; give only one of the two arguments.

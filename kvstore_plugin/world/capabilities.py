@@ -28,7 +28,7 @@ def mpi_enabled() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """True: init() refuses an MPI without MPI_THREAD_MULTIPLE, so mpi4py may be used beside this package.
+    """True: init() refuses an MPI without MPI_THREAD_MULTIPLE, so mpi4py may be used with this package.
 
     Raises
     ------

@@ -141,7 +141,7 @@ def init(comm: MPI.Intracomm | Sequence[int] | None = None, process_sets: Sequen
     """Join the other ranks. Collective; a second call with the same or no communicator is a no-op.
 
     MPI is initialized here, at MPI_THREAD_MULTIPLE, unless it is initialized already. If it is initialized here, it is
-    finalized when Python exits, also if mpi4py.rc says otherwise.
+    finalized when Python exits, even if mpi4py.rc says otherwise.
 
     Parameters
     ----------

@@ -74,7 +74,7 @@ class ProcessSet:
         return len(self.ranks) if self._is_added() else None
 
     def rank(self) -> int | None:
-        """Number of this process in the set, from 0, or None if it is no member or the set is not added."""
+        """Number of this process in the set, from 0, or None if it is not a member or the set is not added."""
         return self.ranks.index(process.rank()) if self.included() else None
 
     def included(self) -> bool | None:
@@ -145,7 +145,7 @@ class ProcessSet:
         return self.process_set_id is not None
 
     def _begin(self, number: int, ranks: tuple[int, ...], group: Any) -> None:
-        """Become an added set; `group` runs its operations, None if this process is no member."""
+        """Become an added set; `group` runs its operations, None if this process is not a member."""
         self.process_set_id, self.ranks, self._group = number, list(ranks), group
         self._numbers, self._bases = {}, {}
         _added[ranks] = self
@@ -262,7 +262,7 @@ def check(process_set: Any) -> None:
     Raises
     ------
     TypeError, ValueError
-        `process_set` is no ProcessSet, is not added, or this process is no member.
+        `process_set` is not a ProcessSet, is not added, or this process is not a member.
     """
     if not isinstance(process_set, ProcessSet):
         raise error_types.wrong_type(f"process_set must be a ProcessSet, not {type(process_set).__name__}.")

@@ -51,7 +51,7 @@ def start_timeline(file_path: str | os.PathLike, mark_cycles: bool = False) -> N
     Raises
     ------
     OSError
-        The rank that writes the file cannot make or write it, or it is no regular file.
+        The rank that writes the file cannot make or write it, or it is not a regular file.
     RuntimeError
         This rank records a timeline already, or init() was not called.
     TypeError, ValueError

@@ -180,7 +180,8 @@ def test_each_line_of_the_comparison_has_a_test():
     comparison, others = re.split(r"\n## .+\n", (_DOCS / "comparison.md").read_text())
     rows, of_others = _cells(comparison), _cells(others)
     lines = [row[0] for row in rows]
-    proofs = re.findall(r'^"(.+)" = \[(.+)\]$', (_ROOT / "tests/project/comparison_tests.toml").read_text(), re.MULTILINE)
+    named_tests = (_ROOT / "tests/project/comparison_tests.toml").read_text()
+    proofs = re.findall(r'^"(.+)" = \[(.+)\]$', named_tests, re.MULTILINE)
     assert [line for line, _ in proofs] == lines and len(lines) > 10
     assert [row[0] for row in of_others] == [line for line in lines if line in {row[0] for row in of_others}]
     assert len(of_others) > 14 and {len(row) for row in of_others} == {4}

@@ -103,6 +103,7 @@ _INTERNAL = {
         "mpi4py.rc.initialize = False",
         "mykv_sources",
         "build the extension module for tests",
+        "a planted lack",
     ],
 }
 
