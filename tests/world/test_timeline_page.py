@@ -280,6 +280,17 @@ def test_a_timeline_without_operations_makes_a_page(tmp_path):
     assert "No operation was recorded." in (tmp_path / "page.html").read_text()
 
 
+def test_the_folder_alone_makes_a_page_without_mxnet(tmp_path):
+    """docs/timeline.md: on a machine that has neither MXNet nor mykv."""
+    shutil.copytree(Path(sys.modules[main.__module__].__file__).parent, tmp_path / "timeline")
+    path = _write(tmp_path / "t.json", events=[_call(1, 0, 1, 0)])
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-S", "-m", "timeline", path]
+    done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "<title>Timeline" in (tmp_path / "timeline.html").read_text()
+
+
 def _files(tmp_path) -> dict[str, str]:
     joined = {"otherData": {"mykv": "1.2.3", "ranks": [0, 1]}, "traceEvents": []}
     files = {"empty": "", "text": "no JSON", "list": "[]", "profile": '{"traceEvents": []}', "joined": joined}
