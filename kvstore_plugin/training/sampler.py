@@ -13,7 +13,7 @@ import numpy as np
 
 from ..compat.arguments import whole_number
 from ..compat.mxnet import gluon
-from ..world import process
+from ..world import process, training_warnings
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet, global_process_set
 
@@ -48,6 +48,11 @@ class DistributedSampler(gluon.data.Sampler):
     TypeError, ValueError
         An argument is wrong, this worker is not in `process_set`, or `drop_last` would drop all samples.
 
+    Notes
+    -----
+    A shuffled order that is used to its end and then once more, without a call of `set_epoch`, is a mistake in
+    training: the first worker logs one warning. With ``shuffle=False`` or ``even=False`` there is none.
+
     Examples
     --------
     >>> sampler = mykv.DistributedSampler(len(dataset), seed=1)
@@ -57,6 +62,10 @@ class DistributedSampler(gluon.data.Sampler):
     ...     for images, labels in loader:
     ...         scores = net(images)  # and so on, as in DistributedTrainer's example
     """
+
+    # Not attributes of __init__(): samplers of older pickles lack them.
+    _was_used = False  # an iteration has come to its end since the last set_epoch()
+    _is_told = False
 
     def __init__(
         self,
@@ -101,9 +110,23 @@ class DistributedSampler(gluon.data.Sampler):
         899
         """
         self._epoch = whole_number("epoch", epoch, 0)
+        self._was_used = False
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._order()[self._rank :: self._size].tolist())
+        if self._was_used and not self._is_told and self._rank == 0 and self._shuffle and self._even:
+            self._is_told = True
+            training_warnings.warn(
+                "A DistributedSampler begins another epoch without set_epoch(), so the order of the samples is that of "
+                "the epoch before. Call sampler.set_epoch(epoch) before each epoch on all workers. For a data set that "
+                "is only evaluated, shuffle=False gives one order without this warning."
+            )
+        return self._noting_end(self._order()[self._rank :: self._size].tolist())
+
+    def _noting_end(self, indices: list[int]) -> Iterator[int]:
+        """The indices. An iteration that stops early, such as for the shapes of a first batch, is not an epoch."""
+        epoch = self._epoch
+        yield from indices
+        self._was_used = self._epoch == epoch
 
     def __len__(self) -> int:
         if not self._even:

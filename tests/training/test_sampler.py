@@ -98,6 +98,41 @@ def test_an_epoch_begins_with_the_next_iteration():
     assert list(sampler) == _shares(50, 2, 1)[0] == list(pickle.loads(pickle.dumps(sampler)))
 
 
+def _epochs(sampler, sets_epoch=False, stops_early=False):
+    for epoch in range(3):
+        if sets_epoch:
+            sampler.set_epoch(epoch)
+        batches = gluon.data.BatchSampler(sampler, 4, "keep")
+        list(itertools.islice(batches, 2 if stops_early else None))
+
+
+@pytest.mark.parametrize(
+    ("warnings", "options", "use"),
+    [
+        (1, {}, {}),
+        (1, {"drop_last": True}, {}),
+        (0, {}, {"sets_epoch": True}),
+        (0, {}, {"stops_early": True}),
+        (0, {"shuffle": False}, {}),
+        (0, {"even": False}, {}),
+        (0, {"rank": 1}, {}),
+    ],
+)
+def test_another_epoch_without_set_epoch_is_told_once(caplog, warnings, options, use):
+    sampler = mykv.DistributedSampler(**{"length": 20, "rank": 0, "size": 2, **options})
+    _epochs(sampler, **use)
+    assert caplog.text.count("begins another epoch without set_epoch()") == warnings
+
+
+def test_set_epoch_once_does_not_excuse_later_epochs(caplog):
+    sampler = mykv.DistributedSampler(20, rank=0, size=2)
+    sampler.set_epoch(0)
+    list(sampler)
+    assert "set_epoch" not in caplog.text
+    list(sampler)
+    assert caplog.text.count("without set_epoch()") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
