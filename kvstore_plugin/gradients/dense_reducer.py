@@ -29,7 +29,7 @@ from ..parameters.naming import Named, described_within
 from ..sharded_optimizer.optimizer import ShardedUpdate
 from ..world import process
 from ..world.process_set import ProcessSet
-from . import bucket_plan
+from . import bucket_plan, equal_batches
 from .bucket_memory import GradientMemory
 from .bucket_plan import Operation, Reduction, Slot
 from .communication_hook import HookedOperation
@@ -62,7 +62,14 @@ class DenseReducer(SharedReducer):
         The key of each parameter in the optimizer on the store, by the parameter's id().
     memory : GradientMemory, optional
         Memory that owns the gradients already; by default own_gradients() makes it.
+
+    Attributes
+    ----------
+    factor_of_sums : callable or None
+        For the statistics of a trainer that sums gradients: says what its updates multiply the sums by.
     """
+
+    factor_of_sums: Callable[[], str | None] | None = None
 
     def __init__(
         self,
@@ -92,6 +99,7 @@ class DenseReducer(SharedReducer):
         self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
         self._when_updated: dict[Any, Callable[[], None]] = {}  # what hooks do when the weights of a step are updated
         self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
+        self._equal_batches: equal_batches.EqualBatches | None = None  # None after the first steps
         living.add(self)
 
     def meet(self, meeting: str, options: Sequence[str]) -> None:
@@ -132,6 +140,10 @@ class DenseReducer(SharedReducer):
             raise
         self._memory.warn_of_copies(self._scope, len(self._slots))
 
+    def watch_batches(self) -> None:
+        """Warn once if all workers train on the same batches, as far as the first steps show it."""
+        self._equal_batches = equal_batches.of(self._reduction)
+
     def described(self) -> dict[str, Any]:
         """How the gradients are reduced, for the statistics; see training/statistics.py."""
         slots = sorted(self._slots, key=lambda slot: -slot.priority)
@@ -145,6 +157,7 @@ class DenseReducer(SharedReducer):
             "adopted": reasons.count(None),
             "copied": dict(copied),
             "bucket_bytes": [_bytes_of(operation) for operation in self._operations],
+            "sums_times": None if self.factor_of_sums is None else self.factor_of_sums(),
         }
 
     def release(self) -> None:
@@ -175,7 +188,13 @@ class DenseReducer(SharedReducer):
         if compares is Comparing.UPDATE:
             self._sums.begin()
         self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
-        self._push_all(operations, label)
+        watch, self._equal_batches = self._equal_batches, None
+        if watch is None or ignore_stale:
+            self._push_all(operations, label)
+        else:
+            watch.before(operations)
+            self._push_all(operations, label)
+            self._equal_batches = watch.after()
 
     def meet_loaded(self) -> None:
         """Wait until all ranks have loaded parameters or states, in place of the next step's first operation.
@@ -468,6 +487,7 @@ class DenseReducer(SharedReducer):
             "_hook_counts": {},
             "_when_updated": {},
             "_to_update": [],
+            "_equal_batches": None,
         }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import weakref
 from typing import Any, Callable, Iterator
 
 import numpy as np
@@ -470,8 +471,19 @@ def _reducer_of(trainer: gluon.Trainer) -> DenseReducer:
         # All workers reach this in the first steps of their Trainers.
         record.scope = record.scope or store._next_scope("trainer")  # set up without a step, by load_states()
         record.reducer = DenseReducer(record.scope, named, reduction, when_moved, keys, memory)
+        record.reducer.watch_batches()
+        record.reducer.factor_of_sums = functools.partial(_factor_of_sums, weakref.ref(trainer))
         record.generation, record.losses = process.generation, process.losses
     return record.reducer
+
+
+def _factor_of_sums(reference: weakref.ref) -> str | None:
+    """What the last update of a Trainer has multiplied the sums by, for the statistics; None where that is unknown."""
+    trainer = reference()
+    factor = None if trainer is None else trainer._optimizer.rescale_grad
+    if not isinstance(factor, (int, float)):
+        return None  # an array would have to be waited for
+    return step_label.shown(factor, step_label.scale_of(trainer))
 
 
 def _resume(trainer: gluon.Trainer) -> None:

@@ -79,8 +79,12 @@ def statistics(process_set: ProcessSet = global_process_set, reset: bool = False
         ``late_among``: str
             ``'all workers'``, or ``'workers of this host'`` on other ranks than 0 where there are several hosts.
         ``trainers``: list of dict
-            Each `DistributedTrainer` of the set: ``name``; ``adopted``, how many gradients are in buckets; ``copied``,
-            a dict of why others do not to how many; ``bucket_bytes``, the sizes of its operations.
+            Each `DistributedTrainer` of the set, and each gluon.Trainer with the store: ``name``; ``adopted``, how many
+            gradients are in buckets; ``copied``, a dict from the reason why others are not to their number;
+            ``bucket_bytes``, the sizes of its operations; ``sums_times``, None for a DistributedTrainer. gluon.Trainer
+            sums gradients over the workers, and ``sums_times`` says what its last step has multiplied the sums by:
+            ``'batch size 64 (gradients times 0.015625)'``. The results are means if that is the batch size of all
+            workers together.
 
     Raises
     ------

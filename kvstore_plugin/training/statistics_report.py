@@ -97,6 +97,8 @@ def _trainer(one: dict[str, Any]) -> list[tuple[str, str]]:
     shown = ", ".join(map(_size, sizes[:_SHOWN_BUCKETS]))
     lines = [f"{one['adopted']} gradients in buckets; operations of {shown}{more}"]
     lines += [f"{count} gradients copied: {why}" for why, count in one["copied"].items()]
+    if one["sums_times"] is not None and process.size() > 1:
+        lines.append(f"gradients are summed over {process.size()} workers; step() was for {one['sums_times']}")
     return [(one["name"], text) for text in lines]
 
 

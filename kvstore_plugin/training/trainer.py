@@ -470,6 +470,8 @@ class DistributedTrainer(gluon.Trainer):
                     made.append(sparse[-1])
                 if share.process_set is self._company.process_set:
                     self._company.meet()
+                    if not self._company.is_apart:
+                        gradients.watch_batches()
                 if self._options.broadcast_period >= 0:
                     known = broadcast.keep_equal(
                         share.process_set, share.named, share.scope, share.root, share.names, are_equal

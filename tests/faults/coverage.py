@@ -210,6 +210,7 @@ PYTHON = {
     ],
     "kvstore_plugin/integrations/horovod_scripts.py": ["gradients_after_allreduce", "docs"],
     "kvstore_plugin/integrations/module_api.py": ["module_api"],
+    "kvstore_plugin/gradients/equal_batches.py": ["equal_batches"],
     "kvstore_plugin/integrations/separate_steps.py": ["separate_steps"],
     "kvstore_plugin/nn/batch_norm_math.py": ["sync_batch_norm"],
     "kvstore_plugin/nn/collective_blocks.py": ["collective_blocks"],

@@ -228,6 +228,24 @@ def test_how_gradients_are_reduced(rank):
     assert f"{len(sizes)} gradients copied: the trainer has no buckets (bucket_bytes=0)" in text
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("on_store", [False, True])
+def test_what_a_stock_trainer_does_with_sums_is_told(rank, size, on_store):
+    net, other = dense_network(3), dense_network(3)
+    options = {"kvstore": "mykv", "update_on_kvstore": on_store}
+    stock = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01}, **options)
+    own = _trainers(other)["DistributedTrainer"]()
+    _step(other, own, rank)
+    before = mykv.statistics()["trainers"]  # and trainers of earlier tests
+    _step(net, stock, rank)
+    names = [one["name"] for one in before]
+    (told,) = [one for one in mykv.statistics()["trainers"] if one["name"] not in names]
+    assert told["sums_times"] == "batch size 4 (gradients times 0.25)" and before[-1]["sums_times"] is None
+    text = statistics_report.table({**mykv.statistics(), "trainers": [before[-1], told]})
+    line = f"gradients are summed over {size} workers; step() was for {told['sums_times']}"
+    assert text.count(line) == (size > 1)
+
+
 class _Bar:
     """As a progress bar of tqdm."""
 

@@ -1,0 +1,147 @@
+"""Warns where all workers train on the same batches, without asking the other workers.
+
+The mean over the workers of a gradient that all of them have is that gradient again. So the first worker compares some
+elements of its gradients before and after the sums of one step. It does so in its second step, in which all workers
+have the same weights, also where the first step has broadcast them. It copies these elements behind backward and behind
+the sums, in MXNet's engine, and looks at the copies in a later step, when the core has counted more steps: so no step
+waits for it. It reads the memory of the copies and never waits for them, since a wait would take an error from the
+arrays that share it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from ..compat import arrays
+from ..compat.mxnet import MXNetError, NDArray, engine_blocks, mx
+from ..world import process, training_warnings
+from ..world.process_set import global_process_set
+from .bucket_plan import Operation, Reduction
+
+_STEP = 2  # counted from 1
+_LATER = 3  # ended since then: the step before, the step itself, and one that has used its weights
+_ELEMENTS = 1024  # of a gradient
+_ENDS = 4  # gradients at each end of the network
+_DTYPES = ("float16", "float32", "float64")
+
+_told = False
+
+
+class EqualBatches:
+    """What the first worker of a trainer knows of the gradients of one step."""
+
+    def __init__(self, reduction: Reduction) -> None:
+        self._reduction = reduction
+        self._step = 0
+        self._taken: list[_Taken] = []
+        self._gradients: list[NDArray] = []
+        self._counted = (0, 0)
+
+    def before(self, operations: Sequence[Operation]) -> None:
+        """Call it in each step before the operations are pushed."""
+        self._step += 1
+        if self._step == _STEP:
+            self._gradients = _samples(operations)
+            self._taken = [_Taken(array.dtype, copy, None) for array, copy in _copied(self._gradients)]
+
+    def after(self) -> EqualBatches | None:
+        """Call it when the operations are pushed; what the next steps call, or None when nothing is left to do."""
+        if self._step < _STEP:
+            return self
+        counted = self._core_counts()
+        if self._step == _STEP:
+            both = zip(self._taken, _copied(self._gradients))
+            self._taken = [one._replace(after=copy) for one, (_, copy) in both]
+            self._gradients, self._counted = [], counted
+            return self if self._taken else None
+        if counted[0] < self._counted[0] + _LATER:
+            return self  # the sums of that step may be under way
+        if counted[1] == self._counted[1] and self._are_equal():
+            _warn()
+        return None
+
+    def _core_counts(self) -> tuple[int, int]:
+        """Steps whose gradients are summed, and operations that have failed."""
+        return self._reduction.process_set._core.statistics()["steps"], process.core.failed_operations()
+
+    def _are_equal(self) -> bool:
+        size = self._reduction.process_set.size()
+        factor, is_zero = size * self._reduction.scale, True
+        for one in self._taken:
+            before, after = one.values()
+            # The sum of equal numbers is rounded in float32, once for each worker, and the result in its own dtype.
+            tolerance = 2 * np.finfo(one.dtype).eps + 2 * size * np.finfo(np.float32).eps
+            if not np.isfinite(after).all() or not np.allclose(after, factor * before, rtol=tolerance, atol=0):
+                return False
+            is_zero = is_zero and not before.any()
+        return not is_zero
+
+
+class _Taken(NamedTuple):
+    """Copies of elements of a gradient before and after its sum."""
+
+    dtype: Any
+    before: NDArray
+    after: NDArray | None
+
+    def values(self) -> list[np.ndarray]:
+        nbytes = self.before.size * np.dtype(self.dtype).itemsize
+        both = [arrays.memory_of(one, nbytes).view(self.dtype) for one in (self.before, self.after)]
+        return [one.astype(np.float64) for one in both]
+
+
+def of(reduction: Reduction) -> EqualBatches | None:
+    """What watches the steps of a trainer; None where other workers, or equal gradients, say nothing.
+
+    Members of a process set may have the same batches on purpose, where a network is divided among them. A compressor
+    changes a gradient that all workers have, and a hook may do anything with it.
+    """
+    process_set = reduction.process_set
+    is_judge = process_set is global_process_set and process_set.size() > 1 and process_set.rank() == 0
+    if not is_judge or _told or reduction.compression or reduction.hook is not None or engine_blocks():
+        return None
+    return EqualBatches(reduction)
+
+
+def _samples(operations: Sequence[Operation]) -> list[NDArray]:
+    """Gradients of which the sums are on this worker, from both ends of the network."""
+    gradients: list[NDArray] = []
+    for operation in operations:
+        if any(len(slot.parameter._grad) > 1 for slot in operation.slots):
+            return []  # the sum is that over the devices too
+        if operation.update is None:
+            gradients += [slot.parameter._grad[0] for slot in operation.slots]
+        elif operation.layout:  # the sums of this worker's shards
+            gradients += operation.update.own_gradients()
+    known = [one for one in gradients if one.size and arrays.dtype_name(one.dtype) in _DTYPES]
+    return known if len(known) <= 2 * _ENDS else known[:_ENDS] + known[-_ENDS:]
+
+
+def _copied(gradients: Sequence[NDArray]) -> list[tuple[NDArray, NDArray]]:
+    """The gradients, each with a copy of some elements in host memory; none where that fails, as the step goes on."""
+    copied = []
+    try:
+        with arrays.not_recorded(), mx.util.np_shape(True):
+            for gradient in gradients:
+                count = min(gradient.size, _ELEMENTS)
+                target = mx.nd.empty((count,), ctx=mx.cpu(), dtype=gradient.dtype)
+                arrays.elements(gradient, 0, count).as_nd_ndarray().reshape((-1,)).copyto(target)
+                copied.append((gradient, target))
+    except (MXNetError, MemoryError):
+        return []
+    return copied
+
+
+def _warn() -> None:
+    global _told
+    if _told:
+        return
+    _told = True
+    training_warnings.warn(
+        "All %d workers had the same gradients in a step, so they train on the same batches, and do the work of one. "
+        "Give each worker its own share of the data, as kvstore_plugin.DistributedSampler does. Where all workers are "
+        "meant to have the same batches, ignore this warning.",
+        process.size(),
+    )
