@@ -98,7 +98,7 @@ def _trainer(one: dict[str, Any]) -> list[tuple[str, str]]:
     lines = [f"{one['adopted']} gradients in buckets; operations of {shown}{more}"]
     lines += [f"{count} gradients copied: {why}" for why, count in one["copied"].items()]
     if one["sums_times"] is not None and process.size() > 1:
-        lines.append(f"gradients are summed over {process.size()} workers; step() was for {one['sums_times']}")
+        lines.append(f"gradients summed over {process.size()} workers; step() for {one['sums_times']}")
     return [(one["name"], text) for text in lines]
 
 

@@ -242,7 +242,7 @@ def test_what_a_stock_trainer_does_with_sums_is_told(rank, size, on_store):
     (told,) = [one for one in mykv.statistics()["trainers"] if one["name"] not in names]
     assert told["sums_times"] == "batch size 4 (gradients times 0.25)" and before[-1]["sums_times"] is None
     text = statistics_report.table({**mykv.statistics(), "trainers": [before[-1], told]})
-    line = f"gradients are summed over {size} workers; step() was for {told['sums_times']}"
+    line = f"gradients summed over {size} workers; step() for {told['sums_times']}"
     assert text.count(line) == (size > 1)
 
 
