@@ -94,12 +94,14 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "rank",
+    "recv",
     "reducescatter",
     "remove_process_set",
     "restart_count",
     "rocm_built",
     "run",
     "run_elastic",
+    "send",
     "shutdown",
     "size",
     "start_timeline",
@@ -129,6 +131,7 @@ try:
     from .collectives.compression import Compression
     from .collectives.gather import allgather, alltoall, barrier, grouped_allgather
     from .collectives.objects import allgather_object, broadcast_object
+    from .collectives.point_to_point import recv, send
     from .collectives.reduce import (
         allreduce,
         allreduce_,

@@ -122,6 +122,7 @@ PYTHON = {
     "kvstore_plugin/collectives/backward.py": ["backward"],
     "kvstore_plugin/collectives/compression.py": ["collectives", "gradient_compression", "local_trainer_compression"],
     "kvstore_plugin/collectives/gather.py": ["collectives", "collectives_bad_input", "collectives_random"],
+    "kvstore_plugin/collectives/point_to_point.py": ["point_to_point"],
     "kvstore_plugin/collectives/gradient_compression.py": [
         "gradient_compression",
         "trainer_options",

@@ -29,7 +29,7 @@ _NOT_CALLED_BY_SCRIPTS = {
 # MXNet 2.0 has other names, or no such part.
 _ONLY_1 = {"allreduce_metric", "StatisticsHandler"}
 # Examples that name the ranks 0 and 1. On one worker, [0] are all ranks, which need no process set of their own.
-_ONLY_TWO_WORKERS = {"ProcessSet", "add_process_set", "alltoall", "remove_process_set"}
+_ONLY_TWO_WORKERS = {"ProcessSet", "add_process_set", "alltoall", "recv", "remove_process_set", "send"}
 _ONLY_ALONE = {"run"}  # a worker may start a job too, but two workers would start the same twice
 _ELASTIC = {"ElasticState", "ElasticState.commit", "ElasticState.register_reset_callbacks", "run_elastic"}
 

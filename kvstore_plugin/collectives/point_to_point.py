@@ -1,0 +1,175 @@
+"""send and recv between the two ranks of a process set, with gradients.
+
+A send and its recv are one operation, a broadcast, in which both ranks of the set take part. So its name, its turns,
+its refusals and its errors are those of any other operation. In the backward pass the gradient goes the other way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from ..compat import arrays
+from ..compat.argument_errors import ArgumentValueError
+from ..compat.mxnet import NDArray, mx
+from ..coordination import operation
+from ..world.process_set import ProcessSet, check, global_process_set
+from . import backward
+
+
+def send(
+    tensor: NDArray,
+    dest: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """Send an array to the other rank of a process set of two, which calls `recv`. Returns at once.
+
+    Parameters
+    ----------
+    tensor : NDArray
+        Of any dtype, with at least one element. It is not changed, and the caller may change or delete it at once.
+    dest : int
+        The global rank that receives.
+    name : str, optional
+        The send is matched with the recv of this name; under one name, and without names, by the order of the calls.
+        Sends in the two directions do not mix.
+    priority : int, optional
+        Operations with a higher priority run first; the same on both ranks.
+    process_set : ProcessSet, optional
+        Has two ranks. In a larger job, add a set for each two ranks: ``mykv.add_process_set([0, 1])``.
+
+    Returns
+    -------
+    NDArray
+        A zero of shape (1,), which waits for the send and carries its error. Inside autograd.record() call backward on
+        it: then the gradient of `tensor` comes from the other rank.
+
+    Raises
+    ------
+    TypeError, ValueError
+        `tensor` is no dense array or empty, the process set does not have two ranks, or `dest` is not the other one.
+    RuntimeError
+        kvstore_plugin is not initialized.
+    MXNetError
+        At the result (with NaiveEngine here): the recv has another shape or dtype, or is inside autograd.record() while
+        the send is not; the other rank has failed, or has not come before the time limit.
+
+    Examples
+    --------
+    >>> rows = mx.np.ones((4, 2))
+    >>> if mykv.rank() == 0:
+    ...     sent = mykv.send(rows, dest=1, name="rows")
+    ... else:
+    ...     rows = mykv.recv(rows, source=0, name="rows")
+    """
+    with _turn(process_set, dest, name, sends=True) as turn:
+        _check(tensor, "send")
+        me, priority = turn.core.rank(), operation.checked_priority(priority)
+        output = arrays.empty(tensor.shape, tensor)  # carries the error
+        is_recorded = backward.is_recorded([tensor])
+        turn.push(
+            turn.core.push_broadcast,
+            tensor.handle.value,
+            [output.handle.value],
+            me,
+            priority,
+            label=_label(tensor, is_recorded),
+        )
+        with arrays.not_recorded():
+            token = mx.nd.zeros_like(arrays.elements(output, 0, 1).as_nd_ndarray().reshape((1,)))
+        if isinstance(tensor, mx.np.ndarray):
+            token = token.as_np_ndarray()
+        if not is_recorded:
+            return token
+
+        def exchange(taken: operation.Turn, label: str, _: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+            gradient = targets[0].handle.value
+            taken.push(taken.core.push_broadcast, gradient, [gradient], 1 - me, priority, label=label)
+
+        return backward.results(turn, [tensor], [token], exchange)[0]
+
+
+def recv(
+    like: NDArray,
+    source: int,
+    name: str | None = None,
+    priority: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> NDArray:
+    """Receive an array from the other rank of a process set of two, which calls `send`. Returns at once.
+
+    Parameters
+    ----------
+    like : NDArray
+        Has the shape, dtype and device of the array to come; its values are not used.
+    source : int
+        The global rank that sends.
+    name, priority, process_set
+        As for `send`.
+
+    Returns
+    -------
+    NDArray
+        New. It may be used at once: the engine lets readers wait. Inside autograd.record(), on both ranks, its gradient
+        is sent back in the backward pass.
+
+    Raises
+    ------
+    TypeError, ValueError, RuntimeError, MXNetError
+        As for `send`.
+
+    Examples
+    --------
+    >>> if mykv.rank() == 0:
+    ...     sent = mykv.send(mx.np.ones((4, 2)), dest=1)
+    ... else:
+    ...     rows = mykv.recv(mx.np.zeros((4, 2)), source=0)
+    """
+    with _turn(process_set, source, name, sends=False) as turn:
+        _check(like, "recv")
+        me, priority = turn.core.rank(), operation.checked_priority(priority)
+        output = arrays.empty(like.shape, like)
+        is_recorded = backward.is_recorded([like])
+        handle, label = output.handle.value, _label(like, is_recorded)
+        turn.push(turn.core.push_broadcast, handle, [handle], 1 - me, priority, label=label)
+        if not is_recorded:
+            return output
+
+        def exchange(taken: operation.Turn, label: str, gradients: Sequence[NDArray], _: Sequence[NDArray]) -> None:
+            result = arrays.empty(gradients[0].shape, gradients[0])  # as on every rank of a broadcast
+            handles = arrays.handles([gradients[0], result])
+            taken.push(taken.core.push_broadcast, handles[0], handles[1:], me, priority, label=label)
+
+        # No array that autograd knows: a variable takes the place of the input.
+        return backward.results(turn, [arrays.empty(like.shape, like)], [output], exchange)[0]
+
+
+def _turn(process_set: Any, other: Any, name: Any, sends: bool) -> operation.Turn:
+    """The turn of a send and its recv, with one name and one call on both ranks."""
+    check(process_set)
+    call = "send" if sends else "recv"
+    me = process_set.rank()
+    if process_set.size() != 2:
+        raise ArgumentValueError(
+            f"{call} needs a process set of two ranks, but {process_set!r} has {process_set.size()}. Call "
+            "add_process_set() with the two ranks, on all ranks, and pass the set."
+        )
+    if process_set._position_of(other) == me:
+        raise ArgumentValueError(f"{call}: rank {other} is this rank. Give the other rank of {process_set!r}.")
+    sender, receiver = (process_set.ranks[one] for one in ((me, 1 - me) if sends else (1 - me, me)))
+    call = f"send from rank {sender} to rank {receiver}"
+    turn = operation.named(process_set, call if name is None else f"{call}/{name}", call)
+    turn.call = operation.described(call, name)
+    return turn
+
+
+def _check(tensor: Any, call: str) -> None:
+    arrays.one(tensor, f"tensor of {call}")
+    if not tensor.size:
+        raise ArgumentValueError(f"The tensor of {call} has no elements.")
+
+
+def _label(tensor: NDArray, is_recorded: bool) -> str:
+    label = f"{arrays.dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
+    return backward.labelled(label) if is_recorded else label
