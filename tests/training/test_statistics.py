@@ -221,7 +221,8 @@ def test_how_gradients_are_reduced(rank):
     assert late["copied"] == {"a recorded forward pass uses their parameters": len(sizes)}
     del loss
     net = dense_network(3)
-    copied = described(_trainers(net)["copied"]())
+    trainer = _trainers(net)["copied"]()
+    copied = described(trainer)
     assert copied["copied"] == {"the trainer has no buckets (bucket_bytes=0)": len(sizes)}
     assert sorted(copied["bucket_bytes"]) == sorted(4 * size for size in sizes)
     text = statistics_report.table(mykv.statistics())
