@@ -84,12 +84,9 @@ class _Calls:
             is_missing = may_be_missing and not self.in_training
             self.in_evaluation = self.in_training = 0
             if is_missing:
-                scope = self._first_use.shown
+                scope, mode = self._first_use.shown, "evaluation mode in this step (autograd.record(train_mode=False))"
                 next(self.numbers)
-                self.process_set._core.refuse(
-                    f"{scope}/forward",
-                    f"{scope} was called on that rank in evaluation mode in this step (autograd.record(train_mode=False))",
-                )
+                self.process_set._core.refuse(f"{scope}/forward", f"{scope} was called on that rank in {mode}")
 
 
 _calls: weakref.WeakValueDictionary[str, _Calls] = weakref.WeakValueDictionary()  # by key
