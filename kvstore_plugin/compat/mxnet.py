@@ -186,6 +186,15 @@ def continue_counts(optimizer: Any, device_ids: Iterable[int]) -> None:
     set_current_device(optimizer, min(numbers))
 
 
+def counted_together(optimizer: Any) -> int:
+    """How many keys of one dtype an updater lets this optimizer count before it asks the schedule for their rates."""
+    names = ("SGD", "LARS", "LAMB", "LANS", "AdamW", "AdaBelief") if MAJOR == 2 else ("SGD", "LARS")
+    kinds = tuple(getattr(mx.optimizer, name) for name in names if hasattr(mx.optimizer, name))
+    if not isinstance(optimizer, kinds) or not getattr(optimizer, "use_fused_step", True):
+        return 1
+    return int(min(max(1, optimizer.aggregate_num), 1 << 30))  # MXNet 2.0 knows numpy.inf for all keys
+
+
 def fill_with_zeros(array: NDArray) -> None:
     """Set an array, of mx.nd or mx.np and of any shape, to zero; a row_sparse array holds no rows afterwards."""
     if isinstance(array, SparseNDArray):

@@ -10,13 +10,14 @@ The weights are the same on all workers, even if the optimizers differ: all bits
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
-from typing import Any, Callable, Collection, Hashable, Iterable, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Collection, Hashable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, NDArray, continue_counts, mx, set_current_device
+from ..compat.mxnet import MXNetError, NDArray, continue_counts, counted_together, mx, set_current_device
 from ..coordination import operation, step_label
 from ..world.process_set import ProcessSet
 from . import partition, traits
@@ -42,6 +43,26 @@ class Member(NamedTuple):
     key: Hashable
     gradient: NDArray
     weights: Sequence[NDArray]
+
+
+class Reached(NamedTuple):
+    """The number of updates by which one process asks a schedule for the rate of a key in a step, and the rate."""
+
+    count: int
+    rate: float
+
+
+class _Asked:
+    """A schedule that has been asked already."""
+
+    def __init__(self, schedule: Any, rate: float) -> None:
+        self._schedule, self._rate = schedule, rate
+
+    def __call__(self, _: int) -> float:
+        return self._rate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._schedule, name)
 
 
 class StoreOptimizer:
@@ -177,12 +198,13 @@ class StoreOptimizer:
 
     def counts_reached(
         self, updates: Sequence[tuple[ShardedUpdate, Collection[Hashable] | None]]
-    ) -> dict[Hashable, int]:
-        """The number of updates by which one process asks a schedule for the rate of each key of a step.
+    ) -> dict[Hashable, Reached]:
+        """How one process asks the schedule for the rate of each key of a step.
 
-        MXNet asks by the largest count so far, and counts as many keys at a time as the optimizer takes in one call.
+        MXNet asks by the largest count so far, and some optimizers count several keys before they ask.
         Keys that some steps leave out have smaller counts, so their rates depend on the order of counting. A worker's
-        share, and the order of operations, are none of that.
+        share, and the order of operations, are none of that. MXNet's FactorScheduler never goes back, so it is asked
+        here, by rising counts, before the first update.
 
         Parameters
         ----------
@@ -205,13 +227,14 @@ class StoreOptimizer:
         for key in sorted(dtypes):
             kinds.setdefault(dtypes[key], []).append(key)
         reached, largest = {}, optimizer.num_update
+        step = counted_together(optimizer)
         for keys in kinds.values():
-            step = int(min(max(1, optimizer.aggregate_num), len(keys)))
             for begin in range(0, len(keys), step):
                 together = keys[begin : begin + step]
                 largest = max(largest, *(counts.get(key, optimizer.begin_num_update) + 1 for key in together))
                 reached.update(dict.fromkeys(together, largest))
-        return reached
+        asked = {count: Reached(count, optimizer.lr_scheduler(count)) for count in dict.fromkeys(reached.values())}
+        return {key: asked[count] for key, count in reached.items()}
 
     def replace(self, states: dict[Hashable, Any], optimizer: Any) -> None:
         """Continue with other states of this worker's shards, and with another optimizer unless `optimizer` is None."""
@@ -364,7 +387,7 @@ class ShardedUpdate:
         """The keys of the members that are updated; `used` as for apply()."""
         return [key for key in self._order if used is None or key in used]
 
-    def apply(self, used: Collection[Hashable] | None = None, reached: Mapping[Hashable, int] | None = None) -> None:
+    def apply(self, used: Collection[Hashable] | None = None, reached: Mapping[Hashable, Reached] | None = None) -> None:
         """Update this worker's shards, and give all workers all weights. Returns at once.
 
         If the optimizer raises an error here, the other workers get it as an MXNetError in the weights.
@@ -420,19 +443,31 @@ class ShardedUpdate:
         self._ended.append(None)
         self._process_set._core.refuse(self.names(self._name)[1], reason, turn_of=self._name)
 
-    def _run_updater(self, used: Collection[Hashable] | None, reached: Mapping[Hashable, int]) -> None:
+    def _run_updater(self, used: Collection[Hashable] | None, reached: Mapping[Hashable, Reached]) -> None:
+        optimizer = self._store_optimizer.optimizer
         own = [one for one in self._own if used is None or one[0] in used]
-        for count, several in itertools.groupby(own, lambda one: reached.get(one[0])):
-            if count is not None:
-                self._store_optimizer.optimizer.num_update = count
+        for asked, several in itertools.groupby(own, lambda one: reached.get(one[0])):
             keys, gradients, weights = zip(*several)
-            with arrays.not_recorded():
+            with arrays.not_recorded(), _rate_of(optimizer, asked):
                 self._updater(list(keys), list(gradients), list(weights))
         others = [key for key in self._others if used is None or key in used]
         self._store_optimizer.count_updates(others, self._homes[0])
         if reached:
-            optimizer = self._store_optimizer.optimizer
-            optimizer.num_update = max(optimizer.num_update, *reached.values())
+            optimizer.num_update = max(optimizer.num_update, *(one.count for one in reached.values()))
+
+
+@contextlib.contextmanager
+def _rate_of(optimizer: Any, asked: Reached | None) -> Iterator[None]:
+    """Let an optimizer with a schedule take this rate; None: it asks the schedule itself."""
+    if asked is None:
+        yield
+        return
+    schedule = optimizer.lr_scheduler
+    optimizer.num_update, optimizer.lr_scheduler = asked.count, _Asked(schedule, asked.rate)
+    try:
+        yield
+    finally:
+        optimizer.lr_scheduler = schedule
 
 
 def _size_of(weight: NDArray) -> Size:

@@ -195,20 +195,36 @@ def test_schedules_multipliers_clipping_and_changes_on_the_way(name, rank, size,
         np.testing.assert_allclose(one, other, rtol=_ROUNDED, atol=_ROUNDED)
 
 
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize(("backward", "bytes_"), [(False, None), (True, None), (True, 40)])
-def test_parameters_that_steps_leave_out_have_the_rate_of_one_process(backward, bytes_, rank, size):
-    """MXNet counts the parameters that its optimizer takes in one call before it asks the schedule for their rates."""
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("name", "schedule", "backward", "bytes_"),
+    [
+        ("sgd", "poly", False, None),
+        ("sgd", "factor", True, None),
+        ("sgd", "poly", True, 40),
+        ("adam", "factor", True, None),
+        ("lamb", "poly", True, None),
+    ],
+)
+def test_parameters_that_steps_leave_out_have_the_rate_of_one_process(name, schedule, backward, bytes_, rank, size):
+    """Some optimizers count several parameters before they ask the schedule for their rates.
+
+    MXNet's FactorScheduler never goes back to an earlier rate.
+    """
     data = np.random.RandomState(0).randn(12, 4).astype("float32")
 
     def trained(is_alone):
         layers = [gluon.nn.Dense(4, in_units=4, weight_initializer=mx.init.Constant(0.1 * k)) for k in (1, 2)]
         for one in layers:
             one.initialize()
-        params = [one for layer in layers[:: -1 if backward else 1] for one in layer.collect_params().values()]
-        schedule = mx.lr_scheduler.PolyScheduler(5, base_lr=0.1, pwr=1)
-        optimizer = mx.optimizer.create("sgd", learning_rate=0.1, lr_scheduler=schedule)
-        optimizer.aggregate_num = 3
+        numbered = zip((1, 0) if backward else (0, 1), layers)  # trainers sort parameters by name
+        params = {f"{k} {name}": one for k, layer in numbered for name, one in layer.collect_params().items()}
+        rates = {
+            "poly": mx.lr_scheduler.PolyScheduler(5, base_lr=0.1, pwr=1),
+            "factor": mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=0.1),
+        }
+        optimizer = mx.optimizer.create(name, learning_rate=0.1, lr_scheduler=rates[schedule])
+        optimizer.aggregate_num = 3 if name in ("sgd", "lamb") else optimizer.aggregate_num
         if is_alone:
             trainer = gluon.Trainer(params, optimizer, kvstore=None)
         else:
@@ -220,7 +236,7 @@ def test_parameters_that_steps_leave_out_have_the_rate_of_one_process(backward, 
                 loss = ((layers[1](hidden) if uses_second else hidden) ** 2).sum()
             loss.backward()
             trainer.step(len(own), ignore_stale_grad=True)
-        return [one.data().asnumpy() for one in params]
+        return [one.data().asnumpy() for one in params.values()]
 
     for got, right in zip(trained(False), trained(True)):
         np.testing.assert_allclose(got, right, rtol=_ROUNDED, atol=_ROUNDED)
