@@ -387,7 +387,9 @@ class ShardedUpdate:
         """The keys of the members that are updated; `used` as for apply()."""
         return [key for key in self._order if used is None or key in used]
 
-    def apply(self, used: Collection[Hashable] | None = None, reached: Mapping[Hashable, Reached] | None = None) -> None:
+    def apply(
+        self, used: Collection[Hashable] | None = None, reached: Mapping[Hashable, Reached] | None = None
+    ) -> None:
         """Update this worker's shards, and give all workers all weights. Returns at once.
 
         If the optimizer raises an error here, the other workers get it as an MXNetError in the weights.
