@@ -14,7 +14,7 @@ from .runner import Item
 
 
 def collect(wanted: list[str]) -> dict[str, Any]:
-    """The machine and the versions, ours and, if 'horovod' is wanted, those of its environment."""
+    """The machine and the versions, ours and, if 'horovod' is needed, those of its environment."""
     versions = {"ours": _versions(environments.our_python())}
     if "horovod" in wanted:
         versions["horovod"] = _versions(environments.horovod_python())

@@ -21,7 +21,7 @@ def main() -> None:
     """Measure, keep the results, write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default="all", help="all, none, or some of " + ",".join(peers.PEERS))
-    parser.add_argument("--rounds", type=int, default=5, help="at most so many")
+    parser.add_argument("--rounds", type=int, default=5, help="at most this number")
     parser.add_argument("--minutes", type=float, default=_MINUTES, help="begin no round that would end later")
     parser.add_argument("--output", type=Path, default=report.PAGE, help="the page to write (default: %(default)s)")
     given = parser.parse_args()

@@ -44,13 +44,13 @@ def update(optimizer: str, flavour: str) -> Case:
 
 
 def training(flavour: str, iterations: int = 12) -> Case:
-    """Whole training steps, beside a network of the same process that trains alone."""
+    """Whole training steps, compared with a network of the same process that trains alone."""
     name = f"training/{flavour}"
     return {"id": name, "kind": "training", "flavour": flavour, **_TRAINING, "iterations": iterations, "warmup": 3}
 
 
 def stream(flavour: str) -> Case:
-    """Training that waits only now and then, beside its compute and its communication alone."""
+    """Training that waits only now and then, compared with its compute and its communication alone."""
     name = f"stream/{flavour}"
     return {"id": name, "kind": "stream", "flavour": flavour, **_TRAINING, "steps": 6, "iterations": 3, "warmup": 1}
 
@@ -115,5 +115,5 @@ def limit(nbytes: int) -> Case:
 
 
 def shortened(cases: list[Case], iterations: int) -> list[Case]:
-    """The same cases with at most so many iterations."""
+    """The same cases with at most this number of iterations."""
     return [{**case, "iterations": min(case["iterations"], iterations)} for case in cases]

@@ -17,7 +17,7 @@ def parser(description: str, ranks: str = "2") -> argparse.ArgumentParser:
     made.add_argument("--peers", default="all", help="all, none, or some of " + ",".join(peers.PEERS))
     made.add_argument("--setups", choices=("installed", "all"), default="all", help="settings of the peers")
     made.add_argument("--rounds", type=int, default=2)
-    made.add_argument("--iterations", type=int, default=1000, help="at most so many of each case and round")
+    made.add_argument("--iterations", type=int, default=1000, help="at most this number of each case and round")
     return made
 
 

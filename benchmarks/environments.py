@@ -111,12 +111,12 @@ def limit_library() -> str:
 
 
 def mpirun(python: str) -> str:
-    """The mpirun beside an interpreter, or the one on PATH.
+    """The mpirun in the folder of an interpreter, or the one on PATH.
 
     Raises
     ------
     RuntimeError
-        There is none.
+        Not found.
     """
     beside = Path(python).parent / "mpirun"
     found = str(beside) if beside.exists() else shutil.which("mpirun")

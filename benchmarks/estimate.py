@@ -104,7 +104,7 @@ def bits(text: str) -> float:
     """Bits per second of a text such as '10gbit' or '200mbit'."""
     found = re.fullmatch(r"([\d.]+)(g|m)bit", text.lower())
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate: write 10gbit or 200mbit.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate: write 10gbit or 200mbit.")
     return float(found[1]) * {"g": 1e9, "m": 1e6}[found[2]]
 
 
@@ -163,7 +163,7 @@ def report(job: Job) -> str:
         "communication": f"{ms[0]} ({ms_fast[0]} if messages cost no time)",
         "not hidden": f"{ms[1]} ({ms_fast[1]})",
         "step": f"{ms[2]} ({ms_fast[2]}), of which forward and backward are {share:.0%}",
-        "memory per worker": f"{whole.memory / 1e6:.0f} MB beside activations: {_memory(job)}",
+        "memory per worker": f"{whole.memory / 1e6:.0f} MB without activations: {_memory(job)}",
         "bytes per host": f"{whole.crossing / 1e6:.1f} MB in a step, each way",
         "processor, waiting": f"{1e3 * whole.waiting:.2f} ms of a core in a step",
         "off by at most": "; ".join(f"{most:.0%} in {what}" for what, most in ERRORS.items()),

@@ -1,7 +1,7 @@
-"""What mykv costs beside time on the wire: ``python -m benchmarks.footprint``.
+"""What mykv costs in addition to time on the wire: ``python -m benchmarks.footprint``.
 
 The share of a core of a rank that waits and of one that is idle, Python's time in step() of ResNet-50's 193 parameters,
-and the memory of processes that reduce, beside that of processes that do not.
+and the memory of processes that reduce, compared with that of processes that do not.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def _resnet(wanted: list[str]) -> list[Any]:
 
 
 def _training(wanted: list[str]) -> list[Any]:
-    """Training that does not wait after each step, beside compute alone and communication alone."""
+    """Training that does not wait after each step, compared with compute alone and communication alone."""
     return [(2, RATE, 1, setup, [cases.stream("own")]) for setup in (peers.MYKV, ONE_BY_ONE)]
 
 

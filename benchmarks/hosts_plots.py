@@ -1,4 +1,4 @@
-"""The plots of docs/benchmarks-hosts.md, with the sentence that belongs under each."""
+"""The plots of docs/benchmarks-hosts.md, with the text under each."""
 
 from __future__ import annotations
 

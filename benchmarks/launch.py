@@ -1,7 +1,7 @@
 """Starts one group of measured processes, waits within a time limit, and leaves none of them behind.
 
 mpirun puts its ranks into process groups of their own, and a killed mpirun orphans them. So every process carries a
-token in its environment, which its descendants inherit, and whoever still has it at the end is killed by its id.
+token in its environment, which its descendants inherit, and a process that still has it at the end is killed by its id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Allreduce of adopted memory beside the same loads and stores without synchronization: ``python -m benchmarks.limit``.
+"""Allreduce of adopted memory, and the same loads and stores without synchronization: ``python -m benchmarks.limit``.
 
 Two ranks. The limit is the fastest of the plain kernels in workers/limit.cpp. `many_plan` is of more ranks than cores.
 """

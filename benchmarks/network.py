@@ -19,7 +19,7 @@ from typing import Sequence
 _NAME = f"mkb{os.getpid() % 100000}"
 _SUBNET = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 250}"
 
-# What mpirun calls in the place of ssh: AGENT [-OPTION...] ADDRESS COMMAND...
+# What mpirun calls instead of ssh: AGENT [-OPTION...] ADDRESS COMMAND...
 _AGENT = """#!/bin/bash
 while [[ $1 == -* ]]; do shift; done
 address=$1
@@ -119,7 +119,7 @@ class Network:
     def mpirun(
         self, mpirun: str, per_host: Sequence[int], words: Sequence[str], extra: Sequence[str] = ()
     ) -> list[str]:
-        """The command line that starts a program in so many ranks on each host; `extra` are options of mpirun."""
+        """The command line that starts a program in some ranks on each host; `extra` are options of mpirun."""
         hosts = [f"{self.address(host + 1)}:{ranks}" for host, ranks in enumerate(per_host)]
         options = self._open_mpi(hosts) if _is_open_mpi(mpirun) else self._hydra(hosts)
         return self.inside(1, [mpirun, "-n", str(sum(per_host)), *options, *extra, *words])

@@ -1,4 +1,4 @@
-"""Figures of docs/benchmarks.md and docs/benchmarks-hosts.md, and of the tables beside them."""
+"""Figures of docs/benchmarks.md and docs/benchmarks-hosts.md, and of their tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def host_sums() -> dict[int, float]:
 
 
 def times(page: str) -> list[list[str]]:
-    """Rows of the table of all times beside a page of benchmarks, without its head (report.write_times)."""
+    """Rows of the table of all times of a page of benchmarks, without its head (report.write_times)."""
     with (ROOT / "docs" / page / "times.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))[1:]
 
@@ -34,7 +34,7 @@ def _of_the_core(page: str, work: str) -> dict[str, float]:
 
 
 def limit(hosts: int) -> float:
-    """Seconds that a link needs at least for its part of such a sum over so many hosts."""
+    """Seconds that a link needs at least for its part of such a sum over this number of hosts."""
     return 2 * (hosts - 1) / hosts * 64 * MB / LINK
 
 

@@ -101,7 +101,7 @@ Started = Callable[["list[str]"], "list[str]"]  # the command line that runs a p
 
 
 def _here(workers: int) -> Started:
-    """So many workers on this machine."""
+    """This number of workers on this machine."""
     return lambda program: [environments.mpirun(sys.executable), "-n", str(workers), *peers.UNBOUND, *program]
 
 

@@ -32,9 +32,7 @@ def _paragraph(*sentences: str) -> str:
 def _overview(results: dict[str, Any]) -> str:
     machine, commit = results["about"]["machine"], results["about"]["commit"]
     return _paragraph(
-        "Four pictures of runs. `python -m benchmarks.pictures` (as root) makes the runs, draws the pictures and "
-        "writes "
-        "this page; with `--draw` it draws the last runs again.",
+        "`python -m benchmarks.pictures` (as root) makes the runs, the pictures and this page; `--draw` draws again.",
         f"These runs are of commit {commit}, on {machine['cores']} cores ({machine['processor']})"
         + (", where other programs ran too." if _was_busy(results) else "."),
     )
@@ -45,12 +43,9 @@ def _loss(results: dict[str, Any], folder: str) -> str:
     ends = ", ".join(f"{run['epochs'][-1][1]:.1%} with {workers}" for workers, run in runs.items())
     words = _paragraph(
         f"`examples/digits.py` for {len(runs['1']['epochs'])} epochs. A step uses 64 images of all workers together.",
-        "Thick lines are means of 11 steps. The curves lie close together and are not the same: with another number of "
-        "workers, other images come together in a step.",
-        "`examples/digits.py` itself compares its curve with that of one process that sees the same images: they "
-        "differ "
-        "by rounding.",
-        f"Accuracy on 360 digits that no worker has trained on: {ends}.",
+        "Thick lines are means of 11 steps. The curves differ, since with another number of workers other images come "
+        "together in a step.",
+        f"Accuracy on 360 held-out digits: {ends}.",
     )
     return f"## The loss with 1, 2 and 4 workers\n\n![Loss against steps]({folder}/loss.svg)\n\n{words}"
 
@@ -67,14 +62,12 @@ def _accuracy(results: dict[str, Any], folder: str) -> str:
         )
     before = _paragraph(
         "Two hosts with one worker each: network namespaces on one machine, joined by links of 100 Mbit/s.",
-        "The network is that of `examples/digits.py` with 2048 units in place of 128, so each step sums "
+        "The network is that of `examples/digits.py` with 2048 units instead of 128, so each step sums "
         f"{nbytes / MB:.1f} MB of gradients, which takes {nbytes * 8 / 1e8 * 1e3:.0f} ms of the link.",
-        f"Each point is the end of an epoch of {runs[0]['steps'] // epochs} steps, and each line a run. The clock "
-        "stands "
-        "while the accuracy is measured.",
+        f"Each point is the end of an epoch of {runs[0]['steps'] // epochs} steps, and each line a run.",
     )
     after = _paragraph(
-        f"Medians after {epochs} epochs of {len(runs)} rounds, with quartiles. The ways took turns within a round.",
+        f"Medians after {epochs} epochs of {len(runs)} rounds, with quartiles.",
         *(_AMONG_OTHERS if _was_busy(results) else ()),
         "[Compression](compression.md) and [local steps](local-steps.md) say when each is right.",
     )
@@ -94,14 +87,9 @@ def _last(results: dict[str, Any], mode: str, position: int) -> Spread:
 
 def _timeline(folder: str) -> str:
     words = _paragraph(
-        "Three steps of the synchronous run above, as rank 0 sees them: a row for each bucket of gradients, "
-        "recorded by "
-        "[`start_timeline`](timeline.md).",
-        "Grey: rank 0 has the gradients of the bucket, and the other host is not ready yet. Where a row is empty "
-        "between "
-        "grey and blue, the bucket is in the queue. Bucket 1 holds the largest gradient. The other two do not wait "
-        "until "
-        "it has gone over the link.",
+        "Three steps of the synchronous run above on rank 0, a row for each bucket of gradients "
+        "([timeline](timeline.md)). Grey: waiting for the other host; empty: queued. Bucket 1 has the largest "
+        "gradient; the other two do not wait for it.",
     )
     return f"## Three steps on the timeline\n\n![Timeline of three steps]({folder}/timeline.svg)\n\n{words}"
 
@@ -116,11 +104,10 @@ def scaling(folder: str) -> str:
         f"Left: a sum of 64 MB with 2 to {max(sums)[0]} hosts, from [the benchmarks of several "
         "hosts](benchmarks-hosts.md) "
         f"of commit {commits[0]}. It reaches {min(shares):.1%} to {max(shares):.1%} of the link's rate.",
-        "The limit grows with the hosts: with h hosts each link carries 2 (h - 1) / h of the array.",
+        "With h hosts each link carries 2 (h - 1) / h of the array.",
         "Right: a sum of 4 MB of each worker on one host, from [the benchmarks](benchmarks.md) of commit "
-        f"{commits[1]}. The dotted line grows in line with the workers from 2 on. {many} workers take "
-        f"{times[many] / times[2]:.0f} times as long as 2, which is {times[many] / times[2] / (many / 2):.1f} times "
-        "that. Each page of benchmarks names its machine, and what bounds it.",
+        f"{commits[1]}. The dotted line is in proportion to the workers. {many} workers take "
+        f"{times[many] / times[2]:.0f} times as long as 2, {times[many] / times[2] / (many / 2):.1f} times that line.",
     )
     picture = f"![Time of a sum against hosts and workers]({folder}/scaling.svg)"
     return f"## Sums with more hosts and more workers\n\n{picture}\n\n{words}"

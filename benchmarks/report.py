@@ -44,7 +44,7 @@ Cell = Union[Spread, str, None]
 
 
 def _cells(ours: str, case: str, series: str = "time", setup: str = "") -> Callable[[Results], list[Cell]]:
-    """What stands in a line: mykv's case, with one setting if it is named, and the case of the others."""
+    """The cells of a line: mykv's case, with one setting if it is named, and the case of the others."""
 
     def cells(results: Results) -> list[Cell]:
         first = results.get("mykv", ours, series, setup=setup) if setup else plots.shown(results, "mykv", ours, series)
@@ -88,7 +88,7 @@ _SHORT: list[tuple[str, Callable[[Results], list[Cell]]]] = [
 
 
 def write(results: Results, page: Path = PAGE) -> None:
-    """Write the page, and plots into a folder beside it: plots and a short table first, everything else folded."""
+    """Write the page, and plots into a folder of its name: plots and a short table first, everything else folded."""
     folder = page.with_suffix("")
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)
@@ -321,7 +321,7 @@ def spread_cells(found: Spread, factor: float) -> list[str]:
 
 
 def write_times(folder: Path, ranks: str, rows: list[list[str]]) -> None:
-    """Write the table of all times beside the plots; `ranks` names its second column."""
+    """Write the table of all times next to the plots; `ranks` names its second column."""
     head = ["work", ranks, "peer", "settings", "median", "lower quartile", "upper quartile", "unit", "measurements"]
     with (folder / TIMES).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([head, *rows])
@@ -364,7 +364,9 @@ def write_as_asked(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--results", type=Path, default=found)
     parser.add_argument("--output", type=Path, default=page)
-    parser.add_argument("--another-machine", action="store_true", help="keep the short table beside the page's figures")
+    parser.add_argument(
+        "--another-machine", action="store_true", help="keep the short table in addition to the page's figures"
+    )
     given = parser.parse_args()
     results = Results.load(given.results)
     if given.another_machine:

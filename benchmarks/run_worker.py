@@ -1,7 +1,7 @@
 """Starts one measured process: python run_worker.py BACKEND JOB.json
 
 The source tree goes to the end of the search path, so that an installed kvstore_plugin is measured rather than
-whatever lies in the tree, and so that the environments of peers, where nothing of ours is installed, find the workers.
+a package in the tree, and so that the environments of peers, where nothing of ours is installed, find the workers.
 """
 
 import runpy

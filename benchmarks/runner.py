@@ -24,7 +24,7 @@ class Item:
     setup: Setup
     ranks: int
     cases: list[Case]
-    rounds: int | None = None  # at most so many; None is all of the run's
+    rounds: int | None = None  # at most this number; None is all of the run's
 
 
 def run(plan: list[Item], results: Results, rounds: int, deadline: float | None = None) -> int:

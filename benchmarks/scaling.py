@@ -1,7 +1,7 @@
 """How time grows with the ranks of one host and with the number of arrays: ``python -m benchmarks.scaling``.
 
 Ranks run the core alone, without MXNet; there are more of them than cores. Arrays have 4 KB each. Plain loops over
-as many arrays, and a barrier of as many processes, stand beside it.
+as many arrays, and a barrier of as many processes, are shown with it.
 """
 
 from __future__ import annotations

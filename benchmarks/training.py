@@ -1,4 +1,4 @@
-"""Time of a training step beside compute alone, and its parts: ``python -m benchmarks.training``.
+"""Time of a training step compared with compute alone, and its parts: ``python -m benchmarks.training``.
 
 ResNet-18 on 64 x 64 pixels, 8 images per worker. 'step' is the distributed network, 'alone' a second one in the same
 processes that trains without a store; they take turns.

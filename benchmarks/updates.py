@@ -1,6 +1,6 @@
 """step() with gradients ready, updating on the store and off it: ``python -m benchmarks.updates``.
 
-Beside the peers stands one process that updates alone and talks to nobody.
+One more process is compared with the peers: one that updates alone and talks to nobody.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Says in one sentence why this Python cannot make the environment that `make` needs, or says nothing.
+"""Says in one message why this Python cannot make the environment that `make` needs, or says nothing.
 
 It must run on every Python, since the wrong version is the first thing that it looks for. The build backend asks it for
 that too.
@@ -21,7 +21,7 @@ def can_make_environments():
 
 
 def wrong_version(remedy):
-    """That this Python is too old or too new, with the remedy, in one sentence; None if it is neither."""
+    """That this Python is too old or too new, with the remedy, in one message; None if it is neither."""
     version = sys.version_info[:2]
     if (3, 8) <= version <= (3, 14):
         return None
@@ -31,7 +31,7 @@ def wrong_version(remedy):
 
 
 def problem():
-    """What is wrong with this Python and the remedy, in one sentence; None if it will do."""
+    """What is wrong with this Python and the remedy, in one message; None if it will do."""
     wrong = wrong_version("name another, as in make PYTHON=python3.11")
     if wrong:
         return wrong

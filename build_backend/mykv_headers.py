@@ -19,7 +19,7 @@ def copy_headers(source: Path, headers: Iterable[Path], target: Path) -> Path:
     headers : iterable of Path
         The headers, as seen from `source`.
     target : Path
-        The folder for the copies; what else lies there is removed.
+        The folder for the copies; other files there are removed.
 
     Returns
     -------

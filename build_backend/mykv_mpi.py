@@ -21,14 +21,14 @@ from typing import List, Optional
 
 
 class BuildError(Exception):
-    """What keeps the build from going on, in one sentence with its remedy."""
+    """What keeps the build from going on, in one message with its remedy."""
 
 
 # MPI's C++ bindings left the standard in 2012; old headers still pull them in unless told not to.
 SKIP_CXX_BINDINGS = ["-DOMPI_SKIP_MPICXX=1", "-DMPICH_SKIP_MPICXX=1"]
 
 # Where the package's libmpi lies as seen from the module in <prefix>/lib/python3.X/site-packages: in <prefix>/lib, also
-# for --user and Debian's dist-packages; one step further up where modules go to lib64; beside it for `uv --target`
+# for --user and Debian's dist-packages; one step further up where modules go to lib64; next to it for `uv --target`
 # (`pip install --target` leaves the package's lib directory out altogether).
 RELATIVE_TO_MODULE = ["$ORIGIN/../..", "$ORIGIN/../../../lib", "$ORIGIN/lib"]
 
@@ -84,7 +84,7 @@ def wrapper_outside_pypi() -> Optional[str]:
     named = os.environ.get("MPICC", "").strip()
     if named:
         if shutil.which(shlex.split(named)[0]) is None:
-            raise BuildError(f"MPICC is set to '{named}', which is no program that can be run: correct it or unset it.")
+            raise BuildError(f"MPICC is set to '{named}', which cannot be run: correct it or unset it.")
         return named
     found = shutil.which("mpicc")
     # A pyenv shim is there for every Python as soon as one has the program, and ends with 127 for the others.
@@ -99,7 +99,7 @@ def find_wrapper() -> str:
     Raises
     ------
     BuildError
-        There is none.
+        Not found.
     """
     found = wrapper_outside_pypi()
     if found:

@@ -1,6 +1,6 @@
-"""Puts the file by which Python imports mykvrun/auto_register.py at its start beside the packages.
+"""Puts the file by which Python imports mykvrun/auto_register.py at its start, next to the packages.
 
-Files of `data_files` go to a folder that Python does not look into. What lies in the folder of the built packages goes
+Files of `data_files` go to a folder that Python does not look into. Files in the folder of the built packages goes
 to site-packages, from wheels too, and pip removes it with the packages. An editable installation has no such file.
 """
 

@@ -27,7 +27,7 @@ class Ended(NamedTuple):
     """How a job has ended."""
 
     status: int  # of mykvrun
-    failure: str = ""  # a sentence; "": nothing has failed, or nobody reads it
+    failure: str = ""  # a message; "": nothing has failed, or nobody reads it
     last_lines: tuple[str, ...] = ()  # of the worker that failed, where they are out of sight
     may_mend: bool = False  # whether the same command may succeed the next time
 
@@ -126,7 +126,7 @@ def first_failure(failed: FailedWorker | None, ends: list[worker_notes.End]) -> 
 
 
 def failure(status: int, output: Output, first: worker_notes.End | None, has_joined: bool = False) -> Ended:
-    """Which worker failed first, and how, in a sentence."""
+    """Which worker failed first, and how, as a message."""
     failed = output.failed
     if first is not None:
         failed = FailedWorker(first.rank, failed.host if failed and failed.rank == first.rank else "")

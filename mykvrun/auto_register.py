@@ -24,7 +24,7 @@ _CALLS = (
     ("mxnet.module.module", "Module", "init_optimizer", "kvstore", 1),
     ("mxnet.model", "FeedForward", "fit", "kvstore", 7),
 )
-_replaced = []  # module or class, name of the function, the function, and what stands in its place
+_replaced = []  # module or class, name of the function, the function, and what replaces it
 
 
 class _Finder:

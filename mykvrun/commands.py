@@ -17,7 +17,7 @@ _TCP_ONLY = {
 
 
 class Command(NamedTuple):
-    """A command, and the variables that it needs beside this environment's."""
+    """A command, and the variables that it needs in addition to this environment's."""
 
     arguments: list[str]
     variables: dict[str, str]

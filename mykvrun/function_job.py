@@ -181,7 +181,7 @@ def _run_job(options: list[str], folder: Path) -> tuple[int, list[str]]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, in which Python finds this package also where no installation has it."""
+    """This process's environment, in which Python finds this package even if it is not installed."""
     root = Path(__file__).resolve().parents[1]
     if root.name in ("site-packages", "dist-packages"):
         return dict(os.environ)

@@ -27,7 +27,7 @@ def parse_hosts(text: str) -> list[Host]:
     Raises
     ------
     LaunchError
-        The text is no such list, or names a host twice.
+        The text is not such a list, or names a host twice.
     """
     hosts = []
     for part in text.split(","):

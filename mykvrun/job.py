@@ -113,7 +113,7 @@ class Job:
         return self.cores_per_worker or max(1, usable_cores() // self.most_on_a_host())
 
     def environment(self, cores: int | None, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Variables that workers get beside those of ``base``; ``cores`` are a worker's, None if unknown."""
+        """Variables that workers get in addition to those of ``base``; ``cores`` are a worker's, None if unknown."""
         threads = self.threads or (None if "OMP_NUM_THREADS" in base else cores)
         added = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
         added.update((name, value) for name, value in self.variables.items() if value is not None)

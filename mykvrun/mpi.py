@@ -45,8 +45,8 @@ def kind_of(text: str) -> str:
 def find_mpi() -> Mpi:
     """The MPI that mpi4py of this Python loads, with its launcher.
 
-    ``$MPIRUN`` names the launcher where it is set. Otherwise it is looked for beside the MPI library, then beside this
-    Python, then on ``PATH``; a launcher of another MPI is passed over.
+    ``$MPIRUN`` names the launcher where it is set. Otherwise it is looked for next to the MPI library, then next to
+    this Python, then on ``PATH``; a launcher of another MPI is passed over.
 
     Raises
     ------

@@ -3,7 +3,7 @@
 MXNet's releases use names that numpy has removed since, and the module distutils, which Python 3.12 removed. Its
 modules get them here, and nothing else changes: numpy's own namespace stays as it is, since other packages ask what it
 has (``hasattr(numpy, "NaN")``). install() puts a finder on ``sys.meta_path`` that runs MXNet's modules with an
-``__import__`` of their own. In them ``import numpy`` gives a module that stands in front of numpy: it has all that
+``__import__`` of their own. In them ``import numpy`` gives a module in front of numpy: it has all that
 numpy has, and the names that are gone.
 """
 
@@ -86,7 +86,7 @@ def _removed_in_1_20(name: str) -> Any:
 
 
 def names(numpy: Any) -> dict[str, Any]:
-    """All names that the module in front of `numpy` has beside those of numpy, or instead of them."""
+    """All names that the module in front of `numpy` has in addition to those of numpy, or instead of them."""
     compat = types.ModuleType("numpy.compat")
     compat.basestring = str  # type: ignore[attr-defined]
     found = {"compat": compat, **_NUMBERS, **_own_functions(numpy)}

@@ -22,7 +22,7 @@ class RankFolders(NamedTuple):
         Raises
         ------
         LaunchError
-            A folder cannot be made, or something else is in the place of a file or folder of a rank.
+            A folder cannot be made, or something else replaces a file or folder of a rank.
         """
         made = []
         for name, option in zip(self, ("--output-filename", "--log-dir")):

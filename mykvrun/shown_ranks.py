@@ -27,7 +27,7 @@ def parse_ranks(text: str, workers: int | None) -> frozenset[int]:
     Raises
     ------
     LaunchError
-        The text is no such list, or names a rank that the job does not have.
+        The text is not such a list, or names a rank that the job does not have.
     """
     if not _RANGES.fullmatch(text):
         raise LaunchError(f"--ranks {text} is not a list of ranks, such as 0,3 or 0-3.")

@@ -9,7 +9,7 @@ end.RANK      before it ends: a line of JSON, ``{"status": 3, "how": "sys.exit(3
 
 mykvrun returns the status of the earliest end that is not 0, and names its worker: ``rank 1 ended with sys.exit(3)``.
 
-For those who call these functions (kvstore_plugin/world/):
+For callers of these functions (kvstore_plugin/world/):
 
 - tell_end() comes where nothing can stop the end any more (an exit handler, the excepthook, before MPI_Abort), and
   before the other workers can learn of it, since the earliest end is the first cause. A worker that fails because

@@ -59,7 +59,7 @@ def _guard(launcher: int, reading: int, others: list[int]) -> None:
             os.dup2(nothing, descriptor)
         for descriptor in others:
             os.close(descriptor)
-        if not os.read(reading, 1):  # the end, without a word from mykvrun
+        if not os.read(reading, 1):  # the end, without a message from mykvrun
             os.kill(launcher, signal.SIGTERM)
     finally:
         os._exit(0)

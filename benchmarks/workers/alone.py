@@ -1,4 +1,4 @@
-"""Processes that do not talk to each other: what memory and a step cost without anybody's allreduce."""
+"""Processes that do not talk to each other: what memory and a step cost without an allreduce."""
 
 from __future__ import annotations
 

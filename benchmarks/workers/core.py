@@ -107,7 +107,7 @@ def compressed(case: dict[str, Any], meeting: Meeting) -> Series:
         raise ArithmeticError(f"{case['id']}: the ranks have other results, or none.")
     # Even the largest hundredth of all elements has more than a tenth of the sum's length.
     if np.dot(array, exact) < 0.1 * np.linalg.norm(array) * np.linalg.norm(exact):
-        raise ArithmeticError(f"{case['id']}: the result is no sum.")
+        raise ArithmeticError(f"{case['id']}: the result is not a sum.")
     yield "time", times
 
 

@@ -140,7 +140,7 @@ def results(
 
 
 def refused(inputs: Sequence[NDArray], outputs: Sequence[NDArray], sentence: str) -> list[NDArray]:
-    """Record a call that has no gradient, and return its results: a backward pass that reaches it gets the sentence."""
+    """Record a call that has no gradient, and return its results: a backward pass that reaches it gets the message."""
     known = [one for one in inputs if recorded.is_recorded(one)]
     if not known:
         return list(outputs)

@@ -48,7 +48,7 @@ def send(
     Raises
     ------
     TypeError, ValueError
-        `tensor` is no dense array or empty, the process set does not have two ranks, or `dest` is not the other one.
+        `tensor` is not a dense array or empty, the process set does not have two ranks, or `dest` is not the other one.
     RuntimeError
         kvstore_plugin is not initialized.
     MXNetError

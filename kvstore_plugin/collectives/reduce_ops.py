@@ -128,7 +128,7 @@ def plan(op: ReduceOp, tensors: Any, prescale_factor: Any, postscale_factor: Any
     Raises
     ------
     TypeError, ValueError
-        A factor is no finite number, or the operator or a factor makes no sense for a dtype of the arrays.
+        A factor is not a finite number, or the operator or a factor makes no sense for a dtype of the arrays.
     """
     before = _factor("prescale_factor", prescale_factor)
     after = _factor("postscale_factor", postscale_factor)

@@ -35,7 +35,7 @@ def positive_number(name: str, value: Any) -> float:
     Raises
     ------
     TypeError, ValueError
-        The value is no number, or not finite and above 0.
+        The value is not a number, or not finite and above 0.
     """
     if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
@@ -59,7 +59,7 @@ def whole_number(name: str, value: Any, least: int) -> int:
     Raises
     ------
     TypeError, ValueError
-        The value is no whole number, or too small.
+        The value is not a whole number, or too small.
     """
     try:
         number = operator.index(value)

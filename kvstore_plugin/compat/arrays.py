@@ -50,7 +50,7 @@ def as_list(value: Any, what: str, dense: bool = True) -> Sequence[NDArray]:
     Raises
     ------
     TypeError
-        An item of `value` is no NDArray.
+        An item of `value` is not an NDArray.
     ValueError
         The list is empty, or an array is sparse, or is on a GPU and there is no CUDA runtime that the core can use.
     """
@@ -90,12 +90,12 @@ def _check(array: Any, what: str, dense: bool = True) -> None:
 
 
 def _called(value: Any) -> str:
-    """What errors call a value that is no NDArray."""
+    """What errors call a value that is not an NDArray."""
     return "numpy.ndarray: use mx.nd.array(x)" if isinstance(value, np.ndarray) else type(value).__name__
 
 
 def on_gpu(array: NDArray) -> bool:
-    """Whether an array lies in the memory of a GPU."""
+    """Whether an array is in the memory of a GPU."""
     return HAS_GPUS and not array.context.device_type.startswith("cpu")
 
 

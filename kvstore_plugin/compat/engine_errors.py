@@ -3,7 +3,7 @@
 The engine notes the error of each operation in a vector, ThreadedEngine::global_exception_refs_, without a lock. The
 core lets its operations fail one after another (csrc/mxnet/bridge.cpp). But meanwhile operations of MXNet on their
 results end on threads of the engine, and search the vector for their error: that is safe only if the vector is not
-reallocated. A vector keeps its memory, also when waitall() empties it.
+reallocated. A vector keeps its memory, even when waitall() empties it.
 """
 
 from __future__ import annotations

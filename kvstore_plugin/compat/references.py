@@ -1,4 +1,4 @@
-"""Whether somebody else holds an array: how often MXNet's library refers to its memory, and to it as a variable.
+"""Whether something else holds an array: how often MXNet's library refers to its memory, and to it as a variable.
 
 MXNet tells neither, so the counters of its smart pointers are read where they lie: an NDArray of the library begins
 with a std::shared_ptr to its memory, and has a std::shared_ptr to its node in recorded graphs. The first use looks for

@@ -51,7 +51,7 @@ def leaves(state: Any, kind: type) -> list[Any]:
 
 
 def filled(state: Any, arrays: Iterable[NDArray]) -> Any:
-    """A state with these arrays in the place of its leaves, in order."""
+    """A state with these arrays instead of its leaves, in order."""
     left = iter(arrays)
     return mapped(state, lambda _: next(left), Leaf)
 

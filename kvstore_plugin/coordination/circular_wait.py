@@ -1,7 +1,7 @@
 """Circular waits: workers that wait for each other in operations that MXNet's engine holds end with an error on all.
 
 A rank in `asnumpy()` or `waitall()` waits in MXNet's engine, where no code of this package runs. So each rank has a
-thread that looks once in a second whether the script stands in such a wait. After some seconds the thread tells the
+thread that looks once in a second whether the script is in such a wait. After some seconds the thread tells the
 other ranks for which ranks each operation of this rank waits. If all ranks stand, they have all told each other, and
 compute the same: ranks of which every operation waits for another of these ranks can never go on.
 

@@ -408,7 +408,7 @@ def checked_priority(priority: Any) -> int:
     Raises
     ------
     TypeError, ValueError
-        `priority` is no int, or has more than 32 bits.
+        `priority` is not an int, or has more than 32 bits.
     """
     try:
         number = operator.index(priority)

@@ -33,6 +33,6 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        with contextlib.ExitStack() as calls:  # all of them, also where one raises
+        with contextlib.ExitStack() as calls:  # all of them, even if one raises
             for number, frame in reversed(list(waiting.items())):
                 calls.callback(handlers[number], number, frame)

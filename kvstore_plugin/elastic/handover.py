@@ -16,7 +16,7 @@ from .members import Members, Memory
 
 
 class _Told(NamedTuple):
-    """What a commit has beside arrays, and for each trainer with its scopes, so that a mismatch is an error."""
+    """What a commit has in addition to arrays, and for each trainer with its scopes, so that a mismatch is an error."""
 
     number: int
     keepers: list[int]

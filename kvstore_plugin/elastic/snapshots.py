@@ -18,7 +18,7 @@ from ..parameters import deferred_init, trainer_state
 # separately.
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info", "lr_scheduler"}
 
-# Counters and flags of a DistributedTrainer beside its optimizer, and its scale, which AMP changes.
+# Counters and flags of a DistributedTrainer in addition to its optimizer, and its scale, which AMP changes.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale", "_steps", "_ignores_stale", "_warmup_until")
 
 
@@ -109,7 +109,7 @@ class Training:
         return states, list(self._more.values())
 
     def description(self) -> dict[str, Any]:
-        """What another worker needs of this copy beside arrays; it is pickled."""
+        """What another worker needs of this copy in addition to arrays; it is pickled."""
         return {
             "keys": [list(states) for states in self._states],
             "optimizer": self._optimizer,

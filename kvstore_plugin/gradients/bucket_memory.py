@@ -351,7 +351,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _gpu_of(array: NDArray) -> int | None:
-    """Number of the GPU that an array lies on, or None."""
+    """Number of the GPU that an array is on, or None."""
     return array.context.device_id if array.context.device_type == "gpu" else None
 
 
@@ -369,7 +369,7 @@ def _owner(parameter: Parameter) -> GradientMemory | None:
 
 
 def _bucket_of(parameter: Parameter) -> Bucket | None:
-    """The bucket in which the Parameter's present gradient lies, if it lies in a bucket."""
+    """The bucket in which the Parameter's present gradient lies, if it is in a bucket."""
     if not parameter._grad or len(parameter._grad) > 1:
         return None
     return next((bucket for bucket, place in _places.get(parameter, ()) if place.view is parameter._grad[0]), None)

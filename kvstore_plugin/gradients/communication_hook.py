@@ -286,7 +286,7 @@ class HookedOperation:
     def _meet(self, state: int, reason: str, look: Callable[[], None] | None = None) -> None:
         """Where no number of operations is expected, tell the other ranks how many the hook has started.
 
-        Operations that only other ranks start are refused with the reason.
+        Operations that only other ranks start are rejected with the reason.
 
         Raises
         ------

@@ -125,7 +125,7 @@ class DenseReducer(SharedReducer):
         _check_slots(self._process_set, self._carrier, trainable, what)
 
     def own_gradients(self) -> None:
-        """Let the gradients lie in shared memory from now on, or from their initialization."""
+        """Let the gradients be in shared memory from now on, or from their initialization."""
         # In the order of the network, as parameters are initialized, so that layouts agree between ranks.
         in_order = sorted(self._slots, key=lambda slot: -slot.priority)
         if self._reduction.counts_elements:  # the compressor counts per array, so each array needs its own operation
@@ -404,7 +404,7 @@ class DenseReducer(SharedReducer):
         new = [] if store_optimizer is None else store_optimizer.assign(_weights(active))
         operations = bucket_plan.propose(self._scope, self._reduction, self._memory, active)
         try:
-            self._agree(active, operations)  # also if this rank proposes what it has proposed before: another may not
+            self._agree(active, operations)  # even if this rank proposes what it has proposed before: another may not
         except Exception:
             if new:
                 store_optimizer.release(new)  # the other ranks have not given these keys owners

@@ -15,7 +15,7 @@ from ..sharded_optimizer.partition import grouped
 from ..world import process
 from ..world.process_set import ProcessSet
 
-# An operation of the engine reads or scales at most so many bytes, or one larger array, when all of them are reduced.
+# An operation of the engine reads or scales at most this number of bytes, or one larger array, when all are reduced.
 BYTES_AT_ONCE = 4 << 20
 
 

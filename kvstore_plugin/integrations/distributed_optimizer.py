@@ -143,7 +143,7 @@ class DistributedOptimizer(mx.optimizer.Optimizer):
 
 
 def check_not_averaging(optimizer: Any, whose: str) -> None:
-    """Raise a ValueError for a DistributedOptimizer beside the store 'mykv', in `whose` arguments."""
+    """Raise a ValueError for a DistributedOptimizer together with the store 'mykv', in `whose` arguments."""
     if isinstance(optimizer, DistributedOptimizer):
         raise ValueError(
             f"{whose} has a DistributedOptimizer, which averages gradients, and the store 'mykv', which would sum them "

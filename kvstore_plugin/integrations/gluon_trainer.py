@@ -1,7 +1,7 @@
 """Patches of gluon.Trainer for the store 'mykv': gradients in shared memory, and errors on all workers.
 
 MXNet's Trainer calls the store once for each parameter. Here its gradients are reduced as those of a DistributedTrainer
-are (gradients/dense_reducer.py): in place where they lie in shared memory, several by one operation.
+are (gradients/dense_reducer.py): in place where they are in shared memory, several by one operation.
 """
 
 from __future__ import annotations
@@ -442,7 +442,7 @@ def _process_set_of(trainer: gluon.Trainer) -> ProcessSet:
 
 
 def _own_gradients(trainer: gluon.Trainer, process_set: ProcessSet) -> GradientMemory:
-    """Let the gradients of a Trainer lie in memory that the workers of a process set share."""
+    """Let the gradients of a Trainer be in memory that the workers of a process set share."""
     core = process_set._core
     record = _record(trainer)
     record.memory = GradientMemory(process_set, default_bucket_bytes(len(core.host_ranks()), core.size()))

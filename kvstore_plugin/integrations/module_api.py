@@ -50,7 +50,7 @@ class ModuleStore(MyKV):
         Parameters
         ----------
         param_arrays, arg_params, param_names, update_on_kvstore
-            As for MXNet's _initialize_kvstore.
+            As in MXNet's _initialize_kvstore.
 
         Raises
         ------

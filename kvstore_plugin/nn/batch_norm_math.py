@@ -34,8 +34,8 @@ def sums(data: np.ndarray) -> np.ndarray:
     -------
     ndarray of float64, shape (2 * channels + 1,)
         Sums of the elements, sums of their squares, and the number of elements for each channel. The sums of squares
-        are computed from deviations from the mean of these data, so that a variance that is small beside the mean loses
-        precision only in float64.
+        are computed from deviations from the mean of these data, so that a variance that is small compared with
+        the mean loses precision only in float64.
     """
     channels = data.shape[1]
     result = np.zeros(2 * channels + 1)

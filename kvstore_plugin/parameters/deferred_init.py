@@ -164,7 +164,7 @@ def check_values(
 
 
 def without_values(name: str, parameter: Parameter, rank: int) -> str:
-    """The sentence for a Parameter that has no values on a rank in a step."""
+    """The message for a Parameter that has no values on a rank in a step."""
     return (
         f"{described(name, parameter)} has no values yet on rank {rank}, since no forward pass has used it. Pass a "
         "batch through the network before step() (zeros where a worker has no data), or give its layer the size of its "

@@ -33,7 +33,7 @@ def write(path: str | os.PathLike, fill: Callable[[BinaryIO], None]) -> None:
     ------
     OSError
         The file cannot be written: no such directory, no permission, no space, a limit of the process. The error names
-        the file and the reason, and the file is what it was before.
+        the file and the reason, and the file is unchanged.
     """
     try:
         target = os.path.realpath(os.fspath(path))

@@ -49,7 +49,7 @@ def save(store_optimizer: StoreOptimizer, scope: str, fname: str, dump_optimizer
     Raises
     ------
     OSError
-        On the first worker: the file cannot be written, and is what it was before.
+        On the first worker: the file cannot be written, and is unchanged.
     MXNetError
         On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
     """
@@ -79,7 +79,7 @@ def load(store_optimizer: StoreOptimizer, scope: str, fname: str) -> None:
         On the first worker: the file cannot be read, is damaged, or belongs to another network or optimizer.
     MXNetError
         On the others in that case; and on all: workers have not called this within MYKV_CHECKPOINT_WAIT_S, or differ.
-        All states are what they were before.
+        All states are unchanged.
     """
     exchange = _Exchange(store_optimizer, scope, f"load_optimizer_states({fname!r})")
     exchange.meet(lambda: "load_optimizer_states", fname)

@@ -86,7 +86,7 @@ class StoreOptimizer:
     Raises
     ------
     TypeError, ValueError
-        `optimizer` is no optimizer, or cannot be divided.
+        `optimizer` is not an optimizer, or cannot be divided.
     """
 
     def __init__(self, process_set: ProcessSet, optimizer: Any, number: int = 1) -> None:

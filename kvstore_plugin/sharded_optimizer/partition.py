@@ -15,14 +15,14 @@ import bisect
 import math
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-# Cuts are aligned to so many bytes: a cache line, which two workers should not share, and a full vector.
+# Cuts are aligned to this number of bytes: a cache line, which two workers should not share, and a full vector.
 _ALIGNMENT = 64
 
-# Rows up to so many bytes are not cut, so that a worker can update its rows from the rows of a row_sparse gradient. A
-# difference of one such row between pieces has no measurable effect.
+# Rows up to this number of bytes are not cut, so that a worker can update its rows from those of a row_sparse
+# gradient. A difference of one such row between pieces has no measurable effect.
 _LARGEST_ROW = 64 << 10
 
-# Smaller pieces are left with their neighbour. A difference of so many bytes has no measurable effect.
+# Smaller pieces are left with their neighbour. A difference of this number of bytes has no measurable effect.
 _SMALLEST_PIECE = 16 << 10
 
 
@@ -48,7 +48,7 @@ class Size(NamedTuple):
 
     @property
     def unit(self) -> int:
-        """Pieces are multiples of so many bytes."""
+        """Pieces are multiples of this number of bytes."""
         row = self.row * self.width
         aligned = row * _ALIGNMENT // math.gcd(row, _ALIGNMENT)
         return aligned if aligned <= _LARGEST_ROW else row if row <= _LARGEST_ROW else max(_ALIGNMENT, self.width)
@@ -114,7 +114,7 @@ def _cut(group: Sequence[Size], workers: int) -> list[tuple[Shard, ...]]:
 
 
 def _cut_at(wanted: int, start: int, end: int, unit: int) -> int:
-    """Where to cut a parameter that lies at bytes [start, end) of the line; `start` or `end` if it stays whole."""
+    """Where to cut a parameter at bytes [start, end) of the line; `start` or `end` if it stays whole."""
     at = start + (wanted - start) // unit * unit
     if min(at - start, end - at) < _SMALLEST_PIECE:
         return start if wanted - start < end - wanted else end

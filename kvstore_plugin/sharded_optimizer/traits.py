@@ -107,7 +107,7 @@ _SCHEDULES = (
 
 
 def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
-    """What the next update depends on beside gradients, states and settings: it must be equal on all workers.
+    """What the next update depends on in addition to gradients, states and settings: it must be equal on all workers.
 
     Returns
     -------
@@ -166,7 +166,7 @@ def check(optimizer: Any) -> None:
     Raises
     ------
     TypeError
-        `optimizer` is no optimizer.
+        `optimizer` is not an optimizer.
     ValueError
         The optimizer cannot be divided.
     """

@@ -90,7 +90,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 class _Text(str):
-    """A cell that is no number."""
+    """A cell that is not a number."""
 
 
 def _late_table(late: list[Lateness], known: int) -> str:

@@ -32,7 +32,7 @@ from .trainer import DistributedTrainer
 _COUNTERS = {"num_update", "begin_num_update", "_index_update_count", "_all_index_update_counts"}
 _OF_THE_WORKER = {"param_dict", "idx2name", "sym_info"}
 
-# Attributes of a Trainer beside its optimizer. AMP changes the first and adds the second.
+# Attributes of a Trainer in addition to its optimizer. AMP changes the first and adds the second.
 _OF_THE_TRAINER = ("_scale", "_amp_original_scale")
 
 
@@ -334,7 +334,7 @@ def _process_set_of(trainer: Any) -> ProcessSet:
 
 
 def _shares_of(trainer: gluon.Trainer, root_rank: int) -> list[_Share]:
-    global_process_set._position_of(root_rank)  # raises if root_rank is no rank
+    global_process_set._position_of(root_rank)  # raises if root_rank is not a rank
     main = _process_set_of(trainer)
     if isinstance(trainer, DistributedTrainer):
         return [

@@ -1,7 +1,7 @@
 """allreduce_metric: the value of an evaluation metric over the data of all workers.
 
-The mean of the workers' values is wrong if workers have seen different numbers of samples, or if the metric is no mean,
-such as F1. So the workers exchange the sums and counts from which the value is computed.
+The mean of the workers' values is wrong if workers have seen different numbers of samples, or if the metric is not a
+mean, such as F1. So the workers exchange the sums and counts from which the value is computed.
 """
 
 from __future__ import annotations

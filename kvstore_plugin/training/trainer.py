@@ -219,7 +219,7 @@ class DistributedTrainer(gluon.Trainer):
             options.check_parameters(named)
             placement.check_devices((one.name, one.value) for one in named)
             named_of = parameter_groups.divide(params, named, process_set, parameter_process_sets)
-            global_process_set._position_of(root_rank)  # raises if root_rank is no rank
+            global_process_set._position_of(root_rank)  # raises if root_rank is not a rank
             roots = {one: parameter_groups.root_of(one, root_rank, process_set) for one in sets}
             super().__init__(_in_mxnets_order(params), _unwrapped(optimizer), optimizer_params, None, None, False)
             self._store_optimizer = StoreOptimizer(process_set, self._optimizer) if update_on_kvstore else None
@@ -311,7 +311,7 @@ class DistributedTrainer(gluon.Trainer):
                 "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
                 "other sets for all parameters. Give the trainer the process set of some of them."
             )
-        # The last one: the comparison of a SparseReducer is made in each step, also if all its parameters are frozen.
+        # The last one: the comparison of a SparseReducer is made in each step, even if all its parameters are frozen.
         carrier = company[-1] if company else None
         self._clipping = Clipping(most, self._gradients, carrier, self._params, self._store_optimizer is None)
 

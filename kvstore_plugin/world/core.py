@@ -1,4 +1,4 @@
-"""Loads the compiled core, and explains a failure to load it in one sentence.
+"""Loads the compiled core, and explains a failure to load it in one message.
 
 The core is loaded when it is first needed and not by ``import kvstore_plugin``, so that the self-test can report on an
 installation whose core or MPI library is broken.

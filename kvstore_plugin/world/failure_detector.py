@@ -114,7 +114,7 @@ def _end_before_mpi() -> None:
 
 
 def lost(seconds: float = 0.0) -> str | None:
-    """Which ranks have ended, as a sentence, or None; waits up to `seconds` for a death to be noticed."""
+    """Which ranks have ended, as a message, or None; waits up to `seconds` for a death to be noticed."""
     watch = _watch
     if watch is None:
         return None

@@ -260,7 +260,7 @@ def _command() -> list[str]:
 def warn_of_separate_workers(environment: Mapping[str, str] = os.environ) -> None:
     """Log a warning on rank 0 of a job of several processes that are about to end and have never called init().
 
-    mykvrun warns by itself. A process that a worker has started inherits the launcher's variables; it is no worker.
+    mykvrun warns by itself. A process that a worker has started inherits the launcher's variables; it is not a worker.
     """
     launched = launched_processes(environment)
     if launched is None or launched[1] < 2 or worker_notes.VARIABLE in environment or _is_child_of_python():

@@ -59,7 +59,7 @@ def mark_worker() -> None:
 
 
 def worker_above() -> int | None:
-    """The pid of the worker that has started this process, if this process is no worker itself."""
+    """The pid of the worker that has started this process, if this process is not a worker itself."""
     worker = launch_checks.count_of(os.environ.get(_MARK, ""))
     if worker is None or worker == os.getpid() or not _is_launched(os.environ):
         return None

@@ -119,7 +119,7 @@ def communicator(comm: Any) -> Any:
     Raises
     ------
     TypeError, ValueError
-        `comm` is no communicator, or does not hold this process.
+        `comm` is not a communicator, or does not hold this process.
     """
     from mpi4py import MPI
 
@@ -181,7 +181,7 @@ def ranks_in(comm: Any, group: Any) -> list[int]:
     Raises
     ------
     TypeError, ValueError
-        `comm` is no intracommunicator, or a process is not in the group.
+        `comm` is not an intracommunicator, or a process is not in the group.
     """
     from mpi4py import MPI
 

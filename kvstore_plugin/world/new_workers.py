@@ -1,4 +1,4 @@
-"""New workers, in the place of dead ones or added: the living workers start them with MPI_Comm_spawn and join them.
+"""New workers, instead of dead ones or added: the living workers start them with MPI_Comm_spawn and join them.
 
 The script of a new worker runs from its beginning. There init() makes a world of this process alone (MPI_COMM_SELF),
 until run_elastic() calls join(). The messages between a new worker and each living worker:
@@ -290,7 +290,7 @@ def _is_loss(error: MPI.Exception) -> bool:
 
 @contextlib.contextmanager
 def _limited(what: str) -> Iterator[None]:
-    """End the job if MPI waits too long, as for a process that ends before it has initialized MPI."""
+    """End the job if MPI waits too long, as in a process that ends before it has initialized MPI."""
     seconds = settings.value("MYKV_RESPAWN_WAIT_S")
 
     def end() -> None:

@@ -55,7 +55,7 @@ _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_siz
 
 
 class _NoCore:
-    """Stands in for the core while there is none, and says why."""
+    """Replaces the core before it is loaded, and says why."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -702,7 +702,7 @@ def _tell_leaving() -> None:
 
 
 def drain(seconds: float) -> int:
-    """Let what this rank has pushed into MXNet's engine finish, for at most so many seconds.
+    """Let what this rank has pushed into MXNet's engine finish, for at most this number of seconds.
 
     MXNet forgets the errors that were raised nowhere; returns how many.
     """

@@ -88,7 +88,7 @@ class ProcessSet:
         Raises
         ------
         ValueError
-            This process is no member, or the set is not added, or was removed.
+            This process is not a member, or the set is not added, or was removed.
         RuntimeError
             At its first use: kvstore_plugin is not initialized.
         """
@@ -132,7 +132,7 @@ class ProcessSet:
         Raises
         ------
         TypeError, ValueError
-            `root_rank` is no int, or not in the set.
+            `root_rank` is not an int, or not in the set.
         """
         if not isinstance(root_rank, numbers.Integral):
             raise error_types.wrong_type(f"root_rank must be an int, not {type(root_rank).__name__}.")

@@ -67,7 +67,7 @@ class Followed:
         return gone + [self._ranks[descriptor] for descriptor, event in ready if event & select.POLLIN]
 
     def wake(self) -> None:
-        """Let ended() return at once from now on, also if no process has ended."""
+        """Let ended() return at once from now on, even if no process has ended."""
         os.write(self._waken, b"x")
 
     def close(self) -> None:

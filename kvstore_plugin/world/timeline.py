@@ -161,7 +161,7 @@ def _clocks() -> tuple[int, int]:
 
 
 def _members(core: object, unix_time: int) -> str:
-    """Members of the file's outer object beside the events, as JSON without the brackets."""
+    """Members of the file's outer object in addition to the events, as JSON without the brackets."""
     about = {
         "mykv": VERSION,
         "host": socket.gethostname(),

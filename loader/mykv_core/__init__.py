@@ -1,4 +1,4 @@
-"""Chooses the compiled core for the MPI that mpi4py uses; this package lies in wheels, beside a core for each MPI ABI.
+"""Chooses the compiled core for the MPI that mpi4py uses; this package is in wheels, with a core for each MPI ABI.
 
 `import mykv_core` returns the compiled module itself. An installation from source has one core and not this package.
 
@@ -93,7 +93,7 @@ class _Place(ctypes.Structure):
 
 
 def _file_of(function):
-    """The library that a function lies in."""
+    """The library that has a function."""
     place = _Place()
     ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(place))
     return os.fsdecode(place.file or b"an unknown file")
