@@ -43,8 +43,8 @@ def check_in_step(
     """Raise an error on all workers unless their parameters are the same, bit by bit. Collective; waits.
 
     All workers must call it at the same place of the loop with the same arguments. A check waits until all updates
-    before it are done, and hashes all parameters. For ResNet-50 (102 MB) the hash takes about 0.2 s of one core; a call that
-    `every` skips takes 0.2 ms.
+    before it are done, and hashes all parameters. For ResNet-50 (102 MB) the hash takes about 0.2 s of one core; a call
+    that `every` skips takes 0.2 ms.
 
     Parameters
     ----------
