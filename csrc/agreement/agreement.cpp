@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "base/clock.h"
-#include "base/hash.h"
 #include "kernels/kernels.h"
+#include "operations/operation.h"
 #include "operations/signature.h"
 #include "timeline/timeline.h"
 

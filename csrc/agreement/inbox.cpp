@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-#include "base/keep_forever.h"
+#include "base/forks.h"
 #include "base/mpi_check.h"
 #include "base/planted_faults.h"
 

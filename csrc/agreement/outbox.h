@@ -12,7 +12,7 @@
 #include "agreement/host_tree.h"
 #include "agreement/messages.h"
 #include "agreement/sendings.h"
-#include "base/traffic.h"
+#include "base/mpi_check.h"
 #include "world/world.h"
 
 namespace mykv {

@@ -3,7 +3,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/keep_forever.h"
+#include "base/forks.h"
 #include "base/mpi_check.h"
 
 namespace mykv {

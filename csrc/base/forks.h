@@ -4,8 +4,11 @@
 #include <pthread.h>
 
 #include <cstdint>
+#include <mutex>
 #include <new>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 namespace mykv {
 
@@ -24,6 +27,22 @@ T& usable_in_forks() {
   });
   (void)registered;
   return object;
+}
+
+// Memory that MPI or a GPU may still use when its owner is destroyed.
+
+template <class T>
+struct KeptForever {
+  std::mutex mutex;
+  std::vector<T> values;
+};
+
+// Never destroys `value`. It stays reachable, so that leak checkers do not report it.
+template <class T>
+void keep_forever(T value) {
+  auto& kept = usable_in_forks<KeptForever<T>>();
+  std::lock_guard<std::mutex> lock(kept.mutex);
+  kept.values.push_back(std::move(value));
 }
 
 }  // namespace mykv

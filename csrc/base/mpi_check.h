@@ -3,6 +3,9 @@
 
 #include <mpi.h>
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "base/error.h"
@@ -19,5 +22,17 @@ inline void check_mpi(int code, const char* what) {
   MPI_Error_string(code, text, &length);
   throw Error(std::string("MPI failed in ") + what + ": " + text, ErrorCode::mpi);
 }
+
+// Counts of messages.
+
+// What was sent to or received from other hosts. Any thread may read it.
+struct Traffic {
+  void add(size_t some) {
+    messages.fetch_add(1, std::memory_order_relaxed);
+    bytes.fetch_add(some, std::memory_order_relaxed);
+  }
+  std::atomic<uint64_t> messages{0};
+  std::atomic<uint64_t> bytes{0};
+};
 
 }  // namespace mykv

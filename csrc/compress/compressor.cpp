@@ -8,7 +8,7 @@
 
 #include "base/error.h"
 #include "compress/compress_path.h"
-#include "kernels/float_mode.h"
+#include "kernels/kernels.h"
 
 namespace mykv::compress {
 

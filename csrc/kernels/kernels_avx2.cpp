@@ -1,9 +1,7 @@
 // The path of x86-64 CPUs with AVX2 and F16C. Compiled with those instructions: see vector_elements.h for the rules.
 #if defined(__AVX2__) && defined(__F16C__)
 #define MYKV_VECTOR_BYTES 32
-#include "kernels/convert_loop.h"
-#include "kernels/reduce_loop.h"
-#include "kernels/squares_loop.h"
+#include "kernels/loops.h"
 
 namespace mykv {
 

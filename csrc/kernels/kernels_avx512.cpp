@@ -1,9 +1,7 @@
 // The path of x86-64 CPUs with AVX-512 F, BW, DQ and VL. Compiled with those instructions: see vector_elements.h.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define MYKV_VECTOR_BYTES 64
-#include "kernels/convert_loop.h"
-#include "kernels/reduce_loop.h"
-#include "kernels/squares_loop.h"
+#include "kernels/loops.h"
 
 namespace mykv {
 

@@ -1,8 +1,6 @@
 // The path of every CPU: 16-byte vectors, which the compiler maps to SSE2 on x86-64 and to NEON on aarch64.
 #define MYKV_VECTOR_BYTES 16
-#include "kernels/convert_loop.h"
-#include "kernels/reduce_loop.h"
-#include "kernels/squares_loop.h"
+#include "kernels/loops.h"
 
 namespace mykv {
 

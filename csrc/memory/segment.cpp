@@ -1,6 +1,7 @@
 #include "memory/segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -9,16 +10,83 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "memory/headroom.h"
-#include "memory/private_in_forks.h"
 
 namespace mykv {
+
+// Shared mappings that a forked child gets as private ones: nothing that the child writes reaches another process.
+
+// From now on a fork of this process maps the range anew, privately. What the child has not written itself shows what
+// the other processes write. It costs a fork one system call for each range, whatever its size. `fd`: the descriptor
+// that is mapped there, from its beginning; it is open as long as the range.
+void private_in_forks(char* base, size_t bytes, int fd);
+// Call this before the range is unmapped.
+void no_longer_private_in_forks(const char* base);
+
+namespace {
+
+struct SharedRange {
+  char* base;
+  size_t bytes;
+  int fd;
+};
+
+struct SharedRanges {
+  std::mutex mutex;
+  std::vector<SharedRange> ranges;
+};
+
+SharedRanges& all();
+
+// Another thread may be changing the list when its process forks.
+void before_fork() { all().mutex.lock(); }
+
+void in_parent() { all().mutex.unlock(); }
+
+// Only calls that are safe in the child of a process with several threads.
+void in_child() {
+  SharedRanges& known = all();
+  constexpr int kPlace = MAP_FIXED | MAP_NORESERVE;
+  for (const SharedRange& one : known.ranges) {
+    void* made = mmap(one.base, one.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | kPlace, one.fd, 0);
+    // Where the kernel counts all private memory (vm.overcommit_memory=2), the child may only read.
+    if (made == MAP_FAILED) (void)mmap(one.base, one.bytes, PROT_READ, MAP_PRIVATE | kPlace, one.fd, 0);
+  }
+  known.ranges.clear();  // a child of the child inherits private memory, and no system call frees this list
+  new (&known.mutex) std::mutex;
+}
+
+SharedRanges& all() {
+  static SharedRanges& known = *new SharedRanges;
+  static const int registered = pthread_atfork(before_fork, in_parent, in_child);
+  (void)registered;
+  return known;
+}
+
+}  // namespace
+
+void private_in_forks(char* base, size_t bytes, int fd) {
+  SharedRanges& known = all();
+  std::lock_guard<std::mutex> lock(known.mutex);
+  known.ranges.push_back({base, bytes, fd});
+}
+
+void no_longer_private_in_forks(const char* base) {
+  SharedRanges& known = all();
+  std::lock_guard<std::mutex> lock(known.mutex);
+  auto& ranges = known.ranges;
+  ranges.erase(std::remove_if(ranges.begin(), ranges.end(), [&](const SharedRange& one) { return one.base == base; }),
+               ranges.end());
+}
 
 namespace {
 

@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "kernels/kernels.h"
-#include "kernels/sum_of_squares.h"
 #include "mxnet/description.h"
 
 namespace mykv::mxnet {

@@ -25,6 +25,10 @@
 
 namespace mykv {
 
+// A hash of bytes that is the same in every process. Ranks of one job exchange such hashes.
+
+uint64_t hash_bytes(const void* data, size_t bytes, uint64_t seed);
+
 namespace compress {
 class Compressor;
 }

@@ -1,19 +1,117 @@
 // One rank's share of an operation, as the layers above post it.
 #pragma once
 
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/forks.h"
 #include "gpu/device.h"
 #include "operations/operation.h"
-#include "operations/step_part.h"
-#include "operations/tickets.h"
 
 namespace mykv {
+
+// A range of an operation's elements, and its overlaps with spans: memory that holds some of the elements.
+
+struct Range {
+  size_t begin;
+  size_t end;
+  size_t count() const { return end - begin; }
+};
+
+// Calls use(span, common elements) for each span that shares elements with the range.
+template <class Span, class Use>
+void for_overlaps(const std::vector<Span>& spans, const Range& range, Use&& use) {
+  auto span =
+      std::partition_point(spans.begin(), spans.end(), [&](const Span& p) { return p.begin + p.count <= range.begin; });
+  for (; span != spans.end() && span->begin < range.end; ++span) {
+    use(*span, Range{std::max(range.begin, span->begin), std::min(range.end, span->begin + span->count)});
+  }
+}
+
+// The address of an element in a span that holds it.
+template <class Span>
+char* address_in(const Span& span, size_t element, size_t width) {
+  return static_cast<char*>(const_cast<void*>(static_cast<const void*>(span.data))) + (element - span.begin) * width;
+}
+
+// The address of the range if a single span holds all of it, or null.
+template <class Span>
+char* one_span(const std::vector<Span>& spans, const Range& range, size_t width) {
+  char* found = nullptr;
+  for_overlaps(spans, range, [&](const Span& span, const Range& both) {
+    if (both.count() == range.count()) found = address_in(span, range.begin, width);
+  });
+  return found;
+}
+
+// Which operations are the sums of a training step, and which come after its updates. Only the statistics need it;
+// nothing is decided by it.
+
+enum class StepPart : uint8_t {
+  none,
+  some,
+  last,     // of the gradients that backward writes last: when they are there, backward has ended
+  weights,  // no sum: the new weights, from the workers that have updated them
+};
+
+// Part of the operations that a thread asks for next. Python sets it around the calls of a step.
+inline thread_local StepPart next_step_part = StepPart::none;
+
+// Part of this thread's next request. A step has one request that is `last`; the requests after it are `some`.
+inline StepPart take_step_part() {
+  const StepPart part = next_step_part;
+  if (part == StepPart::last) next_step_part = StepPart::some;
+  return part;
+}
+
+// The order in which a rank's operations were asked for, and the oldest operation that has not ended. Operations begin
+// in another order: MXNet's engine runs what is ready first, and priorities count.
+
+class Tickets;
+
+// The number of one operation in that order. The operation has ended when its ticket is destroyed.
+class Ticket {
+ public:
+  Ticket(std::shared_ptr<Tickets> tickets, uint64_t number);
+  ~Ticket();
+  Ticket(const Ticket&) = delete;
+  Ticket& operator=(const Ticket&) = delete;
+
+  uint64_t number() const { return number_; }
+  // Whether this ticket is the oldest that has not ended, or one of the `window` tickets from the oldest on.
+  bool within(uint64_t window) const;
+
+ private:
+  const std::shared_ptr<Tickets> tickets_;
+  const uint64_t number_;
+};
+
+// Thread-safe.
+class Tickets : public std::enable_shared_from_this<Tickets> {
+ public:
+  std::shared_ptr<const Ticket> take();
+  // The number of the oldest ticket that has not ended; without one, the number of the next ticket.
+  uint64_t oldest() const { return oldest_.load(std::memory_order_relaxed); }
+
+ private:
+  friend class Ticket;
+  void end(uint64_t number);
+
+  const uint32_t forks_ = fork_number();
+  std::mutex mutex_;
+  std::deque<bool> ended_;  // from oldest_ on
+  std::atomic<uint64_t> oldest_{0};
+};
 
 // Elements [begin, begin + count) of an operation, in memory of their own.
 struct Source {
@@ -76,5 +174,11 @@ struct Request {
   // The thread that posts it may stay awake for it for a moment, see Runtime::post().
   bool may_linger = false;
 };
+
+// Checks whether arrays of a request overlap in memory.
+
+// Why a request's arrays cannot be read and written in place, in any order of their elements: an output overlaps an
+// input or another output, and the shared memory holds different elements of the two arrays. Empty: no such overlap.
+std::string overlap_in_part(const Request& request);
 
 }  // namespace mykv

@@ -5,9 +5,9 @@
 #include <iterator>
 #include <string_view>
 
-#include "base/hash.h"
 #include "base/text.h"
 #include "compress/compressor.h"
+#include "operations/operation.h"
 
 namespace mykv {
 

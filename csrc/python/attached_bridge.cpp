@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/keep_forever.h"
+#include "base/forks.h"
 
 namespace mykv {
 

@@ -3,7 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "mxnet/step_clock.h"
-#include "operations/step_part.h"
+#include "operations/request.h"
 #include "python/groups.h"
 
 namespace py = pybind11;

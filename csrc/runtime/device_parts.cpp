@@ -6,9 +6,9 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/keep_forever.h"
+#include "base/forks.h"
 #include "kernels/kernels.h"
-#include "operations/ranges.h"
+#include "operations/request.h"
 #include "operations/signature.h"
 
 namespace mykv {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "runtime/context.h"
 #include "runtime/device_parts.h"
 #include "runtime/part_events.h"
@@ -13,7 +14,6 @@
 #include "runtime/requests.h"
 #include "runtime/send_queue.h"
 #include "runtime/wishes.h"
-#include "table/departed.h"
 
 namespace mykv {
 

@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "kernels/kernels.h"
-#include "operations/ranges.h"
+#include "operations/request.h"
 #include "operations/signature.h"
 
 namespace mykv {

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "operations/ranges.h"
 #include "operations/request.h"
 #include "timeline/records.h"
 #include "transport/transport.h"

@@ -6,11 +6,10 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/hash.h"
 #include "base/planted_faults.h"
-#include "operations/overlap.h"
+#include "operations/operation.h"
+#include "operations/request.h"
 #include "operations/signature.h"
-#include "table/departed.h"
 
 namespace mykv {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "operations/operation.h"
-#include "operations/tickets.h"
+#include "operations/request.h"
 
 namespace mykv {
 

@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "base/hash.h"
+#include "base/error.h"
 #include "memory/segment.h"
+#include "operations/operation.h"
 #include "table/bell.h"
-#include "table/departed.h"
 #include "table/entry.h"
 #include "table/event_log.h"
 #include "table/lateness.h"

@@ -17,7 +17,6 @@
 #include "gpu/device.h"
 #include "gpu/libraries.h"
 #include "kernels/kernels.h"
-#include "kernels/sum_of_squares.h"
 #include "memory/headroom.h"
 #include "python/arguments.h"
 #include "runtime/requests.h"

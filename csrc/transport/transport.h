@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "memory/region.h"
 #include "operations/operation.h"
-#include "table/departed.h"
 #include "table/host_table.h"
 #include "world/world.h"
 

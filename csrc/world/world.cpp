@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/hash.h"
 #include "base/mpi_check.h"
 #include "base/text.h"
+#include "operations/operation.h"
 #include "table/host_table.h"
 #include "world/communicator_pool.h"
 #include "world/revoke_on_death.h"

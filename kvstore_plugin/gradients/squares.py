@@ -1,6 +1,6 @@
 """The sum of squares of gradients: first this worker's share, then the sum over the workers of a process set.
 
-On CPUs the core adds up the squares (``csrc/mxnet/gradient_norm.cpp``, ``csrc/kernels/sum_of_squares.cpp``).
+On CPUs the core adds up the squares (``csrc/mxnet/gradient_norm.cpp``, ``csrc/kernels/kernels.cpp``).
 """
 
 from __future__ import annotations

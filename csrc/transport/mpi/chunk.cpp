@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/hash.h"
 #include "kernels/kernels.h"
+#include "operations/operation.h"
 
 namespace mykv {
 

@@ -5,7 +5,7 @@
 
 #include "agreement/messages.h"
 #include "base/clock.h"
-#include "base/keep_forever.h"
+#include "base/forks.h"
 #include "base/planted_faults.h"
 #include "timeline/stamps.h"
 

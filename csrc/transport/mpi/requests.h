@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "base/traffic.h"
+#include "base/mpi_check.h"
 
 namespace mykv {
 

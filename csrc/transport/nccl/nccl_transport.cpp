@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "base/keep_forever.h"
+#include "base/forks.h"
 #include "gpu/libraries.h"
-#include "operations/overlap.h"
+#include "operations/request.h"
 #include "operations/signature.h"
 
 namespace mykv {

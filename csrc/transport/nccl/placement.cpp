@@ -6,8 +6,8 @@
 #include <string>
 
 #include "base/error.h"
-#include "base/hash.h"
 #include "gpu/libraries.h"
+#include "operations/operation.h"
 
 namespace mykv {
 

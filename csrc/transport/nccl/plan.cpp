@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "operations/ranges.h"
+#include "operations/request.h"
 
 namespace mykv {
 
