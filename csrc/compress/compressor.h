@@ -10,14 +10,42 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
-#include "compress/parameters.h"
-#include "compress/philox.h"
+#include "compress/compress_path.h"
 #include "kernels/dtype.h"
 
 namespace mykv::compress {
+
+// The user's text for a compressor: its name and its parameters. Ranks compare this text.
+
+class Parameters {
+ public:
+  // `text`: 'name key=value key=value ...'. Throws Error if the text has another form.
+  explicit Parameters(const std::string& text);
+  const std::string& text() const { return text_; }
+  const std::string& name() const { return name_; }
+
+  // Each of these takes a parameter. Throws Error, with the parameter and the value, if the value is not valid.
+  double number(const std::string& key, double otherwise);
+  int64_t whole(const std::string& key, int64_t otherwise, int64_t least, int64_t most);
+  bool flag(const std::string& key, bool otherwise);
+  std::string choice(const std::string& key, const std::string& first, const std::string& second);
+
+  // Throws Error if a parameter was given that no compressor code has taken.
+  void finish() const;
+
+ private:
+  std::optional<std::string> take(const std::string& key);
+  [[noreturn]] void refuse(const std::string& key, const std::string& value, const std::string& wanted) const;
+
+  std::string text_;
+  std::string name_;
+  std::map<std::string, std::string> values_;
+};
 
 // Elements that are compressed together, of an array of `total` elements.
 struct Piece {
@@ -108,5 +136,22 @@ class TypedCompressor : public Compressor {
   }
   const Self& self() const { return static_cast<const Self&>(*this); }
 };
+
+// The compressors of this build, each in a file of its own, and the choice among them.
+
+// A function takes the parameters that it knows and leaves the others.
+std::shared_ptr<const Compressor> make_2bit(Parameters& parameters);
+std::shared_ptr<const Compressor> make_1bit(Parameters& parameters);
+std::shared_ptr<const Compressor> make_onebit(Parameters& parameters);
+std::shared_ptr<const Compressor> make_topk(Parameters& parameters);
+std::shared_ptr<const Compressor> make_randomk(Parameters& parameters);
+std::shared_ptr<const Compressor> make_dithering(Parameters& parameters);
+
+// The compressor of 'name key=value ...', for example 'topk k=0.01 ef=True'. Throws Error, with a sentence for the
+// user.
+std::shared_ptr<const Compressor> make_compressor(const std::string& text);
+
+// The same compressor, made once for each text and never destroyed.
+const Compressor& compressor_of(const std::string& text);
 
 }  // namespace mykv::compress

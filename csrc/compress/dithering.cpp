@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "compress/compress_path.h"
-#include "compress/compressors.h"
+#include "compress/compressor.h"
 
 namespace mykv::compress {
 

@@ -1,12 +1,76 @@
-#include "compress/sparse.h"
-
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
+#include "compress/compress_path.h"
+#include "compress/compressor.h"
 
 namespace mykv::compress {
+
+// Messages of some elements: their indices, in ascending order, and their values.
+
+// How many elements are sent: a number for the whole array, or a fraction of it.
+class Few {
+ public:
+  // Takes the parameter 'k': a whole number from 1, or a fraction between 0 and 1.
+  explicit Few(Parameters& parameters);
+  // For a piece: the same fraction as for the array, at least one element. A number is rounded up, a fraction down.
+  size_t of(const Piece& piece) const;
+  bool is_number() const { return k_ >= 1; }
+
+ private:
+  double k_;
+};
+
+size_t sparse_bytes(const Piece& piece, size_t kept);
+
+// Writes the elements at `indices`, times `factor`.
+template <class T>
+void write_sparse(const Piece& piece, const T* values, const uint32_t* indices, size_t kept, T factor, char* payload);
+
+// Writes all elements: the elements of the payload, and zeros otherwise. Throws Error if an index is out of the piece.
+template <class T>
+void read_sparse(const Piece& piece, const char* payload, size_t kept, T* values);
+
+// Selects the elements with the k largest keys; of equal keys, the key with the lower index counts as larger.
+
+// Reusable memory.
+template <class Key>
+struct Selection {
+  std::vector<uint32_t> indices;  // the result, in ascending order
+  std::vector<Key> keys;
+  std::vector<Key> order;
+};
+
+// collect(indices, keys, bound) finds all elements whose keys are at least `bound`, in the order of their indices, and
+// returns their number. `guess`: a bound that at least k keys should reach, and few more; if fewer keys reach it, all
+// `count` elements are looked at.
+template <class Key, class Collect>
+void select_largest(Selection<Key>& found, size_t count, size_t k, Key guess, Collect&& collect) {
+  found.indices.resize(count);
+  found.keys.resize(count);
+  size_t candidates = collect(found.indices.data(), found.keys.data(), guess);
+  if (candidates < k) candidates = collect(found.indices.data(), found.keys.data(), Key{0});
+  if (candidates > k) {
+    found.order.assign(found.keys.begin(), found.keys.begin() + static_cast<std::ptrdiff_t>(candidates));
+    const auto last = found.order.begin() + static_cast<std::ptrdiff_t>(k - 1);
+    std::nth_element(found.order.begin(), last, found.order.end(), std::greater<>());
+    const Key least = *last;
+    const auto larger = std::count_if(found.order.begin(), last, [least](Key key) { return key > least; });
+    size_t equal = k - static_cast<size_t>(larger);  // how many elements with the least key belong to the k
+    size_t kept = 0;
+    for (size_t i = 0; i < candidates; ++i) {
+      if (found.keys[i] < least || (found.keys[i] == least && equal == 0)) continue;
+      if (found.keys[i] == least) --equal;
+      found.indices[kept++] = found.indices[i];
+    }
+  }
+}
 
 namespace {
 
@@ -80,5 +144,126 @@ template void write_sparse(const Piece&, const float*, const uint32_t*, size_t, 
 template void write_sparse(const Piece&, const double*, const uint32_t*, size_t, double, char*);
 template void read_sparse(const Piece&, const char*, size_t, float*);
 template void read_sparse(const Piece&, const char*, size_t, double*);
+
+// 'topk': the k elements of the largest magnitude. A. F. Aji and K. Heafield, "Sparse Communication for Distributed
+// Gradient Descent", EMNLP 2017; S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with Memory", NeurIPS
+// 2018: what is lost of n elements is at most 1 - k / n of the squared norm.
+
+namespace {
+
+constexpr size_t kSample = 4096;
+
+template <class T>
+Key<T> key_of(T value) {
+  Key<T> bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & (static_cast<Key<T>>(~Key<T>{0}) >> 1);
+}
+
+// A key that a few more than k of the elements should reach, from a sample of elements at even distances.
+template <class T>
+Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>& sample) {
+  const double expected = static_cast<double>(kSample) * static_cast<double>(k) / static_cast<double>(count);
+  const auto rank = static_cast<size_t>(expected + 3 * std::sqrt(expected) + 8);  // three standard deviations more
+  if (count < 4 * kSample || rank >= kSample / 2) return 0;
+  sample.resize(kSample);
+  const size_t distance = count / kSample;
+  for (size_t i = 0; i < kSample; ++i) sample[i] = key_of(values[i * distance]);
+  const auto nth = sample.begin() + static_cast<std::ptrdiff_t>(rank);
+  std::nth_element(sample.begin(), nth, sample.end(), std::greater<>());
+  return *nth;
+}
+
+class TopK : public TypedCompressor<TopK> {
+ public:
+  explicit TopK(Parameters& parameters) : TypedCompressor(parameters), few_(parameters) {}
+
+  bool counts_elements() const override { return few_.is_number(); }
+
+  template <class T>
+  double encode_values(const Piece& piece, const T* values, const Input&, char* payload) const {
+    static thread_local Selection<Key<T>> found;
+    const size_t k = few_.of(piece);
+    const Key<T> guess = guess_bound(values, piece.count, k, found.order);
+    select_largest(found, piece.count, k, guess, [&](uint32_t* indices, Key<T>* keys, Key<T> bound) {
+      return loops<T>().collect(indices, keys, values, piece.count, bound);
+    });
+    write_sparse(piece, values, found.indices.data(), k, T{1}, payload);
+    return 0;
+  }
+
+  template <class T>
+  void decode_values(const Piece& piece, double, const char* payload, T* values) const {
+    read_sparse(piece, payload, few_.of(piece), values);
+  }
+
+ private:
+  size_t payload_bytes(const Piece& piece) const override { return sparse_bytes(piece, few_.of(piece)); }
+
+  Few few_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Compressor> make_topk(Parameters& parameters) { return std::make_shared<TopK>(parameters); }
+
+// 'randomk': k elements, each set of k as likely as any other. S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified
+// SGD with Memory", NeurIPS 2018: on average 1 - k / n of the squared norm is lost of n elements. Without error
+// feedback they are multiplied by n / k, so that their mean is the value: J. Wangni, J. Wang, J. Liu and T. Zhang,
+// "Gradient Sparsification for Communication-Efficient Distributed Optimization", NeurIPS 2018.
+
+namespace {
+
+// A key that more than k of `count` random keys will reach: six standard deviations more are expected.
+uint32_t bound_of_random_keys(size_t count, size_t k) {
+  const auto wanted = static_cast<double>(k) + 6 * std::sqrt(static_cast<double>(k)) + 16;
+  const double share = wanted / static_cast<double>(count);
+  return share >= 1 ? 0 : static_cast<uint32_t>((1 - share) * 0x1p32);
+}
+
+class RandomK : public TypedCompressor<RandomK> {
+ public:
+  explicit RandomK(Parameters& parameters)
+      : TypedCompressor(parameters),
+        few_(parameters),
+        seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
+
+  // The same elements are sent of every host's values and of their sum: otherwise an element would have to be chosen
+  // twice to arrive, and would arrive that much later.
+  bool draws_alike() const override { return true; }
+  bool counts_elements() const override { return few_.is_number(); }
+
+  template <class T>
+  double encode_values(const Piece& piece, const T* values, const Input& input, char* payload) const {
+    static thread_local Selection<uint32_t> found;
+    const size_t k = few_.of(piece);
+    Draws draws = input.draws;
+    draws.seed = seed_;
+    select_largest(found, piece.count, k, bound_of_random_keys(piece.count, k),
+                   [&](uint32_t* indices, uint32_t* keys, uint32_t bound) {
+                     return compress_path().collect_draws(indices, keys, piece.count, draws, bound);
+                   });
+    // Enlarged only once: the sum is compressed with the same draws, so every element that is sent here is sent there.
+    const bool enlarges = !feedback() && !input.again;
+    const double factor = enlarges ? static_cast<double>(piece.count) / static_cast<double>(k) : 1;
+    write_sparse(piece, values, found.indices.data(), k, static_cast<T>(factor), payload);
+    return 0;
+  }
+
+  template <class T>
+  void decode_values(const Piece& piece, double, const char* payload, T* values) const {
+    read_sparse(piece, payload, few_.of(piece), values);
+  }
+
+ private:
+  size_t payload_bytes(const Piece& piece) const override { return sparse_bytes(piece, few_.of(piece)); }
+
+  Few few_;
+  uint64_t seed_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Compressor> make_randomk(Parameters& parameters) { return std::make_shared<RandomK>(parameters); }
 
 }  // namespace mykv::compress

@@ -2,7 +2,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "compress/compressors.h"
+#include "compress/compressor.h"
 
 namespace py = pybind11;
 

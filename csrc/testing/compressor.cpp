@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "compress/compress_path.h"
-#include "compress/compressors.h"
+#include "compress/compressor.h"
 
 namespace py = pybind11;
 

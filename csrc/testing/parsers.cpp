@@ -13,7 +13,7 @@
 #include "agreement/messages.h"
 #include "agreement/question.h"
 #include "base/error.h"
-#include "compress/compressors.h"
+#include "compress/compressor.h"
 #include "world/door.h"
 
 namespace mykv::testing {

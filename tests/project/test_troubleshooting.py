@@ -54,9 +54,9 @@ _LEFT_OUT = (
     "csrc/mxnet/calls.cpp",  # the same
     "csrc/mxnet/description.cpp",  # the same
     "csrc/mxnet/gradient_norm.cpp",  # the same
-    "csrc/compress/parameters.cpp",  # the same
-    "csrc/compress/compressors.cpp",  # the same
-    "csrc/compress/2bit.cpp",  # the same
+    "csrc/compress/compressor.cpp",  # the same
+    "csrc/compress/compressor.cpp",  # the same
+    "csrc/compress/bits.cpp",  # the same
 )
 # Other texts that need not be there, by the reason.
 _INTERNAL = {

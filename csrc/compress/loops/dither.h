@@ -1,8 +1,8 @@
 // Random rounding to levels, linear or powers of two.
 #pragma once
 
-#include "compress/loops/draws.h"
-#include "compress/loops/pack.h"
+#include "compress/loops/bits.h"
+#include "compress/loops/sparse.h"
 
 namespace mykv::compress {
 namespace {
