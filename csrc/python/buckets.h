@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "gpu/device_memory.h"
+#include "gpu/memory.h"
 #include "python/arguments.h"
 #include "python/group.h"
 #include "runtime/buffer.h"

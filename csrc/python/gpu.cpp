@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
-#include "gpu/device_memory.h"
 #include "gpu/libraries.h"
+#include "gpu/memory.h"
 #include "python/bindings.h"
 #include "python/group.h"
 #include "python/groups.h"

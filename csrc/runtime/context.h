@@ -5,7 +5,7 @@
 
 #include "agreement/agreement.h"
 #include "agreement/inquiry.h"
-#include "gpu/pinned_slots.h"
+#include "gpu/memory.h"
 #include "memory/region.h"
 #include "runtime/options.h"
 #include "table/host_table.h"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu/copies.h"
+#include "gpu/device.h"
 #include "runtime/context.h"
 #include "runtime/parts.h"
 #include "runtime/request_state.h"

@@ -10,7 +10,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "gpu/device_memory.h"
+#include "gpu/memory.h"
 #include "runtime/standstill.h"
 
 namespace mykv {

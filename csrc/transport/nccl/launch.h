@@ -1,15 +1,71 @@
 // One operation on this rank's GPUs. No call in here blocks.
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <vector>
 
+#include "gpu/device.h"
 #include "operations/request.h"
+#include "table/host_table.h"
 #include "transport/nccl/arrangements.h"
-#include "transport/nccl/launcher.h"
 #include "transport/nccl/plan.h"
 
 namespace mykv {
+
+// What the groups of a process share for NCCL: the turn to launch (table/launch_order.h), one stream for each GPU, for
+// all operations, and scratch memory on each GPU for values that cannot go straight from array to array.
+
+class Launcher {
+ public:
+  // Makes the launcher of a new world, the current one from now on. `ranks`: of this host, by local rank.
+  static std::shared_ptr<Launcher> begin(LaunchOrder& order, std::vector<int> ranks);
+  // The launcher of the last world, or null.
+  static std::shared_ptr<Launcher> current();
+  ~Launcher();
+
+  LaunchOrder& order() const { return order_; }
+  // The local ranks of these ranks of the world; empty if a rank is on another host.
+  std::vector<int> local_ranks(const std::vector<int>& ranks) const;
+
+  // Whether every earlier number was released. If not, `bell` rings when that is so.
+  bool is_turn(uint64_t number, Bell& bell);
+  // The operation with this number was launched, or never will be. Idempotent.
+  void release(uint64_t number);
+
+  // Use these only when it is your turn.
+  gpu::Stream& stream(int device);
+  char* scratch(int device, size_t bytes);
+  // Allocates scratch memory now; throws Error if the GPU has none left. It is freed only with the launcher.
+  void reserve(int device, size_t bytes);
+  // A GPU may never finish its work: no stream or memory is freed.
+  void keep() { kept_ = true; }
+
+ private:
+  struct Device {
+    std::unique_ptr<gpu::Stream> stream;
+    std::vector<void*> blocks;  // the last block is used for new operations; GPUs may still use the others
+    size_t bytes = 0;           // of the last block
+  };
+
+  Launcher(LaunchOrder& order, std::vector<int> ranks) : order_(order), ranks_(std::move(ranks)) {}
+  Device& device(int number);
+
+  LaunchOrder& order_;
+  const std::vector<int> ranks_;
+  const pid_t process_ = getpid();
+  std::atomic<bool> kept_{false};
+  std::mutex mutex_;  // guards the members below
+  uint64_t next_ = 1;
+  std::set<uint64_t> released_;  // beyond next_
+  std::map<uint64_t, Bell*> waiting_;
+  std::map<int, Device> devices_;
+};
 
 class Launch {
  public:

@@ -13,7 +13,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "gpu/nccl_api.h"
+#include "gpu/libraries.h"
 #include "transport/gpu_roads.h"
 #include "transport/nccl/launch.h"
 #include "transport/transport.h"

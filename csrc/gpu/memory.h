@@ -1,7 +1,7 @@
-// Slots of this rank's region that are registered with CUDA (cudaHostRegister), so that copies between them and a GPU
-// are asynchronous. Their pages are pinned: a slot is never released to the region, and the registered memory never
-// shrinks.
+// Memory on one GPU that a trainer's gradients share.
 #pragma once
+
+#include <unistd.h>
 
 #include <cstddef>
 #include <map>
@@ -12,6 +12,33 @@
 #include "memory/segment.h"
 
 namespace mykv::gpu {
+
+class Memory {
+ public:
+  // Zeroed. Throws Error, with CUDA's error name, if the GPU has no memory left.
+  Memory(int device, size_t bytes);
+  ~Memory();
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  // From now on, if this thread drops the last reference to memory, another thread frees it: cudaFree waits for all
+  // work of the GPU.
+  static void free_elsewhere();
+
+  int device() const { return device_; }
+  void* address() const { return address_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  const pid_t process_ = getpid();
+  int device_;
+  size_t bytes_;
+  void* address_ = nullptr;
+};
+
+// Slots of this rank's region that are registered with CUDA (cudaHostRegister), so that copies between them and a GPU
+// are asynchronous. Their pages are pinned: a slot is never released to the region, and the registered memory never
+// shrinks.
 
 // Not thread-safe.
 class PinnedSlots {
