@@ -8,7 +8,7 @@
 
 #include "agreement/host_tree.h"
 #include "agreement/messages.h"
-#include "table/lateness.h"
+#include "table/entry.h"
 #include "world/world.h"
 
 namespace mykv {

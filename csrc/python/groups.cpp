@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/forks.h"
-#include "world/revoke_on_death.h"
+#include "world/communicator.h"
 
 namespace mykv {
 

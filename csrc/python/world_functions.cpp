@@ -14,7 +14,7 @@
 #include "python/mpi_exit.h"
 #include "python/options.h"
 #include "python/reason.h"
-#include "world/revoke_on_death.h"
+#include "world/communicator.h"
 
 namespace py = pybind11;
 

@@ -18,7 +18,6 @@
 #include "table/bell.h"
 #include "table/entry.h"
 #include "table/event_log.h"
-#include "table/lateness.h"
 #include "table/launch_order.h"
 #include "table/table_lock.h"
 

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "table/shared_mutex.h"
+#include "table/table_lock.h"
 
 namespace mykv {
 

@@ -17,7 +17,10 @@
 // done all work of a small operation, only that thread can finish the operation, and it waits as above.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -27,9 +30,28 @@
 #include <vector>
 
 #include "base/error.h"
-#include "table/shared_mutex.h"
 
 namespace mykv {
+
+// The mutex of the shared table. Every caller gives a time limit.
+
+// A mutex between processes; robust, so that the death of its holder is reported instead of a deadlock.
+class SharedMutex {
+ public:
+  enum class Result {
+    taken,
+    busy,
+    inherited,  // its holder has died; this thread has the mutex, and from unlock() on it is unusable
+    unusable,   // a holder has died earlier
+  };
+  void init();
+  Result try_lock();
+  Result try_lock(int64_t timeout_us);  // busy: the mutex was not free in that time
+  void unlock() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t mutex_;
+};
 
 // A rank keeps the table locked; the text names it.
 struct TableLocked : Error {

@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "timeline/trace_events.h"
+#include "timeline/trace.h"
 
 namespace mykv {
 

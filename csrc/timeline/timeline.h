@@ -16,7 +16,7 @@
 #include "base/file_descriptor.h"
 #include "base/forks.h"
 #include "timeline/records.h"
-#include "timeline/trace_file.h"
+#include "timeline/trace.h"
 
 namespace mykv {
 

@@ -3,18 +3,27 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "base/error.h"
 #include "base/mpi_check.h"
 #include "base/text.h"
 #include "operations/operation.h"
 #include "table/host_table.h"
-#include "world/communicator_pool.h"
-#include "world/revoke_on_death.h"
+#include "world/communicator.h"
 #include "world/segment_handover.h"
-#include "world/thread_host.h"
 
 namespace mykv {
+
+ThreadHost::ThreadHost(int size, size_t region_bytes, size_t table_capacity)
+    : size_(size), region_bytes_(region_bytes) {
+  std::string refused;
+  segment_ = Segment::create(HostTable::bytes(size) + region_bytes * static_cast<size_t>(size), &refused);
+  std::vector<int> ranks;
+  for (int r = 0; r < size; ++r) ranks.push_back(r);
+  HostTable(segment_, ranks, 0, table_capacity, false);
+}
 
 namespace {
 

@@ -24,7 +24,7 @@ NOT_PLANTED = [
     "csrc/kernels/kernels_*.cpp",
     "csrc/base/planted_faults.cpp",
     "csrc/testing/*.cpp",
-    "csrc/world/thread_host.cpp",
+    "csrc/world/world.cpp",
 ]
 PYTHON = {
     "kvstore_plugin/training/trainer.py": [
@@ -293,7 +293,7 @@ CPP = {
     "csrc/agreement/agreement.cpp": [*_HOSTS, "stall_watch"],
     "csrc/transport/mpi/slice_exchange.cpp": _HOSTS,
     "csrc/transport/mpi/chunk.cpp": _HOSTS,
-    "csrc/table/table_lock.cpp": ["table_lock", *_CORE],
+    "csrc/table/table_lock.cpp": ["table_lock", *_CORE, "core_numpy"],
     "csrc/memory/region.cpp": ["region", "memory", "core_numpy"],
     "csrc/agreement/host_tree.cpp": ["host_tree", "hosts"],
     "csrc/agreement/inbox.cpp": ["inbox", "hosts", "fuzz_corpus"],
@@ -361,11 +361,8 @@ CPP = {
     "csrc/table/bell.cpp": ["bells", "core_numpy"],
     "csrc/table/event_log.cpp": ["core_numpy", "full_table"],
     "csrc/table/launch_order.cpp": ["gpu_nccl"],
-    "csrc/table/shared_mutex.cpp": ["table_lock", "core_numpy"],
     "csrc/timeline/timeline.cpp": ["timeline"],
-    "csrc/timeline/trace_events.cpp": ["timeline", "timeline_page"],
-    "csrc/timeline/trace_file.cpp": ["timeline"],
-    "csrc/timeline/trace_phases.cpp": ["timeline"],
+    "csrc/timeline/trace.cpp": ["timeline", "timeline_page"],
     "csrc/transport/choose.cpp": ["gpu", "hosts"],
     "csrc/transport/gpu_roads.cpp": ["gpu"],
     "csrc/transport/host/host_transport.cpp": ["core_numpy", "collectives_random"],
@@ -378,10 +375,8 @@ CPP = {
     "csrc/transport/nccl/launch.cpp": ["gpu_nccl", "gpu_death"],
     "csrc/transport/nccl/nccl_transport.cpp": ["gpu_nccl", "gpu_death"],
     "csrc/transport/nccl/plan.cpp": ["gpu_nccl"],
-    "csrc/world/communicator.cpp": ["process", "process_sets"],
-    "csrc/world/communicator_pool.cpp": ["process", "process_sets"],
+    "csrc/world/communicator.cpp": ["process", "process_sets", "elastic"],
     "csrc/world/door.cpp": ["security", "fuzz_corpus"],
-    "csrc/world/revoke_on_death.cpp": ["elastic"],
     "csrc/world/segment_handover.cpp": ["security", "namespaces"],
     "csrc/world/world.cpp": ["hosts", "namespaces", "process"],
 }

@@ -13,7 +13,7 @@
 
 #include "runtime/buffer.h"
 #include "runtime/runtime.h"
-#include "world/thread_host.h"
+#include "world/world.h"
 
 namespace mykv::testing {
 

@@ -8,7 +8,7 @@
 #include "ranks.h"
 #include "scenarios.h"
 #include "table/host_table.h"
-#include "world/thread_host.h"
+#include "world/world.h"
 
 namespace mykv::testing {
 

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/forks.h"
 #include "base/planted_faults.h"
-#include "timeline/stamps.h"
+#include "timeline/records.h"
 
 namespace mykv {
 
