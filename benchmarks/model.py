@@ -7,7 +7,7 @@ An operation of B bytes on h hosts of r ranks, over links of b bytes/s each way:
   for each level, each l seconds on its way;
 - an operation of up to 16 KiB (`carried`) travels with these messages;
 - exchange: the hosts' slices cross each link 2 (h - 1) / h times, in two messages in a row, and in four from 65 hosts
-  on, which exchange in a grid (csrc/transport/mpi/host_grid.h). For each of its chunks (slice_exchange.cpp) a rank
+  on, which exchange in a grid (csrc/transport/mpi/slice_exchange.h). For each of its chunks (slice_exchange.cpp) a rank
   sends and receives a message to and from each host of its row and of its column, both for values and for results, or
   as many as the bytes need at 60 KiB each.
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "agreement/inbox.h"
-#include "agreement/question.h"
-#include "agreement/sendings.h"
+#include "agreement/messages.h"
+#include "agreement/outbox.h"
 #include "table/host_table.h"
 #include "world/world.h"
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,50 @@
 #include "operations/operation.h"
 
 namespace mykv {
+
+// The bytes of messages between hosts. A message from another host is checked while it is read.
+
+inline void put(std::vector<char>* out, const void* data, size_t bytes) {
+  const auto* p = static_cast<const char*>(data);
+  out->insert(out->end(), p, p + bytes);
+}
+
+inline void require(bool right) {
+  if (!right) throw Error("mykv received a malformed message from another host (different versions?)");
+}
+
+class Reader {
+ public:
+  Reader(const char* data, size_t bytes) : data_(data), left_(bytes) {}
+  bool at_end() const { return left_ == 0; }
+  template <class T>
+  T number() {
+    T value;
+    std::memcpy(&value, take(sizeof value), sizeof value);
+    return value;
+  }
+  std::string text() {
+    const auto size = number<uint16_t>();
+    return std::string(take(size), size);
+  }
+  std::vector<char> values() {
+    const auto size = number<uint32_t>();
+    const char* const begin = take(size);
+    return std::vector<char>(begin, begin + size);
+  }
+
+ private:
+  const char* take(size_t bytes) {
+    require(bytes <= left_);
+    const char* taken = data_;
+    data_ += bytes;
+    left_ -= bytes;
+    return taken;
+  }
+
+  const char* data_;
+  size_t left_;
+};
 
 struct Message {
   static constexpr int64_t kMostWaited = int64_t{1} << 50;  // 13 days; sums over all hosts fit
@@ -45,5 +90,28 @@ struct Message {
 void encode(const Message& message, std::vector<char>* out);
 // All messages in the bytes. Throws Error if encode() cannot have made these bytes.
 std::vector<Message> decode(const char* data, size_t bytes);
+
+// Questions and answers between hosts about operations (inquiry.h), and their encoding for MPI, as numbers of 64 bits.
+// A message from another host is checked before it is used.
+
+struct Question {
+  uint64_t number = 0;
+  std::vector<Key> keys;
+};
+
+// The state of operations on the host that answers.
+struct OperationStates {
+  uint64_t question = 0;                  // number of the question
+  std::vector<std::vector<int>> missing;  // for each key: ranks of the host that have not arrived ...
+  std::vector<std::vector<int>>
+      through;                    // ... and ranks that have arrived but do not wait: they have refused, or it has ended
+  std::vector<int> unresponsive;  // ranks of the host without a heartbeat for some seconds
+};
+
+std::vector<char> encode(const Question& question);
+std::vector<char> encode(const OperationStates& states);
+// Throw Error if encode() cannot have made these bytes, in a world of `ranks` ranks.
+Question decode_question(const std::vector<char>& bytes);
+OperationStates decode_operation_states(const std::vector<char>& bytes, int ranks);
 
 }  // namespace mykv

@@ -25,7 +25,7 @@
 #include "testing/live.h"
 #include "testing/parsers.h"
 #include "testing/region.h"
-#include "transport/mpi/host_grid.h"
+#include "transport/mpi/slice_exchange.h"
 
 namespace py = pybind11;
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "agreement/messages.h"
-#include "agreement/question.h"
 #include "base/error.h"
 #include "compress/compressor.h"
 #include "world/door.h"

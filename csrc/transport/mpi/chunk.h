@@ -3,7 +3,6 @@
 
 #include "transport/mpi/requests.h"
 #include "transport/mpi/slice_exchange.h"
-#include "transport/mpi/staging.h"
 
 namespace mykv {
 

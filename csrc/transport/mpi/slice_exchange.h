@@ -2,14 +2,116 @@
 #pragma once
 
 #include <atomic>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 
+#include "kernels/kernels.h"
+#include "operations/operation.h"
 #include "transport/host/slots.h"
-#include "transport/mpi/host_grid.h"
-#include "transport/mpi/wire_format.h"
+#include "transport/mpi/compression_state.h"
 #include "transport/transport.h"
 
 namespace mykv {
+
+// How the hosts that exchange a slice are arranged: in rows of neighbouring hosts, as many rows as columns or about so.
+//
+// With one row each host exchanges with each other host: 2 (h - 1) messages each way for h hosts. With several rows it
+// exchanges with the hosts of its row, and with a host of each other row: about 4 sqrt(h) messages each way, in four
+// steps instead of two. No value crosses a link more often. (Two dimensions of the torus of Jain and Sabharwal,
+// "Optimal bucket algorithms for large MPI collectives on torus interconnects", 2010, with messages sent directly in
+// each dimension.)
+
+class HostGrid {
+ public:
+  HostGrid(size_t hosts, size_t rows) : hosts_(hosts), rows_(rows) {}
+  // With about as many rows as columns, and if possible with rows of equal length.
+  static HostGrid square(size_t hosts);
+
+  size_t rows() const { return rows_; }
+  // Hosts of the longest row; other rows have one host less at most.
+  size_t columns() const { return (hosts_ + rows_ - 1) / rows_; }
+  // Rows are hosts [begin(row), begin(row + 1)).
+  size_t begin(size_t row) const { return hosts_ * row / rows_; }
+  size_t row_of(size_t host) const { return ((host + 1) * rows_ - 1) / hosts_; }
+  size_t width(size_t row) const { return begin(row + 1) - begin(row); }
+  // The host of a row that reduces a column. In a shorter row the first host has two columns.
+  size_t host(size_t row, size_t column) const { return begin(row) + column % width(row); }
+
+ private:
+  size_t hosts_;
+  size_t rows_;
+};
+
+// How values travel between hosts: as they are, in another type, or compressed.
+
+class WireFormat {
+ public:
+  // What compression has to know about values that are sent.
+  struct EncodeArguments {
+    size_t begin = 0;  // elements from the beginning of the slice
+    size_t count = 0;
+    uint32_t ticket = 0;     // counts the uses
+    uint64_t stream = 0;     // identifies the message within one use; see Chunk::encode_arguments()
+    bool is_result = false;  // the reduced and scaled result, not the sum of one host
+  };
+
+  // For a slice of `slice` elements. `compression`: null if values are not compressed.
+  WireFormat(const Operation& operation, std::shared_ptr<CompressionState> compression, size_t slice, size_t hosts)
+      : dtype_(operation.dtype),
+        wire_(operation.wire.value_or(operation.dtype)),
+        compression_(std::move(compression)),
+        slice_(slice),
+        result_travels_(operation.kind == Kind::allreduce),
+        result_unit_(std::fabs(operation.scale) * static_cast<double>(hosts)) {}
+
+  // Whether values travel as they lie in memory, without encoding.
+  bool plain() const { return wire_ == dtype_ && compression_ == nullptr; }
+  // Whether values that were encoded together can be decoded in pieces.
+  bool divisible() const { return compression_ == nullptr; }
+  CompressionState* compression() const { return compression_.get(); }
+  // The bytes of `elements` elements on the wire.
+  size_t bytes(size_t elements) const {
+    return compression_ == nullptr ? elements * item_size(wire_) : compression_->compressor().bytes(piece(elements));
+  }
+  // The address of element `begin` in the output of encode(); only if divisible().
+  const char* at(const char* encoded, size_t begin) const { return encoded + begin * item_size(wire_); }
+
+  void encode(char* to, const char* from, const EncodeArguments& arguments) const {
+    if (compression_ == nullptr) {
+      convert(wire_, to, dtype_, from, arguments.count);
+      return;
+    }
+    compress::Input input;
+    input.values = from;
+    input.residual = compression_->residual(arguments.begin, slice_);
+    // Each host's sum may bring one unit, times the scale: a result of larger units loses none, and lags no more.
+    input.unit = arguments.is_result ? result_unit_ : 1.0;
+    input.again = result_travels_ && !arguments.is_result;
+    input.draws.step = arguments.ticket;
+    input.draws.stream = arguments.stream;
+    compression_->compressor().encode(piece(arguments.count), input, to);
+  }
+
+  void decode(char* to, const char* from, size_t elements) const {
+    if (compression_ == nullptr) {
+      convert(dtype_, to, wire_, from, elements);
+    } else {
+      compression_->compressor().decode(piece(elements), from, to);
+    }
+  }
+
+ private:
+  compress::Piece piece(size_t elements) const { return {dtype_, elements, compression_->total()}; }
+
+  DType dtype_;
+  DType wire_;
+  std::shared_ptr<CompressionState> compression_;
+  size_t slice_;
+  bool result_travels_;  // to all hosts; the result of a reduce stays on the host that computes it
+  double result_unit_;
+};
 
 // What the chunks of a slice have in common. Each chunk is divided into the columns of a grid of hosts. Within a row of
 // hosts, a host receives its column from all others, reduces it, and sends the result to all. With several rows, the
