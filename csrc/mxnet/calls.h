@@ -3,14 +3,32 @@
 // arrays do not fit.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "kernels/dtype.h"
+#include "mxnet/api.h"
 #include "mxnet/bridge.h"
 #include "runtime/runtime.h"
 
 namespace mykv::mxnet {
+
+// Dtype, shape and device of an MXNet array.
+
+struct Description {
+  DType dtype;
+  std::vector<size_t> shape;
+  int gpu = -1;  // -1: in host memory
+
+  size_t count() const;
+  size_t row_elements() const;
+  std::string text() const;
+};
+
+// Throws Error if the array is sparse, on another kind of device, or of an unknown dtype.
+Description describe(const Api& api, Handle array);
 
 // Arguments of all functions. `operation` is complete but for dtype and count, which come from the arrays; `label` is
 // text that must be equal on all ranks. `turn_of`: as in Call.

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "kernels/kernels.h"
-#include "mxnet/description.h"
+#include "mxnet/calls.h"
 
 namespace mykv::mxnet {
 

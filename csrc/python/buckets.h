@@ -7,7 +7,7 @@
 #include "gpu/memory.h"
 #include "python/arguments.h"
 #include "python/group.h"
-#include "runtime/buffer.h"
+#include "runtime/runtime.h"
 
 namespace mykv {
 

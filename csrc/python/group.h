@@ -13,7 +13,6 @@
 #include "python/arguments.h"
 #include "python/reason.h"
 #include "python/work.h"
-#include "runtime/buffer.h"
 #include "runtime/runtime.h"
 
 namespace mykv {

@@ -13,7 +13,6 @@
 #include "gpu/device.h"
 #include "runtime/context.h"
 #include "runtime/parts.h"
-#include "runtime/request_state.h"
 #include "runtime/requests.h"
 
 namespace mykv {

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "runtime/context.h"
-#include "runtime/request_state.h"
 #include "runtime/requests.h"
 #include "runtime/send_queue.h"
 #include "runtime/timeline_notes.h"

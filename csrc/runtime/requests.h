@@ -2,7 +2,10 @@
 // host's table, and the memory that they take.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,10 +14,115 @@
 #include <utility>
 #include <vector>
 
-#include "runtime/request_state.h"
-#include "runtime/totals.h"
+#include "operations/request.h"
+#include "timeline/records.h"
+#include "transport/transport.h"
 
 namespace mykv {
+
+// The state of a posted request. It is cut into parts, which ranks match one by one.
+
+// The thread that posts a share of at most this size copies it in, whether there is room or not.
+constexpr size_t kPostInlineBytes = 32 << 10;
+
+// The elements of a part, and their root.
+struct Piece {
+  size_t begin;
+  size_t count;
+  int32_t root;
+};
+
+// A request under way. Its counters are guarded by Requests::mutex_.
+struct RequestState {
+  // Cuts the request into parts of at most `part_bytes` bytes; of a request in place each shard is a part.
+  void cut(size_t part_bytes);
+  Piece piece(size_t number) const;
+
+  Request request;
+  uint64_t number = 0;  // the number of its first part for Transport::owner(), which lets owners take turns
+  uint64_t age = 0;     // the number of its ticket
+  // For several hosts and several parts: the position of the first part in the agreed order, once it is known.
+  std::optional<uint64_t> sequence;
+  size_t part_elements = 0;
+  std::vector<Piece> pieces;  // of a request with shards
+  size_t parts = 1;
+  size_t next = 0;       // the next part that goes to the host's table
+  size_t met = 0;        // parts that have arrived in the host's table
+  size_t under_way = 0;  // parts sent and not finished
+  size_t finished = 0;
+  bool lingers = false;  // the thread that posts it stays awake for it; used by that thread only
+  bool agreed = false;   // all ranks brought the same operation, and so bring all of its parts
+  bool ended = false;    // done was called, or is about to be
+  size_t happened = 0;   // how many of request.devices->after have; used by the runtime's thread only
+  Cause error;
+  bool recorded = false;  // by the timeline; `recorded` and `begun` never change
+  int64_t begun = 0;
+  std::unique_ptr<RequestRecord> record;  // until the end of the request; see TimelineNotes
+};
+
+// One part of a request, in the host's table under one entry.
+struct Part {
+  std::shared_ptr<RequestState> posted;
+  size_t number = 0;
+  size_t begin = 0;  // elements
+  size_t count = 0;
+  uint64_t slot = 0;
+  size_t slot_bytes = 0;
+  LongText long_text;      // see HostTable::Arriving
+  LocalShare share;        // used instead of a slot
+  uint64_t placement = 0;  // by NCCL: a digest of the part's GPUs
+  uint32_t entry = 0;
+  uint32_t generation = 0;
+  Key key;
+  int64_t since = 0;  // when it arrived in the host's table; coarse_now_ns()
+  int64_t came = 0;   // when it was about to arrive there; now_ns()
+  bool started = false;
+  bool announced = false;
+  bool large = false;   // more than kPostInlineBytes
+  bool staged = false;  // its slot is pinned (DeviceParts); it counts as under way since it took the slot
+  // For the timeline.
+  int64_t copied_in = 0;  // when copying in began
+  struct {
+    int64_t agreed = 0;  // when all hosts had
+    std::vector<ArrivalRecord> arrivals;
+  } hosts;
+};
+
+inline Range range_of(const Part& part) { return {part.begin, part.begin + part.count}; }
+
+// What a rank has done in a group, for the statistics: its operations, their bytes and how long it waited.
+
+// Operations that have ended with a result.
+struct Totals {
+  enum Way : uint8_t { in_place, copied, staged, nccl };
+  static constexpr std::array<const char*, 4> kWays = {"in_place", "copied", "through_host", "nccl"};
+  struct Count {
+    uint64_t operations = 0;
+    uint64_t bytes = 0;
+  };
+
+  static Way way_of(const Request& request) {
+    if (request.operation.road == Road::nccl) return nccl;
+    if (request.operation.road == Road::staged) return staged;
+    return request.in_place ? in_place : copied;
+  }
+  // An operation has met at all ranks after this time. Later it ends.
+  void met(const Request& request, int64_t waited) {
+    waited_ns += waited;
+    if (request.step == StepPart::last) step_waited_ns += waited;
+  }
+  void ended(const Request& request) {
+    Count& count = ways[way_of(request)];
+    ++count.operations;
+    count.bytes += request.operation.bytes();
+    steps += request.step == StepPart::last;
+  }
+
+  std::array<Count, 4> ways;
+  int64_t waited_ns = 0;
+  int64_t step_waited_ns = 0;  // of the operations that are StepPart::last
+  uint64_t steps = 0;
+};
 
 // Thread-safe. Each method takes the mutex once. add() is called under the table's lock, so no method may use the
 // table.

@@ -13,6 +13,8 @@
 #include <mpi.h>
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -26,7 +28,6 @@
 #include "runtime/device_parts.h"
 #include "runtime/ending.h"
 #include "runtime/late_ranks.h"
-#include "runtime/options.h"
 #include "runtime/part_events.h"
 #include "runtime/parts.h"
 #include "runtime/requests.h"
@@ -160,6 +161,32 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   RuntimeThread work_;
   std::mutex leave_mutex_;
   std::thread thread_;
+};
+
+// Memory in the host's segment for requests in place. It belongs to one rank and outlives single operations.
+
+// Keeps the runtime and with it the segment mapped while it lives.
+class Buffer {
+ public:
+  // Addresses only; commit() puts memory behind them.
+  Buffer(std::shared_ptr<Runtime> runtime, size_t bytes);
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer();
+
+  const std::shared_ptr<Runtime>& runtime() const { return runtime_; }
+  char* data() const;
+  // Commits memory for the first `bytes` bytes, zeroed; throws Error when there is no memory left. Thread-safe.
+  void commit(size_t bytes);
+  uint64_t offset() const { return offset_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;
+  uint64_t offset_;
+  size_t bytes_;
+  std::mutex mutex_;
+  size_t committed_ = 0;
 };
 
 }  // namespace mykv

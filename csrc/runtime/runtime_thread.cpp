@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "gpu/memory.h"
-#include "runtime/standstill.h"
+#include "runtime/waits.h"
 
 namespace mykv {
 

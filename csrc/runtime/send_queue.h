@@ -9,7 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "runtime/request_state.h"
+#include "runtime/requests.h"
 
 namespace mykv {
 

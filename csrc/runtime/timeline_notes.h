@@ -5,7 +5,7 @@
 #include <mutex>
 #include <string>
 
-#include "runtime/request_state.h"
+#include "runtime/requests.h"
 #include "table/host_table.h"
 #include "timeline/timeline.h"
 #include "world/world.h"

@@ -2,6 +2,7 @@
 // costs tens of microseconds, on a virtual machine more than many operations take. While it spins it yields its core.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -10,6 +11,30 @@
 #include "table/bell.h"
 
 namespace mykv {
+
+// How long nothing has moved while this process was running. Time for which it was stopped does not count: other
+// processes may have been stopped with it.
+
+class Standstill {
+ public:
+  using Duration = std::chrono::steady_clock::duration;
+
+  void end() {
+    lasted_ = {};
+    looked_ = std::chrono::steady_clock::now();  // the time before does not count in the next look()
+  }
+  // Call it often: at most one second of the time since the last call, or the last end(), counts.
+  Duration look() {
+    const auto now = std::chrono::steady_clock::now();
+    lasted_ += std::min<Duration>(now - looked_, std::chrono::seconds(1));
+    looked_ = now;
+    return lasted_;
+  }
+
+ private:
+  std::chrono::steady_clock::time_point looked_ = std::chrono::steady_clock::now();
+  Duration lasted_{};
+};
 
 // The thread stays awake for about as long as a wake-up takes: the cost is then at most twice the optimum (Karlin et
 // al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). After several waits in

@@ -20,7 +20,7 @@
 #include "memory/headroom.h"
 #include "python/arguments.h"
 #include "runtime/requests.h"
-#include "runtime/standstill.h"
+#include "runtime/waits.h"
 #include "testing/compressor.h"
 #include "testing/live.h"
 #include "testing/parsers.h"

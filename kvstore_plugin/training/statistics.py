@@ -1,6 +1,6 @@
 """What this worker has done so far, and for whom it has waited: the counters of the core, with names and units.
 
-The core counts always (csrc/runtime/totals.h, csrc/table/entry.h, csrc/mxnet/step_clock.h). Reading the counters
+The core counts always (csrc/runtime/requests.h, csrc/table/entry.h, csrc/mxnet/step_clock.h). Reading the counters
 sends no message and waits for no other worker. The ranks of a host note in its shared memory who came last; between
 hosts, the announcements that rank 0 gets anyway say so. So rank 0 knows how late every rank was.
 """

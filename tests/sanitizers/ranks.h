@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/buffer.h"
 #include "runtime/runtime.h"
 #include "world/world.h"
 
