@@ -1,10 +1,8 @@
 // The Python bindings of the core. The module imports without MXNet and never initializes MPI by itself.
 #include <pybind11/pybind11.h>
 
+#include "python/arguments.h"
 #include "python/bindings.h"
-#include "python/errors.h"
-#include "python/group_class.h"
-#include "python/mpi_exit.h"
 #include "python/work.h"
 
 PYBIND11_MODULE(mykv_core, m) {

@@ -1,12 +1,71 @@
 #include "python/arguments.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <string>
 
 #include "compress/compressor.h"
+#include "mxnet/bridge.h"
 
 namespace py = pybind11;
 
 namespace mykv {
+
+namespace {
+
+py::object* g_error_type = new py::object;    // mykv_core.Error
+py::object* g_failure_type = new py::object;  // MXNetError
+
+// The attributes lie in the exception's __dict__, which pickle keeps.
+void raise(const py::object& type, const Error& error) {
+  const std::string& text = error.cause().text;
+  // A text that was cut may end within a character.
+  const auto message = py::reinterpret_steal<py::object>(
+      PyUnicode_DecodeUTF8(text.data(), static_cast<py::ssize_t>(text.size()), "replace"));
+  const py::object raised = type(message);
+  raised.attr("code") = name_of(error.cause().code);
+  raised.attr("ranks") = py::tuple(py::cast(error.cause().ranks));
+  if (dynamic_cast<const AgreedError*>(&error) != nullptr) raised.attr("agreed") = true;
+  PyErr_SetObject(type.ptr(), raised.ptr());
+}
+
+}  // namespace
+
+void bind_errors(py::module_& m) {
+  *g_error_type = py::exception<Error>(m, "Error", PyExc_RuntimeError);
+  g_error_type->attr("__doc__") =
+      "Why the core cannot do something. `code` (str) says what kind of end it was, `ranks` (tuple of int) which ranks "
+      "it names; docs/errors.md lists the codes. `agreed` (bool): all ranks that met in the call raise the error.";
+  g_error_type->attr("code") = name_of(ErrorCode::other);
+  g_error_type->attr("ranks") = py::tuple();
+  g_error_type->attr("agreed") = false;
+  py::list codes;
+  for (const char* code : kErrorCodes) codes.append(code);
+  g_error_type->attr("codes") = py::tuple(codes);
+  *g_failure_type = py::none();
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const mxnet::FailedOperation& error) {
+      raise(g_failure_type->is_none() ? py::reinterpret_borrow<py::object>(PyExc_RuntimeError) : *g_failure_type,
+            error);
+    } catch (const Error& error) {
+      raise(*g_error_type, error);
+    }
+  });
+}
+
+void set_failure_type(const py::object& type) { *g_failure_type = type; }
+
+ErrorCode error_code_of(const std::string& name) {
+  const auto* const found = std::find(std::begin(kErrorCodes), std::end(kErrorCodes), name);
+  if (found == std::end(kErrorCodes)) throw py::value_error("there is no error code '" + name + "'");
+  return static_cast<ErrorCode>(found - std::begin(kErrorCodes));
+}
 
 DType dtype_named(const std::string& name) {
   DType dtype;
@@ -56,6 +115,42 @@ std::shared_ptr<const std::vector<Shard>> shards_of(const BucketShards& division
   }
   if (end != elements) throw py::value_error("shards must be all elements of the operation");
   return shards;
+}
+
+RuntimeOptions options_from(const py::dict& given) {
+  RuntimeOptions options;
+  for (const auto& item : given) {
+    const auto key = py::cast<std::string>(item.first);
+    if (key == "virtual_hosts") {
+      options.world.virtual_hosts = py::cast<int>(item.second);
+    } else if (key == "part_bytes") {
+      options.part_bytes = py::cast<size_t>(item.second);
+    } else if (key == "table_capacity") {
+      options.world.table_capacity = std::max<size_t>(py::cast<size_t>(item.second), 1);
+    } else if (key == "staging_bytes") {
+      options.staging_bytes = py::cast<size_t>(item.second);
+    } else if (key == "versions") {
+      for (const auto& [name, version] : py::cast<py::dict>(item.second))
+        options.world.versions.emplace_back(py::cast<std::string>(name), py::cast<std::string>(version));
+    } else if (key == "network_bytes") {
+      options.network.bytes = py::cast<size_t>(item.second);
+    } else if (key == "fan_out") {
+      options.network.fan_out = std::max<size_t>(py::cast<size_t>(item.second), 1);
+    } else if (key == "exchange") {
+      const auto way = py::cast<std::string>(item.second);
+      if (way == "direct") options.network.most_in_a_row = UINT32_MAX;
+      if (way == "grid") options.network.most_in_a_row = 0;
+    } else if (key == "compress_bytes") {
+      options.compress_bytes = py::cast<size_t>(item.second);
+    } else if (key == "stall_abort_ms") {
+      options.stall_abort_ms = py::cast<size_t>(item.second);
+    } else if (key == "gpu") {
+      options.gpu.road = py::cast<std::string>(item.second);
+    } else {
+      throw py::value_error("mykv_core.init() has no option '" + key + "'");
+    }
+  }
+  return options;
 }
 
 }  // namespace mykv

@@ -6,6 +6,7 @@
 
 namespace mykv {
 
+void bind_group(pybind11::module_& m);        // the class Group, and its methods as functions that act on the world
 void bind_buffer(pybind11::module_& m);       // the memory of buckets
 void bind_prepared(pybind11::module_& m);     // an operation on a bucket, made once and pushed in each step
 void bind_fence(pybind11::module_& m);        // an operation without effect, also made once
@@ -17,6 +18,14 @@ void bind_mxnet(pybind11::module_& m);        // the MXNet of this process
 void bind_gradient_norm(pybind11::module_& m);  // mxnet/gradient_norm.h
 void bind_timeline(pybind11::module_& m);
 void bind_failed_end(pybind11::module_& m);  // a process that fails ends at once and by a signal, so that others notice
+void bind_mpi_exit(pybind11::module_& m);    // the end of MPI: when Python exits, or when the user finalizes MPI
 void bind_stall_watch(pybind11::module_& m);  // the stall watch of all groups, for a thread of Python
+
+// Gives memory back whose views have ended (memory.cpp), with Python's lock. Python calls it soon on its main thread;
+// call it before memory is asked for.
+void drop_returned_memory();
+
+// From now on all groups leave when MPI is finalized.
+void watch_finalize();
 
 }  // namespace mykv

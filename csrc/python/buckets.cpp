@@ -1,12 +1,14 @@
 #include "python/buckets.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <utility>
 
 #include "base/error.h"
 #include "operations/signature.h"
-#include "python/attached_bridge.h"
+#include "python/bindings.h"
+#include "python/group.h"
 
 namespace py = pybind11;
 
@@ -140,6 +142,56 @@ void Fence::push(bool ends_step, bool broken) {
   py::gil_scoped_release release;
   target.push_fence(arrays_, ends_step, broken ? nullptr : watch);
   if (watch) target.push_verdict(arrays_.arrays().front(), watch);
+}
+
+void bind_buffer(py::module_& m) {
+  py::class_<Buffer, std::shared_ptr<Buffer>>(m, "Buffer", py::buffer_protocol(),
+                                              "Memory in the host's shared segment, zeroed; keeps the core alive.")
+      .def_buffer([](const Buffer& b) {
+        return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(),
+                               static_cast<py::ssize_t>(b.bytes()));
+      })
+      .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<py::gil_scoped_release>(),
+           "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
+      .def_property_readonly(
+          "attached", [](const Buffer& b) { return !b.runtime()->left(); }, "Whether its group still runs.")
+      .def_property_readonly("nbytes", &Buffer::bytes);
+}
+
+void bind_fence(py::module_& m) {
+  py::class_<Fence>(
+      m, "Fence",
+      "An operation of MXNet's engine without effect: reading one of its arrays waits for all operations\n"
+      "that were pushed on any of its arrays.")
+      .def(py::init<const Handles&, const Handles&, uint64_t, std::string>(), py::arg("arrays"),
+           py::arg("gradients") = Handles(), py::arg("key") = 0, py::arg("names") = "",
+           "names: what the names of the operations that sum the gradients begin with.")
+      .def("begin", &Fence::begin,
+           "Call this before updates from the gradients: if they fail on this rank and the gradients carry no error,\n"
+           "take_failed_updates() has the key.")
+      .def("push", &Fence::push, py::arg("ends_step") = false, py::arg("broken") = false,
+           "Put it behind the operations that are pushed by now. With ends_step these are updates of a step; with\n"
+           "broken some of the updates were not pushed.");
+}
+
+void bind_prepared(py::module_& m) {
+  py::class_<PreparedBucket>(
+      m, "PreparedBucket", "The same as an operation of MXNet's engine that writes `arrays`, which lie in the bucket.")
+      .def(py::init<const std::string&, std::shared_ptr<Buffer>, size_t, size_t, const std::string&, const std::string&,
+                    const std::vector<uintptr_t>&, const std::string&, double, int, const std::string&,
+                    const BucketShards&>(),
+           py::arg("name"), py::arg("buffer"), py::arg("begin"), py::arg("count"), py::arg("dtype"), py::arg("layout"),
+           py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+           py::arg("wire") = "", py::arg("shards") = BucketShards())
+      .def(py::init<const std::string&, const std::shared_ptr<Group>&, const std::shared_ptr<gpu::Memory>&, size_t,
+                    size_t, const std::string&, const std::string&, const std::vector<uintptr_t>&, const std::string&,
+                    double, int, const std::string&, const BucketShards&>(),
+           py::arg("name"), py::arg("group"), py::arg("memory"), py::arg("begin"), py::arg("count"), py::arg("dtype"),
+           py::arg("layout"), py::arg("arrays"), py::arg("op") = "sum", py::arg("scale") = 1.0, py::arg("priority") = 0,
+           py::arg("wire") = "", py::arg("shards") = BucketShards())
+      .def("push", &PreparedBucket::push, py::arg("label") = "", py::arg("turn_of") = "",
+           "Start it once more. The label must be the same on all ranks, and shows in the error where it is not. With\n"
+           "turn_of it takes the last turn under that name.");
 }
 
 }  // namespace mykv

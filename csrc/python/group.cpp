@@ -1,17 +1,86 @@
 #include "python/group.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
 #include "base/error.h"
-#include "python/attached_bridge.h"
-#include "python/errors.h"
-#include "python/groups.h"
-#include "python/late_views.h"
+#include "base/forks.h"
+#include "operations/signature.h"
+#include "python/arguments.h"
+#include "python/bindings.h"
+#include "world/communicator.h"
 
 namespace py = pybind11;
 
 namespace mykv {
+
+namespace {
+
+// Every runtime that may still run.
+struct Runtimes {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Runtime>> all;
+};
+Runtimes& all_runtimes() { return usable_in_forks<Runtimes>(); }
+
+}  // namespace
+
+void register_runtime(const std::shared_ptr<Runtime>& runtime) {
+  std::lock_guard<std::mutex> lock(all_runtimes().mutex);
+  auto& all = all_runtimes().all;
+  all.erase(std::remove_if(all.begin(), all.end(), [](const auto& one) { return one.expired(); }), all.end());
+  all.push_back(runtime);
+}
+
+std::vector<std::weak_ptr<Runtime>> runtimes() {
+  std::lock_guard<std::mutex> lock(all_runtimes().mutex);
+  return all_runtimes().all;
+}
+
+std::shared_ptr<Group>& world_group() {
+  static std::shared_ptr<Group>& group = *new std::shared_ptr<Group>;
+  return group;
+}
+
+std::shared_ptr<Group> require_world() {
+  if (!world_group()) throw Error("mykv is not initialized: call kvstore_plugin.init() first");
+  return world_group();
+}
+
+void leave_all(const std::string& reason) {
+  for (const std::weak_ptr<Runtime>& one : runtimes()) {
+    if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->leave(reason);
+  }
+}
+
+void lose_all(const Cause& reason) {
+  RevokeOnDeath::lose();
+  std::lock_guard<std::mutex> lock(all_runtimes().mutex);
+  for (const std::weak_ptr<Runtime>& one : all_runtimes().all) {
+    if (const std::shared_ptr<Runtime> runtime = one.lock()) runtime->lose(reason);
+  }
+}
+
+namespace {
+
+std::unique_ptr<mxnet::Bridge>& g_bridge = *new std::unique_ptr<mxnet::Bridge>;
+
+}  // namespace
+
+const mxnet::Bridge& bridge() {
+  if (!g_bridge) throw Error("mykv is not attached to MXNet");
+  return *g_bridge;
+}
+
+void attach_bridge(std::unique_ptr<mxnet::Bridge> made) {
+  if (g_bridge) keep_forever(std::move(g_bridge));  // another thread may be in a push, without the GIL
+  g_bridge = std::move(made);
+}
 
 Group::Group(MPI_Comm comm, const RuntimeOptions& options) {
   py::gil_scoped_release release;
@@ -189,6 +258,68 @@ void Group::refuse(const std::string& name, const Reason& reason, const std::str
   const std::shared_ptr<Runtime> target = runtime_;
   py::gil_scoped_release release;
   target->refuse(name, turn, reason.text);
+}
+
+// Operations of a Group on arrays of numpy.
+
+namespace {
+
+DType dtype_of(const py::array& array) { return dtype_named(py::cast<std::string>(py::str(array.dtype()))); }
+
+void require_contiguous(const py::array& array, bool writeable) {
+  if (!(array.flags() & py::array::c_style)) throw py::value_error("mykv takes C-contiguous arrays only");
+  if (writeable && !array.writeable()) throw py::value_error("an output array is read-only");
+}
+
+}  // namespace
+
+std::unique_ptr<Work> Group::submit(const std::string& name, Operation operation, const std::vector<py::array>& inputs,
+                                    const std::vector<py::array>& outputs, const std::string& label,
+                                    const std::string& turn_of) {
+  const std::vector<py::array>& some = inputs.empty() ? outputs : inputs;
+  if (some.empty()) throw py::value_error("no array was given");
+  Request request;
+  request.name = name;
+  operation.set_arrays(dtype_of(some[0]), static_cast<size_t>(some[0].size()));
+  const auto shape = py::cast<std::string>(py::str(some[0].attr("shape")));
+  std::vector<py::array> kept;
+  for (const std::vector<py::array>* arrays : {&inputs, &outputs}) {
+    for (const py::array& array : *arrays) {
+      require_contiguous(array, arrays == &outputs);
+      if (dtype_of(array) != operation.dtype || py::cast<std::string>(py::str(array.attr("shape"))) != shape) {
+        throw py::value_error("the arrays of one call differ in shape or dtype");
+      }
+      kept.push_back(array);
+    }
+  }
+  for (const py::array& array : inputs) {
+    // A single array is copied by memcpy, also unaligned; several arrays are summed in place.
+    if (inputs.size() > 1 && !(array.flags() & py::detail::npy_api::NPY_ARRAY_ALIGNED_)) {
+      throw py::value_error("one of several input arrays is not aligned to its items");
+    }
+    request.inputs.push_back(array.data());
+  }
+  for (const py::array& array : outputs) request.outputs.push_back(const_cast<void*>(array.data()));
+  request.operation = operation;
+  request.signature = signature_of(operation, shape, world().label(operation.root), label);
+  return post(std::move(request), std::move(kept), turn_of);
+}
+
+std::unique_ptr<Work> Group::submit_allreduce(const std::string& name, const std::vector<py::array>& inputs,
+                                              const std::vector<py::array>& outputs, const std::string& op,
+                                              double scale, int priority, const std::string& label,
+                                              const std::string& wire, const std::string& turn_of) {
+  if (inputs.empty()) throw py::value_error("an allreduce needs an input array");
+  return submit(name, allreduce_operation(*runtime_, op, scale, priority, wire), inputs, outputs, label, turn_of);
+}
+
+std::unique_ptr<Work> Group::submit_broadcast(const std::string& name, const std::optional<py::array>& input,
+                                              const std::vector<py::array>& outputs, int root, int priority,
+                                              const std::string& label) {
+  std::vector<py::array> inputs;
+  if (input) inputs.push_back(*input);
+  if (!input && root == world().rank()) throw py::value_error("the root of a broadcast needs an input array");
+  return submit(name, broadcast_operation(root, priority), inputs, outputs, label);
 }
 
 }  // namespace mykv

@@ -10,12 +10,38 @@
 #include <string>
 #include <vector>
 
+#include "mxnet/bridge.h"
 #include "python/arguments.h"
-#include "python/reason.h"
 #include "python/work.h"
 #include "runtime/runtime.h"
 
 namespace mykv {
+
+// All groups of this process: the world of init(), and how they all leave.
+
+class Group;
+
+// The world of init(), or null. After leave() it stays, stopped, for engine operations that run later.
+std::shared_ptr<Group>& world_group();
+// The same; throws Error before init().
+std::shared_ptr<Group> require_world();
+
+// Makes all groups of this process leave.
+void leave_all(const std::string& reason);
+// A process has died: ends all operations of all groups of this process. The groups take no more operations.
+void lose_all(const Cause& reason);
+
+// Registers a runtime, and the runtimes that it owns, until they are destroyed.
+void register_runtime(const std::shared_ptr<Runtime>& runtime);
+// Every runtime that may still run.
+std::vector<std::weak_ptr<Runtime>> runtimes();
+
+// The bridge to the MXNet of this process.
+
+// The bridge of attach_mxnet(); never destroyed, since the engine may hold on to it at exit.
+void attach_bridge(std::unique_ptr<mxnet::Bridge> bridge);
+// Throws Error before attach_bridge().
+const mxnet::Bridge& bridge();
 
 class Group {
  public:

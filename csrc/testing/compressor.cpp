@@ -1,4 +1,4 @@
-#include "testing/compressor.h"
+#include "compress/compressor.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 #include "compress/compress_path.h"
-#include "compress/compressor.h"
+#include "testing/bindings.h"
 
 namespace py = pybind11;
 

@@ -1,5 +1,3 @@
-#include "testing/live.h"
-
 #include <dlfcn.h>
 #include <signal.h>
 #include <unistd.h>
@@ -12,6 +10,7 @@
 
 #include "base/planted_faults.h"
 #include "python/group.h"
+#include "testing/bindings.h"
 
 namespace py = pybind11;
 

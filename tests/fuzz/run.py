@@ -26,7 +26,6 @@ SOURCES = [
     "compress",
     "kernels/dtype.cpp",
     "agreement/messages.cpp",
-    "agreement/question.cpp",
     "world/door.cpp",
 ]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]

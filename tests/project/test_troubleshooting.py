@@ -52,9 +52,7 @@ _LEFT_OUT = (
     "kvstore_plugin/sharded_optimizer/safe_unpickler.py",  # reasons in "holds no optimizer states that can be read"
     "csrc/python/",  # arguments of mykv_core, which kvstore_plugin checks before
     "csrc/mxnet/calls.cpp",  # the same
-    "csrc/mxnet/calls.cpp",  # the same
     "csrc/mxnet/gradient_norm.cpp",  # the same
-    "csrc/compress/compressor.cpp",  # the same
     "csrc/compress/compressor.cpp",  # the same
     "csrc/compress/bits.cpp",  # the same
 )

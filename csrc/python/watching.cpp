@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,10 +13,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/file_descriptor.h"
 #include "base/forks.h"
 #include "python/bindings.h"
-#include "python/groups.h"
+#include "python/group.h"
 #include "runtime/stall_watch.h"
+#include "timeline/timeline.h"
 
 namespace py = pybind11;
 
@@ -107,6 +110,27 @@ void bind_stall_watch(py::module_& m) {
   m.def("end_stall_watch", &end_stall_watch, "Make next_stalls() return None.");
   m.def("next_stalls", &next_stalls, py::arg("warn_seconds"), py::arg("abort_seconds"),
         "Wait until operations of this process stall, or go on again: a list of (whether they go on, sentence).");
+}
+
+namespace {
+
+int start_timeline(int fd, int rank, bool mark_cycles, int64_t zero_ns, const std::string& members) {
+  FileDescriptor file(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!file) return errno;
+  py::gil_scoped_release release;
+  return Timeline::instance().start(std::move(file), {mark_cycles, rank, zero_ns, members});
+}
+
+}  // namespace
+
+void bind_timeline(py::module_& m) {
+  m.def("start_timeline", &start_timeline, py::arg("fd"), py::arg("rank"), py::arg("mark_cycles"), py::arg("zero_ns"),
+        py::arg("members"),
+        "Record into the empty regular file behind `fd`, which stays the caller's. Times count from `zero_ns`\n"
+        "(time.monotonic_ns). `members`: JSON, of the outer object. Returns 0, or the errno of a failed write.");
+  m.def(
+      "stop_timeline", [] { return Timeline::instance().stop(); }, py::call_guard<py::gil_scoped_release>(),
+      "Write what is left and end. Returns 0, or the errno of the write that ended it before.");
 }
 
 }  // namespace mykv

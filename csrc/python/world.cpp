@@ -7,13 +7,10 @@
 #include <vector>
 
 #include "base/error.h"
+#include "kernels/kernels.h"
+#include "python/arguments.h"
 #include "python/bindings.h"
-#include "python/errors.h"
 #include "python/group.h"
-#include "python/groups.h"
-#include "python/mpi_exit.h"
-#include "python/options.h"
-#include "python/reason.h"
 #include "world/communicator.h"
 
 namespace py = pybind11;
@@ -81,6 +78,54 @@ void bind_world(py::module_& m) {
   m.def("make_group", &make_group, py::arg("comm"), py::arg("labels"), py::arg("options") = py::dict(),
         "A Group over a communicator (its Fortran handle). Collective over it. labels[r]: what messages call rank r.");
   m.def("world", [] { return world_group(); }, "The Group of init(), or None.");
+}
+
+namespace {
+
+// The ABI that a wheel's core needs: it runs with any MPI that has it. Empty: the core needs the MPI of its build.
+#ifdef MYKV_MPI_ABI
+constexpr const char* kMpiAbi = MYKV_MPI_ABI;
+#else
+constexpr const char* kMpiAbi = "";
+#endif
+
+py::dict build_info() {
+  py::dict info;
+  info["version"] = MYKV_VERSION;
+  info["mpi"] = MYKV_MPI_BUILD;
+  info["mpi_abi"] = kMpiAbi;
+  info["compiler"] = __VERSION__;
+  py::list kernels;
+  for (const char* path : kernel_paths_built()) kernels.append(path);
+  info["kernels"] = kernels;
+  info["kernel"] = kernel_path();
+  return info;
+}
+
+std::string mpi_library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return std::string(text, static_cast<size_t>(length));
+}
+
+py::dict transports() {
+  py::dict result;
+  const std::shared_ptr<Group> group = world_group();
+  for (const auto& [name, reason] :
+       transport_report(group ? &group->world() : nullptr, group ? &group->gpus() : nullptr))
+    result[name.c_str()] = reason;
+  return result;
+}
+
+}  // namespace
+
+void bind_build_facts(py::module_& m) {
+  m.def("transports", &transports, "Each transport, with the reason why it is not in use ('' where it is).");
+  m.def("build_info", &build_info);
+  m.def("mpi_library_version", &mpi_library_version, "Version text of the MPI library that is loaded.");
+  m.def("kernel_path", &kernel_path);
+  m.def("select_kernel_path", &select_kernel_path, py::arg("name"));
 }
 
 }  // namespace mykv
