@@ -75,7 +75,7 @@ void Agreement::announce(uint32_t index, uint32_t sequence_numbers, std::optiona
     m.late_rank = world_.hosts()[static_cast<size_t>(world_.host())][static_cast<size_t>(entry.arrivals.last)];
     m.waited_ns = std::min(table_.waited_for_last(entry), Message::kMostWaited);
   }
-  const bool by_nccl = entry.operation.road == Road::nccl;
+  const bool by_nccl = entry.operation.road == DataPath::nccl;
   if (by_nccl) m.placement = table_.placement(entry);
   if (told_.here.size() >= KnownTexts::kRemembered) told_.here.clear();
   if (!record.refused && told_.here.insert(m.number).second) {  // a refusal has its reason in the error

@@ -15,10 +15,10 @@ namespace mykv::compress {
 // Messages of some elements: their indices, in ascending order, and their values.
 
 // How many elements are sent: a number for the whole array, or a fraction of it.
-class Few {
+class KeptCount {
  public:
   // Takes the parameter 'k': a whole number from 1, or a fraction between 0 and 1.
-  explicit Few(Parameters& parameters);
+  explicit KeptCount(Parameters& parameters);
   // For a piece: the same fraction as for the array, at least one element. A number is rounded up, a fraction down.
   size_t of(const Piece& piece) const;
   bool is_number() const { return k_ >= 1; }
@@ -103,13 +103,13 @@ void read_as(const char* payload, size_t kept, size_t count, T* values) {
 
 }  // namespace
 
-Few::Few(Parameters& parameters) : k_(parameters.number("k", 0.01)) {
+KeptCount::KeptCount(Parameters& parameters) : k_(parameters.number("k", 0.01)) {
   if (k_ > 0 && (k_ < 1 || (k_ == std::floor(k_) && k_ <= 0x1p31))) return;
   throw Error("the parameter k of the compressor '" + parameters.name() +
               "' must be a whole number from 1, or a fraction between 0 and 1");
 }
 
-size_t Few::of(const Piece& piece) const {
+size_t KeptCount::of(const Piece& piece) const {
   if (k_ < 1) return std::max<size_t>(1, static_cast<size_t>(k_ * static_cast<double>(piece.count)));
   const auto k = static_cast<size_t>(k_);
   const size_t total = std::max(piece.total, piece.count);
@@ -200,7 +200,7 @@ class TopK : public TypedCompressor<TopK> {
  private:
   size_t payload_bytes(const Piece& piece) const override { return sparse_bytes(piece, few_.of(piece)); }
 
-  Few few_;
+  KeptCount few_;
 };
 
 }  // namespace
@@ -258,7 +258,7 @@ class RandomK : public TypedCompressor<RandomK> {
  private:
   size_t payload_bytes(const Piece& piece) const override { return sparse_bytes(piece, few_.of(piece)); }
 
-  Few few_;
+  KeptCount few_;
   uint64_t seed_;
 };
 

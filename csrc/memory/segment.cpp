@@ -142,17 +142,17 @@ bool take(int fd, size_t offset, size_t bytes) {
 
 // Ranks take memory one after the other: two ranks that have seen the same free memory would both take it. It is an
 // fcntl lock, which ends with its process; other ranks stop trying after kTries if its holder is stopped or slow.
-class Turn {
+class CommitLock {
  public:
-  explicit Turn(int fd) : guard_(of_threads()), fd_(fd) {
+  explicit CommitLock(int fd) : guard_(of_threads()), fd_(fd) {
     for (int tries = 0; tries < kTries && !set(F_WRLCK); ++tries) {
       if (errno != EAGAIN && errno != EACCES && errno != EINTR) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   }
-  ~Turn() { (void)set(F_UNLCK); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  ~CommitLock() { (void)set(F_UNLCK); }
+  CommitLock(const CommitLock&) = delete;
+  CommitLock& operator=(const CommitLock&) = delete;
 
  private:
   static constexpr int kTries = 1000;
@@ -248,7 +248,7 @@ void Segment::commit(size_t offset, size_t bytes) const {
     bytes -= kept;
   }
   if (bytes == 0) return;
-  const Turn turn(fd_.get());
+  const CommitLock lock(fd_.get());
   require_headroom(bytes, bytes);
   // In steps: ranks without their turn, which take memory side by side, see in time what the others have taken. A dozen
   // of them may take a step each before the reserve is gone.

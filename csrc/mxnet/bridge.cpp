@@ -297,10 +297,10 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
     for (Request& request : requests) request.refusal = error.what();
   }
   if (t_pushes && requests.size() == 1) requests.front().may_linger = true;
-  const StepPart step = requests.empty() ? StepPart::none : requests.front().step;
-  const bool is_sum = step == StepPart::some || step == StepPart::last;
-  std::string scope = step == StepPart::none ? std::string() : scope_of(requests.front().name);
-  if (is_sum) note_sum_begins(step == StepPart::last);
+  const StepPhase step = requests.empty() ? StepPhase::none : requests.front().step;
+  const bool is_sum = step == StepPhase::some || step == StepPhase::last;
+  std::string scope = step == StepPhase::none ? std::string() : scope_of(requests.front().name);
+  if (is_sum) note_sum_begins(step == StepPhase::last);
   // From here on *pushed may be gone: done() can run at once, and the engine deletes the operation with it.
   const std::shared_ptr<Runtime> runtime = pushed->runtime;
   post_all(
@@ -308,7 +308,7 @@ void run(Pushed* pushed, const RunContext* context, const EngineCallback& on_com
       [on_complete, step, is_sum, scope = std::move(scope), failure = pushed->failure, pushed](const Cause* error) {
         if (error != nullptr) pushed->has_failed = true;  // it is there until complete() is called
         if (is_sum) note_sum_ends();
-        if (step == StepPart::weights) note_updated();
+        if (step == StepPhase::weights) note_updated();
         if (error != nullptr && failure) *failure = *error;
         complete(on_complete, error, scope);
       });
@@ -420,7 +420,7 @@ bool refuse(Pushed& pushed, const char* reason) {
   if (pushed.taken.exchange(true)) return false;
   std::vector<Request> requests = std::move(pushed.call.requests);
   for (Request& request : requests) request.refusal = reason;
-  const bool of_step = !requests.empty() && requests.front().step != StepPart::none;
+  const bool of_step = !requests.empty() && requests.front().step != StepPhase::none;
   count_failure(std::string(reason), of_step ? scope_of(requests.front().name) : std::string());
   post_all(pushed.runtime, std::move(requests), pushed.call.chained, [](const Cause*) {});
   return true;
@@ -536,7 +536,7 @@ void Bridge::hand_to_engine(const std::shared_ptr<Pushed>& pushed, const std::st
   for (Request& request : pushed->call.requests) {
     request.turn = turn;
     request.ticket = pushed->runtime->take_ticket();
-    request.step = take_step_part();
+    request.step = take_step_phase();
   }
   ++g_pushed_operations;
   const std::string shown = "mykv " + name;

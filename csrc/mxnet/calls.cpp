@@ -238,7 +238,7 @@ void push_broadcasts(const Common& common, Handle input, Handle output, const De
     const size_t kept = take[s] * row_elements;
     Operation operation = common.operation;
     operation.kind = Kind::broadcast;
-    operation.of_several = true;
+    operation.has_concurrent_roots = true;
     operation.root = static_cast<int32_t>(s);
     operation.count = rows[s] * row_elements;
     if (operation.count > 0) {
@@ -269,7 +269,7 @@ bool goes_as_one(const Common& common, const Devices& devices) {
   const std::shared_ptr<const DeviceMemory> memory = devices.memory();
   Operation operation = common.operation;
   operation.kind = Kind::alltoall;
-  return memory && common.runtime->gpus().road_of(operation, *memory, true) == Road::nccl;
+  return memory && common.runtime->gpus().road_of(operation, *memory, true) == DataPath::nccl;
 }
 
 // rows[s][r]: rows from rank s to rank r. Each pair of sender and receiver is a shard.

@@ -37,7 +37,7 @@ class Compressor;
 enum class Kind : uint8_t { allreduce = 0, broadcast = 1, reduce = 2, alltoall = 3 };
 
 // Where the shares of an operation lie, and by what they are combined.
-enum class Road : uint8_t {
+enum class DataPath : uint8_t {
   host = 0,  // in the memory of the processes, through slots in the host's segment
   staged,    // on GPUs, through slots in the host's segment
   nccl,      // on GPUs, by NCCL
@@ -47,13 +47,14 @@ struct Operation {
   Kind kind = Kind::allreduce;
   DType dtype = DType::float32;
   ReduceOp reduce_op = ReduceOp::sum;
-  int32_t root = 0;         // broadcast: the rank whose bits all ranks get; reduce: the rank that gets the result
-  bool of_several = false;  // broadcast: other ranks broadcast in the same call, so the links are equally busy
-  double scale = 1.0;       // allreduce, reduce: applied once to the reduced value
-  size_t count = 0;         // elements
-  int32_t priority = 0;     // higher runs first
-  bool in_place = false;    // all shares lie in the segment already
-  Road road = Road::host;
+  int32_t root = 0;  // broadcast: the rank whose bits all ranks get; reduce: the rank that gets the result
+  bool has_concurrent_roots =
+      false;              // broadcast: other ranks broadcast in the same call, so the links are equally busy
+  double scale = 1.0;     // allreduce, reduce: applied once to the reduced value
+  size_t count = 0;       // elements
+  int32_t priority = 0;   // higher runs first
+  bool in_place = false;  // all shares lie in the segment already
+  DataPath road = DataPath::host;
   // Floating-point allreduce and reduce: the type in which values travel between hosts, if it differs from dtype.
   std::optional<DType> wire;
   // Alternative to `wire`: compresses the values between hosts, for arrays of at least `compress_from` bytes. The

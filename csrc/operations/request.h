@@ -57,7 +57,7 @@ char* one_span(const std::vector<Span>& spans, const Range& range, size_t width)
 // Which operations are the sums of a training step, and which come after its updates. Only the statistics need it;
 // nothing is decided by it.
 
-enum class StepPart : uint8_t {
+enum class StepPhase : uint8_t {
   none,
   some,
   last,     // of the gradients that backward writes last: when they are there, backward has ended
@@ -65,12 +65,12 @@ enum class StepPart : uint8_t {
 };
 
 // Part of the operations that a thread asks for next. Python sets it around the calls of a step.
-inline thread_local StepPart next_step_part = StepPart::none;
+inline thread_local StepPhase next_step_phase = StepPhase::none;
 
 // Part of this thread's next request. A step has one request that is `last`; the requests after it are `some`.
-inline StepPart take_step_part() {
-  const StepPart part = next_step_part;
-  if (part == StepPart::last) next_step_part = StepPart::some;
+inline StepPhase take_step_phase() {
+  const StepPhase part = next_step_phase;
+  if (part == StepPhase::last) next_step_phase = StepPhase::some;
   return part;
 }
 
@@ -147,7 +147,7 @@ struct Request {
   std::shared_ptr<const Ticket> ticket;  // null: treated as the oldest request
   std::string signature;                 // must be the same text on all ranks; shown in messages
   std::string refusal;                   // not empty: why this rank cannot take part
-  StepPart step = StepPart::none;
+  StepPhase step = StepPhase::none;
   Operation operation;
   // Not null: each shard has a root of its own, which replaces operation.root. The shards are in order and cover the
   // operation, so that a broadcast is an allgather and a reduce a reduce-scatter. The same on all ranks.

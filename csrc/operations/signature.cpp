@@ -203,8 +203,8 @@ std::string signature_of(const Operation& operation, const std::string& shape, i
     }
   }
   text += std::string(" of ") + dtype_name(operation.dtype) + " " + shape;
-  if (operation.road != Road::host) text += kOnGpu;
-  if (operation.road == Road::nccl) text += " by NCCL";
+  if (operation.road != DataPath::host) text += kOnGpu;
+  if (operation.road == DataPath::nccl) text += " by NCCL";
   if (operation.wire) text += std::string(", as ") + dtype_name(*operation.wire) + " between hosts";
   if (operation.compressor != nullptr) text += ", compressed by '" + operation.compressor->text() + "' between hosts";
   return labelled(label, text);

@@ -149,7 +149,7 @@ Operation Group::broadcast_operation(int root, int priority) const {
 std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept, const std::string& turn_of) {
   request.turn = turn_of.empty() ? runtime_->take_turn(request.name) : runtime_->last_turn(turn_of);
   request.ticket = runtime_->take_ticket();
-  request.step = take_step_part();
+  request.step = take_step_phase();
   request.awaited = runtime_->may_stand_in();
   auto work = std::make_unique<Work>(std::move(kept), runtime_);
   request.done = [state = work->state()](const Cause* error) { state->finish(error); };

@@ -137,13 +137,13 @@ namespace {
 
 void set_step_part(const std::string& part) {
   if (part.empty()) {
-    next_step_part = StepPart::none;
+    next_step_phase = StepPhase::none;
   } else if (part == "some") {
-    next_step_part = StepPart::some;
+    next_step_phase = StepPhase::some;
   } else if (part == "last") {
-    next_step_part = StepPart::last;
+    next_step_phase = StepPhase::last;
   } else if (part == "weights") {
-    next_step_part = StepPart::weights;
+    next_step_phase = StepPhase::weights;
   } else {
     throw py::value_error("no part of a step: " + part);
   }

@@ -28,13 +28,13 @@ namespace {
 
 // Process sets use the launcher of the world, and so launch in the order of the world's operations.
 std::shared_ptr<Launcher> launcher_of(const World& world, HostTable& table) {
-  if (world.is_part()) return Launcher::current();
+  if (world.is_subset()) return Launcher::current();
   return Launcher::begin(table.launch_order(), world.hosts()[static_cast<size_t>(world.host())]);
 }
 
 gpu::GpuRoads gpus_of(const World& world, const RuntimeOptions& options, const Launcher* launcher) {
   gpu::GpuRoads gpus = gpu::find_gpu_roads(world, options.gpu);
-  limit_to_ordered(&gpus, world, launcher, !world.is_part());
+  limit_to_ordered(&gpus, world, launcher, !world.is_subset());
   return gpus;
 }
 

@@ -39,7 +39,7 @@ struct RuntimeContext {
   RuntimeContext(std::unique_ptr<World> made, const RuntimeOptions& given);
 
   Transport& transport_of(const Operation& operation) const {
-    return operation.road == Road::nccl ? *nccl : *transport;
+    return operation.road == DataPath::nccl ? *nccl : *transport;
   }
   bool several_hosts() const { return world.hosts().size() > 1; }
   // The global ranks of this host.

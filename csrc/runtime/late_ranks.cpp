@@ -180,7 +180,7 @@ void LateRanks::add_other_hosts(const std::vector<Key>& asked, const std::vector
   std::vector<int> elsewhere, unknown;
   for (size_t first = 0; first < asked.size(); first += kMostAsked) {
     const size_t last = std::min(asked.size(), first + kMostAsked);
-    const std::vector<Inquiry::Answer> answers = wishes_.ask_hosts({asked.begin() + first, asked.begin() + last});
+    const std::vector<Inquiry::Answer> answers = commands_.ask_hosts({asked.begin() + first, asked.begin() + last});
     for (const Inquiry::Answer& answer : answers) {
       answered[static_cast<size_t>(answer.host)] = true;
       add_all(&elsewhere, answer.unresponsive);
@@ -226,7 +226,7 @@ std::vector<std::vector<int>> LateRanks::waiting_for_this(const std::vector<std:
   if (!context_.several_hosts()) return come;
   for (size_t first = 0; first < keys.size(); first += kMostAsked) {
     const size_t last = std::min(keys.size(), first + kMostAsked);
-    for (const Inquiry::Answer& answer : wishes_.ask_hosts({keys.begin() + first, keys.begin() + last})) {
+    for (const Inquiry::Answer& answer : commands_.ask_hosts({keys.begin() + first, keys.begin() + last})) {
       for (size_t k = 0; k < std::min(last - first, answer.missing.size()); ++k) {
         std::vector<int> absent = answer.missing[k];
         add_all(&absent, answer.through[k]);

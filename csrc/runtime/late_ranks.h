@@ -7,8 +7,8 @@
 
 #include "runtime/context.h"
 #include "runtime/requests.h"
+#include "runtime/thread_commands.h"
 #include "runtime/turns.h"
-#include "runtime/wishes.h"
 
 namespace mykv {
 
@@ -47,8 +47,8 @@ std::string culprits_text(const Waiting& waiting, const World& world);
 // Thread-safe; not for the runtime's thread, which asks the other hosts.
 class LateRanks {
  public:
-  LateRanks(RuntimeContext& context, Requests& requests, Turns& turns, Wishes& wishes)
-      : context_(context), requests_(requests), turns_(turns), wishes_(wishes) {}
+  LateRanks(RuntimeContext& context, Requests& requests, Turns& turns, ThreadCommands& commands)
+      : context_(context), requests_(requests), turns_(turns), commands_(commands) {}
 
   // How long the oldest operation has waited, in seconds; 0: no operation waits.
   double longest_wait();
@@ -67,7 +67,7 @@ class LateRanks {
   RuntimeContext& context_;
   Requests& requests_;
   Turns& turns_;
-  Wishes& wishes_;
+  ThreadCommands& commands_;
 };
 
 }  // namespace mykv

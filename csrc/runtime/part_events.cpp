@@ -103,7 +103,7 @@ void PartEvents::finish(const TableEvent& event) {
 bool PartEvents::is_owed(const Part& part) {
   Entry& entry = context_.table.entry(part.entry);
   if (context_.transport_of(entry.operation).holds(part.entry)) return true;
-  const bool is_agreed = entry.sequence != 0 && context_.several_hosts() && entry.operation.road != Road::nccl;
+  const bool is_agreed = entry.sequence != 0 && context_.several_hosts() && entry.operation.road != DataPath::nccl;
   return is_agreed && !entry.error.empty() && !part.started;
 }
 

@@ -52,19 +52,19 @@ Operation Parts::operation_of(const Part& part) {
   Operation operation = part.posted->request.operation;
   operation.count = part.count;
   operation.root = part.posted->piece(part.number).root;
-  operation.of_several = operation.of_several || part.posted->request.shards != nullptr;
+  operation.has_concurrent_roots = operation.has_concurrent_roots || part.posted->request.shards != nullptr;
   return operation;
 }
 
 // All ranks bring the later parts of a request, sooner or later, but the later parts of many requests could fill the
 // table. Between hosts, which send requests in different orders, they would take room from each other: so the later
 // parts of one request must be due on all hosts, the request that was agreed on first.
-Due Parts::due(const RequestState& posted, size_t number) const {
+EntryQuota Parts::due(const RequestState& posted, size_t number) const {
   const std::shared_ptr<const Ticket>& ticket = posted.request.ticket;
-  if (!ticket) return Due::now;
-  if (number == 0) return ticket->within(context_.table.window()) ? Due::now : Due::ahead;
+  if (!ticket) return EntryQuota::now;
+  if (number == 0) return ticket->within(context_.table.window()) ? EntryQuota::now : EntryQuota::ahead;
   const bool first = context_.several_hosts() ? queue_.is_first_agreed(posted) : ticket->within(0);
-  return first ? Due::now : Due::agreed;
+  return first ? EntryQuota::now : EntryQuota::agreed;
 }
 
 bool Parts::send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal, bool posting) {
@@ -90,7 +90,7 @@ std::string Parts::take_share(Part& part, const Operation& operation, bool posti
   const std::shared_ptr<RequestState>& posted = part.posted;
   const Request& request = posted->request;
   try {
-    if (operation.road == Road::nccl) {
+    if (operation.road == DataPath::nccl) {
       part.share.request = &request;
       part.placement = context_.nccl->prepare(request);
     } else if (request.in_place) {
@@ -130,7 +130,7 @@ HostTable::Arriving Parts::arriving_of(const Part& part, const Operation& operat
   arriving.first = part.number == 0 ? arriving.key : make_key(request.name, request.turn, 0);
   arriving.due = due(*part.posted, part.number);
   arriving.came = part.came;
-  arriving.ends_step = request.step == StepPart::last && part.number == 0;
+  arriving.ends_step = request.step == StepPhase::last && part.number == 0;
   arriving.awaited = request.awaited && context_.several_hosts();
   arriving.posting = posting;
   arriving.first_of_several = part.number == 0 && part.posted->parts > 1;
@@ -186,7 +186,7 @@ Parts::Arrived Parts::arrive(Part& part, const Operation& operation, const std::
   // No lock: only the runtime's thread sends requests of several parts.
   if (posted.parts > 1 && ++posted.met == posted.parts) queue_.forget(posted);
   const bool ended = arrival.last || arrival.failed;
-  const bool soon = posting && !ended && operation.bytes() <= transport.inline_limit() && waits_.expect_bell();
+  const bool soon = posting && !ended && operation.bytes() <= transport.inline_limit() && spin_policy_.expect_bell();
   posted.lingers = soon && request.may_linger;
   if (soon && !request.awaited && !posted.lingers) context_.bell().ring();
   if (!ended) return Arrived::under_way;

@@ -7,8 +7,8 @@
 #include "runtime/context.h"
 #include "runtime/requests.h"
 #include "runtime/send_queue.h"
+#include "runtime/spin_policy.h"
 #include "runtime/timeline_notes.h"
-#include "runtime/waits.h"
 #include "transport/mpi/compression_state.h"
 
 namespace mykv {
@@ -16,15 +16,15 @@ namespace mykv {
 // For the runtime's thread; end(), finish() and send() of a request's only part also for threads that post.
 class Parts {
  public:
-  Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, Waits& waits, TimelineNotes& notes)
-      : context_(context), requests_(requests), queue_(queue), waits_(waits), notes_(notes) {}
+  Parts(RuntimeContext& context, Requests& requests, SendQueue& queue, SpinPolicy& waits, TimelineNotes& notes)
+      : context_(context), requests_(requests), queue_(queue), spin_policy_(waits), notes_(notes) {}
 
   // A part with its elements, without a share.
   static Part make(const std::shared_ptr<RequestState>& posted, size_t number);
   // The operation of a part.
   static Operation operation_of(const Part& part);
   // Which entries of the host's table the part may take.
-  Due due(const RequestState& posted, size_t number) const;
+  EntryQuota due(const RequestState& posted, size_t number) const;
 
   // Gives the part its share, or a refusal, and brings it to the host's table; false when the table is full.
   // `posting`: the calling thread posts the request, and may do the work of all ranks.
@@ -55,7 +55,7 @@ class Parts {
   RuntimeContext& context_;
   Requests& requests_;
   SendQueue& queue_;
-  Waits& waits_;
+  SpinPolicy& spin_policy_;
   TimelineNotes& notes_;
   CompressionStates compressions_;
 };

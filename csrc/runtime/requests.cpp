@@ -12,7 +12,7 @@ namespace mykv {
 void RequestState::cut(size_t part_bytes) {
   const Operation& op = request.operation;
   part_elements = std::max<size_t>(1, request.in_place ? op.count : part_bytes / item_size(op.dtype));
-  if (op.road == Road::nccl) {
+  if (op.road == DataPath::nccl) {
     part_elements = op.count;  // NCCL divides the request itself
     return;
   }
@@ -129,7 +129,7 @@ Requests::Next Requests::take_next(RequestState& posted, bool room, size_t* numb
   std::lock_guard<std::mutex> lock(mutex_);
   if (posted.next == posted.parts || (!posted.error.empty() && !posted.agreed)) return Next::none;
   if (posted.next > 0 && !posted.agreed) return Next::not_yet;
-  if (!room && !request.in_place && request.operation.road != Road::nccl && request.refusal.empty()) {
+  if (!room && !request.in_place && request.operation.road != DataPath::nccl && request.refusal.empty()) {
     return Next::no_room;
   }
   *number = posted.next++;

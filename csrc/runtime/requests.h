@@ -102,25 +102,25 @@ struct Totals {
   };
 
   static Way way_of(const Request& request) {
-    if (request.operation.road == Road::nccl) return nccl;
-    if (request.operation.road == Road::staged) return staged;
+    if (request.operation.road == DataPath::nccl) return nccl;
+    if (request.operation.road == DataPath::staged) return staged;
     return request.in_place ? in_place : copied;
   }
   // An operation has met at all ranks after this time. Later it ends.
   void met(const Request& request, int64_t waited) {
     waited_ns += waited;
-    if (request.step == StepPart::last) step_waited_ns += waited;
+    if (request.step == StepPhase::last) step_waited_ns += waited;
   }
   void ended(const Request& request) {
     Count& count = ways[way_of(request)];
     ++count.operations;
     count.bytes += request.operation.bytes();
-    steps += request.step == StepPart::last;
+    steps += request.step == StepPhase::last;
   }
 
   std::array<Count, 4> ways;
   int64_t waited_ns = 0;
-  int64_t step_waited_ns = 0;  // of the operations that are StepPart::last
+  int64_t step_waited_ns = 0;  // of the operations that are StepPhase::last
   uint64_t steps = 0;
 };
 

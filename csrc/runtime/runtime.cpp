@@ -31,12 +31,12 @@ Runtime::Runtime(MPI_Comm comm, const RuntimeOptions& options)
 Runtime::Runtime(std::unique_ptr<World> world, const RuntimeOptions& options)
     : context_(std::move(world), options),
       requests_(options.part_bytes, options.staging_bytes),
-      waits_(context_.world.local_size()),
+      spin_policy_(context_.world.local_size()),
       device_parts_(std::make_unique<DeviceParts>(context_, requests_, parts_)),
       sender_(context_.table, requests_, queue_, parts_, *device_parts_),
       events_(context_, requests_, queue_, parts_, *device_parts_),
-      ending_(context_, requests_, queue_, parts_, *device_parts_, events_, wishes_),
-      work_(context_, requests_, sender_, events_, *device_parts_, ending_, waits_, wishes_, notes_) {
+      teardown_(context_, requests_, queue_, parts_, *device_parts_, events_, commands_),
+      work_(context_, requests_, sender_, events_, *device_parts_, teardown_, spin_policy_, commands_, notes_) {
   if (testing::checks_lock_order()) context_.table.lock().comes_before(requests_.mutex());
   thread_ = std::thread([this] { work_.run(); });
 }
@@ -49,7 +49,7 @@ Runtime::~Runtime() {
   } else if (!device_parts_->unsafe()) {
     context_.pinned.unregister();
   }
-  if (wishes_.lost() || forked()) context_.world.let_go();  // no MPI after a death, nor in a fork
+  if (commands_.lost() || forked()) context_.world.let_go();  // no MPI after a death, nor in a fork
   const bool quiet = context_.transport->quiet() && context_.agreement.quiet() && context_.inquiry.quiet();
   if (!forked() && quiet) context_.world.is_quiet();
 }
@@ -123,7 +123,7 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
   if (request.refusal.empty() && (posted->parts > 1 || may_be_owned)) request.refusal = overlap_in_part(request);
   // A request that needs little or no copying is sent by the thread that posts it, which saves a wake-up.
   const bool ready = request.devices == nullptr && (request.in_place || op.bytes() <= kPostInlineBytes);
-  const bool direct = op.road != Road::nccl && posted->parts == 1 && (!request.refusal.empty() || ready);
+  const bool direct = op.road != DataPath::nccl && posted->parts == 1 && (!request.refusal.empty() || ready);
   requests_.take_over(posted, direct);
   if (direct) {
     if (testing::is_planted(testing::Fault::late)) usleep(kLateUs);
@@ -141,7 +141,8 @@ void Runtime::post_checked(const std::shared_ptr<RequestState>& posted) {
 void Runtime::linger(const RequestState& posted) {
   const auto over = [&] { return requests_.has_ended(posted); };
   work_.stand_in(over, now_ns() + (testing::is_planted(testing::Fault::linger) ? kLongLingerNs : kLingerNs));
-  if (!over()) context_.bell().ring();  // the runtime's thread stays awake for the rest of the time that waits_ grants
+  if (!over())
+    context_.bell().ring();  // the runtime's thread stays awake for the rest of the time that spin_policy_ grants
 }
 
 std::vector<LateRank> Runtime::late_ranks() {
@@ -170,7 +171,7 @@ void Runtime::leave(std::string reason) {
   } catch (const Error&) {
     // There was a verdict on the table, and the other ranks get that error themselves.
   }
-  wishes_.leave(reason);
+  commands_.leave(reason);
   thread_.join();
 }
 
@@ -178,7 +179,7 @@ void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons, dou
   require_own_process();
   const auto operations = requests_.named(reasons, now_ns() - static_cast<int64_t>(least_seconds * 1e9));
   if (context_.several_hosts()) {
-    wishes_.give_up(operations);
+    commands_.give_up(operations);
   } else {
     for (const auto& [key, reason] : operations) context_.table.try_give_up(key, reason);
   }
@@ -187,7 +188,7 @@ void Runtime::give_up(const std::unordered_map<std::string, Cause>& reasons, dou
 void Runtime::break_down(const Cause& reason) {
   if (forked()) return;
   context_.table.lock().set_patience(std::chrono::microseconds(kLockPatience).count(), left_text(reason.text));
-  wishes_.break_down(reason);
+  commands_.break_down(reason);
 }
 
 void Runtime::give_verdict(const std::string& reason) {
@@ -196,7 +197,7 @@ void Runtime::give_verdict(const std::string& reason) {
 
 void Runtime::lose(const Cause& reason) {
   if (forked()) return;
-  wishes_.lose(reason);
+  commands_.lose(reason);
   break_down(reason);
 }
 

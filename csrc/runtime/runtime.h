@@ -5,9 +5,9 @@
 //
 //   post() -> Requests -> Sender -> Parts, DeviceParts -> table, transports -> PartEvents -> Parts, DeviceParts
 //
-// Locks: Requests has the mutex of requests and parts; Turns, Wishes, DeviceParts and TimelineNotes have one each for
-// members of their own. The table's lock comes before the mutex of Requests. No other of these is held while a lock is
-// taken; leave() and a question to other hosts (Wishes) have a lock that comes before all others.
+// Locks: Requests has the mutex of requests and parts; Turns, ThreadCommands, DeviceParts and TimelineNotes have one
+// each for members of their own. The table's lock comes before the mutex of Requests. No other of these is held while a
+// lock is taken; leave() and a question to other hosts (ThreadCommands) have a lock that comes before all others.
 #pragma once
 
 #include <mpi.h>
@@ -26,7 +26,6 @@
 #include "base/forks.h"
 #include "runtime/context.h"
 #include "runtime/device_parts.h"
-#include "runtime/ending.h"
 #include "runtime/late_ranks.h"
 #include "runtime/part_events.h"
 #include "runtime/parts.h"
@@ -34,10 +33,11 @@
 #include "runtime/runtime_thread.h"
 #include "runtime/send_queue.h"
 #include "runtime/sender.h"
+#include "runtime/spin_policy.h"
+#include "runtime/teardown.h"
+#include "runtime/thread_commands.h"
 #include "runtime/timeline_notes.h"
 #include "runtime/turns.h"
-#include "runtime/waits.h"
-#include "runtime/wishes.h"
 
 namespace mykv {
 
@@ -89,7 +89,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   // Tells the other ranks that this rank leaves, ends its own pending requests with the reason, and stops the thread.
   void leave(std::string reason);
   // Whether leave() was called.
-  bool left() const { return wishes_.leaving(); }
+  bool left() const { return commands_.leaving(); }
   // Whether this process is a fork of the process that made the runtime. A fork has no thread and takes no part. A
   // thread of the parent may have held any lock of the runtime when it was made, so in a fork no lock may be taken.
   bool forked() const { return fork_number() != forks_; }
@@ -125,7 +125,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void lose(const Cause& reason);
   // Whether a failure detector calls lose() soon after a process has died. Then a failure that a death causes waits for
   // the call and can name the process. One flag for all runtimes of this process; thread-safe.
-  static std::atomic<bool>& watched() { return Wishes::watched(); }
+  static std::atomic<bool>& watched() { return ThreadCommands::watched(); }
   // For the statistics. Thread-safe.
   Totals totals() {
     require_own_process();
@@ -148,16 +148,16 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   RuntimeContext context_;
   Turns turns_;
   Requests requests_;
-  Wishes wishes_{context_, requests_};
-  Waits waits_;
+  ThreadCommands commands_{context_, requests_};
+  SpinPolicy spin_policy_;
   TimelineNotes notes_{context_.world, context_.table};
   SendQueue queue_;
-  Parts parts_{context_, requests_, queue_, waits_, notes_};
+  Parts parts_{context_, requests_, queue_, spin_policy_, notes_};
   std::unique_ptr<DeviceParts> device_parts_;
   Sender sender_;
   PartEvents events_;
-  Ending ending_;
-  LateRanks late_ranks_{context_, requests_, turns_, wishes_};
+  Teardown teardown_;
+  LateRanks late_ranks_{context_, requests_, turns_, commands_};
   RuntimeThread work_;
   std::mutex leave_mutex_;
   std::thread thread_;

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "gpu/memory.h"
-#include "runtime/waits.h"
+#include "runtime/spin_policy.h"
 
 namespace mykv {
 
@@ -59,23 +59,23 @@ void RuntimeThread::run() {
     work_until_leaving();
     const std::string retired = device_parts_.retired();
     const Cause here = retired.empty() ? Cause("this rank has shut mykv down", ErrorCode::left) : Cause(retired);
-    const Departed gone(context_.label(), retired.empty() ? wishes_.leave_reason() : retired);
+    const Departed gone(context_.label(), retired.empty() ? commands_.leave_reason() : retired);
     // A world of one rank departs only here, since all its operations could end. A thread may be about to post.
     if (context_.world.size() == 1) context_.table.depart(gone.rank, gone.reason);
     if (requests_.entries().empty()) {
-      ending_.end_in_order(here);
+      teardown_.end_in_order(here);
     } else {
-      ending_.break_down(gone, here, gone.cause());
+      teardown_.break_down(gone, here, gone.cause());
     }
   } catch (const std::exception& error) {
     const Cause seen = as_cause(error);
     const Cause failure = cause_of(seen);
     const auto* const other = dynamic_cast<const Departed*>(&error);
     if (other != nullptr && failure == seen) {
-      ending_.break_down(*other, failure, failure);
+      teardown_.break_down(*other, failure, failure);
     } else {
       const Departed gone(context_.label(), failure);
-      ending_.break_down(gone, failure, failure == seen ? gone.cause() : Cause());
+      teardown_.break_down(gone, failure, failure == seen ? gone.cause() : Cause());
     }
   }
   context_.launcher.reset();
@@ -95,7 +95,7 @@ void RuntimeThread::work_until_leaving() {
     if (failure_) std::rethrow_exception(failure_);
     if (awake_since_ == 0 && Timeline::marks_cycles()) awake_since_ = now_ns();
     // Read before work(), so that the last round still tells the other hosts that this rank leaves.
-    const bool leaving = wishes_.leaving() || !device_parts_.retired().empty();
+    const bool leaving = commands_.leaving() || !device_parts_.retired().empty();
     context_.table.beat();
     context_.table.look_after_lock();
     const bool worked = work();
@@ -178,7 +178,7 @@ bool RuntimeThread::stand_in_rounds(const std::function<bool()>& over, int64_t u
 
 // Whether the rank ends or fails, asks other hosts, or waits for a moment that no bell announces.
 bool RuntimeThread::needs_thread() const {
-  return wishes_.leaving() || wishes_.pending() || context_.table.departed_rank() >= 0 || lacks_only_time();
+  return commands_.leaving() || commands_.pending() || context_.table.departed_rank() >= 0 || lacks_only_time();
 }
 
 bool RuntimeThread::nothing_left() {
@@ -193,9 +193,9 @@ bool RuntimeThread::nothing_left() {
 Cause RuntimeThread::cause_of(const Cause& failure) {
   const int64_t begun = now_ns();
   for (;;) {
-    const Cause told = wishes_.break_down_reason();
+    const Cause told = commands_.break_down_reason();
     if (!told.empty()) return told;
-    if (!Wishes::watched().load() || wishes_.leaving() || now_ns() - begun > kLostPatienceNs) return failure;
+    if (!ThreadCommands::watched().load() || commands_.leaving() || now_ns() - begun > kLostPatienceNs) return failure;
     context_.table.beat();
     usleep(kRetryUs);
   }
@@ -217,9 +217,9 @@ bool RuntimeThread::work() {
       looked_ = now;
       worked |= context_.inquiry.answer_one();
     }
-    ending_.tell_departure();
+    teardown_.tell_departure();
   }
-  if (wishes_.pending()) worked |= wishes_.take();
+  if (commands_.pending()) worked |= commands_.take();
   advanced_ |= advanced;
   return worked || advanced;
 }
@@ -232,22 +232,22 @@ int64_t RuntimeThread::rest(uint32_t seen, int64_t until_ns) {
   if (flowing || context_.agreement.polling() || sender_.gated()) {
     return poll(flowing, !under.large);
   }
-  if (std::exchange(worked_, false) && under.parts) waits_.expect_bell();
-  if (under.parts && waits_.spin(context_.bell(), seen, until_ns)) return 0;
+  if (std::exchange(worked_, false) && under.parts) spin_policy_.expect_bell();
+  if (under.parts && spin_policy_.spin(context_.bell(), seen, until_ns)) return 0;
   int64_t limit = kSleepUs;
   if (context_.several_hosts()) {
     const bool polls = context_.agreement.speaks() || coarse_now_ns() - flowed_ < kDrainNs;
     limit = polls ? kIdlePollUs : kRestUs;
   }
-  if (lacks_only_time() || wishes_.pending()) limit = kRetryUs;
-  if (wishes_.leaving() || !device_parts_.retired().empty()) limit = std::min(limit, kRetryUs);
+  if (lacks_only_time() || commands_.pending()) limit = kRetryUs;
+  if (commands_.leaving() || !device_parts_.retired().empty()) limit = std::min(limit, kRetryUs);
   return limit;
 }
 
 // The same for a network or a GPU, which cannot wake the thread.
 int64_t RuntimeThread::poll(bool flowing, bool soon) {
-  if (std::exchange(worked_, false)) waits_.moved();
-  int64_t pause = waits_.pause(flowing, soon);
+  if (std::exchange(worked_, false)) spin_policy_.moved();
+  int64_t pause = spin_policy_.pause(flowing, soon);
   if (device_parts_.copying() || sender_.gated() || gpus_polling()) pause = std::min(pause, kGpuPollUs);
   if (pause == 0) {
     sched_yield();

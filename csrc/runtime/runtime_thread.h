@@ -15,28 +15,29 @@
 
 #include "runtime/context.h"
 #include "runtime/device_parts.h"
-#include "runtime/ending.h"
 #include "runtime/part_events.h"
 #include "runtime/requests.h"
 #include "runtime/sender.h"
+#include "runtime/spin_policy.h"
+#include "runtime/teardown.h"
+#include "runtime/thread_commands.h"
 #include "runtime/timeline_notes.h"
-#include "runtime/waits.h"
-#include "runtime/wishes.h"
 
 namespace mykv {
 
 class RuntimeThread {
  public:
   RuntimeThread(RuntimeContext& context, Requests& requests, Sender& sender, PartEvents& events,
-                DeviceParts& device_parts, Ending& ending, Waits& waits, Wishes& wishes, TimelineNotes& notes)
+                DeviceParts& device_parts, Teardown& ending, SpinPolicy& waits, ThreadCommands& commands,
+                TimelineNotes& notes)
       : context_(context),
         requests_(requests),
         sender_(sender),
         events_(events),
         device_parts_(device_parts),
-        ending_(ending),
-        waits_(waits),
-        wishes_(wishes),
+        teardown_(ending),
+        spin_policy_(waits),
+        commands_(commands),
         notes_(notes) {}
 
   // The thread's function. Returns when this rank has left or cannot go on; all its operations have ended then.
@@ -68,9 +69,9 @@ class RuntimeThread {
   Sender& sender_;
   PartEvents& events_;
   DeviceParts& device_parts_;
-  Ending& ending_;
-  Waits& waits_;
-  Wishes& wishes_;
+  Teardown& teardown_;
+  SpinPolicy& spin_policy_;
+  ThreadCommands& commands_;
   TimelineNotes& notes_;
   std::atomic<bool> loop_taken_{false};  // some thread has the loop
   std::exception_ptr failure_;           // of a stand-in, for the runtime's thread

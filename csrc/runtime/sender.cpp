@@ -85,7 +85,7 @@ bool Sender::start_oldest(bool room) {
 Sender::Start Sender::start_next(SendQueue::Position position, bool room) {
   const std::shared_ptr<RequestState> posted = position->second;
   const Request& request = posted->request;
-  if (request.operation.road == Road::staged && DeviceParts::awaits_device(*posted)) {
+  if (request.operation.road == DataPath::staged && DeviceParts::awaits_device(*posted)) {
     gated_ = true;
     return Start::not_yet;
   }
@@ -116,7 +116,7 @@ Sender::Start Sender::start_next(SendQueue::Position position, bool room) {
 }
 
 bool Sender::send(const std::shared_ptr<RequestState>& posted, size_t number, std::string refusal) {
-  if (posted->request.operation.road != Road::staged || !refusal.empty()) {
+  if (posted->request.operation.road != DataPath::staged || !refusal.empty()) {
     return parts_.send(posted, number, std::move(refusal), false);
   }
   device_parts_.begin(Parts::make(posted, number));

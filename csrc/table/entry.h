@@ -32,7 +32,7 @@ struct alignas(64) Lateness {
     if (ends_step) steps.add(waited_ns);
   }
   Count operations;
-  Count steps;  // only operations that are StepPart::last
+  Count steps;  // only operations that are StepPhase::last
 };
 
 // A copy, for readers.
@@ -104,7 +104,7 @@ struct Arrivals {
   int64_t later;     // sum over the ranks: how long after `first`
   int64_t complete;  // when the last rank arrived; on several hosts later: when they agreed
   int32_t last;      // the local rank that came last
-  bool ends_step;    // the operation is StepPart::last
+  bool ends_step;    // the operation is StepPhase::last
 };
 
 // The signatures of the ranks that have arrived, so that their agreement is known without a loop over ranks.

@@ -17,7 +17,7 @@ namespace mykv {
 
 namespace {
 
-constexpr uint32_t kShares = 16;        // of a rank's entries: Due::now and Due::agreed have one share each
+constexpr uint32_t kShares = 16;  // of a rank's entries: EntryQuota::now and EntryQuota::agreed have one share each
 constexpr uint32_t kEntriesStep = 64;   // memory is committed for so many entries at a time
 constexpr uint32_t kBuckets = 1 << 16;  // hash chains
 constexpr uint32_t kNone = 0;           // chains hold index + 1, so that zeroed memory is an empty table
@@ -116,8 +116,8 @@ uint32_t HostTable::find(const Key& key) {
   return link;
 }
 
-bool HostTable::may_make(Due due) const {
-  return due == Due::now || bells_[local_rank_].ahead < most_ahead_ + (due == Due::agreed ? window_ : 0);
+bool HostTable::may_make(EntryQuota due) const {
+  return due == EntryQuota::now || bells_[local_rank_].ahead < most_ahead_ + (due == EntryQuota::agreed ? window_ : 0);
 }
 
 bool HostTable::take_entry(ArriveResult* arrival) {
@@ -195,8 +195,8 @@ bool HostTable::make_entry(const Arriving& arriving, uint64_t hash, ArriveResult
   e.arrivals.first = arriving.came;
   e.arrivals.later = 0;
   e.arrivals.ends_step = arriving.ends_step;
-  e.ahead_of = arriving.due == Due::now ? kNobody : local_rank_;
-  bells_[local_rank_].ahead += arriving.due != Due::now;
+  e.ahead_of = arriving.due == EntryQuota::now ? kNobody : local_rank_;
+  bells_[local_rank_].ahead += arriving.due != EntryQuota::now;
   set_text(e.name, kNameBytes, *arriving.name);
   e.error.clear();
   if (header_->subscribers > 0) {
@@ -318,7 +318,7 @@ void HostTable::complete_set(ArriveResult& arrival, const Arriving& arriving, si
   const Cause error = disagreement(e);
   const bool waits = std::exchange(arrival.launches_wait, false);
   const bool is_inline = e.operation.bytes() <= inline_limit;  // also an operation of no bytes, which launches nothing
-  if (!several_hosts_ && error.empty() && e.operation.road == Road::nccl && !is_inline) {
+  if (!several_hosts_ && error.empty() && e.operation.road == DataPath::nccl && !is_inline) {
     e.placement = placement(e);
     const Launches given = give_launches(arrival.entry, waits, rings);
     arrival.launches_wait = given == Launches::wait;
@@ -473,7 +473,7 @@ std::optional<bool> HostTable::try_agree(Key key, uint64_t sequence, const Cause
     e.sequence = sequence;
     e.placement = placement;
     e.arrivals.complete = now_ns();
-    if (e.operation.road == Road::nccl) {
+    if (e.operation.road == DataPath::nccl) {
       const Launches given = give_launches(link - 1, waits, rings);
       if (given != Launches::given) return given == Launches::wait ? std::optional<bool>() : true;
     }
@@ -619,7 +619,7 @@ OperationState HostTable::operation_state(const Key& key) {
   });
 }
 
-bool HostTable::can_arrive(const Key& key, Due due) {
+bool HostTable::can_arrive(const Key& key, EntryQuota due) {
   const bool short_of_memory = [&] {
     std::lock_guard<std::mutex> lock(lack_.mutex);
     return !lack_.why.empty() && coarse_now_ns() - lack_.since < kCommitAgainNs;

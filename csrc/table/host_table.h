@@ -37,7 +37,7 @@ struct OperationState {
 };
 
 // Which entries of the table a part may take.
-enum class Due : uint8_t {
+enum class EntryQuota : uint8_t {
   now,     // any free entry
   agreed,  // a later part, which all ranks will bring: as `ahead`, and a few entries kept for later parts
   ahead,   // most of this rank's share of the table
@@ -80,9 +80,10 @@ class HostTable {
     uint32_t chunks;
     int32_t owner;
     uint64_t placement = 0;
-    Key first = {};      // of the operation's first part
-    Due due = Due::now;  // limits making an entry; a rank always joins an entry that another rank has made
-    int64_t came = 0;    // when this rank came; now_ns()
+    Key first = {};  // of the operation's first part
+    // Limits making an entry; a rank always joins an entry that another rank has made.
+    EntryQuota due = EntryQuota::now;
+    int64_t came = 0;  // when this rank came; now_ns()
     bool ends_step = false;
     bool awaited = false;           // see Request::awaited
     bool first_of_several = false;  // the first part of an operation that has more
@@ -156,7 +157,7 @@ class HostTable {
   // rank was stopped in the middle of a change.
   OperationState operation_state(const Key& key);
   // Whether this rank could arrive at that operation now: it is in the table, or the table has room.
-  bool can_arrive(const Key& key, Due due);
+  bool can_arrive(const Key& key, EntryQuota due);
   // Why there is no memory for the entry that this rank wanted last; empty: the rank did not need more memory.
   Cause lack_of_memory() const;
   // Whether this rank wants events of entries that other ranks make: if it finds no entry for its own operations.
@@ -266,7 +267,7 @@ class HostTable {
   void complete_set(ArriveResult& arrival, const Arriving& arriving, size_t inline_limit, Rings& rings);
   uint32_t* bucket(const Key& key);
   uint32_t find(const Key& key);
-  bool may_make(Due due) const;
+  bool may_make(EntryQuota due) const;
   bool take_entry(ArriveResult* arrival);
   bool make_entry(const Arriving& arriving, uint64_t hash, ArriveResult* arrival, Rings& rings);
   bool commit_entries();

@@ -103,7 +103,8 @@ bool TableLock::take(int64_t limit_us) {
   if (result == SharedMutex::Result::busy && !wait(limit_us)) return false;
   // No atomic increment: only the lock's holder writes `holding`.
   const uint64_t last = shared_.holding.load(std::memory_order_relaxed);
-  shared_.holding.store((last / kTurn + 1) * kTurn + static_cast<uint64_t>(local_rank_) + 1, std::memory_order_relaxed);
+  shared_.holding.store((last / kHolderRanks + 1) * kHolderRanks + static_cast<uint64_t>(local_rank_) + 1,
+                        std::memory_order_relaxed);
   if (verdict_.state.load(std::memory_order_acquire) != 0) {
     give_back();
     require_good();
@@ -120,7 +121,7 @@ bool TableLock::comes_free(int64_t limit_us) {
 
 void TableLock::give_back() {
   const uint64_t mine = shared_.holding.load(std::memory_order_relaxed);
-  shared_.holding.store(mine / kTurn * kTurn, std::memory_order_relaxed);
+  shared_.holding.store(mine / kHolderRanks * kHolderRanks, std::memory_order_relaxed);
   shared_.mutex.unlock();
 }
 
@@ -176,7 +177,9 @@ void TableLock::died(SharedMutex::Result result) {
   throw TableVerdict(verdict_text());
 }
 
-int TableLock::holder() const { return static_cast<int>(shared_.holding.load(std::memory_order_relaxed) % kTurn) - 1; }
+int TableLock::holder() const {
+  return static_cast<int>(shared_.holding.load(std::memory_order_relaxed) % kHolderRanks) - 1;
+}
 
 TableLocked TableLock::locked() const {
   std::vector<int> ranks;

@@ -69,7 +69,8 @@ class TableLock {
   // In shared memory; all zero is a good table whose mutex is not made yet.
   struct Shared {
     SharedMutex mutex;
-    std::atomic<uint64_t> holding{0};  // how often the lock was taken, times kTurn, plus the holder's local rank + 1
+    std::atomic<uint64_t> holding{
+        0};  // how often the lock was taken, times kHolderRanks, plus the holder's local rank + 1
   };
   // In shared memory, on cache lines of its own, since every rank reads it all the time.
   struct alignas(64) Verdict {
@@ -154,7 +155,7 @@ class TableLock {
   std::string verdict_text() const;
   int holder() const;
 
-  static constexpr uint64_t kTurn = 1 << 16;
+  static constexpr uint64_t kHolderRanks = 1 << 16;
   static constexpr uint32_t kWriting = 1, kGiven = 2;
 
   Shared& shared_;

@@ -23,7 +23,7 @@
 #include "memory/region.h"
 #include "python/arguments.h"
 #include "runtime/requests.h"
-#include "runtime/waits.h"
+#include "runtime/spin_policy.h"
 #include "testing/bindings.h"
 #include "testing/parsers.h"
 #include "transport/mpi/slice_exchange.h"

@@ -144,10 +144,10 @@ bool nccl_can(const Operation& operation) {
   }
 }
 
-Road GpuRoads::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
+DataPath GpuRoads::road_of(const Operation& operation, const DeviceMemory& devices, bool scattered) const {
   const bool lies_well =
       scattered ? on_one_gpu(devices) : operation.kind == Kind::broadcast || distinct(devices.inputs);
-  return nccl && nccl_can(operation) && lies_well ? Road::nccl : Road::staged;
+  return nccl && nccl_can(operation) && lies_well ? DataPath::nccl : DataPath::staged;
 }
 
 }  // namespace mykv::gpu

@@ -21,7 +21,7 @@ struct GpuRoads {
   std::vector<std::vector<std::string>> gpus;  // the GPUs that each rank sees: their bus ids
 
   // The road of a request. It must be the same on all ranks, but for their devices. `scattered`: see Request.
-  Road road_of(const Operation& operation, const DeviceMemory& devices, bool scattered = false) const;
+  DataPath road_of(const Operation& operation, const DeviceMemory& devices, bool scattered = false) const;
 };
 
 // Collective. Throws Error on all ranks when their settings differ, or when NCCL was asked for and cannot be used.

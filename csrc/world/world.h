@@ -72,7 +72,7 @@ class World {
   // A rank's position among the ranks of its host.
   int local_rank_of(int rank) const;
   // Whether these ranks are a part of a larger world.
-  bool is_part() const { return !options_.labels.empty(); }
+  bool is_subset() const { return !options_.labels.empty(); }
   // What messages call a rank.
   int label(int rank) const { return options_.labels.empty() ? rank : options_.labels[static_cast<size_t>(rank)]; }
   std::vector<int> labels(const std::vector<int>& ranks) const;

@@ -265,7 +265,7 @@ proctype Thread(byte me) {
      }
   od;
 
-  /* Ending::break_down() */
+  /* Teardown::break_down() */
 down:
   atomic {
     table_depart(HOST(me), 0);

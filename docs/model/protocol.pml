@@ -746,7 +746,7 @@ parts_started:
 #endif
 
 nothing_to_do:
-  /* Waits::spin looks at the count too, and is left out: it only goes back earlier. FUTEX_WAIT is one step with what sets
+  /* SpinPolicy::spin looks at the count too, and is left out: it only goes back earlier. FUTEX_WAIT is one step with what sets
    * `sleeping`: a ring between the two is found by the comparison, as one before them is. */
   if
   :: worked ->

@@ -80,6 +80,7 @@ _INTERNAL = {
         "of the workers of this host, which have ended",
         ", on GPU",
         "an error without a text",
+        "a planted lack",
     ],
     "passes on the texts of other messages": ["mykv.run: …", "rank …:", "mykv: …", "…: the job ends."],
     "a wrong use of the core, which kvstore_plugin prevents": [

@@ -12,14 +12,14 @@ HostTransport::HostTransport(const World& world, HostTable& table)
     : table_(table), slots_(world.segment().base(), table), chunk_bytes_(piece_bytes(table.local_size())) {}
 
 int32_t HostTransport::owner(const Operation& operation, uint64_t number) const {
-  if (operation.road == Road::staged) return kAnybody;  // all shares are in slots
+  if (operation.road == DataPath::staged) return kAnybody;  // all shares are in slots
   if (operation.kind == Kind::reduce && (operation.in_place || operation.bytes() > kInlineBytes)) return operation.root;
   const bool copied = operation.kind == Kind::allreduce && !operation.in_place && operation.bytes() > kInlineBytes;
   return copied ? static_cast<int32_t>(number % static_cast<uint64_t>(table_.local_size())) : kAnybody;
 }
 
 bool HostTransport::taken_from_root(const Operation& operation) const {
-  return operation.kind == Kind::broadcast && operation.bytes() > kInlineBytes && operation.road != Road::staged;
+  return operation.kind == Kind::broadcast && operation.bytes() > kInlineBytes && operation.road != DataPath::staged;
 }
 
 uint32_t HostTransport::pieces(const Operation& operation) const {

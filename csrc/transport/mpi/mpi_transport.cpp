@@ -47,7 +47,7 @@ MpiTransport::~MpiTransport() {
 
 bool MpiTransport::is_carried(const Operation& op) const {
   if (op.kind != Kind::allreduce && op.kind != Kind::broadcast) return false;
-  return op.road != Road::nccl && !op.wire && op.compressor == nullptr && op.count > 0 &&
+  return op.road != DataPath::nccl && !op.wire && op.compressor == nullptr && op.count > 0 &&
          op.count * item_size(partial_type(op.dtype, op.reduce_op)) <= most_.carried;
 }
 

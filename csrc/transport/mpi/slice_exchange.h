@@ -154,7 +154,7 @@ class SliceExchange {
   bool scatters() const { return divides(operation()) && !reduces() && world_.hosts().size() > 2; }
   // Whether operations of this kind need not be the column of one host.
   static bool divides(const Operation& operation) {
-    return operation.kind == Kind::allreduce || (operation.kind == Kind::broadcast && !operation.of_several);
+    return operation.kind == Kind::allreduce || (operation.kind == Kind::broadcast && !operation.has_concurrent_roots);
   }
 
   // Whether the operation has failed: other ranks of this host may have reused their slots.

@@ -60,7 +60,7 @@ std::vector<int> Launcher::local_ranks(const std::vector<int>& ranks) const {
   return found;
 }
 
-bool Launcher::is_turn(uint64_t number, Bell& bell) {
+bool Launcher::is_next_launch(uint64_t number, Bell& bell) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (number == next_) return true;
   waiting_[number] = &bell;

@@ -34,7 +34,7 @@ class Launcher {
   std::vector<int> local_ranks(const std::vector<int>& ranks) const;
 
   // Whether every earlier number was released. If not, `bell` rings when that is so.
-  bool is_turn(uint64_t number, Bell& bell);
+  bool is_next_launch(uint64_t number, Bell& bell);
   // The operation with this number was launched, or never will be. Idempotent.
   void release(uint64_t number);
 

@@ -113,7 +113,7 @@ bool NcclTransport::step_first() {
   if (queued_.empty()) return false;
   const auto first = queued_.begin();
   Item& item = first->second;
-  if (!begun_ && !launcher_->is_turn(item.number, table_.bell(world_.local_rank()))) return false;
+  if (!begun_ && !launcher_->is_next_launch(item.number, table_.bell(world_.local_rank()))) return false;
   if (!begun_) {
     item.placement = placement_for(*item.request);
     begun_ = true;
@@ -169,7 +169,7 @@ void NcclTransport::watch() {
 void NcclTransport::forgo(const std::vector<uint32_t>& entries) {
   for (const auto& [number, item] : queued_) launcher_->release(number);
   for (const uint32_t entry : entries) {
-    if (table_.entry(entry).operation.road != Road::nccl) continue;
+    if (table_.entry(entry).operation.road != DataPath::nccl) continue;
     uint64_t number = 0;
     try {
       number = table_.forgo_launch(entry);

@@ -1,4 +1,4 @@
-#include "runtime/ending.h"
+#include "runtime/teardown.h"
 
 #include <unistd.h>
 
@@ -22,7 +22,7 @@ constexpr useconds_t kLookUs = 1000;
 
 }  // namespace
 
-void Ending::tell_departure() {
+void Teardown::tell_departure() {
   if (!context_.agreement.speaks() || departure_told_ || context_.table.departed_rank() < 0) return;
   departure_told_ = true;
   if (context_.agreement.closed()) return;  // rank 0 has told this host
@@ -30,14 +30,14 @@ void Ending::tell_departure() {
   context_.agreement.depart(gone.rank, gone.reason);
 }
 
-void Ending::end_in_order(const Cause& here) {
+void Teardown::end_in_order(const Cause& here) {
   if (context_.agreement.speaks() && context_.table.departed_rank() >= 0) tell_rank_0(context_.table.departed());
   settle({});
   if (context_.nccl) context_.nccl->leave({});
   end_all(here);
 }
 
-void Ending::break_down(const Departed& gone, const Cause& here, const Cause& there) {
+void Teardown::break_down(const Departed& gone, const Cause& here, const Cause& there) {
   requests_.refuse_new(here);
   context_.table.lock().set_patience(kPatienceUs, gone.what());
   const std::vector<uint32_t> mine = fail_entries(gone, here, there);
@@ -51,7 +51,7 @@ void Ending::break_down(const Departed& gone, const Cause& here, const Cause& th
 }
 
 // Ends this rank's entries in the host's table, and returns the entries without a result.
-std::vector<uint32_t> Ending::fail_entries(const Departed& gone, const Cause& here, const Cause& there) {
+std::vector<uint32_t> Teardown::fail_entries(const Departed& gone, const Cause& here, const Cause& there) {
   HostTable& table = context_.table;
   try {
     table.depart(gone.rank, gone.reason, true);
@@ -72,7 +72,7 @@ std::vector<uint32_t> Ending::fail_entries(const Departed& gone, const Cause& he
 }
 
 // Directly, not through the first rank of this host, which may be the rank that is gone.
-void Ending::tell_rank_0(const Departed& gone) {
+void Teardown::tell_rank_0(const Departed& gone) {
   // Rank 0 may have failed while it gave verdicts, before it told the other hosts. Telling them is idempotent.
   // So is telling rank 0, which may not have answered.
   const bool told = std::exchange(departure_told_, true) && context_.agreement.closed();
@@ -86,8 +86,8 @@ void Ending::tell_rank_0(const Departed& gone) {
 
 // No rank may touch the memory of an operation any more when its caller gets the error. Some MPIs report a message as
 // sent while it waits in a queue of their own, which they empty only when they are called.
-void Ending::settle(const std::vector<uint32_t>& mine) {
-  const int64_t patience = wishes_.lost() ? kLostSettleNs : kEndSettleNs;
+void Teardown::settle(const std::vector<uint32_t>& mine) {
+  const int64_t patience = commands_.lost() ? kLostSettleNs : kEndSettleNs;
   const int64_t least = context_.several_hosts() ? kFlushNs : 0;
   const auto unsettled = [&](uint32_t entry) { return !context_.table.settled(entry); };
   for (const int64_t begun = now_ns(); now_ns() - begun < patience; usleep(kLookUs)) {
@@ -104,7 +104,7 @@ void Ending::settle(const std::vector<uint32_t>& mine) {
 }
 
 // Ends all requests that this rank still has, without other ranks.
-void Ending::end_all(const Cause& reason) {
+void Teardown::end_all(const Cause& reason) {
   std::vector<std::shared_ptr<RequestState>> requests;
   device_parts_.add_requests(&requests);
   events_.add_requests(&requests);

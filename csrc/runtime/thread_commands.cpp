@@ -1,4 +1,4 @@
-#include "runtime/wishes.h"
+#include "runtime/thread_commands.h"
 
 #include <chrono>
 
@@ -12,12 +12,12 @@ constexpr auto kAnswerPatience = std::chrono::seconds(3);  // for hosts that are
 
 }  // namespace
 
-std::atomic<bool>& Wishes::watched() {
+std::atomic<bool>& ThreadCommands::watched() {
   static std::atomic<bool> one{false};
   return one;
 }
 
-void Wishes::leave(const std::string& reason) {
+void ThreadCommands::leave(const std::string& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     leave_reason_ = reason;
@@ -26,12 +26,12 @@ void Wishes::leave(const std::string& reason) {
   context_.bell().ring();
 }
 
-std::string Wishes::leave_reason() {
+std::string ThreadCommands::leave_reason() {
   std::lock_guard<std::mutex> lock(mutex_);
   return leave_reason_;
 }
 
-void Wishes::break_down(const Cause& reason) {
+void ThreadCommands::break_down(const Cause& reason) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     // The loss of a process causes later failures.
@@ -41,18 +41,18 @@ void Wishes::break_down(const Cause& reason) {
   context_.bell().ring();
 }
 
-void Wishes::lose(const Cause& reason) {
+void ThreadCommands::lose(const Cause& reason) {
   std::lock_guard<std::mutex> lock(mutex_);
   break_down_reason_ = reason;
   lost_.store(true);
 }
 
-Cause Wishes::break_down_reason() {
+Cause ThreadCommands::break_down_reason() {
   std::lock_guard<std::mutex> lock(mutex_);
   return break_down_reason_;
 }
 
-void Wishes::give_up(const std::vector<std::pair<Key, Cause>>& operations) {
+void ThreadCommands::give_up(const std::vector<std::pair<Key, Cause>>& operations) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     to_give_up_.insert(to_give_up_.end(), operations.begin(), operations.end());
@@ -61,7 +61,7 @@ void Wishes::give_up(const std::vector<std::pair<Key, Cause>>& operations) {
   context_.bell().ring();
 }
 
-std::vector<Inquiry::Answer> Wishes::ask_hosts(const std::vector<Key>& keys) {
+std::vector<Inquiry::Answer> ThreadCommands::ask_hosts(const std::vector<Key>& keys) {
   std::lock_guard<std::mutex> asking(asking_mutex_);
   if (requests_.refuses_new()) return {};
   const auto question = std::make_shared<Question>();
@@ -76,7 +76,7 @@ std::vector<Inquiry::Answer> Wishes::ask_hosts(const std::vector<Key>& keys) {
   return std::move(question->answers);
 }
 
-bool Wishes::take() {
+bool ThreadCommands::take() {
   std::deque<std::pair<Key, Cause>> to_give_up;
   std::shared_ptr<Question> question;
   bool ask;

@@ -1,4 +1,4 @@
-#include "runtime/waits.h"
+#include "runtime/spin_policy.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -7,14 +7,14 @@
 
 namespace mykv {
 
-void Waits::Credit::settle(bool paid) {
+void SpinPolicy::Credit::settle(bool paid) {
   const int credit = credit_.load(std::memory_order_relaxed);
   credit_.store(paid ? std::min(credit + 1, kMost) : std::max(credit - 1, 0), std::memory_order_relaxed);
 }
 
-Waits::Waits(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCESSORS_ONLN)) {}
+SpinPolicy::SpinPolicy(int local_size) : has_core_(local_size <= sysconf(_SC_NPROCESSORS_ONLN)) {}
 
-bool Waits::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
+bool SpinPolicy::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
   const auto is_over = [&] { return now_ns() >= until_.load(std::memory_order_relaxed); };
   bool rang = false;
   if (!is_over()) {
@@ -30,13 +30,13 @@ bool Waits::spin(const Bell& bell, uint32_t seen, int64_t until_ns) {
   return rang;
 }
 
-void Waits::moved() {
+void SpinPolicy::moved() {
   if (awake_ && !slept_) polls_.settle(true);
   since_ = Clock::now();
   awake_ = slept_ = false;
 }
 
-int64_t Waits::pause(bool flowing, bool soon) {
+int64_t SpinPolicy::pause(bool flowing, bool soon) {
   const auto waited = Clock::now() - since_;
   if (!slept_ && soon && has_core_ && waited < kAwake) {
     if (!awake_) awake_ = polls_.grant();

@@ -40,9 +40,9 @@ class Standstill {
 // al., "Empirical studies of competitive spinning for a shared-memory multiprocessor", 1991). After several waits in
 // vain it does so only now and then. With more ranks than cores on the host it never does: the other ranks need the
 // cores to make progress.
-class Waits {
+class SpinPolicy {
  public:
-  explicit Waits(int local_size);
+  explicit SpinPolicy(int local_size);
 
   // For other ranks of the host, which ring a bell.
   // A small share has arrived, and an event may follow soon. Whether to wake the thread for it. Thread-safe.

@@ -13,22 +13,22 @@
 #include "runtime/parts.h"
 #include "runtime/requests.h"
 #include "runtime/send_queue.h"
-#include "runtime/wishes.h"
+#include "runtime/thread_commands.h"
 
 namespace mykv {
 
 // Used by the runtime's thread only.
-class Ending {
+class Teardown {
  public:
-  Ending(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts,
-         PartEvents& events, Wishes& wishes)
+  Teardown(RuntimeContext& context, Requests& requests, SendQueue& queue, Parts& parts, DeviceParts& device_parts,
+           PartEvents& events, ThreadCommands& commands)
       : context_(context),
         requests_(requests),
         queue_(queue),
         parts_(parts),
         device_parts_(device_parts),
         events_(events),
-        wishes_(wishes) {}
+        commands_(commands) {}
 
   // Tells the other hosts that a rank of this host has left, if there is such a rank and they do not know yet.
   void tell_departure();
@@ -50,7 +50,7 @@ class Ending {
   Parts& parts_;
   DeviceParts& device_parts_;
   PartEvents& events_;
-  Wishes& wishes_;
+  ThreadCommands& commands_;
   bool departure_told_ = false;
 };
 

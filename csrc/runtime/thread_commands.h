@@ -16,9 +16,9 @@
 
 namespace mykv {
 
-class Wishes {
+class ThreadCommands {
  public:
-  Wishes(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
+  ThreadCommands(RuntimeContext& context, Requests& requests) : context_(context), requests_(requests) {}
 
   // For all threads.
   // The thread ends, after it has done what the other ranks need.
