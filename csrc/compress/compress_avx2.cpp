@@ -1,4 +1,4 @@
-// The path of x86-64 CPUs with AVX2. Compiled with those instructions: see loops/blocks.h for the rules.
+// The path of x86-64 CPUs with AVX2. Compiled with those instructions: see loops/bits.h for the rules.
 #if defined(__AVX2__) && defined(__F16C__)
 #include "compress/loops/all.h"
 

@@ -1,4 +1,4 @@
-// The path of x86-64 CPUs with AVX-512. Compiled with those instructions: see loops/blocks.h for the rules.
+// The path of x86-64 CPUs with AVX-512. Compiled with those instructions: see loops/bits.h for the rules.
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #include "compress/loops/all.h"
 

@@ -113,6 +113,27 @@ struct Signatures {
   bool disagree;   // a rank has refused, or has another signature than the rank that came first
 };
 
+// Note [who may touch an entry when]. An entry lives from the first arrival of a rank to the last leave().
+//
+//   state      who writes                                          who reads
+//   free       the rank that makes the entry: every field, under   nobody
+//              the table's lock (make_entry)
+//   gathering  a rank that arrives, under the lock: its own        any rank, under the lock
+//              record, `arrived`, `signatures`, `arrivals`
+//   announced  the first rank of the host, under the lock, when    any rank, under the lock
+//              the hosts have agreed: `sequence`, `placement`
+//   taken,     only atomic counters, without the lock:             a rank that has arrived, without the lock, once it
+//   ready      `next_chunk`, `done_chunks`, `claimed`; a rank's    has seen the entry's event in the log: all other
+//              own `stamps`, and its own `launch` under the lock   fields are final
+//   done       the rank that ends the operation, under the lock:   a rank that has arrived, without the lock, once it
+//              `state`, `error`, the stop of `next_chunk`          has seen the event `done`
+//
+// - A rank that has arrived may use the entry until its own leave(), and not after it: the rank that leaves last frees
+//   the entry, under the lock, and the next operation may take it at once.
+// - A rank that has not arrived reads an entry under the lock only. An event of the log may be of an earlier life of
+//   the entry: compare `generation` first.
+// - After an end with an error, chunks that ranks have begun still write into the memory of all ranks. A rank may use
+//   its memory again when settled() says so.
 struct alignas(64) Entry {
   Key key;
   Key first;            // of the operation's first part

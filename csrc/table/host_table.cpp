@@ -537,6 +537,7 @@ void HostTable::leave(uint32_t index) {
   }
 }
 
+// Every rank has left the entry: see Note [who may touch an entry when].
 void HostTable::free_locked(uint32_t index) {
   Entry& e = entry(index);
   if (e.ahead_of != kNobody) --bells_[e.ahead_of].ahead;

@@ -2,8 +2,7 @@
 // with what, and a log of the entries that became ready or are done. No rank waits for another rank in here; the rank
 // that arrives last, or finishes the last chunk, writes the log and rings the bells of the others.
 //
-// An entry lives from its first arrival until every rank of the host has left it. A rank that has arrived may read
-// the entry until it leaves; after the entry became ready only its counters change.
+// See Note [who may touch an entry when] in entry.h.
 #pragma once
 
 #include <atomic>

@@ -86,7 +86,7 @@ struct NetworkOptions {
   size_t bytes = 4 << 20;
   // How many hosts each host hears from while they agree on what is ready.
   size_t fan_out = 16;
-  // More hosts exchange large values in a grid (transport/mpi/host_grid.h).
+  // More hosts exchange large values in a grid (HostGrid).
   size_t most_in_a_row = 64;
 };
 

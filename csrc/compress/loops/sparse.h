@@ -1,4 +1,4 @@
-// Philox4x32-10, 16 counters side by side; see philox.h.
+// Philox4x32-10, 16 counters side by side; see compress_path.h.
 #pragma once
 
 #include "compress/loops/bits.h"

@@ -7,7 +7,7 @@
 // all other hosts, reduces it in the order of the hosts, and sends the result to all. A single host computes each
 // share, so the bits are the same everywhere. (Rabenseifner, "Optimization of collective reduction operations", 2004,
 // uses steps of powers of two; sent directly, each value crosses the network twice as well.) Many hosts do the same in
-// the rows and then in the columns of a grid (transport/mpi/host_grid.h), which takes fewer messages.
+// the rows and then in the columns of a grid (HostGrid), which takes fewer messages.
 //
 // Slices travel in chunks, so that reducing on the host, both directions of the network and writing to the slots
 // overlap. Chunks start in the order that the hosts agreed on, limited in number and by the memory for what they

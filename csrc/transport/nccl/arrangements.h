@@ -1,5 +1,5 @@
 // The GPUs that all ranks bring to an operation, and the communicator over these GPUs. Both are determined once for
-// each digest of all placements (placement.h), by nonblocking collective MPI calls in the order of launches, which is
+// each digest of all placements (plan.h), by nonblocking collective MPI calls in the order of launches, which is
 // the same on all ranks. The ids of communicators are exchanged in the same way.
 #pragma once
 
