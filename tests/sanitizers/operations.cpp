@@ -177,7 +177,7 @@ class Watcher {
             runtime.longest_wait();
             runtime.waiting(0, "");
             runtime.waiting_for_this({"task0", "task1", "no such task"}, "");
-            watch.look(runtime, StallLimits{60, 0});
+            watch.look(runtime, StallLimits{60, 0}, 0);
             usleep(500);
           }
         }) {}
