@@ -16,13 +16,9 @@ import numpy as np
 from ..compat import arrays, recorded
 from ..compat.argument_errors import ArgumentValueError
 from ..compat.mxnet import MXNetError, NDArray, autograd
-from ..coordination import hook_operations, operation
+from ..coordination import hook_operations, operation, operation_names
 from ..world import process
 from . import reduce_ops
-
-# Up to so many calls under one name have backward passes with different names. Further calls share the names, but their
-# labels differ: operations that do not belong together fail, and are never summed.
-_NAMES = 256
 
 # What a rank tells of an array in a call that waits.
 _UNRECORDED, _RECORDED, _NEEDS_GRADIENT = range(3)
@@ -112,7 +108,7 @@ def results(
     """
     number = turn.core.last_turn(turn.name)
     process_set, call, generation = turn.process_set, f"backward of {turn.call}{suffix}", process.generation
-    name = f"{process_set._scope}/{call}, number {number % _NAMES}"
+    name = f"{process_set._scope}/{call}, number {number % operation_names.BACKWARD_NAMES}"
     shapes, dtypes = [one.shape for one in inputs], [one.as_nd_ndarray().dtype for one in inputs]
     known = [position for position, one in enumerate(inputs) if recorded.is_recorded(one)]
 

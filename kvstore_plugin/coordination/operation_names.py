@@ -20,6 +20,11 @@ from ..world.process_set import ProcessSet, global_process_set
 from . import operation
 
 
+# Up to so many calls under one name have backward passes with different names. Further calls share the names, but their
+# labels differ: operations that do not belong together fail, and are never summed.
+BACKWARD_NAMES = 256
+
+
 class KeptNames:
     """Keeps the turn counts of all names of some scopes; every object that may use the names holds a reference.
 

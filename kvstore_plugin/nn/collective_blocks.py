@@ -26,7 +26,6 @@ from ..world.process_set import ProcessSet, global_process_set
 from .plain_copies import plain
 
 _OPERATOR = "mykv_collective"
-_NAMES = 256  # as in collectives/backward.py
 
 _blocks: weakref.WeakValueDictionary[str, _Collective] = weakref.WeakValueDictionary()  # by key
 _made = itertools.count()
@@ -309,7 +308,7 @@ class _Operator(mx.operator.CustomOp):
             self._block._push_backward(turn, self._label(), out_grad[0].as_nd_ndarray(), targets[0])
 
     def _turn(self, which: str) -> operation.Turn:
-        name = f"{self._scope}/{which}/{self._number % _NAMES}"
+        name = f"{self._scope}/{which}/{self._number % operation_names.BACKWARD_NAMES}"
         return operation.Turn(self._block._process_set, name, f"{which} of {self._scope}")
 
     def _label(self) -> str:

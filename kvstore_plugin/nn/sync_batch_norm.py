@@ -36,10 +36,6 @@ from .plain_copies import plain
 
 _LAYER, _FORWARD, _BACKWARD = "mykv_sync_batch_norm", "mykv_sync_batch_norm_forward", "mykv_sync_batch_norm_backward"
 
-# Up to so many backward passes of a layer that are under way at the same time have different names. With more passes
-# names are shared, but labels differ: operations that do not belong together fail, and are never summed.
-_NAMES = 256
-
 
 class _Calls:
     """State that the calls of a layer share."""
@@ -404,7 +400,7 @@ class _Layer(mx.operator.CustomOp):
         of_beta, of_gamma = np.split(sums, 2)
         if self._in_training:
             label = f"backward of call {self._call}"
-            total = _added_up(prop.calls, f"backward/{self._call % _NAMES}", sums, data, label)
+            total = _added_up(prop.calls, f"backward/{self._call % operation_names.BACKWARD_NAMES}", sums, data, label)
             statistics = self._statistics
         else:
             total, statistics = (
