@@ -19,7 +19,6 @@ from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
 from . import operation
 
-
 # Up to so many calls under one name have backward passes with different names. Further calls share the names, but their
 # labels differ: operations that do not belong together fail, and are never summed.
 BACKWARD_NAMES = 256
