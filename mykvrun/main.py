@@ -97,7 +97,8 @@ def _attempt(job: Job, mpi: Mpi, request: Request, number: int, losses: Losses, 
         notes = Path(folder)
         ended = run_once(command, output, notes, losses, signals)
         joined = worker_notes.ranks_with(notes, worker_notes.JOINED)
-    if ended.status == 0 and job.is_local and (job.workers or 1) > 1 and not joined:
+    only_tells = not {"-h", "--help", "--version"}.isdisjoint(job.program)
+    if ended.status == 0 and job.is_local and (job.workers or 1) > 1 and not joined and not only_tells:
         say(
             "no worker has called init() of mykv, so each worker worked alone. Give gluon.Trainer or Module "
             "the store 'mykv', or use a DistributedTrainer of kvstore_plugin."

@@ -740,6 +740,8 @@ def test_workers_that_train_alone_without_mykv_are_told(tmp_path):
     code, stdout, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "alone.py"))
     assert code == 0 and stdout.splitlines() == ["trained"] * 2
     assert "no worker has called init() of mykv" in stderr
+    code, stdout, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "alone.py"), "--help")
+    assert code == 0 and "no worker" not in stderr
     (tmp_path / "together.py").write_text("import mykv; mykv.init(); print(mykv.size())")
     code, stdout, stderr = _run(tmp_path, "-n", "2", str(tmp_path / "together.py"))
     assert code == 0 and stdout.splitlines() == ["2"] * 2
