@@ -38,9 +38,8 @@ mx.base.register_error(WorkersLost)
 
 def check() -> None:
     """Raise a WorkersLost if a worker was lost."""
-    sentence = failure_detector.lost()
-    if sentence:
-        raise WorkersLost(f"{sentence}.")
+    if failure_detector.death:
+        raise WorkersLost(f"{failure_detector.death}.")
 
 
 def any_failure(error: BaseException) -> Any:

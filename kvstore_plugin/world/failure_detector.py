@@ -34,6 +34,9 @@ _NAMES_S = 0.5  # to find out which rank has ended, when it is only known that a
 _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
+# Which ranks have ended, as a sentence; None: no rank, as far as this process knows.
+death: str | None = None
+
 _watch: _Watch | None = None
 _before_finalize: list[Callable[[], None]] = []
 _key: int | None = None  # keyval of an attribute of MPI_COMM_SELF
@@ -71,8 +74,9 @@ def _refusal(what: str = "elastic=True", otherwise: str = "elastic=False") -> st
 
 def begin(comm: MPI.Intracomm) -> None:
     """Watch the processes of a communicator, unless a watch runs already. Collective over the communicator."""
-    global _watch
+    global _watch, death
     if _watch is None:
+        death = None
         _end_before_mpi()
         core_loader.load().watch(True)
         _watch = _Watch(comm)
@@ -80,13 +84,14 @@ def begin(comm: MPI.Intracomm) -> None:
 
 def end(orderly: bool = True) -> None:
     """Stop watching. `orderly`: this process leaves because it is done, not because another process was lost."""
-    global _watch
+    global _watch, death
     if orderly:
         exit_notifier.end()
     ending, _watch = _watch, None
     if ending is not None:
         core_loader.load().watch(False)
         ending.end(orderly)
+    death = None
 
 
 def before_finalize(function: Callable[[], None]) -> None:
@@ -116,10 +121,9 @@ def _end_before_mpi() -> None:
 def lost(seconds: float = 0.0) -> str | None:
     """Which ranks have ended, as a message, or None; waits up to `seconds` for a death to be noticed."""
     watch = _watch
-    if watch is None:
-        return None
-    watch.noticed.wait(seconds)
-    return watch.sentence
+    if watch is not None and seconds:
+        watch.noticed.wait(seconds)
+    return death
 
 
 class _Watch:
@@ -128,7 +132,7 @@ class _Watch:
 
         self._MPI = MPI
         self.noticed = threading.Event()
-        self.sentence: str | None = None
+        self._has_noticed = False
         self._ending = False
         self._comm = comm.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -147,7 +151,7 @@ class _Watch:
         with contextlib.suppress(self._MPI.Exception):
             self._request.Cancel()
             self._request.Wait()
-            if orderly and self.sentence is None and not self._thread.is_alive():
+            if orderly and not self._has_noticed and not self._thread.is_alive():
                 self._comm.Free()
         self._followed.close()
 
@@ -185,12 +189,14 @@ class _Watch:
             return []
 
     def _notice(self, ended: list[int]) -> None:
+        global death
         numbers, size = ", ".join(map(str, ended)), self._comm.Get_size()
         who = f"rank {numbers} of {size} has" if ended else f"a rank of {size} has"
         who = f"ranks {numbers} of {size} have" if len(ended) > 1 else who
-        self.sentence = f"{who} ended: killed, or left before the others were done"
-        _log.warning("%s.", self.sentence)
-        core_loader.load().lose(self.sentence, ended)
+        self._has_noticed = True
+        death = f"{who} ended: killed, or left before the others were done"
+        _log.warning("%s.", death)
+        core_loader.load().lose(death, ended)
         core_loader.load().watch(False)  # this watch calls lose() no more
         self.noticed.set()
         with contextlib.suppress(self._MPI.Exception):
