@@ -30,7 +30,6 @@ _ELEMENTWISE = (
     "ftrl",
     "test",
 )
-_WHOLE = ("lars", "lamb", "lans", "groupadagrad", "lbsgd")
 _REFUSED = {
     "nadam": "multiplies one momentum schedule by a factor for each parameter that it updates",
     "sgld": "adds noise from the random generator of the worker that updates",
@@ -118,7 +117,7 @@ def progress_of(optimizer: Any) -> tuple[int, float | None] | None:
     """
     scheduler = optimizer.lr_scheduler
     if scheduler is None:
-        return (optimizer.num_update, None) if corrects_by_count(optimizer) else None
+        return (optimizer.num_update, None) if isinstance(optimizer, _correcting) else None
     count = optimizer.num_update
     if type(scheduler) not in _SCHEDULES:
         return count, None
