@@ -38,6 +38,8 @@ _table: dict[str, Patch] = {}
 _owners: dict[str, Any] = {}
 # For each replacement: the owner, the name, the original, and whether the owner itself (not a base class) had the name.
 _replaced: list[tuple[Any, str, Any, bool]] = []
+# MXNet's original for each replacement that is a function.
+originals: dict[Callable, Callable] = {}
 
 
 def replaces(
@@ -124,6 +126,7 @@ def _before(original: Callable, replacement: Callable) -> Callable:
     def replaced(*args: Any, **kwargs: Any) -> Any:
         return replacement(original, *args, **kwargs)
 
+    originals[replaced] = original
     return replaced
 
 

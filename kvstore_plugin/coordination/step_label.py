@@ -67,7 +67,8 @@ def of_batch(scale: float, batch_size: Any) -> float:
     ValueError, MXNetError
         An NDArray has several elements, or carries an error.
     """
-    return value_of(scale / batch_size)
+    factor = scale / batch_size
+    return value_of(factor) if isinstance(factor, NDArray) else float(factor)
 
 
 def value_of(factor: float | NDArray) -> float:
@@ -85,16 +86,21 @@ def learning_rate_of(optimizer: Any) -> float | None:
     """The learning rate of an optimizer; None where it follows a schedule or is no number. Waits for an NDArray."""
     if optimizer.lr_scheduler is not None:
         return None
-    rate = getattr(optimizer.lr, "tensor", optimizer.lr)  # Keras-MXNet's optimizers hold a variable of Keras
+    rate = optimizer.lr
+    if type(rate) is float:
+        return rate
     try:
-        return value_of(rate)
+        return value_of(getattr(rate, "tensor", rate))  # Keras-MXNet's optimizers hold a variable of Keras
     except TypeError:
         return None
 
 
 def scale_of(trainer: Any) -> float:
     """The factor of a Trainer for a batch of one sample; 0 with AMP, which changes the factor to scale losses."""
-    return 0.0 if getattr(trainer, "_amp_loss_scaler", None) is not None else value_of(trainer._scale)
+    if vars(trainer).get("_amp_loss_scaler") is not None:
+        return 0.0
+    scale = trainer._scale
+    return scale if type(scale) is float else value_of(scale)
 
 
 def shown(factor: float, scale: float) -> str:

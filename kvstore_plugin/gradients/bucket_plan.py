@@ -111,9 +111,19 @@ class Operation(NamedTuple):
     slots: Sequence[Slot]
     layout: str  # empty if the gradients are copied
     push: Callable[[str], None]  # takes the label of the step
+    priority: int  # the highest of its gradients
     update: ShardedUpdate | None = None  # the update after the sum, with an optimizer on the store
     push_in_place: Callable[[str, str], None] | None = None  # in a bucket: takes another name and `turn_of`
     hooked: Any = None  # the HookedOperation whose push() this is
+
+    def refuse(self, core: Any, reason: str) -> None:
+        """Refuse this rank's turn of the operation, in the core of its process set."""
+        if self.hooked is not None:
+            self.hooked.refuse(reason)
+        elif self.update is None:
+            core.refuse(self.name, reason)
+        else:
+            ShardedUpdate.refuse(core, self.name, reason)
 
     def __str__(self) -> str:
         devices = len(self.slots[0].parameter._grad)
@@ -224,7 +234,10 @@ def _in_place(name: str, reduction: Reduction, bucket: Bucket, members: Sequence
         def push(label: str) -> None:
             update.begin(functools.partial(push_bucket, label))
 
-    return Operation(name, slots, layout, push, update, lambda name, turn_of="": again(name).push("", turn_of))
+    def push_as(name: str, turn_of: str = "") -> None:
+        again(name).push("", turn_of)
+
+    return Operation(name, slots, layout, push, priority, update, push_as)
 
 
 def _shards(store_optimizer: StoreOptimizer, bucket: Bucket, members: Sequence[tuple]) -> list[tuple[int, int, int]]:
@@ -259,20 +272,20 @@ def _copied(scope: str, reduction: Reduction, slots: Sequence[Slot]) -> Operatio
         def push_to_owners(label: str) -> None:
             update.reduce([arrays.total(slot.parameter._grad) for slot in slots], scale, wire, label)
 
-        return Operation(name, slots, "", push_to_owners, update)
+        return Operation(name, slots, "", push_to_owners, priority, update)
     if len(slots) == 1:
         handles = arrays.handles(slots[0].parameter._grad)
 
         def push(label: str) -> None:
             process_set._core.push_allreduce(name, handles, handles, "sum", scale, priority, label, **compressed)
 
-        return Operation(name, slots, "", push)
+        return Operation(name, slots, "", push, priority)
     handles = arrays.handles([slot.parameter._grad[0] for slot in slots])
 
     def push_all(label: str) -> None:
         process_set._core.push_group(name, handles, handles, "sum", scale, priority, label, **compressed)
 
-    return Operation(name, slots, "", push_all)
+    return Operation(name, slots, "", push_all, priority)
 
 
 def _packed(reduction: Reduction, slots: Sequence[Slot]) -> list[list[Slot]]:

@@ -56,7 +56,7 @@ class Clipping:
         self._reducers = list(reducers)
         self._carrier = carrier
         self._squares = Squares(None if carrier is None else carrier.process_set)
-        self._fence = Fence(parameters, "" if carrier is None else carrier._scope)
+        self._fence = Fence(parameters, "" if carrier is None else carrier._scope, ends_step=True)
         self._only_fresh = False
         self._is_added_up = False  # in this step
         self.norm: NDArray | None = None
@@ -157,7 +157,7 @@ class Clipping:
         if not self._is_added_up:
             return
         squares = self._squares.array
-        self._fence.push(ends_step=True, also=[squares], broken=broken)
+        self._fence.push(also=[squares], broken=broken)
         with arrays.not_recorded():
             norm = (squares.sqrt() * abs(factor)).astype("float32")
         self.norm = norm.as_np_ndarray() if mx.util.is_np_array() else norm

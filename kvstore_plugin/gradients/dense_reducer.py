@@ -23,10 +23,9 @@ import numpy as np
 
 from ..compat import arrays
 from ..compat.mxnet import MXNetError, NDArray, Parameter, fill_with_zeros
-from ..coordination import agreement, step_marks
+from ..coordination import agreement
 from ..parameters import load_tracking, placement, trainer_state
 from ..parameters.naming import Named, described_within
-from ..sharded_optimizer.optimizer import ShardedUpdate
 from ..world import process
 from ..world.process_set import ProcessSet
 from . import bucket_plan, equal_batches
@@ -35,10 +34,11 @@ from .bucket_plan import Operation, Reduction, Slot
 from .communication_hook import HookedOperation
 from .fence import Fence, SumsCheck
 from .reducer import Comparing, SharedReducer
-from .squares import Piece, Squares
+from .squares import Piece, Squares, share_of
 
 _data_of = operator.attrgetter("_data")
 _grad_of = operator.attrgetter("_grad")
+_priority_of = operator.attrgetter("priority")
 _log = logging.getLogger("kvstore_plugin")
 
 _LAYOUTS_DIFFER = "gradients lie in other places on another worker"
@@ -92,10 +92,10 @@ class DenseReducer(SharedReducer):
         self._sums = SumsCheck()
         self._compares = Comparing.NOTHING  # after the last allreduce()
         self._operations: list[Operation] = []  # what the ranks agreed on last; empty before the first step
-        self._fences: list[Fence] = []  # a fence for each operation
+        self._fences: list[Fence] = []  # a fence for each operation, if there are other ranks
+        self._fence = Fence(self._parameters, scope)  # behind update(): compare() is one operation on all arrays
         self._world: tuple[int, int | None] = (0, None)  # the init() and the addition of the set at the last look
         self._copies_all = False  # the ranks' proposals differ
-        self._pushed: set[int] = set()  # ids of the operations of the last step
         self._hook_counts: dict[str, int] = {}  # how many operations the hook starts, by the name of the bucket
         self._when_updated: dict[Any, Callable[[], None]] = {}  # what hooks do when the weights of a step are updated
         self._memory = memory or GradientMemory(self._process_set, reduction.bucket_bytes)
@@ -181,13 +181,21 @@ class DenseReducer(SharedReducer):
             self.meet_loaded()
         operations = self._operations
         if ignore_stale:
-            used = {id(slot) for slot in self._share_freshness()}
+            used = {id(slot) for slot in self.share_freshness(clear=True)}
             operations = [one for one in operations if any(id(slot) in used for slot in one.slots)]
             keys = {slot.key for one in operations for slot in one.slots if id(slot) in used}
-        self._is_due = compares is not Comparing.NOTHING and bool(self._operations)
+        self.is_due = compares is not Comparing.NOTHING and bool(self._operations)
         if compares is Comparing.UPDATE:
             self._sums.begin()
-        self._to_update = [(one, keys if ignore_stale else None) for one in operations if one.update is not None]
+        if self._reduction.store_optimizer is not None:
+            self._to_update = [(one, keys if ignore_stale else None) for one in operations]
+        pushed = set(map(id, operations))
+        self.fences = self._fences
+        if self._fences and compares is Comparing.UPDATE:
+            self.fences = [self._fence]
+            self._fence.ends_step = bool(pushed)
+        for fence, operation in zip(self._fences, self._operations):
+            fence.ends_step = id(operation) in pushed
         watch, self._equal_batches = self._equal_batches, None
         if watch is None or ignore_stale:
             self._push_all(operations, label)
@@ -216,12 +224,14 @@ class DenseReducer(SharedReducer):
             self._seen = [()] * len(self._parameters)  # sentinel: no list of gradient arrays
 
     def _push_all(self, operations: Sequence[Operation], label: str) -> None:
-        self._pushed = {id(operation) for operation in operations}
-        last = max(operations, key=_priority_of, default=None)  # backward writes what is near the input last
-        with step_marks.part("some"):
+        # The core counts a step, and times its sums and updates, by these marks of the operations that this thread
+        # pushes: "some" belong to a step, and before the "last" backward writes the gradients near the input.
+        mark, last = process.core.set_step_part, max(operations, key=_priority_of, default=None)
+        mark("some")
+        try:
             for number, operation in enumerate(operations):
                 if operation is last and operation.hooked is None:
-                    step_marks.next_is_last()
+                    mark("last")
                 try:
                     operation.push(label)
                 except BaseException as error:
@@ -234,78 +244,51 @@ class DenseReducer(SharedReducer):
             # Behind all hooks: where the last of them fails, no gradient is used on any worker.
             for operation in operations if self._reduction.hook is not None else ():
                 if operation is last:
-                    step_marks.next_is_last()
+                    mark("last")
                 try:
                     operation.hooked.end()
                 except BaseException as error:
                     self._refuse_rest(operations, [], str(error))
                     raise
+        finally:
+            mark("")
 
     def update(self) -> None:
+        if not self._to_update:
+            return
+        mark = process.core.set_step_part  # for the statistics, as in _push_all()
         try:
-            reached = self._counts_reached()
+            # What schedules are asked by in this step, where that depends on the order of updates.
+            begun = [(one.update, keys) for one, keys in self._to_update]
+            reached = self._reduction.store_optimizer.counts_reached(begun)
+            mark("weights")
             while self._to_update:
                 operation, keys = self._to_update[0]
-                with step_marks.part("weights"):
-                    operation.update.apply(keys, reached)
+                operation.update.apply(keys, reached)
                 self._to_update.pop(0)
         except BaseException as error:  # of a signal handler too, which Python runs between any two lines
             self.refuse_update(f"the update has failed on that rank: {error}")
             raise
-
-    def _counts_reached(self) -> dict:
-        """What schedules are asked by in this step, where that depends on the order of updates."""
-        if not self._to_update:
-            return {}
-        return self._reduction.store_optimizer.counts_reached([(one.update, keys) for one, keys in self._to_update])
+        finally:
+            mark("")
 
     def pieces(self, only_fresh: bool) -> list[Piece]:
         if self._reduction.store_optimizer is not None:
             return [Piece(gradient, 0, gradient.size) for gradient in self.to_scale(only_fresh)]
         in_order = sorted(self._operations, key=_priority_of)
-        return [piece for one in in_order for piece in self._share(self._counted([one], only_fresh))]
-
-    def _share(self, parameters: Sequence[Parameter]) -> list[Piece]:
-        """This rank's share of the elements of the gradients."""
-        gradients = [parameter._grad[0] for parameter in parameters]
         rank, size = self._process_set.rank(), self._process_set.size()
-        total = sum(gradient.size for gradient in gradients)
-        first, last = total * rank // size, total * (rank + 1) // size
-        pieces, begin = [], 0
-        for gradient in gradients:
-            start, stop = max(first - begin, 0), min(last - begin, gradient.size)
-            if start < stop:
-                pieces.append(Piece(gradient, start, stop - start))
-            begin += gradient.size
-        return pieces
+        shares = (share_of([one._grad[0] for one in _counted([made], only_fresh)], rank, size) for made in in_order)
+        return [piece for share in shares for piece in share]
 
     def to_scale(self, only_fresh: bool) -> list[NDArray]:
         if self._reduction.store_optimizer is not None:
-            in_order = sorted(self._to_update, key=lambda one: _priority_of(one[0]))
+            in_order = sorted(self._to_update, key=lambda one: one[0].priority)
             return [gradient for one, keys in in_order for gradient in one.update.own_gradients(keys)]
-        return [gradient for parameter in self._counted(self._operations, only_fresh) for gradient in parameter._grad]
-
-    def _counted(self, operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
-        """Parameters of the operations, in an order that is the same on all ranks; with `only_fresh` those in use."""
-        active = [slot.parameter for operation in operations for slot in operation.slots]
-        return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
-
-    def begin_updates(self) -> None:
-        if self._process_set.size() > 1:
-            for fence in [self._fence] if self._compares is Comparing.UPDATE else self._fences:
-                fence.begin()
+        return [gradient for parameter in _counted(self._operations, only_fresh) for gradient in parameter._grad]
 
     def updated(self) -> None:
         while self._when_updated:
             self._when_updated.popitem()[1]()
-
-    def fence(self, broken: bool = False) -> None:
-        if self._compares is Comparing.UPDATE:
-            if self._process_set.size() > 1:
-                self._fence.push(bool(self._pushed), broken=broken)  # compare() is one operation on all arrays
-        elif self._process_set.size() > 1:
-            for fence, operation in zip(self._fences, self._operations):
-                fence.push(id(operation) in self._pushed, broken=broken)
 
     def refuse_update(self, reason: str) -> None:
         begun, self._to_update = self._to_update, []
@@ -320,7 +303,7 @@ class DenseReducer(SharedReducer):
 
     def _refuse_comparison_of(self, reason: str) -> None:
         """Refuse the comparison of a refused step, if the last step had a comparison: the other ranks will make it."""
-        self._is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
+        self.is_due = self._compares is not Comparing.NOTHING and bool(self._operations)
         self.leave_out_comparison(reason)
 
     def _refuse_rest(self, pushed: Sequence[Operation], others: Sequence[Operation], reason: str) -> None:
@@ -331,32 +314,17 @@ class DenseReducer(SharedReducer):
             if operation.hooked is not None:
                 operation.hooked.refuse_rest(reason)
         for operation in others:
-            self._refuse(operation, reason)
+            operation.refuse(self._process_set._core, reason)
         self._refuse_comparison_of(reason)
-
-    def _refuse(self, operation: Operation, reason: str) -> None:
-        if operation.hooked is not None:
-            operation.hooked.refuse(reason)
-        elif operation.update is None:
-            self._process_set._core.refuse(operation.name, reason)
-        else:
-            ShardedUpdate.refuse(self._process_set._core, operation.name, reason)
 
     def compare(self, label: str) -> None:
         failure = self._sums.failure() if self._compares is Comparing.UPDATE else None
         if failure is not None:
             self.refuse_comparison(failure)
-            self._clear_errors()
+            _clear_errors(self._parameters)
             raise MXNetError(failure)
         if self._operations:
             super().compare(label)
-
-    def _clear_errors(self) -> None:
-        """Read the gradients: an error that nobody reads would stay in them, and fail all later sums."""
-        for parameter in self._parameters:
-            for gradient in parameter._grad or ():
-                with contextlib.suppress(MXNetError):
-                    gradient.wait_to_read()
 
     def carry(self, squares: Squares, add_up: Callable[[int], None]) -> None:
         super().carry(squares, add_up)
@@ -371,11 +339,10 @@ class DenseReducer(SharedReducer):
         if self._operations:
             super().refuse_comparison(reason)
 
-    def share_freshness(self) -> None:
-        self._share_freshness(clear=False)
-
     def has_begun(self) -> bool:
         return bool(self._operations)  # in the first step all ranks meet, so no rank can push it alone
+
+    _has_met = has_begun
 
     def refuse(self, reason: str) -> None:
         self.leave_out_comparison(reason)
@@ -386,7 +353,7 @@ class DenseReducer(SharedReducer):
         if not self._operations:
             self._process_set._core.refuse(self._carrier, reason)
         for operation in self._operations:
-            self._refuse(operation, reason)
+            operation.refuse(self._process_set._core, reason)
         self._refuse_comparison_of(reason)
 
     def _look_again(self) -> None:
@@ -409,19 +376,20 @@ class DenseReducer(SharedReducer):
             if new:
                 store_optimizer.release(new)  # the other ranks have not given these keys owners
             raise
-        if self._copies_all or self._is_alone_in_copies():
+        # The compressor may need an operation for each gradient, where buckets hold several.
+        is_alone = self._reduction.counts_elements and any(slot.group is None for slot in self._slots)
+        if self._copies_all or is_alone:
             operations = bucket_plan.copied(self._scope, self._reduction, active)
         if self._reduction.hook is not None:
-            operations = [self._with_hook(one, number) for number, one in enumerate(operations)]
+            more = self._hook_counts, self._when_updated
+            hooked = [HookedOperation(self._reduction, one, number, *more) for number, one in enumerate(operations)]
+            operations = [one._replace(push=hook.push, hooked=hook) for one, hook in zip(operations, hooked)]
         self._operations = operations
-        self._fences = [Fence((slot.parameter for slot in one.slots), self._scope) for one in operations]
+        are_several = self._process_set.size() > 1
+        self._fences = [Fence((one.parameter for one in made.slots), self._scope) for made in operations if are_several]
         self._world = process.generation, self._process_set.process_set_id
         self._seen = [parameter._grad for parameter in self._parameters]
         self._seen_weights = [] if store_optimizer is None else [parameter._data for parameter in self._parameters]
-
-    def _with_hook(self, operation: Operation, number: int) -> Operation:
-        hooked = HookedOperation(self._reduction, operation, number, self._hook_counts, self._when_updated)
-        return operation._replace(push=hooked.push, hooked=hooked)
 
     def _agree(self, active: Sequence[Slot], proposed: Sequence[Operation]) -> None:
         what = f"parameters with gradients of {self._scope}"
@@ -440,14 +408,7 @@ class DenseReducer(SharedReducer):
                 self._scope,
             )
 
-    def _is_alone_in_copies(self) -> bool:
-        """Whether each gradient needs an operation of its own, but buckets hold several."""
-        return self._reduction.counts_elements and any(slot.group is None for slot in self._slots)
-
-    def _has_met(self) -> bool:
-        return bool(self._operations)
-
-    def _share_freshness(self, clear: bool = True) -> list[Slot]:
+    def share_freshness(self, clear: bool = False) -> list[Slot]:
         """Slots that are fresh on some worker; with `clear`, zeros replace their stale gradients on this worker."""
         active = [slot for operation in self._operations for slot in operation.slots]
         if not active:
@@ -482,8 +443,8 @@ class DenseReducer(SharedReducer):
             **super().__getstate__(),
             "_operations": [],
             "_fences": [],
+            "fences": [],
             "_copies_all": False,
-            "_pushed": set(),
             "_hook_counts": {},
             "_when_updated": {},
             "_to_update": [],
@@ -491,8 +452,18 @@ class DenseReducer(SharedReducer):
         }
 
 
-def _priority_of(operation: Operation) -> int:
-    return max(slot.priority for slot in operation.slots)
+def _counted(operations: Sequence[Operation], only_fresh: bool) -> list[Parameter]:
+    """Parameters of operations, in an order that is the same on all ranks; with `only_fresh` those in use."""
+    active = [slot.parameter for operation in operations for slot in operation.slots]
+    return [one for one in active if not only_fresh or trainer_state.is_fresh(one)]
+
+
+def _clear_errors(parameters: Sequence[Parameter]) -> None:
+    """Read the gradients: an error that nobody reads would stay in them, and fail all later sums."""
+    for parameter in parameters:
+        for gradient in parameter._grad or ():
+            with contextlib.suppress(MXNetError):
+                gradient.wait_to_read()
 
 
 def _bytes_of(operation: Operation) -> int:

@@ -34,9 +34,19 @@ class Fence:
         What the names of the operations that sum the gradients begin with: their failures explain failed updates.
     compares_weights : bool
         The weights carry the error where the workers' updates differ, and not the gradients.
+    ends_step : bool
+        The updates come after the sums of a step, and the statistics count their time. An attribute, which may change.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], scope: str = "", compares_weights: bool = False) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        scope: str = "",
+        compares_weights: bool = False,
+        ends_step: bool = False,
+    ) -> None:
+        self.ends_step = ends_step
+        self._engine_blocks = mxnet.engine_blocks()
         self._parameters = list(parameters)
         self._scope = scope
         self._compares_weights = compares_weights
@@ -52,21 +62,21 @@ class Fence:
         if self._fence is not None:
             self._fence.begin()
 
-    def push(self, ends_step: bool = False, also: Sequence[NDArray] = (), broken: bool = False) -> None:
+    def push(self, also: Sequence[NDArray] = (), broken: bool = False) -> None:
         """Reading an array of these parameters now waits for all operations on all of them. Returns at once.
 
-        With `ends_step`, these are updates after a step's sums, and the statistics count their time. `also` holds more
-        arrays, for which the same is true. `broken`: the updates since begin() were broken off by an exception.
+        `also` holds more arrays, for which the same is true. `broken`: the updates since begin() were broken off by an
+        exception.
         """
-        if broken and mxnet.engine_blocks():  # which raises the errors of sums before any update
+        if broken and self._engine_blocks:  # which raises the errors of sums before any update
             load_tracking.note_failure(self._parameters)
         self._look_again(also)
         if self._fence is not None:
-            self._fence.push(ends_step, broken)
+            self._fence.push(self.ends_step, broken)
 
     def _look_again(self, also: Sequence[NDArray]) -> None:
         """Make the operation anew if the parameters have other arrays."""
-        if mxnet.engine_blocks():
+        if self._engine_blocks:
             return
         seen = [*map(_data_of, self._parameters), *map(_grad_of, self._parameters), *also]
         if len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
@@ -81,7 +91,7 @@ class Fence:
                 self._fence = process.core.Fence(arrays.handles([*held, *also]), of_sums, key, self._scope)
 
     def __reduce__(self) -> tuple:
-        return Fence, (self._parameters, self._scope, self._compares_weights)
+        return Fence, (self._parameters, self._scope, self._compares_weights, self.ends_step)
 
 
 class SumsCheck:

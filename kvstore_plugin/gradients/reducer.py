@@ -6,16 +6,15 @@ parameters.
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import weakref
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
-from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
+from ..compat.mxnet import MXNetError, NDArray, Parameter
 from ..coordination import operation
-from ..parameters import deferred_init, trainer_state
+from ..parameters import deferred_init
 from ..world import process
 from ..world import process_set as process_sets
 from ..world.process_set import ProcessSet
@@ -47,9 +46,15 @@ class Reducer:
     ----------
     have_values : sequence of Parameter
         Parameters that had values on all ranks when the trainer was made.
+    fences : sequence of Fence
+        Fences behind the updates that each worker makes by itself; see step_guard.py.
+    is_due : bool
+        Whether compare() was not called after the last allreduce() that announced it.
     """
 
     have_values: Sequence[Parameter] = ()
+    fences: Sequence[Fence] = ()
+    is_due = False
 
     def allreduce(self, ignore_stale: bool, label: str, compares: Comparing) -> None:
         """Replace each gradient, on every device, by its mean over the workers of the sum over a worker's devices.
@@ -83,17 +88,8 @@ class Reducer:
     def update(self) -> None:
         """Let the optimizer on the store update the parameters from the sums of allreduce(). Returns at once."""
 
-    def begin_updates(self) -> None:
-        """Call this before updates that each worker makes by itself: fence() notes if they fail on this one alone."""
-
     def updated(self) -> None:
-        """Call this after updates that each worker makes by itself, before fence(). Not after AMP has skipped them."""
-
-    def fence(self, broken: bool = False) -> None:
-        """Call this after the updates: no array of a failed step can be read before all updates have run.
-
-        `broken`: an exception has broken off the updates.
-        """
+        """Call this after updates that each worker makes by itself. Not after AMP has skipped them."""
 
     def compare(self, label: str) -> None:
         """Let an update fail on all ranks, before it changes a weight, if the ranks' updates differ. Returns at once.
@@ -142,10 +138,6 @@ class Reducer:
 
     def refuse(self, reason: str) -> None:
         """Refuse a step: it fails on the other ranks with the reason."""
-
-    def is_due(self) -> bool:
-        """Whether compare() was not called after the last allreduce() that announced it."""
-        return False
 
     def is_left_out_by_all(self) -> bool:
         """Tell the other ranks that this rank leaves out the update for which compare() is due. Waits for the others.
@@ -226,8 +218,6 @@ class SharedReducer(Reducer):
         self._times = [deferred_init.times(parameter) for parameter in self._parameters]
         self._comparison = Comparison(self._process_set)
         self._carried: tuple[Squares, Callable[[int], None]] | None = None  # what the comparison sums, and what sets it
-        self._fence = Fence(self._parameters, scope)
-        self._is_due = False  # update() follows the last allreduce(), and its comparison has not been made yet
 
     def _names(self) -> list[str]:
         """Names of the operations that the other ranks expect next from this rank; exchanges go under the first."""
@@ -253,7 +243,7 @@ class SharedReducer(Reducer):
     def compare(self, label: str) -> None:
         # The comparison has the turn of the preceding allreduce(), and without one the name of the first operation.
         name = self._names()[0]
-        own, turn_of = (f"{name}/update", name) if self._is_due else (name, "")
+        own, turn_of = (f"{name}/update", name) if self.is_due else (name, "")
         squares = None
         try:
             written, priority = self._compared()
@@ -271,24 +261,20 @@ class SharedReducer(Reducer):
             self.refuse_comparison(f"update() has failed on that rank: {error}")
             raise
         finally:
-            self._is_due = False
+            self.is_due = False
 
     def refuse_comparison(self, reason: str) -> None:
         name = self._names()[0]
-        if self._is_due:
+        if self.is_due:
             self._process_set._core.refuse(f"{name}/update", reason, turn_of=name)
         else:
             self._process_set._core.refuse(name, reason)
-        self._is_due = False
-
-    def is_due(self) -> bool:
-        """Whether compare() was not called after the last allreduce() that announced it."""
-        return self._is_due
+        self.is_due = False
 
     def is_left_out_by_all(self) -> bool:
         name = self._names()[0]
         turn = operation.Turn(self._process_set, f"{name}/update", "allreduce_grads()", turn_of=name)
-        self._is_due = False
+        self.is_due = False
         try:
             with turn:
                 turn.meet(_NO_UPDATE)
@@ -298,26 +284,18 @@ class SharedReducer(Reducer):
 
     def leave_out_comparison(self, reason: str) -> None:
         """Refuse the comparison of the last allreduce(), if it is still due."""
-        if self._is_due:
+        if self.is_due:
             self.refuse_comparison(reason)
-
-    def begin_updates(self) -> None:
-        if self._process_set.size() > 1:
-            self._fence.begin()
-
-    def fence(self, broken: bool = False) -> None:
-        if self._process_set.size() > 1:
-            self._fence.push(broken=broken)
 
     def awaited_by(self) -> list[int]:
         core, names = self._process_set._core, self._names()
         come = core.waiting_for_this(names)
-        if self._is_due:
+        if self.is_due:
             come += core.waiting_for_this([f"{names[0]}/update"], turn_of=names[0])
         return sorted({rank for ranks in come for rank in ranks})
 
     def refuse_awaited(self, reason: str) -> None:
-        if self._is_due:
+        if self.is_due:
             self.refuse_comparison(reason)
         else:
             self.refuse(reason)
@@ -365,45 +343,4 @@ class SharedReducer(Reducer):
             deferred_init.give_back(self._parameters, self._times, self.have_values, reason)
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_is_due": False}
-
-
-class counted:
-    """A context of a trainer's step: if it fails here, an update is counted, since the other workers count it.
-
-    It is a class, since a context made of a generator takes more calls in every step.
-    """
-
-    __slots__ = ("_before", "_reducers", "_trainer")
-
-    def __init__(self, trainer: gluon.Trainer, reducers: Sequence[Reducer]) -> None:
-        self._trainer = trainer
-        self._reducers = reducers
-        self._before = trainer_state.updates_counted(trainer)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None:
-            return
-        for one in self._reducers:  # also after Ctrl-C: this worker may go on
-            one.refuse_update(f"the step was interrupted on that rank: {error}")
-        is_counted = trainer_state.updates_counted(self._trainer) != self._before
-        if not is_counted and any(one.has_begun() for one in self._reducers):
-            trainer_state.count_update(self._trainer)
-
-
-@contextlib.contextmanager
-def fenced(reducers: Sequence[Reducer]) -> Iterator[None]:
-    """A context of updates that each worker makes by itself, between begin_updates() and fence()."""
-    for one in reducers:
-        one.begin_updates()
-    try:
-        yield
-    except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
-        for one in reducers:
-            one.fence(broken=True)
-        raise
-    for one in reducers:
-        one.fence()
+        return {**self.__dict__, "is_due": False}

@@ -53,7 +53,8 @@ class SparseReducer(SharedReducer):
         keys: Mapping[int, int],
     ) -> None:
         super().__init__(scope, [(one.name, one.value) for one in named], reduction, when_moved)
-        self._fence = Fence(self._parameters, scope, compares_weights=True)
+        if self._process_set.size() > 1:
+            self.fences = [Fence(self._parameters, scope, compares_weights=True)]
         self._name = f"{scope}/sparse"
         self._gradients = [_Gradient(one.name, one.value, keys[id(one.value)]) for one in named]
         self._to_update: list[tuple[RowUpdate, Rows]] = []
@@ -76,7 +77,7 @@ class SparseReducer(SharedReducer):
             what = f"the sparse gradients {_described(active, contributions)}"
             what += step_label.BETWEEN + load_tracking.label(self._parameters) if loaded else ""
             met = turn.meet(f"{label or 'allreduce_grads()'}{step_label.BETWEEN}{what}", numbers)
-        self._is_due = self._has_begun = compares is not Comparing.NOTHING
+        self.is_due = self._has_begun = compares is not Comparing.NOTHING
         try:
             self._sum(active, contributions, met, ignore_stale)
         except BaseException as error:

@@ -27,6 +27,19 @@ class Piece(NamedTuple):
     count: int
 
 
+def share_of(gradients: Sequence[NDArray], rank: int, size: int) -> list[Piece]:
+    """A rank's share of the elements of gradients, of `size` shares."""
+    total = sum(gradient.size for gradient in gradients)
+    first, last = total * rank // size, total * (rank + 1) // size
+    pieces, begin = [], 0
+    for gradient in gradients:
+        start, stop = max(first - begin, 0), min(last - begin, gradient.size)
+        if start < stop:
+            pieces.append(Piece(gradient, start, stop - start))
+        begin += gradient.size
+    return pieces
+
+
 class Squares:
     """A number in memory that the ranks of a process set can sum in place.
 

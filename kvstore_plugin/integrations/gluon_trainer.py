@@ -15,13 +15,15 @@ from typing import Any, Callable, Iterator
 import numpy as np
 
 from ..compat import arrays, patches
-from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon, trainer_contexts
+from ..compat.mxnet import DeferredInitializationError, MXNetError, gluon
 from ..coordination import agreement, deadlock_check, operation, step_label
 from ..coordination.operation_names import FirstUse, KeptNames
+from ..gradients import step_guard
 from ..gradients.bucket_memory import GradientMemory
 from ..gradients.bucket_plan import Reduction, default_bucket_bytes
 from ..gradients.dense_reducer import DenseReducer
-from ..gradients.reducer import UPDATE_REFUSED, Comparing, counted, fenced
+from ..gradients.reducer import UPDATE_REFUSED, Comparing
+from ..gradients.step_guard import StepGuard
 from ..nn import sync_batch_norm
 from ..parameters import deferred_init, load_tracking, resumption, trainer_state
 from ..parameters.naming import named_parameters
@@ -34,6 +36,7 @@ from . import amp, separate_steps
 from .distributed_optimizer import check_not_averaging
 
 _ANOTHER_STORE = "another store than 'mykv'"
+_RECORD = "_record_of_mykv"  # a Trainer's attribute
 _CALL = "the first step of a gluon.Trainer"
 _SAME_ORDER = "Make all Trainers, and take their first steps, in the same order on all workers."
 _EARLIER = "A Trainer may be older than the import of this package. "
@@ -64,12 +67,13 @@ class _Record:
 
 def _record(trainer: gluon.Trainer) -> _Record:
     # An attribute: a registry would keep the trainer alive, since Parameters know their trainer in MXNet 1.9.
-    return vars(trainer).setdefault("_record_of_mykv", _Record())
+    record = vars(trainer).get(_RECORD)
+    return vars(trainer).setdefault(_RECORD, _Record()) if record is None else record
 
 
 def was_attached(trainer: gluon.Trainer) -> bool:
     """Whether a Trainer has ever given its parameters to a store 'mykv'."""
-    return "_record_of_mykv" in vars(trainer) and bool(_record(trainer).of_store)
+    return _RECORD in vars(trainer) and bool(_record(trainer).of_store)
 
 
 def attach_again(trainer: gluon.Trainer) -> None:
@@ -136,9 +140,9 @@ def _init(
 )
 def _init_kvstore(original: Callable, self: gluon.Trainer) -> None:
     if was_attached(self):
-        _resume(self)
+        _resume(self, _record(self))
         reducer = _reducer_of(self)
-        with counted(self, [reducer]):
+        with StepGuard(self, [reducer]):
             reducer.meet_loaded()
     if is_ours(self._kvstore_params["kvstore"]):
         amp.update_on_workers(self)
@@ -262,33 +266,38 @@ def _allreduce_grads(original: Callable, self: gluon.Trainer) -> None:
     if not isinstance(self._kvstore, MyKV):
         original(self)
         return
-    _resume(self)
+    record = _record(self)
+    _resume(self, record)
     deadlock_check.stepped(self, _awaited_by, _refuse_awaited)
-    _settle(self)
-    record, reducer = _record(self), _reducer_of(self)
+    record.is_counted = False
+    if record.reducer is not None and record.reducer.is_due:
+        _settle(self, record)
+    reducer = record.reducer or _reducer_of(self)
     try:
-        with _refusing(self):
+        try:
             if record.is_stepping and not record.ignores_stale:
                 sync_batch_norm.end_step(self._params)
             label = _label(self)
             for parameter in self._params:
                 if parameter.grad_req != "null":
                     parameter.list_grad()  # raises an error for a Parameter without values
-        reducer.compress(self._kvstore._wire)
-        compares = Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
-        with counted(self, [reducer]), load_tracking.noting_failures(self):
-            reducer.allreduce(record.ignores_stale, label, compares)
+        except BaseException as error:
+            _refuse(self, error)
+            raise
+        with StepGuard(self, [reducer]), step_guard.updates(self, ()):
+            reducer.compress(self._kvstore._wire)
+            reducer.allreduce(
+                record.ignores_stale, label, Comparing.NOTHING if record.is_stepping else Comparing.UPDATE
+            )
             reducer.update()
     except BaseException:
         record.is_counted = not record.is_stepping
         raise
 
 
-def _settle(trainer: gluon.Trainer) -> None:
+def _settle(trainer: gluon.Trainer, record: _Record) -> None:
     """After an allreduce_grads() without an update(): count an update if the other workers have made it."""
-    record = _record(trainer)
-    record.is_counted = False
-    if record.reducer is not None and record.reducer.is_due() and not record.reducer.is_left_out_by_all():
+    if not record.reducer.is_left_out_by_all():
         trainer_state.count_update(trainer)
 
 
@@ -300,12 +309,15 @@ def _settle(trainer: gluon.Trainer) -> None:
     undone_by=_ANOTHER_STORE,
 )
 def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale_grad: bool = False) -> None:
-    if not is_ours(self._kvstore_params["kvstore"]):
+    store = self._kvstore_params["kvstore"]
+    if not isinstance(store, MyKV) and not is_ours(store):
         original(self, batch_size, ignore_stale_grad)
         separate_steps.note(self)
         return
-    _resume(self)
-    _meet(self)
+    record = _record(self)
+    _resume(self, record)
+    if not record.has_met:
+        _meet(self)
     wrong = None
     try:
         self._check_and_rescale_grad(self._scale / batch_size)
@@ -316,16 +328,20 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
         self._init_kvstore()
     if self._params_to_init:
         self._init_params()
-    _settle(self)
-    with _refusing(self):
+    record.is_counted = False
+    if record.reducer is not None and record.reducer.is_due:
+        _settle(self, record)
+    try:
         if wrong is not None:
             raise wrong
         if not ignore_stale_grad:
-            trainer_state.check_fresh(self._params)
-    record = _record(self)
+            step_guard.check_fresh(self._params)
+    except BaseException as error:
+        _refuse(self, error)
+        raise
     record.is_stepping, record.ignores_stale = True, ignore_stale_grad
     try:
-        original(self, batch_size, ignore_stale_grad)
+        original(self, batch_size, ignore_stale_grad)  # calls _allreduce_grads() and _update()
     finally:
         record.is_stepping = record.ignores_stale = False
 
@@ -339,11 +355,11 @@ def _step(original: Callable, self: gluon.Trainer, batch_size: Any, ignore_stale
     undone_by=_ANOTHER_STORE,
 )
 def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = False) -> None:
-    if not was_attached(self) and not isinstance(self._kvstore, MyKV):
+    if not isinstance(self._kvstore, MyKV) and not was_attached(self):
         original(self, ignore_stale_grad)
         return
-    _resume(self)
     record = _record(self)
+    _resume(self, record)
     reducer = record.reducer
     updates_here = reducer is not None and not self._update_on_kvstore
     if updates_here and not record.is_stepping:
@@ -351,8 +367,7 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
             record.is_counted = False
             raise MXNetError(UPDATE_REFUSED)
         _compare(self, reducer, ignore_stale_grad)
-    noting = load_tracking.noting_failures(self if was_attached(self) else None)
-    with noting, fenced([reducer] if updates_here else ()):
+    with step_guard.updates(self if record.of_store else None, [reducer] if updates_here else ()):
         original(self, ignore_stale_grad)
     if not updates_here and self._update_on_kvstore:  # MXNet leaves the flags, and stale gradients would count as fresh
         trainer_state.mark_stale(self._params)
@@ -360,11 +375,11 @@ def _update(original: Callable, self: gluon.Trainer, ignore_stale_grad: bool = F
 
 def _compare(trainer: gluon.Trainer, reducer: DenseReducer, ignore_stale: bool) -> None:
     """Let update() outside of step() fail on all workers if their updates differ, or a gradient is stale on one."""
-    with counted(trainer, [reducer]):
+    with StepGuard(trainer, [reducer]):
         try:
             label = _label(trainer, "an update")
             if not ignore_stale:
-                trainer_state.check_fresh(trainer._params)
+                step_guard.check_fresh(trainer._params)
         except BaseException as error:
             reducer.refuse_comparison(str(error) or type(error).__name__)
             raise
@@ -425,14 +440,15 @@ def _label(trainer: gluon.Trainer, what: str = "a step") -> str:
     See coordination/step_label.py. The label does not depend on the outcome of earlier steps, since workers may know
     different outcomes.
     """
-    devices = f"devices: {len(trainer_contexts(trainer))}"
+    devices = f"devices: {len(trainer._updaters)}"
     if trainer._update_on_kvstore:
         on_store = _store_of(trainer)._optimizer
         return step_label.BETWEEN.join([on_store.label(traits.progress_of(on_store.optimizer)), devices])
     optimizer = trainer._optimizer
+    progress, settings = traits.progress_of(optimizer), traits.settings(optimizer)
     factor, rate = step_label.value_of(optimizer.rescale_grad), step_label.learning_rate_of(optimizer)
-    label = step_label.label(factor, step_label.scale_of(trainer), rate, what, traits.progress_of(optimizer))
-    return step_label.BETWEEN.join([label, devices, *traits.settings(optimizer)])
+    label = step_label.label(factor, step_label.scale_of(trainer), rate, what, progress)
+    return step_label.BETWEEN.join([label, devices, *settings])
 
 
 def _process_set_of(trainer: gluon.Trainer) -> ProcessSet:
@@ -486,9 +502,8 @@ def _factor_of_sums(reference: weakref.ref) -> str | None:
     return step_label.shown(factor, step_label.scale_of(trainer))
 
 
-def _resume(trainer: gluon.Trainer) -> None:
+def _resume(trainer: gluon.Trainer, record: _Record) -> None:
     """Meet the workers of another init() than before: the first use of a Trainer with a store after it. Collective."""
-    record = _record(trainer)
     if record.reducer is None or record.generation == process.generation:
         return
     if record.losses != process.losses:
@@ -510,9 +525,9 @@ def _awaited_by(trainer: gluon.Trainer) -> list[int]:
     return _reducer_of(trainer).awaited_by()
 
 
-def _refuse(trainer: gluon.Trainer, reason: str) -> None:
-    """Refuse a step of the other workers, and count an update, as the other workers do."""
-    _refuse_and_count(trainer, _reducer_of(trainer).refuse, reason)
+def _refuse(trainer: gluon.Trainer, error: BaseException) -> None:
+    """Refuse a step of the other workers before this worker's part in it, and count an update, as they do."""
+    _refuse_and_count(trainer, _reducer_of(trainer).refuse, str(error) or type(error).__name__)
 
 
 def _refuse_awaited(trainer: gluon.Trainer, reason: str) -> None:
@@ -525,16 +540,6 @@ def _refuse_and_count(trainer: gluon.Trainer, refuse: Callable[[str], None], rea
     if _reducer_of(trainer).has_begun():
         trainer_state.count_update(trainer)
     sync_batch_norm.end_step(trainer._params)
-
-
-@contextlib.contextmanager
-def _refusing(trainer: gluon.Trainer) -> Iterator[None]:
-    """Refuse the other workers' step with the reason, if an exception occurs before this worker's part in it."""
-    try:
-        yield
-    except BaseException as error:
-        _refuse(trainer, str(error) or type(error).__name__)
-        raise
 
 
 def _store_of(trainer: gluon.Trainer) -> MyKV:

@@ -9,11 +9,10 @@ worker's label.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import weakref
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -29,7 +28,8 @@ _LABEL = (
     "call broadcast_states() on all workers afterwards"
 )
 
-_OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
+# MXNetErrors about the arguments of this worker.
+OWN = (ArgumentTypeError, ArgumentValueError, ArgumentIndexError)
 
 # For each loaded parameter a copy of its values when all workers were last equal; None where states were loaded.
 _loaded: weakref.WeakKeyDictionary[Parameter, NDArray | None] = weakref.WeakKeyDictionary()
@@ -43,7 +43,7 @@ _failed: weakref.WeakKeyDictionary[Parameter, int | str] = weakref.WeakKeyDictio
 _watched: weakref.WeakKeyDictionary[Parameter, dict[int, weakref.WeakSet]] = weakref.WeakKeyDictionary()
 _count = itertools.count(1)
 
-_updating = threading.local()  # `trainer`: the one that updates in this thread
+updating = threading.local()  # `trainer`: the trainer that updates in this thread, see gradients/step_guard.py
 
 
 def any_of(parameters: Iterable[Parameter]) -> bool:
@@ -51,7 +51,9 @@ def any_of(parameters: Iterable[Parameter]) -> bool:
 
     Waits for the values of loaded Parameters.
     """
-    _note_failed_updates()
+    failed = process.core.take_failed_updates()
+    if failed:
+        _note_failed_updates(failed)
     if not _loaded:
         return False
     for parameter in [one for one in parameters if one in _loaded]:
@@ -83,28 +85,6 @@ def _differs(parameter: Parameter, before: NDArray | None) -> bool:
         return True
 
 
-@contextlib.contextmanager
-def noting_failures(trainer: Any) -> Iterator[None]:
-    """Note an update of a trainer that fails on this worker, but not on the others, as if values had been loaded.
-
-    An MXNetError is noted only if it is about this worker's own arguments: any other MXNetError may come from another
-    worker, and then all workers that wait for it in the update get it. Without a trainer (None) nothing is noted.
-    """
-    before, _updating.trainer = _present_trainer(), trainer
-    try:
-        yield
-    except BaseException as error:
-        if trainer is not None and (not isinstance(error, MXNetError) or isinstance(error, _OWN)):
-            note_failure(trainer._params, trainer)
-        raise
-    finally:
-        _updating.trainer = before
-
-
-def _present_trainer() -> Any:
-    return getattr(_updating, "trainer", None)
-
-
 def note(parameters: Iterable[Parameter]) -> None:
     """Note that this worker has loaded states of the trainer of these Parameters."""
     _loaded.update(dict.fromkeys(parameters))
@@ -112,7 +92,7 @@ def note(parameters: Iterable[Parameter]) -> None:
 
 def watched(parameters: Sequence[Parameter]) -> int:
     """The number by which the core notes that an update of Parameters by the present trainer has failed."""
-    trainer = _present_trainer()
+    trainer = getattr(updating, "trainer", None)
     of_trainer = weakref.WeakSet(parameters if trainer is None else trainer._params)
     known = _watched.setdefault(parameters[0], {})
     number = next((number for number, members in known.items() if members == of_trainer), None)
@@ -122,9 +102,9 @@ def watched(parameters: Sequence[Parameter]) -> int:
     return number
 
 
-def _note_failed_updates() -> None:
+def _note_failed_updates(failed: Iterable[int]) -> None:
     """Note updates that MXNet's engine has skipped or broken off on this worker, though their sums were there."""
-    keys = set(process.core.take_failed_updates())
+    keys = set(failed)
     for known in list(_watched.values()) if keys else ():
         for number in keys.intersection(known):
             note(known[number])
@@ -138,7 +118,7 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
     `trainer` has made it, by default the one that updates in this thread.
     """
     note(parameters)
-    trainer = trainer or _present_trainer() or (trainer_of(parameters[0]) if parameters else None)
+    trainer = trainer or getattr(updating, "trainer", None) or (trainer_of(parameters[0]) if parameters else None)
     if trainer is not None:
         count = updates_counted(trainer)
         for parameter in parameters:
@@ -147,7 +127,7 @@ def note_failure(parameters: Sequence[Parameter], trainer: Any = None) -> None:
 
 def forget(parameters: Iterable[Parameter]) -> None:
     """Note that all workers have the same values of these Parameters."""
-    _note_failed_updates()
+    _note_failed_updates(process.core.take_failed_updates())
     if _loaded or _failed:
         for parameter in list(parameters):
             _loaded.pop(parameter, None)

@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+from typing import Iterable
 
 from ..compat import mxnet
 from ..compat.mxnet import Parameter, gluon, set_current_device
-from ..world import process
 from . import placement
-
-
-def check_fresh(params: Iterable[Parameter], refuse: Callable[[str], None] = lambda reason: None) -> None:
-    """Raise MXNet's warning about a gradient that no backward pass has written since the last step.
-
-    Parameters
-    ----------
-    params : iterable of Parameter
-    refuse : callable, optional
-        Called with the warning before it is raised.
-
-    Raises
-    ------
-    UserWarning
-        A gradient is stale.
-    """
-    stale = None
-    for parameter in params:  # a loop, since a generator costs a call for each gradient in every step
-        if parameter.grad_req == "null":
-            continue
-        if parameter._data is None:
-            return  # missing values are an error of their own
-        for weight in parameter._data:
-            if not weight._fresh_grad:
-                stale = stale or parameter
-    if stale is not None:
-        sentence = (
-            f"The gradient of parameter {stale.name} on rank {process.rank()} is stale: no backward has "
-            "written it since the last step. If the network is meant to use only some of its parameters, call "
-            "step(..., ignore_stale_grad=True)."
-        )
-        refuse(sentence)
-        raise UserWarning(sentence)
 
 
 def is_fresh(parameter: Parameter) -> bool:

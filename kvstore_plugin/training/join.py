@@ -10,19 +10,17 @@ The idea is from PyTorch's torch.distributed.algorithms.Join.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
 from ..compat import arrays
-from ..compat.mxnet import MXNetError, Parameter, fill_with_zeros
+from ..compat.mxnet import MXNetError, fill_with_zeros
 from ..coordination import agreement, deadlock_check, operation, step_label
-from ..parameters.naming import described_within
+from ..parameters.naming import Named, described_within
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .stand_ins import LEFT_OUT
-from .trainer import DistributedTrainer
+from .trainer import DistributedTrainer, JoinHook, join_hook
 
 _CALL = "a step in join()"
 # What a worker does next, as a number for the exchange.
@@ -130,10 +128,12 @@ class join:
         self._failed = False  # set on all workers together; after that no worker waits in this join()
         process.require()
         try:
-            self._process_set = _process_set_of(trainers)
+            self._hooks = _hooks_of(trainers)
         except (TypeError, ValueError) as error:
             operation.waiting(global_process_set, "join").leave_out(str(error), None)
             raise
+        # None if this worker is not in the trainers' process set.
+        self._process_set = self._hooks[0].process_set if self._hooks[0].scope else None
 
     def __enter__(self) -> join:
         if self._process_set is None:
@@ -143,15 +143,15 @@ class join:
                 raise ValueError(
                     "A join() must not be inside another join(). Give all trainers to the same join(first, second)."
                 )
-            scopes = ", ".join(trainer._company.scope for trainer in self._trainers)
+            scopes = ", ".join(hook.scope for hook in self._hooks)
             turn.meet(f"join of {scopes}, divide_by_initial_world_size={self._divides_by_all}")
         _running[self._process_set] = self
         self._failed = False
         # Another call that waits, in the block, meets the steps of other workers and fails with them. A worker that
         # catches this error gets another in its next step, and no worker takes a turn for this join() any more.
         operation.when_failed[deadlock_check.waiting_name(self._process_set)] = self._note_failure
-        for trainer in self._trainers:
-            trainer._join = self
+        for hook in self._hooks:
+            hook.attach(self)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
@@ -165,17 +165,17 @@ class join:
         finally:
             _running.pop(self._process_set, None)
             operation.when_failed.pop(deadlock_check.waiting_name(self._process_set), None)
-            for trainer in self._trainers:
-                trainer._join = None
+            for hook in self._hooks:
+                hook.attach(None)
 
     def _note_failure(self) -> None:
         self._failed = True
 
-    def take_part(self, trainer: DistributedTrainer, method: str, ignore_stale: bool, factor: float = 0.0) -> None:
+    def take_part(self, trainer: DistributedTrainer, method: str, factor: float, ignore_stale: bool) -> None:
         """Call a method of a trainer once all other active workers have announced the same call."""
         number = next(number for number, one in enumerate(self._trainers) if one is trainer)
         kind = next(kind for kind, name in _METHODS.items() if name == method)
-        learning_rate = step_label.learning_rate_of(trainer._optimizer) or 0.0
+        learning_rate = step_label.learning_rate_of(trainer.optimizer) or 0.0
         self._perform(*self._meet(_Plan(kind, number, factor, learning_rate, ignore_stale)))
 
     def _meet(self, mine: _Plan) -> tuple[_Plan, np.ndarray]:
@@ -206,13 +206,13 @@ class join:
             plan, active = self._meet(_NOTHING)
             if not active.size:
                 return
-            trainer = self._trainers[plan.trainer]
+            hook = self._hooks[plan.trainer]
             try:
-                with _without_local_parameters(trainer):
+                with hook.without_local_parameters():
                     if plan.kind != _UPDATE:
-                        _contribute_nothing(_shared(trainer), plan.ignore_stale)
+                        _contribute_nothing(hook.shared, plan.ignore_stale)
                     if plan.learning_rate:
-                        trainer._optimizer.lr = plan.learning_rate
+                        self._trainers[plan.trainer].optimizer.lr = plan.learning_rate
                     self._perform(plan, active)
             except BaseException as error:
                 self._fail(f"it has left join() with {type(error).__name__}: {error}")
@@ -225,30 +225,26 @@ class join:
             operation.waiting(self._process_set, "join").leave_out(reason, None)
 
     def _perform(self, plan: _Plan, active: np.ndarray) -> None:
-        trainer = self._trainers[plan.trainer]
+        hook = self._hooks[plan.trainer]
         size = self._process_set.size()
         self.last_rank = self._process_set.ranks[active[-1]]
-        averages = trainer._options.reduce_method == "mean" and not self._divides_by_all
-        ratio = size / len(active) if averages else 1.0
+        ratio = size / len(active) if hook.is_mean and not self._divides_by_all else 1.0
         if plan.kind == _STEP:
-            if trainer._awaits_update:
-                trainer._settle()
-            trainer._step(plan.factor * ratio, plan.ignore_stale)
+            hook.step(plan.factor * ratio, plan.ignore_stale)
         elif plan.kind == _ALLREDUCE:
-            trainer._ignores_stale = plan.ignore_stale
-            trainer._allreduce_grads()
-            if ratio != 1.0 and not trainer._options.sums_of_means:
-                _scale(_shared(trainer), ratio)
+            hook.allreduce_grads(plan.ignore_stale)
+            if ratio != 1.0 and not hook.is_summed_first:
+                _scale(hook.shared, ratio)
         else:
             if len(active) < size:
-                self._broadcast_gradients(trainer, int(active[0]))
-            trainer._apply(plan.factor * (ratio if trainer._options.sums_of_means else 1.0), plan.ignore_stale)
+                self._broadcast_gradients(hook, int(active[0]))
+            hook.update(plan.factor * (ratio if hook.is_summed_first else 1.0), plan.ignore_stale)
         self.steps += plan.kind != _ALLREDUCE
 
-    def _broadcast_gradients(self, trainer: DistributedTrainer, root: int) -> None:
+    def _broadcast_gradients(self, hook: JoinHook, root: int) -> None:
         """Send the gradients, which the loop may have changed after their reduction, to the workers that have ended."""
         core = self._process_set._core
-        for parameter, name, position in _shared(trainer):
+        for name, parameter, position in hook.shared:
             if parameter._grad_stype != "default":
                 raise MXNetError(
                     f"The gradient of {described_within(name, parameter)} is {parameter._grad_stype}, which "
@@ -256,60 +252,38 @@ class join:
                 )
             if parameter._grad is not None:
                 handles = arrays.handles(parameter._grad)
-                core.push_broadcast(f"{trainer._company.scope}/join/{name}", handles[0], handles, root, -position)
+                core.push_broadcast(f"{hook.scope}/join/{name}", handles[0], handles, root, -position)
 
 
-def _process_set_of(trainers: Any) -> ProcessSet | None:
-    """The process set of the trainers, or None if this worker is not in it."""
+def _hooks_of(trainers: Sequence[Any]) -> list[JoinHook]:
+    """The hooks of the trainers, which must have one process set."""
     if not trainers:
         raise TypeError(
             "join() was called without a trainer. Write `with join(trainer):` around the training loop, not a call "
             "after it."
         )
+    hooks = []
     for trainer in trainers:
         if not isinstance(trainer, DistributedTrainer):
             raise TypeError(
                 f"join() needs DistributedTrainers, not {type(trainer).__name__}. Train with a DistributedTrainer, or "
                 "let all workers make the same number of steps."
             )
-        trainer._company.check_undivided("join()")
-        if trainer._is_elastic:
-            raise ValueError(
-                "join() cannot be used with a trainer that has elastic=True, since join() needs all workers until its "
-                "end. Leave elastic out, or let all workers make the same number of steps."
-            )
+        hooks.append(join_hook(trainer))
     if len({id(trainer) for trainer in trainers}) < len(trainers):
         raise ValueError(f"join() was given a trainer twice, among {len(trainers)}. Pass each trainer once.")
-    first = trainers[0]._company
-    for trainer in trainers:
-        if trainer._company.process_set is not first.process_set:
+    for hook in hooks:
+        if hook.process_set is not hooks[0].process_set:
             raise ValueError(
-                f"The trainers of a join() must have the same process set, not {first.process_set!r} and "
-                f"{trainer._company.process_set!r}."
+                f"The trainers of a join() must have the same process set, not {hooks[0].process_set!r} and "
+                f"{hook.process_set!r}."
             )
-    return first.process_set if first.scope else None
+    return hooks
 
 
-def _shared(trainer: DistributedTrainer) -> list[tuple[Parameter, str, int]]:
-    """The parameters that the workers train together, with their names and positions."""
-    return [(one.value, one.name, one.position) for share in trainer._shares for one in share.named]
-
-
-@contextlib.contextmanager
-def _without_local_parameters(trainer: DistributedTrainer) -> Iterator[None]:
-    """Exclude local parameters from the trainer's updates."""
-    shared = {id(parameter) for parameter, _, _ in _shared(trainer)}
-    given = trainer._params
-    trainer._params = [one if id(one) in shared else LEFT_OUT for one in given]
-    try:
-        yield
-    finally:
-        trainer._params = given
-
-
-def _contribute_nothing(shared: list[tuple[Parameter, str, int]], ignore_stale: bool) -> None:
+def _contribute_nothing(shared: Sequence[Named], ignore_stale: bool) -> None:
     """Make this worker's gradients zeros, or with `ignore_stale` stale: no update if no worker uses the parameter."""
-    for parameter, _, _ in shared:
+    for _, parameter, _ in shared:
         if parameter._grad is None:
             continue
         for weight, gradient in zip(parameter._data, parameter._grad):
@@ -318,8 +292,8 @@ def _contribute_nothing(shared: list[tuple[Parameter, str, int]], ignore_stale: 
                 fill_with_zeros(gradient)
 
 
-def _scale(shared: list[tuple[Parameter, str, int]], ratio: float) -> None:
+def _scale(shared: Sequence[Named], ratio: float) -> None:
     with arrays.not_recorded():
-        for parameter, _, _ in shared:
+        for _, parameter, _ in shared:
             for gradient in parameter._grad or ():
                 gradient *= ratio

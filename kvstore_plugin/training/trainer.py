@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import math
 import os
 import sys
 import warnings
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, ContextManager, Iterator, Mapping, NamedTuple, Sequence
 
 from ..collectives.compression import Compression
-from ..compat import arrays, errors, mxnet
-from ..compat.mxnet import MXNetError, NDArray, Parameter, gluon
-from ..coordination import deadlock_check, operation, step_label
-from ..coordination.operation_names import KeptNames
-from ..gradients import bucket_memory, parameter_groups
-from ..gradients.bucket_plan import Reduction
-from ..gradients.clipping import Clipping
+from ..compat import errors, patches
+from ..compat.mxnet import MXNetError, NDArray, Parameter
+from ..coordination import deadlock_check, step_label
+from ..gradients import parameter_groups, step_guard
 from ..gradients.communication_hook import GradientBucket
-from ..gradients.dense_reducer import DenseReducer
-from ..gradients.local_reducer import LocalReducer
-from ..gradients.reducer import UPDATE_REFUSED, Comparing, Reducer, SharedReducer, WeakMethod, counted, fenced
-from ..gradients.sparse_reducer import SparseReducer
+from ..gradients.reducer import UPDATE_REFUSED, Comparing, Reducer, SharedReducer
+from ..gradients.step_guard import StepGuard
 from ..integrations import amp, horovod_scripts
 from ..integrations.distributed_optimizer import DistributedOptimizer
 from ..nn import sync_batch_norm
-from ..parameters import broadcast, deferred_init, load_tracking, naming, placement, resumption, trainer_state
-from ..parameters.aux_params import Averaging
+from ..parameters import broadcast, load_tracking, naming, placement, trainer_state
 from ..parameters.naming import Named
 from ..sharded_optimizer import atomic_file, checkpoint, traits
 from ..sharded_optimizer.optimizer import StoreOptimizer
 from ..world import process
 from ..world.process_set import ProcessSet, global_process_set
-from .stand_ins import LEFT_OUT, Listed
+from .meeting_trainer import MeetingTrainer
+from .stand_ins import LEFT_OUT
 from .trainer_options import TrainerOptions
-
-_DEVICES = "devices: "  # begins one of the lines that all workers compare
-# A line that all workers compare: a trainer that was made after init() has no equal states.
-_KEPT = "made before the last init()"
-_NEVER_HELD = ("sentinel: unequal to every `_data`",)
 
 
 def _without_store(original: Any) -> Any:
@@ -55,7 +45,7 @@ def _without_store(original: Any) -> Any:
     return __init__
 
 
-class DistributedTrainer(gluon.Trainer):
+class DistributedTrainer(MeetingTrainer):
     """Trains the same parameters on all workers, each worker on its own data.
 
     Gradients are averaged over the workers, so the arguments of step() mean the same as in one process with a worker's
@@ -229,92 +219,6 @@ class DistributedTrainer(gluon.Trainer):
         self._begin(options)
         self._meet_members(options, self._numbered_alike(sets, named), roots, named_of)
 
-    def _numbered_alike(self, sets: Sequence[ProcessSet], named: Sequence[Named]) -> dict[ProcessSet, str]:
-        """Number the parameters in an order that is the same on all workers: by it workers exchange states. Collective.
-
-        gluon.Trainer sorts the names in a ParameterDict. They begin with a counter of the process, so workers may
-        differ, such as with 'dense9' and 'dense10' on one and 'dense10' and 'dense11' on another.
-
-        Returns
-        -------
-        dict
-            The prefix of operation names in each process set.
-        """
-        positions = {id(one.value): position for position, one in enumerate(named)}
-        scopes, is_common = parameter_groups.scopes_of(sets, [positions[id(one)] for one in self._params])
-        if not is_common:
-            self._params = [one.value for one in named]
-            self._param2idx = {parameter.name: number for number, parameter in enumerate(self._params)}
-            self._optimizer.param_dict = dict(enumerate(self._params))
-        return scopes
-
-    def _begin(self, options: TrainerOptions) -> None:
-        self._options = options
-        # Devices at the last look at the gradients: each parameter's device, and each device's parameters.
-        self._held: list[Any] = [_NEVER_HELD] * len(self._params)
-        self._where: list[Any] = [None] * len(self._params)
-        self._by_device: list[set[Parameter]] = []
-        self._ignores_stale = False
-        self._freshness_is_shared = False
-        self._is_told_of_means = options.gradients_after_allreduce is not None or options.reduce_method == "sum"
-        self._join: Any = None  # the `join` around the training loop
-        self._losses = process.losses  # when the workers last met for this trainer
-        self._steps = 0  # equal on all workers between two steps, also after a step that failed
-        self._begun: tuple[str, bool] | None = None  # in step() and update(): label of a step, ignore_stale_grad
-        self._awaits_update = False  # allreduce_grads() was called, and update() was not
-        self._is_counted = False  # allreduce_grads() has failed here, and this worker has counted the update
-        self._labelled: tuple[Any, str] = (None, "")  # cache of _label(): its input, and the label
-
-    def _meet_members(
-        self,
-        options: TrainerOptions,
-        scopes: dict[ProcessSet, str],
-        roots: dict[ProcessSet, int],
-        named_of: dict[ProcessSet | None, list[Named]],
-    ) -> None:
-        """Meet the other workers of all process sets, and create the reducers of the gradients."""
-        self._clipping: Clipping | None = None
-        suffix = f".{options.prefix}" if options.prefix else ""
-        self._shares = [
-            parameter_groups.Share(
-                one, name + suffix, named_of.get(one, []), roots[one], KeptNames(one, *{name, name + suffix})
-            )
-            for one, name in scopes.items()
-        ]
-        local = [one.value for one in named_of.get(None, [])]
-        self._company = parameter_groups.Company(options.process_set, self._shares, bool(local))
-        how = options.reduction(self._store_optimizer)
-        devices = f"{_DEVICES}{len(mxnet.trainer_contexts(self) or ())}"
-        lines = [*options.lines(self._optimizer), devices, *self._lines()]
-        self._meeting = (scopes, how, lines)  # for _meet_again()
-        self._generation = process.generation
-        self._gradients = self._met(scopes, how, lines)
-        self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
-        if local:
-            self._gradients.append(LocalReducer(local, WeakMethod(self, "_follow_devices")))
-        if options.clip_global_norm is not None:
-            self._begin_clipping(options.clip_global_norm)
-        self._warn_of_noise()
-        deadlock_check.made(self, type(self)._awaited_by, type(self)._refuse_awaited)
-        if self._store_optimizer is not None:
-            deadlock_check.saves_states(self._shares[0].names, self._shares[0].scope, options.process_set)
-
-    def _begin_clipping(self, most: float) -> None:
-        self._company.check("clip_global_norm")
-        company = [
-            one
-            for one in self._gradients
-            if isinstance(one, SharedReducer) and one.process_set is self._company.process_set
-        ]
-        if self._company.scope and not company:
-            raise ValueError(
-                "clip_global_norm needs a parameter in the trainer's process set, but parameter_process_sets names "
-                "other sets for all parameters. Give the trainer the process set of some of them."
-            )
-        # The last one: the comparison of a SparseReducer is made in each step, even if all its parameters are frozen.
-        carrier = company[-1] if company else None
-        self._clipping = Clipping(most, self._gradients, carrier, self._params, self._store_optimizer is None)
-
     @property
     def gradient_norm(self) -> NDArray | None:
         """The global norm of the gradients in the last update, before they were clipped.
@@ -332,159 +236,6 @@ class DistributedTrainer(gluon.Trainer):
         >>> print(f"norm {float(trainer.gradient_norm):.3f}")
         """
         return self._clipping.norm if self._options.clip_global_norm is not None else None
-
-    def _warn_of_noise(self) -> None:
-        """Log a warning if the optimizer gives different weights to the workers; a LocalTrainer's workers have them."""
-        if self._store_optimizer is None:
-            traits.warn_of_noise(self._optimizer, self._options.process_set.size())
-
-    def _lines(self) -> list[str]:
-        """More lines that must be the same on all workers; for derived trainers."""
-        return []
-
-    def _more_arrays(self) -> dict[str, NDArray]:
-        """Arrays beside weights and the optimizer's states that a commit of an ElasticState keeps."""
-        return {}
-
-    def _restore_arrays(self, kept: Mapping[str, NDArray]) -> None:
-        """Take over copies of the arrays of `_more_arrays` at a commit."""
-
-    def _before_commit(self) -> None:
-        """Make the weights equal on all workers before a commit of an ElasticState. Collective."""
-
-    @property
-    def _is_elastic(self) -> bool:
-        """Whether training can go on with the remaining workers after a worker has died."""
-        return self._options.elastic
-
-    def _meet_again(self) -> None:
-        """Begin again with the remaining workers, which have given the parameters equal values. Collective.
-
-        No graph recorded before may write gradients any more. With update_on_kvstore=True the states are empty
-        afterwards, and the parameters with values have owners among the remaining workers.
-        """
-        if self._store_optimizer is not None:
-            self._store_optimizer.clear()
-        bucket_memory.renew(self._params)
-        self._meet_once_more(are_equal=True)
-
-    def _options_of_world(self) -> tuple[int, list[str]]:
-        """Bytes of a bucket, and the options that workers compare. Both may depend on the workers at the beginning."""
-        _, how, lines = self._meeting
-        return how.bucket_bytes, lines
-
-    def _take_options_of_world(self, bucket_bytes: int, lines: list[str]) -> None:
-        """Meet with the options of another worker: this trainer was made by a new worker, in a world of its own."""
-        scopes, how, mine = self._meeting
-        devices = next(line for line in mine if line.startswith(_DEVICES))
-        lines = [devices if line.startswith(_DEVICES) else line for line in lines]
-        self._meeting = (scopes, how._replace(bucket_bytes=bucket_bytes), lines)
-
-    def _meet_once_more(self, are_equal: bool) -> None:
-        scopes, how, lines = self._meeting
-        self._losses = process.losses
-        for gradients in self._gradients:
-            gradients.release()
-        local = [gradients for gradients in self._gradients if isinstance(gradients, LocalReducer)]
-        self._gradients = local
-        for share in self._shares:
-            deferred_init.forget(f"{share.scope}/values/")
-        self._shares = [share._replace(root=0) for share in self._shares]
-        self._averagings = [Averaging(share.process_set, share.scope, share.named) for share in self._shares]
-        self._gradients = [*self._met(scopes, how, [*lines, _KEPT], are_equal), *local]
-        if self._clipping is not None:
-            self._begin_clipping(self._clipping.most)
-        if self._store_optimizer is not None:
-            self._assign_owners()
-        self._generation = process.generation
-
-    def _resume(self, replaces_states: bool = False) -> None:
-        """Meet the workers of another init() than before: the first use of the trainer after it. Collective.
-
-        All workers get values, optimizer states, settings and counts of rank 0. `replaces_states`: the caller replaces
-        the states of an optimizer on the store.
-        """
-        kept = self._generation
-        if kept == process.generation:
-            return
-        if self._losses != process.losses and self._shares:
-            raise RuntimeError(resumption.WORKER_WAS_LOST)
-        for share in self._shares:
-            share.process_set._core  # noqa: B018 - raises if the set was not added again
-        are_same = process.has_same_ranks_as(kept)
-        self._meet_to_resume(None if are_same else self._why_not_resumed(replaces_states))
-        if self._store_optimizer is not None and not are_same:
-            self._store_optimizer.clear()
-        self._steps = 0  # equal on all workers
-        try:
-            self._meet_once_more(are_equal=False)
-            if self._options.broadcast_period >= 0:
-                resumption.broadcast_states(self)
-        except BaseException:
-            self._generation = kept  # the next use tries again
-            raise
-
-    def _meet_to_resume(self, refusal: str | None) -> None:
-        """Wait for the other workers' first use, as calls that wait do: a worker that waits elsewhere gets an error."""
-        call, reason = "the first use of a DistributedTrainer made before the last init()", refusal
-        for share in self._shares:
-            turn = operation.waiting(share.process_set, call)
-            if reason is not None:
-                turn.leave_out(reason, None)
-                continue
-            try:
-                with turn:
-                    turn.meet(call, [])
-            except Exception as error:
-                failure, reason = error, str(error)
-        if refusal is not None:
-            raise RuntimeError(refusal)
-        if reason is not None:
-            raise failure
-
-    def _why_not_resumed(self, replaces_states: bool) -> str | None:
-        """Why other ranks than before cannot train on."""
-        if self._store_optimizer is None or replaces_states or not self._store_optimizer.keys:
-            return None
-        return resumption.STATES_ARE_LOST.format(whose=f"{self._shares[0].scope} (update_on_kvstore=True)")
-
-    def _met(
-        self, scopes: dict[ProcessSet, str], how: Reduction, options: Sequence[str], are_equal: bool = False
-    ) -> list[Any]:
-        """Meet the other members of each process set, give the parameters equal values, and return their reducers."""
-        met, sparse = [], []  # sparse last: they block until backward ends, and dense ones should be running by then
-        for number, share in enumerate(self._shares):
-            try:
-                reduction = how._replace(process_set=share.process_set)
-                meeting = f"{scopes[share.process_set]}/parameters"
-                dense = [one for one in share.named if one.value._grad_stype == "default"]
-                rest = [one for one in share.named if one.value._grad_stype != "default"]
-                which = f"sparse gradients of {', '.join(one.name for one in rest) or 'no parameter'}"
-                follow = WeakMethod(self, "_follow_devices")
-                gradients = DenseReducer(share.scope, dense, reduction, follow, self._keys())
-                gradients.meet(meeting, [*options, which])
-                gradients.own_gradients()
-                made = [gradients]
-                if rest:
-                    sparse.append(SparseReducer(share.scope, rest, reduction, follow, self._keys()))
-                    made.append(sparse[-1])
-                if share.process_set is self._company.process_set:
-                    self._company.meet()
-                    if not self._company.is_apart:
-                        gradients.watch_batches()
-                if self._options.broadcast_period >= 0:
-                    known = broadcast.keep_equal(
-                        share.process_set, share.named, share.scope, share.root, share.names, are_equal
-                    )
-                    for one in made:
-                        one.have_values = known
-            except Exception as error:
-                for later in self._shares[number + 1 :]:
-                    later.process_set._core.refuse(f"{scopes[later.process_set]}/parameters", str(error))
-                raise
-            if dense:
-                met.append(gradients)
-        return met + sparse
 
     def step(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Average the gradients over the workers and update the parameters.
@@ -520,16 +271,40 @@ class DistributedTrainer(gluon.Trainer):
         >>> trainer.step(len(images))
         """
         errors.check()
-        self._resume()
+        if self._generation != process.generation:
+            self._resume()
+        factor, ignore_stale = self._checked("step", batch_size, ignore_stale_grad)
         if self._join is not None:
-            factor = step_label.of_batch(self._scale, batch_size)
-            self._join.take_part(self, "step", bool(ignore_stale_grad), factor)
-            return
+            self._join.take_part(self, "step", factor, ignore_stale)
+        else:
+            self._step(factor, ignore_stale)
+
+    def _step(self, factor: float, ignore_stale: bool) -> None:
+        """A step from the first refusal to the last count: gradients are multiplied by `factor` in the update."""
         if self._awaits_update:
             self._settle()
-        self._step(*self._checked(batch_size, ignore_stale_grad, self._refuse))
+        with self._guard():
+            if not ignore_stale:
+                step_guard.check_fresh(self._params, self._refuse)
+            self._check_and_rescale_grad(factor)
+            self._begun = self._label(factor), ignore_stale
+            try:  # subclasses override the two methods, as those of gluon.Trainer
+                self._allreduce_grads()
+                self._update(ignore_stale)
+            finally:
+                self._begun = None
 
-    def _checked(self, batch_size: Any, ignore_stale: Any, refuse: Callable[[str], None]) -> tuple[float, bool]:
+    def _guard(self) -> StepGuard:
+        return StepGuard(self, self._gradients, functools.partial(self._end_failed, self._steps))
+
+    def _end_failed(self, steps: int, error: BaseException) -> None:
+        """After a step or an update that has failed here: refuse what the other workers await. `steps` before it."""
+        if self._clipping is not None:
+            self._clipping.refuse(f"the step was interrupted on that rank: {error}")
+        if self._steps == steps and any(one.has_begun() for one in self._gradients):
+            self._count_step(f"the step has failed on that rank: {error}")
+
+    def _checked(self, method: str, batch_size: Any, ignore_stale: Any) -> tuple[float, bool]:
         """The factor of the gradients, and the flag; the other workers' call fails if an argument cannot be used."""
         what = "batch size"
         try:
@@ -537,21 +312,14 @@ class DistributedTrainer(gluon.Trainer):
             what = "ignore_stale_grad"
             return factor, bool(ignore_stale)
         except Exception as error:
-            with _Counted(self):
+            if self._join is not None:  # which has told the other workers nothing yet
+                raise
+            if method == "step" and self._awaits_update:
+                self._settle()
+            with self._guard():
+                refuse = self._refuse if method == "step" else self._refuse_comparison
                 refuse(f"its {what} cannot be used: {error}")
                 raise
-
-    def _step(self, factor: float, ignore_stale_grad: bool) -> None:
-        with _Counted(self):
-            self._check_and_rescale_grad(factor)
-            if not ignore_stale_grad:
-                trainer_state.check_fresh(self._params, self._refuse)
-            self._begun = self._label(factor), ignore_stale_grad
-            try:  # subclasses override the two methods, as those of gluon.Trainer
-                self._allreduce_grads()
-                self._update(ignore_stale_grad)
-            finally:
-                self._begun = None
 
     def _settle(self) -> None:
         """After an allreduce_grads() without an update(): count an update if the other workers have made it.
@@ -560,11 +328,11 @@ class DistributedTrainer(gluon.Trainer):
         Then nothing is counted.
         """
         self._awaits_update = self._is_counted = False
-        due = [gradients for gradients in self._gradients if gradients.is_due()]
+        due = [gradients for gradients in self._gradients if gradients.is_due]
         left_out = [gradients.is_left_out_by_all() for gradients in due]  # asks all of them, also after a no
         if not all(left_out):
             trainer_state.count_update(self)
-            self._leave_out("update() was not called on that rank after allreduce_grads()")
+            self._count_step("update() was not called on that rank after allreduce_grads()")
 
     def _label(self, factor: float, what: str = "a step") -> str:
         """The label of a step's operations, which must be equal on all workers; see coordination/step_label.py."""
@@ -609,10 +377,10 @@ class DistributedTrainer(gluon.Trainer):
         if not self._is_told_of_means:
             self._is_told_of_means = True
             horovod_scripts.tell_of_means(self, self._company.process_set, sys._getframe(1))
-        if self._join is None:
-            self._allreduce_grads()
+        if self._join is not None:
+            self._join.take_part(self, "allreduce_grads", 0.0, self._ignores_stale)
         else:
-            self._join.take_part(self, "allreduce_grads", self._ignores_stale)
+            self._allreduce_grads()
 
     def update(self, batch_size: Any, ignore_stale_grad: bool = False) -> None:
         """Update the parameters from gradients that allreduce_grads() has averaged.
@@ -646,12 +414,13 @@ class DistributedTrainer(gluon.Trainer):
         """
         self._require_local_updates("update")
         self._resume()
+        if self._join is None:
+            self._check_reduced()
+        factor, ignore_stale = self._checked("update", batch_size, ignore_stale_grad)
         if self._join is not None:
-            factor = step_label.of_batch(self._scale, batch_size)
-            self._join.take_part(self, "update", bool(ignore_stale_grad), factor)
-            return
-        self._check_reduced()
-        self._apply(*self._checked(batch_size, ignore_stale_grad, self._refuse_comparison))
+            self._join.take_part(self, "update", factor, ignore_stale)
+        else:
+            self._apply(factor, ignore_stale)
 
     def _check_reduced(self) -> None:
         """Raise an error in an update after an allreduce_grads() that has failed here and was counted."""
@@ -659,13 +428,14 @@ class DistributedTrainer(gluon.Trainer):
             self._is_counted = False
             raise MXNetError(UPDATE_REFUSED)
 
-    def _apply(self, factor: float, ignore_stale_grad: bool) -> None:
-        with _Counted(self):
+    def _apply(self, factor: float, ignore_stale: bool) -> None:
+        """An update of gradients that are reduced already."""
+        with self._guard():
             self._check_and_rescale_grad(factor)
-            self._compare(factor, ignore_stale_grad)
-            self._begun = "", ignore_stale_grad
+            self._compare(factor, ignore_stale)
+            self._begun = "", ignore_stale
             try:
-                self._update(ignore_stale_grad)
+                self._update(ignore_stale)
             finally:
                 self._begun = None
 
@@ -673,7 +443,7 @@ class DistributedTrainer(gluon.Trainer):
         """Compare an update outside of step() with those of the other workers."""
         self._ignores_stale = ignore_stale_grad
         if not ignore_stale_grad:
-            trainer_state.check_fresh(self._params, self._refuse_comparison)
+            step_guard.check_fresh(self._params, self._refuse_comparison)
         label = self._label(factor, "an update")
         if self._clipping is not None:
             self._clipping.begin(self._freshness_is_shared, label, carries=False)
@@ -695,12 +465,10 @@ class DistributedTrainer(gluon.Trainer):
 
     def _check_and_rescale_grad(self, scale: float) -> None:
         """Let updates multiply gradients by `scale`; with `sums_of_means` also by the factor from sum to mean."""
-        super()._check_and_rescale_grad(scale * self._mean_of_sum() if self._options.sums_of_means else scale)
-
-    def _mean_of_sum(self) -> float:
-        """The factor from a sum of allreduce_grads() to the mean."""
-        of_all = self._company.process_set
-        return self._options.predivide / of_all.size() if of_all.included() else 1.0
+        workers = self._company.process_set
+        if self._options.sums_of_means and workers.included():
+            scale *= self._options.predivide / workers.size()
+        self._optimizer.rescale_grad = scale  # MXNet's own method does nothing else for a trainer without a store
 
     def _refuse(self, reason: str) -> None:
         """Refuse a step of the other workers."""
@@ -720,7 +488,7 @@ class DistributedTrainer(gluon.Trainer):
         if any(gradients.has_begun() for gradients in self._gradients):
             trainer_state.count_update(self)
             self._is_counted = False
-            self._leave_out(reason)
+            self._count_step(reason)
 
     def _refuse_comparison(self, reason: str) -> None:
         """Refuse an update() of the other workers."""
@@ -728,80 +496,69 @@ class DistributedTrainer(gluon.Trainer):
             gradients.refuse_comparison(reason)
 
     def _allreduce_grads(self) -> None:
-        if self._begun is not None:
-            self._allreduce(self._begun[1], self._begun[0])
-            return
-        self._require_local_updates("allreduce_grads")  # a subclass may call this method in a step() of its own
-        self._resume()
-        self._allreduce(self._ignores_stale, "")
-
-    def _allreduce(self, ignore_stale: bool, label: str) -> None:
+        if self._begun is None:  # a subclass may call this method in a step() of its own
+            self._require_local_updates("allreduce_grads")
+            self._resume()
+        label, ignore_stale = self._begun or ("", self._ignores_stale)
         if label and not ignore_stale:
             sync_batch_norm.end_step(self._params)
         deadlock_check.stepped(self, type(self)._awaited_by, type(self)._refuse_awaited)
-        what = label or "allreduce_grads()"
         if self._awaits_update:
             self._settle()
         self._awaits_update = not label or self._clipping is not None
-        sets: list[ProcessSet] = []  # those of the reducers so far
-
-        def reduce(reducer: Reducer) -> None:
-            if isinstance(reducer, SharedReducer):
-                sets.append(reducer.process_set)
-            reducer.allreduce(ignore_stale, what, self._comparison_after(reducer, label))
-
-        try:
-            self._for_each(reduce, lambda one, reason: one.refuse(reason))
-        except BaseException as error:
-            if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
-                load_tracking.note_failure(self._params, self)
-            if not label:
-                for gradients in self._gradients:
-                    if gradients.is_due():
-                        gradients.refuse_comparison(str(error))
-                if any(gradients.has_begun() for gradients in self._gradients):  # the other workers call update()
-                    trainer_state.count_update(self)
-                    self._leave_out(str(error))
-                self._is_counted = True
-            raise
+        for number, reducer in enumerate(self._gradients):
+            compares = Comparing.NOTHING if label else Comparing.UPDATE
+            if label and self._clipping is not None and self._clipping.is_carried_by(reducer):
+                compares = Comparing.STEP
+            try:
+                reducer.allreduce(ignore_stale, label or "allreduce_grads()", compares)
+            except BaseException as error:
+                self._end_failed_sums(number, str(error), is_step=bool(label))
+                raise
         self._freshness_is_shared = ignore_stale
 
-    def _comparison_after(self, reducer: Reducer, label: str) -> Comparing:
-        """Which comparison follows the reduction of gradients, by the label of the step, if it is a step."""
-        if not label:
-            return Comparing.UPDATE
-        carries = self._clipping is not None and self._clipping.is_carried_by(reducer)
-        return Comparing.STEP if carries else Comparing.NOTHING
+    def _end_failed_sums(self, number: int, reason: str, is_step: bool) -> None:
+        """After the reducer of this number has failed: refuse the call of the later reducers, so that none waits."""
+        for later in self._gradients[number + 1 :]:
+            later.refuse(reason)
+        sets = [one.process_set for one in self._gradients[: number + 1] if isinstance(one, SharedReducer)]
+        if any(one is not sets[-1] for one in sets):  # its workers may not have the error, and go on
+            load_tracking.note_failure(self._params, self)
+        if is_step:
+            return
+        for gradients in self._gradients:
+            if gradients.is_due:
+                gradients.refuse_comparison(reason)
+        if any(gradients.has_begun() for gradients in self._gradients):  # the other workers call update()
+            trainer_state.count_update(self)
+            self._count_step(reason)
+        self._is_counted = True
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        if self._begun is not None:
-            self._update_from_sums(ignore_stale_grad, self._begun[0])
-            return
-        self._require_local_updates("update")  # a subclass calls this method in a step() of its own
-        self._resume()
-        self._check_reduced()
-        with _Counted(self):
-            self._compare(step_label.value_of(self._optimizer.rescale_grad), ignore_stale_grad)
-            self._update_from_sums(ignore_stale_grad, "")
-
-    def _update_from_sums(self, ignore_stale_grad: bool, label: str) -> None:
-        """Update from the reduced gradients; `label` is that of a step, and empty outside of step()."""
-        shares, averagings = self._count_step()
-        for share in shares:
-            broadcast.broadcast_again(share.process_set, share.named, share.scope, share.root)
-        for averaging in averagings:
-            averaging.push()
-        if self._clipping is not None:  # from here on all workers have counted, whatever fails on some of them
-            factor = step_label.value_of(self._optimizer.rescale_grad)
-            self._clip(factor, label)
-            try:
-                self._make_updates(ignore_stale_grad)
-            except MXNetError:
-                self._clipping.end(factor, broken=True)
-                raise
-            self._clipping.end(factor)
+        if self._begun is None:  # a subclass calls this method in a step() of its own
+            self._require_local_updates("update")
+            self._resume()
+            self._check_reduced()
+            with self._guard():
+                self._compare(step_label.value_of(self._optimizer.rescale_grad), ignore_stale_grad)
+                self._count_and_update(ignore_stale_grad, "")
         else:
-            self._make_updates(ignore_stale_grad)
+            self._count_and_update(ignore_stale_grad, self._begun[0])
+
+    def _count_and_update(self, ignore_stale: bool, label: str) -> None:
+        """Count, and update from the reduced gradients; `label` is that of a step, and empty outside of step()."""
+        self._count_step()
+        if self._clipping is None:
+            self._make_updates(ignore_stale)
+            return
+        factor = step_label.value_of(self._optimizer.rescale_grad)
+        self._clip(factor, label)  # from here on all workers have counted, whatever fails on some of them
+        try:
+            self._make_updates(ignore_stale)
+        except MXNetError:
+            self._clipping.end(factor, broken=True)
+            raise
+        self._clipping.end(factor)
 
     def _clip(self, factor: float, label: str) -> None:
         try:
@@ -814,67 +571,60 @@ class DistributedTrainer(gluon.Trainer):
             load_tracking.note_failure(self._params, self)
             raise
 
-    def _make_updates(self, ignore_stale_grad: bool) -> None:
-        scaler = getattr(self, "_amp_loss_scaler", None)
-        if scaler is not None and self._store_optimizer is not None:
+    def _make_updates(self, ignore_stale: bool) -> None:
+        """Update, unless AMP skips the step."""
+        if vars(self).get("_amp_loss_scaler") is None:
+            self._run_updaters(ignore_stale)
+        elif self._store_optimizer is not None:
             if amp.skips_after(self, not self._clipping.is_finite()):
                 for gradients in self._gradients:
                     gradients.drop_updates()
             else:
-                self._run_updaters(ignore_stale_grad)
-        elif not self._company.is_apart or scaler is None:
-            self._run_updaters(ignore_stale_grad)
+                self._run_updaters(ignore_stale)
+        elif not self._company.is_apart:
+            self._run_updaters(ignore_stale)  # MXNet's own update looks for overflow
         elif not amp.skips_step(self, self._company):
             with amp.without_scaler(self):
-                self._run_updaters(ignore_stale_grad)
+                self._run_updaters(ignore_stale)
 
-    def _count_step(self) -> tuple[Sequence[parameter_groups.Share], Sequence[Averaging]]:
-        """Count a step, once on each worker; returns the shares to be broadcast in it, and the averagings."""
+    def _count_step(self, refusal: str | None = None) -> None:
+        """Count a step, once on each worker, and push its periodic operations.
+
+        `refusal`: why this worker does not take the step, which the others make: they push the operations.
+        """
         self._steps += 1
         broadcasts, averages = self._options.broadcast_period, self._options.aux_sync_period
-        return (
-            self._shares if broadcasts > 0 and self._steps % broadcasts == 0 else (),
-            self._averagings if averages > 0 and self._steps % averages == 0 else (),
-        )
+        for share in self._shares if broadcasts > 0 and self._steps % broadcasts == 0 else ():
+            given = share.process_set, share.named, share.scope, share.root
+            if refusal is None:
+                broadcast.broadcast_again(*given)
+            else:
+                broadcast.refuse_again(*given, refusal)
+        for averaging in self._averagings if averages > 0 and self._steps % averages == 0 else ():
+            if refusal is None:
+                averaging.push()
+            else:
+                averaging.refuse(refusal)
 
-    def _leave_out(self, reason: str) -> None:
-        """Count a step that the other workers make, and refuse its periodic operations, which they push."""
-        shares, averagings = self._count_step()
-        for share in shares:
-            broadcast.refuse_again(share.process_set, share.named, share.scope, share.root, reason)
-        for averaging in averagings:
-            averaging.refuse(reason)
-
-    def _run_updaters(self, ignore_stale_grad: bool) -> None:
-        with load_tracking.noting_failures(self):
-            if self._store_optimizer is not None:
+    def _run_updaters(self, ignore_stale: bool) -> None:
+        if self._store_optimizer is not None:
+            with step_guard.updates(self, ()):
                 self._for_each(lambda one: one.update(), lambda one, reason: one.refuse_update(reason))
                 trainer_state.mark_stale(self._params)
-                return
-            with fenced(self._gradients if self._clipping is None else ()):  # clipping has a fence of its own
-                if self._options.communication_hook is None:
-                    self._update_on_all_devices(ignore_stale_grad)
-                    return
-                before = trainer_state.updates_counted(self)
-                self._update_on_all_devices(ignore_stale_grad)
-                if trainer_state.updates_counted(self) != before:  # AMP has not skipped them
-                    for one in self._gradients:
-                        one.updated()
-
-    def _update_on_all_devices(self, ignore_stale_grad: bool) -> None:
-        given, divided = self._params, self._by_device
-        if not self._contains_sparse_weight and len(divided) < 2:
-            super()._update(ignore_stale_grad)
             return
-        # A call of an optimizer takes arrays of one device only. MXNet skips a Parameter with grad_req 'null'.
-        try:
-            for part in divided or [set(given)]:
-                self._params = [
-                    LEFT_OUT if one not in part else Listed(one) if one._stype == "row_sparse" else one for one in given
-                ]
-                super()._update(ignore_stale_grad)
-        finally:
-            self._params = given
+        update = super()._update
+        original = patches.originals.get(getattr(update, "__func__", None))  # our patch is for Trainers with a store
+        update = update if original is None else functools.partial(original, self)
+        is_hooked = self._options.communication_hook is not None
+        with step_guard.updates(self, self._gradients if self._clipping is None else ()):  # clipping has a fence
+            before = trainer_state.updates_counted(self) if is_hooked else 0
+            if not self._contains_sparse_weight and len(self._by_device) < 2:
+                update(ignore_stale)
+            else:
+                self._update_each_device(update, ignore_stale)
+            if is_hooked and trainer_state.updates_counted(self) != before:  # AMP has not skipped them
+                for one in self._gradients:
+                    one.updated()
 
     def save_states(self, fname: str) -> None:
         """Write the optimizer with its states to a file, which any Trainer of these parameters can load.
@@ -940,90 +690,88 @@ class DistributedTrainer(gluon.Trainer):
         self._optimizer = self._store_optimizer.optimizer
         self._optimizer.param_dict = dict(enumerate(self._params))
 
-    def _assign_owners(self) -> None:
-        """Give owners to the parameters that have values, as the first step does."""
-        self._store_optimizer.assign(
-            (key, parameter._data[0])
-            for key, parameter in enumerate(self._params)
-            if parameter.grad_req != "null" and parameter._data is not None
+
+class JoinHook(NamedTuple):
+    """What `join` uses of a trainer; `join_hook` makes it.
+
+    Attributes
+    ----------
+    process_set : ProcessSet
+        The workers that train together.
+    scope : str
+        Begins the names of the trainer's operations; empty on a worker outside the process set.
+    shared : sequence of Named
+        The parameters that the workers train together.
+    is_mean, is_summed_first : bool
+        Whether updates use means over the workers; and whether allreduce_grads() gives sums, which update() divides.
+    attach : callable
+        Given a join, lets step(), allreduce_grads() and update() call its take_part(); given None, ends that.
+    step, update : callable
+        Given the factor of gradients, and ignore_stale_grad: do what the trainer's methods do outside of join().
+    allreduce_grads : callable
+        The same, given ignore_stale_grad.
+    without_local_parameters : callable
+        Makes a context in which updates leave local parameters alone.
+    """
+
+    process_set: ProcessSet
+    scope: str
+    shared: Sequence[Named]
+    is_mean: bool
+    is_summed_first: bool
+    attach: Callable[[Any], None]
+    step: Callable[[float, bool], None]
+    allreduce_grads: Callable[[bool], None]
+    update: Callable[[float, bool], None]
+    without_local_parameters: Callable[[], ContextManager[None]]
+
+
+def join_hook(trainer: DistributedTrainer) -> JoinHook:
+    """The hook by which a join() steps a trainer.
+
+    Raises
+    ------
+    ValueError
+        The trainer cannot be used in a join().
+    """
+    company, options = trainer._company, trainer._options
+    company.check_undivided("join()")
+    if trainer._is_elastic:
+        raise ValueError(
+            "join() cannot be used with a trainer that has elastic=True, since join() needs all workers until its "
+            "end. Leave elastic out, or let all workers make the same number of steps."
         )
+    shared = [one for share in trainer._shares for one in share.named]
 
-    def _keys(self) -> dict[int, int]:
-        """The parameters' indices in the optimizer, by id()."""
-        return {id(parameter): number for number, parameter in enumerate(self._params)}
+    def attach(join: Any) -> None:
+        trainer._join = join
 
-    def _require_local_updates(self, method: str) -> None:
-        if self._store_optimizer is not None:
-            raise RuntimeError(
-                f"{method}() needs all gradients on each worker, but with update_on_kvstore=True a worker has its "
-                "share only. Call step(), or make the DistributedTrainer with update_on_kvstore=False."
-            )
+    def allreduce_grads(ignore_stale: bool) -> None:
+        trainer._ignores_stale = ignore_stale
+        trainer._allreduce_grads()
 
-    def _check_mixed_precision(self) -> None:
-        """Raise a ValueError if all workers cannot skip a step together after an overflow on one worker."""
-        if self._store_optimizer is not None:
-            if self._clipping is None:
-                self._begin_clipping(math.inf)  # adds up squares, to find overflow
-            return
-        if len(placement.by_device(self._params)) > 1:
-            raise ValueError("AMP needs all parameters on the same devices, since MXNet checks all gradients together.")
-        self._company.check("AMP")
+    @contextlib.contextmanager
+    def without_local_parameters() -> Iterator[None]:
+        numbers = {id(one.value) for one in shared}
+        given = trainer._params
+        trainer._params = [one if id(one) in numbers else LEFT_OUT for one in given]
+        try:
+            yield
+        finally:
+            trainer._params = given
 
-    def _row_sparse_pull(self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False) -> None:
-        """Copy rows of a row_sparse Parameter, which holds all its rows, for row_sparse_data() and for saving."""
-        for array in out if isinstance(out, (list, tuple)) else [out]:
-            if all(array is not weight for weight in parameter._data):
-                arrays.copy_rows(parameter._data[0], row_id, array, f"out of {parameter.name}")
-
-    def _init_kvstore(self) -> None:
-        # There is no store to set up, and MXNet's own version needs all parameters to be initialized.
-        self._kv_initialized = True
-
-    def _check_contexts(self) -> list | None:
-        # MXNet's own version, under either name, refuses a network that is spread over devices.
-        devices = [mxnet.contexts(parameter) for parameter in self._params]
-        return devices[0] if devices else None
-
-    _check_devices = _check_contexts
-
-    def _follow_devices(self) -> None:
-        """After reset_ctx moved parameters, give each of their devices an updater with states on that device."""
-        amp.warn_of_added_gradients(self._params)
-        held = [one._data for one in self._params]
-        if all(one is other for one, other in zip(held, self._held)):
-            return
-        self._held = held
-        before, self._where = self._where, [one and one[0].context for one in held]
-        old = mxnet.trainer_contexts(self)
-        new = next((mxnet.contexts(p) for p in self._params if p._data is not None), old)
-        moved = any(then is not None and then != now for then, now in zip(before, self._where))
-        self._by_device = placement.by_device(self._params)
-        if new == old and not moved:
-            return
-        states = self._updaters[0].get_states(dump_optimizer=False)
-        self._updaters = [mxnet.updater_with(self._optimizer, states) for _ in new]
-        mxnet.set_trainer_contexts(self, list(new))
-        trainer_state.continue_counts(self)
-
-
-class _Counted(counted):
-    """A context that counts an update and a step even if they fail here, since the other workers count them."""
-
-    __slots__ = ("_steps",)
-
-    def __init__(self, trainer: DistributedTrainer) -> None:
-        super().__init__(trainer, trainer._gradients)
-        self._steps = trainer._steps
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if error is None:
-            return
-        super().__exit__(kind, error, traceback)
-        trainer = self._trainer
-        if trainer._clipping is not None:
-            trainer._clipping.refuse(f"the step was interrupted on that rank: {error}")
-        if trainer._steps == self._steps and any(one.has_begun() for one in trainer._gradients):
-            trainer._leave_out(f"the step has failed on that rank: {error}")
+    return JoinHook(
+        company.process_set,
+        company.scope,
+        shared,
+        options.reduce_method == "mean",
+        options.sums_of_means,
+        attach,
+        trainer._step,
+        allreduce_grads,
+        trainer._apply,
+        without_local_parameters,
+    )
 
 
 def _unwrapped(optimizer: Any) -> Any:

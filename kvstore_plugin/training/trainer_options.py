@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import numbers
 from typing import Any, Callable, Mapping, Sequence
 
@@ -79,7 +80,7 @@ class TrainerOptions:
         options._check_hook()
         return options
 
-    @property
+    @functools.cached_property
     def sums_of_means(self) -> bool:
         """Whether gradients are sums between allreduce_grads() and update(), and update() divides the sums."""
         return self.reduce_method == "mean" and self.gradients_after_allreduce == "sum"

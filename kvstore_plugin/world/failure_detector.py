@@ -34,7 +34,7 @@ _NAMES_S = 0.5  # to find out which rank has ended, when it is only known that a
 _NAME_LOOK_MS = 5
 _JOIN_S = 5.0
 
-# Which ranks have ended, as a sentence; None: no rank, as far as this process knows.
+# The message that names the ranks that have ended, or None.
 death: str | None = None
 
 _watch: _Watch | None = None

@@ -9,7 +9,6 @@ import kvstore_plugin as mykv
 import numpy as np
 import pytest
 from harness.support import array, dense_network, mx, numbers
-from kvstore_plugin.coordination import step_marks
 from kvstore_plugin.training import statistics, statistics_report
 from kvstore_plugin.world import process
 
@@ -140,8 +139,9 @@ def test_share_of_communication_while_backward_runs(rank, count, gather):
     store = mx.kv.create("mykv")
 
     def push(part, key):
-        with step_marks.part(part):
-            store.pushpull(key, array(numbers(rank, (100,))))
+        process.core.set_step_part(part)  # as DenseReducer does in a step
+        store.pushpull(key, array(numbers(rank, (100,))))
+        process.core.set_step_part("")
 
     def work():
         if rank == 0:

@@ -1,0 +1,129 @@
+"""What guards a trainer's step: what the other workers must know, or this one must remember, if the step fails here.
+
+`StepGuard` is around a whole step: the other workers count it, so this worker counts it too. `updates` is around its
+updates: if they fail on this worker alone, its weights differ from then on, and the next step fails on all workers.
+`check_fresh` is before its sums: a stale gradient fails the step on all workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+from ..compat.mxnet import MXNetError, Parameter, gluon
+from ..parameters import load_tracking, trainer_state
+from ..world import process
+from .reducer import Reducer
+
+
+class StepGuard:
+    """A context of a trainer's step or update: if it fails here, an update is counted, as the other workers count it.
+
+    It is a class, since a context made of a generator takes more calls in every step.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer
+    reducers : sequence of Reducer
+        Those of the trainer's gradients.
+    when_failed : callable, optional
+        Called with the error after the update was counted.
+    """
+
+    __slots__ = ("_before", "_reducers", "_trainer", "_when_failed")
+
+    def __init__(
+        self,
+        trainer: gluon.Trainer,
+        reducers: Sequence[Reducer],
+        when_failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._trainer = trainer
+        self._reducers = reducers
+        self._when_failed = when_failed
+        self._before = sum(trainer._optimizer._index_update_count.values())
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if error is None:
+            return
+        for one in self._reducers:  # also after Ctrl-C: this worker may go on
+            one.refuse_update(f"the step was interrupted on that rank: {error}")
+        is_counted = trainer_state.updates_counted(self._trainer) != self._before
+        if not is_counted and any(one.has_begun() for one in self._reducers):
+            trainer_state.count_update(self._trainer)
+        if self._when_failed is not None:
+            self._when_failed(error)
+
+
+@contextlib.contextmanager
+def updates(trainer: gluon.Trainer | None, reducers: Sequence[Reducer]) -> Iterator[None]:
+    """A context of a trainer's updates: with fences around them, and a note if they fail on this worker.
+
+    Only an MXNetError about this worker's own arguments is noted: any other MXNetError may come from another worker,
+    and then all workers that wait for it in the update get it.
+
+    Parameters
+    ----------
+    trainer : gluon.Trainer or None
+        None: a failure is not noted.
+    reducers : sequence of Reducer
+        Those whose parameters each worker updates by itself.
+    """
+    updating = load_tracking.updating
+    before, updating.trainer = getattr(updating, "trainer", None), trainer
+    try:
+        for one in reducers:
+            for fence in one.fences:
+                fence.begin()
+        try:
+            yield
+        except MXNetError:  # of a sum, so that all workers have it; or of an update, which only a fence can tell
+            for one in reducers:
+                for fence in one.fences:
+                    fence.push(broken=True)
+            raise
+        for one in reducers:
+            for fence in one.fences:
+                fence.push()
+    except BaseException as error:
+        if trainer is not None and (not isinstance(error, MXNetError) or isinstance(error, load_tracking.OWN)):
+            load_tracking.note_failure(trainer._params, trainer)
+        raise
+    finally:
+        updating.trainer = before
+
+
+def check_fresh(params: Iterable[Parameter], refuse: Callable[[str], None] = lambda reason: None) -> None:
+    """Raise MXNet's warning about a gradient that no backward pass has written since the last step.
+
+    Parameters
+    ----------
+    params : iterable of Parameter
+    refuse : callable, optional
+        Called with the warning before it is raised.
+
+    Raises
+    ------
+    UserWarning
+        A gradient is stale.
+    """
+    stale = None
+    for parameter in params:  # a loop, since a generator costs a call for each gradient in every step
+        if parameter.grad_req == "null":
+            continue
+        if parameter._data is None:
+            return  # missing values are an error of their own
+        for weight in parameter._data:
+            if not weight._fresh_grad:
+                stale = stale or parameter
+    if stale is not None:
+        sentence = (
+            f"The gradient of parameter {stale.name} on rank {process.rank()} is stale: no backward has "
+            "written it since the last step. If the network is meant to use only some of its parameters, call "
+            "step(..., ignore_stale_grad=True)."
+        )
+        refuse(sentence)
+        raise UserWarning(sentence)
