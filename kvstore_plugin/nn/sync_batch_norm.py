@@ -359,13 +359,14 @@ class _Layer(mx.operator.CustomOp):
         super().__init__()
         self._prop = prop
         self._in_training = False
-        self._is_kept = False  # by a static graph, which runs it again without a call of the layer
+        self._has_run = False  # a static graph runs it again without a call of the layer
         self._call = 0
         self._statistics: Any = None
 
     def forward(self, is_train: bool, req: list, in_data: list, out_data: list, aux: list) -> None:
         data, gamma, beta, mean, variance = (_readable(one) for one in [*in_data, *aux])
         prop = self._prop
+        is_repeated, self._has_run = self._has_run, True
         self._in_training = bool(is_train) and not prop.use_global_stats
         if not self._in_training:
             inverse = 1 / np.sqrt(_values(variance).astype(np.float64) + prop.eps)
@@ -379,9 +380,7 @@ class _Layer(mx.operator.CustomOp):
             )
             return _assign(out_data[0], req[0], result)
         prop.calls.scope()
-        if self._is_kept:
-            prop.calls.in_training += 1
-        self._is_kept = True
+        prop.calls.in_training += is_repeated
         self._call = next(prop.calls.numbers)
         total = _added_up(prop.calls, "forward", batch_norm_math.sums(prop.seen(data)), data)
         output = out_data[0].as_nd_ndarray()

@@ -582,11 +582,12 @@ def _set_grad_req(net, value):
         ("stock", "stale gradients are ignored"),
         ("own", "all in evaluation mode"),
         ("own", "a static graph is trained"),  # its operators run again without a call of the layer
+        ("own", "a static graph is evaluated first"),
     ],
 )
 def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missing(kind, between, rank, gather):
     """A picture of saliency, say, in a step in which no worker calls the layer in training."""
-    is_static = between == "a static graph is trained"
+    is_static = "static" in between
     net, layer = _layer(3, "float32", {"static_alloc": is_static, "static_shape": is_static}, in_channels=3)
     other = nn.Dense(1, in_units=3)
     other.initialize()
@@ -610,6 +611,16 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
         mx.nd.waitall()
         assert len(set(gather(layer.running_mean.data().asnumpy().tobytes()))) == 1
 
+    def look(rows):
+        image = array(np.ones((rows, 3), "float32"))
+        image.attach_grad()
+        with autograd.record(train_mode=False):
+            loss = net(image).sum()
+        loss.backward(train_mode=False)
+        image.grad.asnumpy()
+
+    if between == "a static graph is evaluated first" and rank == 1:
+        look(2)
     train()
     if between == "all is frozen":
         _set_grad_req(net, "null")
@@ -619,12 +630,7 @@ def test_a_worker_alone_that_records_in_evaluation_mode_where_no_worker_is_missi
         train()
         recorded(net, True)
     if rank == 1:
-        image = array(np.ones((4, 3), "float32"))  # a batch of another size begins a static graph anew
-        image.attach_grad()
-        with autograd.record(train_mode=False):
-            loss = net(image).sum()
-        loss.backward(train_mode=False)
-        image.grad.asnumpy()
+        look(4)  # a batch of another size begins a static graph anew
     if between == "another trainer":
         recorded(other, True)
         another.step(1)

@@ -104,8 +104,19 @@ def _digests(trace: list) -> list[str]:
     return found
 
 
+def _has_no_judge(program: Program) -> bool:
+    """Whether MXNet alone, without a store, trains other weights under the disturbance too.
+
+    Graphs of MXNet that are hybridized, static ones above all, may do so behind a forward pass of another kind.
+    """
+    undisturbed = _digests(Symmetric(program, is_alone=True).all())
+    course = _Disturbed(program, is_alone=True)
+    with Disturbance(course, random.Random(program.seed + 2)) as course.disturbance:
+        return _digests(course.all()) != undisturbed
+
+
 def run(seed: int) -> tuple[list[str], bool]:
-    """Run one program; returns what was wrong."""
+    """Run one program; returns what was wrong, and whether there is no judge of it."""
     program, comm, rank = drawn(seed), MPI.COMM_WORLD, mykv.rank()
     what = f"program {seed}, rank {rank}, {program}"
     trace, wrong = together(Symmetric(program))
@@ -123,7 +134,10 @@ def run(seed: int) -> tuple[list[str], bool]:
         return [f"{what}: fails where rank {victim} is disturbed {wrong}; {course.done()}"], False
     disturbed = _digests(trace)
     names = ["start", *(name for name, _ in program.phases)]
-    for number, both in enumerate(zip(comm.allgather(undisturbed), comm.allgather(disturbed))):
+    everybody = list(zip(comm.allgather(undisturbed), comm.allgather(disturbed)))
+    if any(one != other for one, other in everybody) and all(comm.allgather(_has_no_judge(program))):
+        return [], True
+    for number, both in enumerate(everybody):
         if number == rank:
             apart = [f"{k}, {names[k]}" for k, pair in enumerate(zip(*both)) if pair[0] != pair[1]]
             if apart:
