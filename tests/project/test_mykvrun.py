@@ -133,14 +133,17 @@ def test_the_worker_that_failed_is_named_with_its_last_lines(tmp_path, script):
 
 
 _NOTED = """
-import sys, time
+import pathlib, sys, time
 from mykvrun import worker_notes
 
-rank = worker_notes.rank_in(worker_notes.os.environ)
+rank, told = worker_notes.rank_in(worker_notes.os.environ), pathlib.Path(__file__).with_name("told")
 if rank == 1:
     worker_notes.tell_end(3, "sys.exit(3)")
+    told.touch()
     time.sleep(0.5)  # waits in MPI_Finalize
-time.sleep(0.2)
+while not told.exists():
+    time.sleep(0.01)
+time.sleep(0.05)
 worker_notes.tell_end(1, "MXNetError: rank 1 has left")
 sys.exit(1)
 """
