@@ -1,6 +1,6 @@
 """step() with gradients ready, updating on the store and off it: ``python -m benchmarks.updates``.
 
-One more process is compared with the peers: one that updates alone and talks to nobody.
+A single process without communication is measured too, as a reference.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Sendings {
   ~Sendings();
 
   void send(Bytes bytes, int to, int tag);
-  // Moves the messages, and forgets those that are sent.
+  // Continues the sends, and drops the messages that have been sent.
   void progress();
   bool empty() const { return all_.empty(); }
 
