@@ -9,6 +9,7 @@
 #include "operations/signature.h"
 #include "python/bindings.h"
 #include "python/group.h"
+#include "python/without_gil.h"
 
 namespace py = pybind11;
 
@@ -119,7 +120,7 @@ PreparedBucket::PreparedBucket(const std::string& name, const std::shared_ptr<Gr
 void PreparedBucket::push(const std::string& label, const std::string& turn_of) const {
   if (runtime_->left()) throw Error("the bucket is of a runtime that was shut down");
   const mxnet::Bridge& target = bridge();
-  py::gil_scoped_release release;
+  WithoutGil release;
   target.push(runtime_, prepared_, label, turn_of);
 }
 
@@ -132,14 +133,14 @@ Fence::Fence(const Handles& arrays, const Handles& gradients, uint64_t key, std:
 void Fence::begin() {
   const mxnet::Bridge& target = bridge();
   watch_ = std::make_shared<mxnet::UpdateWatch>(key_, names_);
-  py::gil_scoped_release release;
+  WithoutGil release;
   target.push_look(gradients_, watch_);
 }
 
 void Fence::push(bool ends_step, bool broken) {
   const mxnet::Bridge& target = bridge();
   const auto watch = std::exchange(watch_, nullptr);
-  py::gil_scoped_release release;
+  WithoutGil release;
   target.push_fence(arrays_, ends_step, broken ? nullptr : watch);
   if (watch) target.push_verdict(arrays_.arrays().front(), watch);
 }
@@ -151,7 +152,7 @@ void bind_buffer(py::module_& m) {
         return py::buffer_info(b.data(), 1, py::format_descriptor<uint8_t>::format(),
                                static_cast<py::ssize_t>(b.bytes()));
       })
-      .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<py::gil_scoped_release>(),
+      .def("commit", &Buffer::commit, py::arg("nbytes"), py::call_guard<WithoutGil>(),
            "Take memory for the first `nbytes` bytes; raises Error when there is none left.")
       .def_property_readonly(
           "attached", [](const Buffer& b) { return !b.runtime()->left(); }, "Whether its group still runs.")

@@ -13,6 +13,7 @@
 #include "operations/signature.h"
 #include "python/arguments.h"
 #include "python/bindings.h"
+#include "python/without_gil.h"
 #include "world/communicator.h"
 
 namespace py = pybind11;
@@ -83,13 +84,13 @@ void attach_bridge(std::unique_ptr<mxnet::Bridge> made) {
 }
 
 Group::Group(MPI_Comm comm, const RuntimeOptions& options) {
-  py::gil_scoped_release release;
+  WithoutGil release;
   runtime_ = std::make_shared<Runtime>(comm, options);
   register_runtime(runtime_);
 }
 
 Group::~Group() {
-  py::gil_scoped_release release;
+  WithoutGil release;
   runtime_->leave("it shut mykv down");
 }
 
@@ -100,13 +101,13 @@ std::vector<uint64_t> Group::agreement_traffic() {
 
 void Group::leave(const Reason& reason) {
   const std::shared_ptr<Runtime> leaving = runtime_;
-  py::gil_scoped_release release;
+  WithoutGil release;
   leaving->leave(reason.text);
 }
 
 std::vector<Group::WaitingTuple> Group::waiting(const std::string& name, double least_seconds) {
   const std::shared_ptr<Runtime> asked = runtime_;
-  py::gil_scoped_release release;
+  WithoutGil release;
   std::vector<WaitingTuple> result;
   for (const Waiting& one : asked->waiting(least_seconds, name)) {
     std::vector<int> silent = one.unresponsive;
@@ -119,7 +120,7 @@ std::vector<Group::WaitingTuple> Group::waiting(const std::string& name, double 
 std::vector<std::vector<int>> Group::waiting_for_this(const std::vector<std::string>& names,
                                                       const std::string& turn_of) {
   const std::shared_ptr<Runtime> asked = runtime_;
-  py::gil_scoped_release release;
+  WithoutGil release;
   std::vector<std::vector<int>> result;
   for (const std::vector<int>& ranks : asked->waiting_for_this(names, turn_of))
     result.push_back(asked->world().labels(ranks));
@@ -130,7 +131,7 @@ void Group::give_up(const std::string& name, const Reason& reason, const std::st
                     double least_seconds) {
   const Cause cause(reason.text, error_code_of(code), std::move(ranks));
   const std::shared_ptr<Runtime> asked = runtime_;
-  py::gil_scoped_release release;
+  WithoutGil release;
   asked->give_up({{name, cause}}, least_seconds);
 }
 
@@ -154,7 +155,7 @@ std::unique_ptr<Work> Group::post(Request request, std::vector<py::array> kept, 
   auto work = std::make_unique<Work>(std::move(kept), runtime_);
   request.done = [state = work->state()](const Cause* error) { state->finish(error); };
   const std::shared_ptr<Runtime> target = runtime_;
-  py::gil_scoped_release release;
+  WithoutGil release;
   target->post(std::move(request));
   return work;
 }
@@ -166,7 +167,7 @@ std::shared_ptr<Buffer> Group::reserve(size_t bytes) {
 
 std::shared_ptr<Buffer> Group::allocate(size_t bytes) {
   const std::shared_ptr<Buffer> buffer = reserve(bytes);
-  py::gil_scoped_release release;
+  WithoutGil release;
   buffer->commit(bytes);
   return buffer;
 }
@@ -176,14 +177,14 @@ void Group::push_allreduce(const std::string& name, const Handles& inputs, const
                            const std::string& wire, const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
                              label,    turn_of};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_allreduce(common, handles(inputs), handles(outputs));
 }
 
 void Group::push_broadcast(const std::string& name, uintptr_t input, const Handles& outputs, int root, int priority,
                            const std::string& label, const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(root, priority), label, turn_of};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_broadcast(common, handle(input), handles(outputs));
 }
 
@@ -192,28 +193,28 @@ void Group::push_group(const std::string& name, const Handles& inputs, const Han
                        const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
                              label,    turn_of};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_group(common, handles(inputs), handles(outputs));
 }
 
 void Group::push_allgather(const std::string& name, uintptr_t input, uintptr_t output, const std::vector<size_t>& rows,
                            int priority, const std::string& label) {
   const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_allgather(common, handle(input), handle(output), rows);
 }
 
 void Group::push_alltoall(const std::string& name, uintptr_t input, uintptr_t output,
                           const std::vector<std::vector<size_t>>& rows, int priority, const std::string& label) {
   const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_alltoall(common, handle(input), handle(output), rows);
 }
 
 void Group::refuse_alltoall(const std::string& name, uintptr_t input, const std::vector<std::vector<size_t>>& rows,
                             const Reason& reason) {
   const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, 0), ""};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::refuse_alltoall(common, handle(input), rows, reason.text);
 }
 
@@ -222,7 +223,7 @@ void Group::push_reducescatter(const std::string& name, uintptr_t input, uintptr
                                const std::string& turn_of) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
                              label,    turn_of};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_reducescatter(common, handle(input), handle(output));
 }
 
@@ -241,7 +242,7 @@ void Group::push_reduce_to_owners(const std::string& name, const Handles& arrays
                                   int priority, const std::string& label, const std::string& wire) {
   const mxnet::Common common{bridge(), runtime_, name, allreduce_operation(*runtime_, op, scale, priority, wire),
                              label};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_reduce_to_owners(common, handles(arrays), array_shards(division), handles(own), handles(next));
 }
 
@@ -249,14 +250,14 @@ void Group::push_gather_from_owners(const std::string& name, const Handles& arra
                                     int priority, const std::string& label, const std::string& turn_of,
                                     const Handles& fenced) {
   const mxnet::Common common{bridge(), runtime_, name, broadcast_operation(0, priority), label, turn_of};
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_gather_from_owners(common, handles(arrays), array_shards(division), handles(fenced));
 }
 
 void Group::refuse(const std::string& name, const Reason& reason, const std::string& turn_of) {
   const uint64_t turn = turn_of.empty() ? runtime_->take_turn(name) : runtime_->last_turn(turn_of);
   const std::shared_ptr<Runtime> target = runtime_;
-  py::gil_scoped_release release;
+  WithoutGil release;
   target->refuse(name, turn, reason.text);
 }
 

@@ -18,6 +18,7 @@
 #include "operations/signature.h"
 #include "python/bindings.h"
 #include "python/group.h"
+#include "python/without_gil.h"
 
 namespace py = pybind11;
 
@@ -90,7 +91,7 @@ void bind_late_views(py::module_& m) {
       "deleter_of_views", [] { return reinterpret_cast<uintptr_t>(&give_back); },
       "The address of a function that returns the memory of a DLPack view to its owner, an object of Python. Any\n"
       "thread may call it at any time.");
-  m.def("keep_returned_memory", &keep_returned_memory, py::call_guard<py::gil_scoped_release>(),
+  m.def("keep_returned_memory", &keep_returned_memory, py::call_guard<WithoutGil>(),
         "Python exits: memory that views return from now on stays where it is.");
 }
 
@@ -197,7 +198,7 @@ py::dict facts(const Api* api, const std::string& problem) {
 py::dict find_gpus(const std::vector<std::string>& cuda, const std::vector<std::string>& nccl) {
   const gpu::Libraries* found = nullptr;
   {
-    py::gil_scoped_release release;
+    WithoutGil release;
     found = &gpu::Libraries::load(cuda, nccl);
   }
   py::dict result;
@@ -212,7 +213,7 @@ py::dict find_gpus(const std::vector<std::string>& cuda, const std::vector<std::
 
 void bind_gpu(py::module_& m) {
   py::class_<gpu::Memory, std::shared_ptr<gpu::Memory>>(m, "GpuMemory", "Memory on one GPU, zeroed.")
-      .def(py::init<int, size_t>(), py::arg("device"), py::arg("nbytes"), py::call_guard<py::gil_scoped_release>())
+      .def(py::init<int, size_t>(), py::arg("device"), py::arg("nbytes"), py::call_guard<WithoutGil>())
       .def_property_readonly("device", &gpu::Memory::device)
       .def_property_readonly("nbytes", &gpu::Memory::bytes)
       .def_property_readonly("address",

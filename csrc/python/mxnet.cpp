@@ -11,6 +11,7 @@
 #include "python/arguments.h"
 #include "python/bindings.h"
 #include "python/group.h"
+#include "python/without_gil.h"
 
 namespace py = pybind11;
 
@@ -58,11 +59,11 @@ void bind_mxnet(py::module_& m) {
   m.def(
       "push_failing",
       [](uintptr_t array, const Reason& reason) {
-        const py::gil_scoped_release release;
+        const WithoutGil release;
         bridge().push_failing(reinterpret_cast<mxnet::Handle>(array), reason.text);
       },
       py::arg("array"), py::arg("reason"), "An operation of MXNet's engine that only fails: the array gets the error.");
-  m.def("join_operator_threads", &join_operator_threads, py::call_guard<py::gil_scoped_release>(),
+  m.def("join_operator_threads", &join_operator_threads, py::call_guard<WithoutGil>(),
         "Let MXNet end the threads of its operators that are written in Python. The engine must be idle.");
 }
 
@@ -73,14 +74,14 @@ void push_sum_of_squares(const std::vector<std::tuple<uintptr_t, size_t, size_t>
   std::vector<mxnet::Piece> read;
   for (const auto& [array, first, count] : pieces) read.push_back({handle(array), first, count});
   const mxnet::Bridge& target = bridge();
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_sum_of_squares(target, read, handle(squares), begin, priority);
 }
 
 void push_clip(const Handles& arrays, uintptr_t squares, double factor, double most, int priority) {
   const std::vector<mxnet::Handle> written = handles(arrays);
   const mxnet::Bridge& target = bridge();
-  py::gil_scoped_release release;
+  WithoutGil release;
   mxnet::push_clip(target, written, handle(squares), factor, most, priority);
 }
 

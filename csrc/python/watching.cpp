@@ -17,6 +17,7 @@
 #include "base/forks.h"
 #include "python/bindings.h"
 #include "python/group.h"
+#include "python/without_gil.h"
 #include "runtime/stall_watch.h"
 #include "timeline/timeline.h"
 
@@ -69,7 +70,7 @@ std::optional<std::vector<std::pair<bool, std::string>>> next_stalls(double warn
   if (watches_elsewhere()) return std::nullopt;
   const StallLimits limits{warn_seconds, abort_seconds};
   const auto interval = look_every(limits);
-  py::gil_scoped_release release;
+  WithoutGil release;
   std::unique_lock<std::mutex> lock(g_watching->mutex);
   std::chrono::duration<double> stopped{};
   while (g_watching->on) {
@@ -117,7 +118,7 @@ namespace {
 int start_timeline(int fd, int rank, bool mark_cycles, int64_t zero_ns, const std::string& members) {
   FileDescriptor file(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!file) return errno;
-  py::gil_scoped_release release;
+  WithoutGil release;
   return Timeline::instance().start(std::move(file), {mark_cycles, rank, zero_ns, members});
 }
 
@@ -129,7 +130,7 @@ void bind_timeline(py::module_& m) {
         "Record into the empty regular file behind `fd`, which stays the caller's. Times count from `zero_ns`\n"
         "(time.monotonic_ns). `members`: JSON, of the outer object. Returns 0, or the errno of a failed write.");
   m.def(
-      "stop_timeline", [] { return Timeline::instance().stop(); }, py::call_guard<py::gil_scoped_release>(),
+      "stop_timeline", [] { return Timeline::instance().stop(); }, py::call_guard<WithoutGil>(),
       "Write what is left and end. Returns 0, or the errno of the write that ended it before.");
 }
 

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "python/without_gil.h"
 #include "runtime/runtime.h"
 
 namespace py = pybind11;
@@ -19,7 +20,7 @@ constexpr double kLongestS = 1e9;  // a longer limit is none
 
 Work::~Work() {
   if (fork_number() != forks_) return;  // in a fork no thread finishes it
-  py::gil_scoped_release release;
+  WithoutGil release;
   std::unique_lock<std::mutex> lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done.load(); });
 }
@@ -33,7 +34,7 @@ void Work::State::finish(const Cause* failure) {
 
 bool Work::wait(double timeout) {
   if (fork_number() != forks_) throw Error("this process is a fork of the process that waits for this operation");
-  py::gil_scoped_release release;
+  WithoutGil release;
   const auto over = [this] { return state_->done.load(); };
   const int64_t begun = now_ns();
   const bool endless = !(timeout >= 0 && timeout <= kLongestS);

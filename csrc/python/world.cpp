@@ -11,6 +11,7 @@
 #include "python/arguments.h"
 #include "python/bindings.h"
 #include "python/group.h"
+#include "python/without_gil.h"
 #include "world/communicator.h"
 
 namespace py = pybind11;
@@ -48,12 +49,12 @@ void shutdown() {
   if (!world_group() || world_group()->forked()) return;
   const std::shared_ptr<Group> last = std::move(world_group());
   world_group().reset();
-  py::gil_scoped_release release;
+  WithoutGil release;
   leave_all("it shut mykv down");
 }
 
 void leave(const Reason& reason) {
-  py::gil_scoped_release release;
+  WithoutGil release;
   leave_all(reason.text);
 }
 
@@ -67,7 +68,7 @@ void bind_world(py::module_& m) {
   m.def(
       "lose",
       [](const Reason& reason, std::vector<int> ranks) { lose_all({reason.text, ErrorCode::dead, std::move(ranks)}); },
-      py::arg("reason"), py::arg("ranks") = std::vector<int>(), py::call_guard<py::gil_scoped_release>(),
+      py::arg("reason"), py::arg("ranks") = std::vector<int>(), py::call_guard<WithoutGil>(),
       "Processes have died: end all operations of this one, at once, with the reason. `ranks`: theirs, if known.");
   m.def(
       "watch", [](bool on) { Runtime::watched().store(on); }, py::arg("on"),

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "compress/compress_path.h"
+#include "python/without_gil.h"
 #include "testing/bindings.h"
 
 namespace py = pybind11;
@@ -50,7 +51,7 @@ py::array_t<uint8_t> encode(const Compressor& compressor, const py::array& value
   input.draws.stream = stream;
   py::array_t<uint8_t> message(static_cast<py::ssize_t>(compressor.bytes(piece)));
   auto* const bytes = reinterpret_cast<char*>(message.mutable_data());
-  py::gil_scoped_release release;
+  WithoutGil release;
   compressor.encode(piece, input, bytes);
   return message;
 }
@@ -65,7 +66,7 @@ void decode(const Compressor& compressor, const py::array_t<uint8_t, py::array::
   }
   const auto* const bytes = reinterpret_cast<const char*>(message.data());
   auto* const target = const_cast<void*>(values.data());
-  py::gil_scoped_release release;
+  WithoutGil release;
   compressor.decode(piece, bytes, target);
 }
 

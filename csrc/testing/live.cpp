@@ -10,6 +10,7 @@
 
 #include "base/planted_faults.h"
 #include "python/group.h"
+#include "python/without_gil.h"
 #include "testing/bindings.h"
 
 namespace py = pybind11;
@@ -79,7 +80,7 @@ void bind_live(py::module_& m) {
       "signal_under_lock",
       [](const std::shared_ptr<Group>& group, int number) {
         const std::shared_ptr<Runtime> kept = group->runtime();
-        py::gil_scoped_release release;
+        WithoutGil release;
         testing::RuntimeAccess::signal_under_lock(*kept, number);
       },
       py::arg("group"), py::arg("number"),
@@ -88,7 +89,7 @@ void bind_live(py::module_& m) {
       "signal_with_launch_order",
       [](const std::shared_ptr<Group>& group, int number) {
         const std::shared_ptr<Runtime> kept = group->runtime();
-        py::gil_scoped_release release;
+        WithoutGil release;
         testing::RuntimeAccess::signal_with_launch_order(*kept, number);
       },
       py::arg("group"), py::arg("number"), "The same while it keeps the order of launches on GPUs locked.");

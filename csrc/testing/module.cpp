@@ -22,6 +22,7 @@
 #include "memory/headroom.h"
 #include "memory/region.h"
 #include "python/arguments.h"
+#include "python/without_gil.h"
 #include "runtime/requests.h"
 #include "runtime/spin_policy.h"
 #include "testing/bindings.h"
@@ -170,7 +171,7 @@ PYBIND11_MODULE(mykv_core_testing, m) {
       [](int count) {
         for (int k = 0; k < count; ++k) gpu::Event::record(0, nullptr);
       },
-      py::arg("count"), py::call_guard<py::gil_scoped_release>(), "Make and drop so many events of GPU 0.");
+      py::arg("count"), py::call_guard<WithoutGil>(), "Make and drop so many events of GPU 0.");
   py::class_<gpu::Event, std::shared_ptr<gpu::Event>>(m, "GpuEvent").def(py::init([] {
     return std::const_pointer_cast<gpu::Event>(gpu::Event::record(0, nullptr));
   }));

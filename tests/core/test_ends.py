@@ -142,3 +142,35 @@ def test_an_answer_to_an_earlier_question_is_not_taken_for_one_to_this(rank, sta
     if rank == 2:
         works += [_submit(core, "y")]
     assert all(work.wait(30) for work in works)
+
+
+_DAEMONS = """
+import threading, time
+import numpy as np
+from mpi4py import MPI
+import mykv_core as core
+
+core.init(MPI.COMM_WORLD.py2f(), {})
+array = np.ones(10, "float32")
+work = core.submit_allreduce("x", [array], [array])
+
+def wait():
+    while True:
+        work.wait(60)  # releases Python's lock and takes it again
+
+class Slow:
+    def __del__(self):
+        time.sleep(0.5)  # Python is ending, and other threads run
+
+for _ in range(2):
+    threading.Thread(target=wait, daemon=True).start()
+slow = Slow()
+time.sleep(0.2)
+print("end", flush=True)
+"""
+
+
+def test_python_ends_while_daemon_threads_are_in_the_core(mpirun):
+    """Until Python 3.13 Python ends such a thread by unwinding its stack, through the core's frames."""
+    result = mpirun(1, _DAEMONS)
+    assert result.code == 0 and result.stdout.count("end") == 1, result.text

@@ -78,8 +78,10 @@ def test_a_job_that_fails_without_an_exception_says_how():
 
 
 _CALLER = """
-import os, time
+import os, signal, time
 from mykvrun.function_job import run
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell runs in the background
 
 def wait():
     print("waits", flush=True)

@@ -1,0 +1,31 @@
+#pragma once
+
+#include <Python.h>
+#include <unistd.h>
+
+namespace mykv {
+
+// Releases Python's lock (the GIL) for the lifetime of the object.
+//
+// A daemon thread may still be in a call when Python ends. To take the lock then is fatal for a thread: up to Python
+// 3.13 Python ends it with pthread_exit(), which unwinds its stack, and this destructor must not be left that way (C++
+// would abort the process). So the thread sleeps until the process is gone, as in Python 3.14.
+// pybind11's gil_scoped_release aborts there (3.1).
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+  ~WithoutGil() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (...) {  // nothing but pthread_exit() comes here: Python throws no C++ exceptions
+      for (;;) ::pause();
+    }
+  }
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace mykv
