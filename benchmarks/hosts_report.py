@@ -12,17 +12,17 @@ from .environments import HOME, ROOT
 from .peers import AS_INSTALLED
 from .report import (
     TIMES,
-    against_target,
     another_machine,
     folded,
     quartiles,
     slower,
     spread_cells,
+    targets_section,
     write_as_asked,
     write_times,
 )
 from .results import Results, Spread
-from .targets import Part, milliseconds, verdict
+from .targets import Part, milliseconds
 
 PAGE = ROOT / "docs" / "benchmarks-hosts.md"
 LINK = 1e9 / 8  # bytes per second of a link of 1 Gbit/s, each way
@@ -257,15 +257,6 @@ def write(results: Results, page: Path = PAGE) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = hosts_plots.draw(results, folder)
     judged = [(line, line.parts(results)) for line in LINES]
-    verdicts = [verdict(parts) for _, parts in judged]
-    reached = sum(one.startswith("reached") for one in verdicts)
-    rows = ["| work | target | measured |", "| --- | --- | --- |"]
-    rows += [f"| {line.work} | {line.target} | {against_target(parts)} |" for line, parts in judged]
-    missed = "\n\n".join(
-        f"**{line.work}.** {line.bound or 'No paragraph on this target has been written yet.'}"
-        for (line, _), one in zip(judged, verdicts)
-        if "missed" in one
-    )
     sections = [
         "# Benchmarks of several hosts\n\n" + _OVERVIEW,
         *(f"![{title}]({folder.name}/{name})\n\n{text}" for title, name, text in drawn),
@@ -277,11 +268,7 @@ def write(results: Results, page: Path = PAGE) -> None:
         f"[The times of all cases]({folder.name}/{TIMES}), with their settings, are a table of comma-separated values.",
         folded("How it was measured", _METHOD),
         folded("Machine and versions", _setting(results)),
-        folded(
-            f"Targets: {reached} of {len(verdicts)} reached, {sum('missed' in one for one in verdicts)} missed",
-            "\n".join(rows),
-        ),
-        folded("Missed targets", missed),
+        targets_section([(line.work, line.target, parts, line.bound) for line, parts in judged], figures=False),
         folded("What failed", _failures(results)),
     ]
     page.write_text("\n\n".join(part.rstrip() for part in sections if part) + "\n", encoding="utf-8")

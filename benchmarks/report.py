@@ -72,8 +72,11 @@ _SHORT: list[tuple[str, Callable[[Results], list[Cell]]]] = [
             f"sum of {name}'s gradients ({size} MB){trainer}",
             _cells(f"gradients/{model}/{flavour}", f"gradients/{model}/own"),
         )
-        for name, size, model in (("ResNet-50", 102, "resnet50"), ("BERT-base", 438, "bert"))
-        for flavour, trainer in (("own", ", `DistributedTrainer`"), ("stock", ", stock `gluon.Trainer`"))
+        for name, size, model, flavour, trainer in (
+            ("ResNet-50", 102, "resnet50", "own", ", `DistributedTrainer`"),
+            ("ResNet-50", 102, "resnet50", "stock", ", stock `gluon.Trainer`"),
+            ("BERT-base", 438, "bert", "own", ", `DistributedTrainer`"),
+        )
     ),
     ("training step of ResNet-18, 64 pixels, 8 images per worker", _cells("training/own", "training/own", "step")),
     *(
@@ -93,6 +96,7 @@ def write(results: Results, page: Path = PAGE) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     drawn = plots.draw(results, folder)
     judged = {line.key: line.parts(results) for line in LINES}
+    written = notes()
     first = [one for one in drawn if one[1] in plots.FIRST]
     others = [one for one in drawn if one[1] not in plots.FIRST]
     sections = [
@@ -107,8 +111,7 @@ def write(results: Results, page: Path = PAGE) -> None:
         f"[The times of all cases]({folder.name}/{TIMES}), with their settings, are a table of comma-separated values.",
         folded("How it was measured", _METHOD),
         folded("Machine and versions", _setting(results)),
-        folded(_summary(judged), _table(judged)),
-        folded("Missed targets", _missed(judged)),
+        targets_section([(line.work, line.target, judged[line.key], written.get(line.key, "")) for line in LINES]),
         folded("Commands", _commands()),
         folded("What failed", _failures(results)),
     ]
@@ -266,33 +269,22 @@ def _keep_as_another_machine(page: str, results: Results, rows: list[str]) -> No
     print(f"wrote {kept}")
 
 
-def _summary(judged: dict[str, list[Part]]) -> str:
-    verdicts = [verdict(parts) for parts in judged.values()]
+def targets_section(judged: list[tuple[str, str, list[Part], str]], figures: bool = True) -> str:
+    """A folded table of the missed targets (work, target, parts, reason), and the others, with or without figures."""
+    verdicts = [verdict(parts) for _, _, parts, _ in judged]
     reached = sum(one.startswith("reached") for one in verdicts)
-    missed = sum("missed" in one for one in verdicts)
-    return f"Targets: {reached} of {len(verdicts)} reached, {missed} missed"
-
-
-def _table(judged: dict[str, list[Part]]) -> str:
-    rows = ["| work | target | measured |", "| --- | --- | --- |"]
-    rows += [f"| {line.work} | {line.target} | {against_target(judged[line.key])} |" for line in LINES]
-    return "\n".join(rows)
-
-
-def against_target(parts: list[Part]) -> str:
-    """What was measured, of the numbers that a target asks for."""
-    texts = [f"{'' if part.reached else '**missed:** '}{part.text}" for part in parts if part.reached is not None]
-    return "<br>".join(texts or [part.text for part in parts])
-
-
-def _missed(judged: dict[str, list[Part]]) -> str:
-    written = notes()
-    texts = []
-    for line in LINES:
-        if "missed" in verdict(judged[line.key]):
-            text = written.get(line.key) or f"No paragraph on this target has been written yet (`{line.key}`)."
-            texts.append(f"**{line.work}.** {text}")
-    return "\n\n".join(texts)
+    missed = [one for one, found in zip(judged, verdicts) if "missed" in found]
+    others = []
+    for (work, _, parts, _), found in zip(judged, verdicts):
+        if "missed" not in found:
+            others.append(f"- {work}" + (": " + "; ".join(part.text for part in parts) if figures else ""))
+    rows = ["| missed | target | measured | reason |", "| --- | --- | --- | --- |"]
+    for work, target, parts, reason in missed:
+        measured = "<br>".join(part.text for part in parts if part.reached is False)
+        why = " ".join(reason.split()) or "not written yet"
+        rows.append(f"| {work} | {target} | {measured} | {why} |")
+    text = "\n".join([*(rows if missed else ()), "", "The others:", "", *others])
+    return folded(f"Targets: {reached} of {len(judged)} reached, {len(missed)} missed", text)
 
 
 def _setting(results: Results) -> str:
