@@ -191,6 +191,7 @@ class Disturbance:
         self._join()
         course, kind = self._course, self._chance.choice(["nothing", "collect", "train"])
         trains = kind == "train" and self._is_ready() and course.program.norm != "sync"
+        trains = trains and any(one.grad_req != "null" for one in parameters(course.net))  # else MXNet has no backward
 
         def child() -> None:
             if kind == "collect":

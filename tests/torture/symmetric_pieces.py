@@ -66,7 +66,8 @@ class Symmetric(Idioms):
 
     def do_process_set(self, draw: random.Random) -> None:
         """A process set, in which some workers sum something or train another network."""
-        members = sorted(draw.sample(range(self.size), draw.choice([1, self.size - 1])))
+        size = mykv.size()  # also where this run is alone: all workers run it then
+        members = sorted(draw.sample(range(size), draw.choice([1, size - 1])))
         part = mykv.add_process_set(members)
         trains = draw.random() < 0.5
         values = self.numbers()
