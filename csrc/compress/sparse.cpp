@@ -145,6 +145,32 @@ template void write_sparse(const Piece&, const double*, const uint32_t*, size_t,
 template void read_sparse(const Piece&, const char*, size_t, float*);
 template void read_sparse(const Piece&, const char*, size_t, double*);
 
+namespace {
+
+// A compressor that sends k elements; the kind says by encode_values() which.
+template <class Kind>
+class Sparse : public TypedCompressor<Kind> {
+ public:
+  explicit Sparse(Parameters& parameters) : TypedCompressor<Kind>(parameters), kept_(parameters) {}
+
+  bool counts_elements() const final { return kept_.is_number(); }
+
+  template <class T>
+  void decode_values(const Piece& piece, double, const char* payload, T* values) const {
+    read_sparse(piece, payload, kept_.of(piece), values);
+  }
+
+ protected:
+  size_t kept_of(const Piece& piece) const { return kept_.of(piece); }
+
+ private:
+  size_t payload_bytes(const Piece& piece) const final { return sparse_bytes(piece, kept_.of(piece)); }
+
+  KeptCount kept_;
+};
+
+}  // namespace
+
 // 'topk': the k elements of the largest magnitude. A. F. Aji and K. Heafield, "Sparse Communication for Distributed
 // Gradient Descent", EMNLP 2017; S. U. Stich, J.-B. Cordonnier and M. Jaggi, "Sparsified SGD with Memory", NeurIPS
 // 2018: what is lost of n elements is at most 1 - k / n of the squared norm.
@@ -174,16 +200,14 @@ Key<T> guess_bound(const T* values, size_t count, size_t k, std::vector<Key<T>>&
   return *nth;
 }
 
-class TopK : public TypedCompressor<TopK> {
+class TopK : public Sparse<TopK> {
  public:
-  explicit TopK(Parameters& parameters) : TypedCompressor(parameters), few_(parameters) {}
-
-  bool counts_elements() const override { return few_.is_number(); }
+  explicit TopK(Parameters& parameters) : Sparse(parameters) {}
 
   template <class T>
   double encode_values(const Piece& piece, const T* values, const Input&, char* payload) const {
     static thread_local Selection<Key<T>> found;
-    const size_t k = few_.of(piece);
+    const size_t k = kept_of(piece);
     const Key<T> guess = guess_bound(values, piece.count, k, found.order);
     select_largest(found, piece.count, k, guess, [&](uint32_t* indices, Key<T>* keys, Key<T> bound) {
       return loops<T>().collect(indices, keys, values, piece.count, bound);
@@ -191,16 +215,6 @@ class TopK : public TypedCompressor<TopK> {
     write_sparse(piece, values, found.indices.data(), k, T{1}, payload);
     return 0;
   }
-
-  template <class T>
-  void decode_values(const Piece& piece, double, const char* payload, T* values) const {
-    read_sparse(piece, payload, few_.of(piece), values);
-  }
-
- private:
-  size_t payload_bytes(const Piece& piece) const override { return sparse_bytes(piece, few_.of(piece)); }
-
-  KeptCount few_;
 };
 
 }  // namespace
@@ -221,22 +235,20 @@ uint32_t bound_of_random_keys(size_t count, size_t k) {
   return share >= 1 ? 0 : static_cast<uint32_t>((1 - share) * 0x1p32);
 }
 
-class RandomK : public TypedCompressor<RandomK> {
+class RandomK : public Sparse<RandomK> {
  public:
   explicit RandomK(Parameters& parameters)
-      : TypedCompressor(parameters),
-        few_(parameters),
+      : Sparse(parameters),
         seed_(static_cast<uint64_t>(parameters.whole("seed", 0, 0, INT64_MAX))) {}
 
   // The same elements are sent of every host's values and of their sum: otherwise an element would have to be chosen
   // twice to arrive, and would arrive that much later.
   bool draws_alike() const override { return true; }
-  bool counts_elements() const override { return few_.is_number(); }
 
   template <class T>
   double encode_values(const Piece& piece, const T* values, const Input& input, char* payload) const {
     static thread_local Selection<uint32_t> found;
-    const size_t k = few_.of(piece);
+    const size_t k = kept_of(piece);
     Draws draws = input.draws;
     draws.seed = seed_;
     select_largest(found, piece.count, k, bound_of_random_keys(piece.count, k),
@@ -250,15 +262,7 @@ class RandomK : public TypedCompressor<RandomK> {
     return 0;
   }
 
-  template <class T>
-  void decode_values(const Piece& piece, double, const char* payload, T* values) const {
-    read_sparse(piece, payload, few_.of(piece), values);
-  }
-
  private:
-  size_t payload_bytes(const Piece& piece) const override { return sparse_bytes(piece, few_.of(piece)); }
-
-  KeptCount few_;
   uint64_t seed_;
 };
 
