@@ -16,7 +16,7 @@
 #   make torture         random programs, kills, delays, a soak, many keys, fuzzing; MINUTES=10 for all, TORTURE_ARGS="--only kills --seed 3"
 #   make lint            ruff, clang-format, the order of imports and types (mypy), which change nothing; `make format` does
 #   make fuzz            every parser under fuzzers for FUZZ_SECONDS (60) each; needs clang, and atheris for those in Python
-#   make docs            the documentation as HTML in site/
+#   make docs            the reference in docs/reference/ from the sources, and the documentation as HTML in site/
 #   make clean           removes what was built, `make distclean` the environments that make has made too
 #
 #   PYTHON=python3.11             what makes the environments, 3.8 to 3.14
@@ -239,6 +239,7 @@ format: .venv-lint/.made
 
 # The variable silences what the theme says of other programs.
 docs: .venv-docs/.made
+	.venv-docs/bin/python docs/reference/write.py
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 
 # Without the package: its sources are read, neither compiled nor imported.

@@ -61,7 +61,7 @@ def allgather(
 
     Examples
     --------
-    >>> predictions = net(images).argmax(axis=1)  # of this worker's 32 digits
+    >>> predictions = net(images).argmax(axis=1)  # of this worker's 32 samples
     >>> everyones = mykv.allgather(predictions, name="predictions")
     >>> everyones.shape
     (64,)
@@ -196,7 +196,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     Examples
     --------
     >>> if mykv.rank() == 0:
-    ...     np.save("labels.npy", digits.target)
+    ...     np.save("labels.npy", targets)
     >>> mykv.barrier()  # until the file is there
     >>> len(np.load("labels.npy"))
     1797

@@ -1,4 +1,4 @@
-"""What this package replaces in MXNet: one decorator, and the table that docs/architecture.md shows.
+"""What this package replaces in MXNet: one decorator, and the table that docs/reference/mxnet.md shows.
 
 A replacement is in place from the import of the package on if a program may use the original before any code of this
 package runs. The first init(), which each store and trainer calls, puts all other replacements in place. No name is

@@ -116,7 +116,7 @@ class join:
     ...             loss = loss_of(net(images), labels)
     ...         loss.backward()
     ...         trainer.step(449)  # the same on all workers, also for a smaller last batch
-    >>> joined.steps, joined.last_rank  # 899 and 898 digits: rank 1 has ended after 2 steps
+    >>> joined.steps, joined.last_rank  # 899 and 898 samples: rank 1 has ended after 2 steps
     (3, 0)
     """
 

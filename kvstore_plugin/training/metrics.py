@@ -89,7 +89,7 @@ def allreduce_metric(metric: Any, process_set: ProcessSet = global_process_set) 
     >>> accuracy = mx.metric.Accuracy()  # in MXNet 2.0 mx.gluon.metric.Accuracy()
     >>> for images, labels in loader:
     ...     accuracy.update([labels], [net(images).argmax(axis=1)])
-    >>> name, value = mykv.allreduce_metric(accuracy).get()  # over the digits of all workers
+    >>> name, value = mykv.allreduce_metric(accuracy).get()  # over the samples of all workers
     >>> name
     'accuracy'
     """

@@ -151,7 +151,7 @@ class DistributedTrainer(MeetingTrainer):
     Examples
     --------
     >>> trainer = mykv.DistributedTrainer(net.collect_params(), "adam", {"learning_rate": 0.01})
-    >>> for images, labels in loader:  # this worker's share of the digits
+    >>> for images, labels in loader:  # this worker's share of the samples
     ...     with autograd.record():
     ...         loss = loss_of(net(images), labels)
     ...     loss.backward()

@@ -387,8 +387,8 @@ def local_rank() -> int:
     Examples
     --------
     >>> if mykv.local_rank() == 0:  # one worker of each host unpacks the data
-    ...     with open("digits.npy", "wb") as file:
-    ...         np.save(file, digits.images)
+    ...     with open("inputs.npy", "wb") as file:
+    ...         np.save(file, inputs)
     >>> mykv.barrier()
     """
     return core.local_rank()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
 from pathlib import Path
 
 import kvstore_plugin
@@ -13,12 +14,32 @@ from harness.support import IS_2
 from kvstore_plugin.world import settings
 
 _DOCS = Path(__file__).parents[2] / "docs"
+_API = (_DOCS / "reference/api.md").read_text()
+_PYTHON_OF_DOCS = _DOCS.parent / ".venv-docs/bin/python"
 _VALUES = {name: getattr(kvstore_plugin, name) for name in sorted(kvstore_plugin.__all__)}
 
 
 def test_api_reference_lists_every_public_name_once():
-    listed = re.findall(r"^::: kvstore_plugin\.(\w+)$", (_DOCS / "api.md").read_text(), re.MULTILINE)
+    listed = re.findall(r'^<a id="kvstore_plugin\.(\w+)"></a>$', _API, re.MULTILINE)
     assert sorted(listed) == list(_VALUES)
+
+
+@pytest.mark.parametrize("name", [name for name, value in _VALUES.items() if inspect.isroutine(value)])
+def test_api_reference_has_the_signature_and_the_docstring(name):
+    """Of functions, where nothing but the package is needed; the next test compares all of it."""
+    signature, text = _API.split(f'<a id="kvstore_plugin.{name}"></a>')[1].split("```python\n")[1].split("```", 1)
+    own = inspect.signature(_VALUES[name]).parameters
+    assert [key for key in own if not re.search(rf"\b{key}\b", signature)] == []
+    shown = re.sub(r"\[([\w-]+\.md)\]\(.+?\)", r"docs/\1", text)
+    assert inspect.getdoc(_VALUES[name]).splitlines()[0].replace("``", "`") in shown
+
+
+def test_the_generated_pages_are_as_the_sources_are():
+    if not _PYTHON_OF_DOCS.exists():
+        pytest.skip("there is no .venv-docs: make docs")
+    command = [str(_PYTHON_OF_DOCS), str(_DOCS / "reference/write.py"), "--check"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("name", [name for name, value in _VALUES.items() if inspect.isroutine(value)])
