@@ -270,20 +270,20 @@ def _keep_as_another_machine(page: str, results: Results, rows: list[str]) -> No
 
 
 def targets_section(judged: list[tuple[str, str, list[Part], str]], figures: bool = True) -> str:
-    """A folded table of the missed targets (work, target, parts, reason), and the others, with or without figures."""
+    """A folded table of the missed targets (work, target, parts, reason), and with figures also the others."""
     verdicts = [verdict(parts) for _, _, parts, _ in judged]
     reached = sum(one.startswith("reached") for one in verdicts)
     missed = [one for one, found in zip(judged, verdicts) if "missed" in found]
     others = []
     for (work, _, parts, _), found in zip(judged, verdicts):
-        if "missed" not in found:
-            others.append(f"- {work}" + (": " + "; ".join(part.text for part in parts) if figures else ""))
+        if "missed" not in found and figures:
+            others.append(f"- {work}: {'; '.join(part.text for part in parts)}")
     rows = ["| missed | target | measured | reason |", "| --- | --- | --- | --- |"]
     for work, target, parts, reason in missed:
         measured = "<br>".join(part.text for part in parts if part.reached is False)
         why = " ".join(reason.split()) or "not written yet"
         rows.append(f"| {work} | {target} | {measured} | {why} |")
-    text = "\n".join([*(rows if missed else ()), "", "The others:", "", *others])
+    text = "\n".join([*(rows if missed else ()), *(["", "The others:", "", *others] if others else ())])
     return folded(f"Targets: {reached} of {len(judged)} reached, {len(missed)} missed", text)
 
 
