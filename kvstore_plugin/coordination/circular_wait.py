@@ -15,6 +15,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -35,6 +36,7 @@ _PATIENCE_S = 4.0  # the script has stood so long when this rank tells the other
 _PATIENCE_WITH_GPU_S = 60.0  # a thread that waits for a GPU sleeps, as a thread that waits for other ranks does
 _POLL_S = 0.2
 _BYTES = 2048  # of what a rank tells
+_MOST_LETTERS = 200  # of the user's call
 _JOIN_S = 10.0
 
 # Functions that wait in the engine or in the core, by the last part of their files' names.
@@ -43,6 +45,8 @@ _WAITS = {
     os.path.join("mxnet", "ndarray", "utils.py"): {"save"},
     os.path.join("world", "process.py"): {"wait"},
 }
+_TRAINER = re.compile(r"(?:[^/]+/)??(?:set\d+\.)?(?:gluon\.T|t)rainer\d+(?=/)")  # at the beginning of a name
+_CHECKPOINT = re.compile(r"(?P<owner>.+?)/checkpoint(?:/|\Z)")
 _CUSTOM = os.path.join("mxnet", "operator.py"), os.path.join("compat", "recorded.py")
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -134,10 +138,14 @@ def _state(stands: _Stands) -> dict[str, Any] | None:
         ]
     if not waits:
         return None
+    thread = threading.main_thread().ident
+    # If the script stands in a call of this package, the line of the script belongs to that call.
+    name, first = next((one for one in waits if deadlock_check.call_of(thread, one[0])), waits[0])
     return {
-        "name": waits[0][0],
+        "name": name,
+        "call": deadlock_check.call_of(thread, name)[:_MOST_LETTERS],
         "waits": [list(one) for one in sorted({tuple(ranks) for _, ranks in waits})],
-        "first": waits[0][1],
+        "first": first,
         "where": _place_in_script(),
     }
 
@@ -228,10 +236,7 @@ def _end_circle(core: Any, states: Sequence[dict[str, Any] | None], told_at: flo
         return
     halves = "; ".join(_half(rank, states[rank]) for rank in circle[:8])
     more = f"; {len(circle) - 8} more ranks too" if len(circle) > 8 else ""
-    text = (
-        f"{halves}{more}: they wait for each other. Make the same calls on all workers, none under `if rank() == 0:`, "
-        "and give all workers equally many batches, or put `with join(trainer):` around the training loop"
-    )
+    text = f"{halves}{more}: they wait for each other. {_advice([states[rank]['name'] for rank in circle])}"
     _log.warning("%s.", text)
     if core.rank() not in circle or not settings.value("MYKV_STALL_ABORT_S"):
         return
@@ -267,20 +272,44 @@ def _half(rank: int, state: dict[str, Any]) -> str:
     others = state["first"]
     whom = f"rank {others[0]}" if len(others) == 1 else f"ranks {', '.join(map(str, others[:8]))}"
     where = f" at {state['where']}" if state["where"] else ""
-    return f"rank {rank} waits in {_called(state['name'])} for {whom}{where}"
+    return f"rank {rank} waits in {_called(state['name'], state['call'])} for {whom}{where}"
 
 
-def _called(name: str) -> str:
-    """The user's call for the name of an operation."""
+def _called(name: str, call: str) -> str:
+    """The user's call for the name of an operation; `call` is what the script says of it, if the script meets there."""
+    checkpoint, trainer = _CHECKPOINT.match(name), _TRAINER.match(name)
+    if checkpoint:
+        owner = checkpoint["owner"]
+        if _TRAINER.match(f"{owner}/"):
+            call = call.replace("_optimizer_states(", "_states(")  # what the script calls
+        return f"{call or 'save_states() or load_states()'} of {owner}"
+    if trainer:
+        return f"step() of {trainer[0]}"
     scope, _, rest = name.partition("/")
+    if rest == "waiting":
+        call = call or "a call that waits for all workers"
+    if call:
+        return f"{call}()" if call.isidentifier() else call
     if rest.startswith("call/"):
         return f"the operation {rest[5:]!r}"
-    if rest == "waiting":
-        return "a call that waits for all workers"
     if rest == "unnamed":
         return "an operation without a name"
     if rest.startswith("backward of "):
         return f"the {rest}"
+    if rest.startswith("broadcast_states/"):
+        return "broadcast_states()"
     if rest.startswith("first use of "):
-        return "the first use of a store 'mykv'" if rest.endswith(" kv") else f"the {rest}"
-    return f"step() of {scope}" if "trainer" in scope else name
+        return f"the {rest}"
+    if re.fullmatch(r"(set\d+\.)?kv\d+", scope):
+        return f"a push or pull of key {rest} of {scope}"
+    return f"{rest}()" if scope == "world" and rest.isidentifier() else name
+
+
+def _advice(names: Sequence[str]) -> str:
+    """What to do about ranks that wait for each other in the operations with these names."""
+    if any(map(_CHECKPOINT.match, names)):
+        return deadlock_check.SAVE_TOGETHER
+    trainers = [_TRAINER.match(name) for name in names]
+    if all(trainers) and len({one[0] for one in trainers if one}) > 1:
+        return deadlock_check.TRAINERS_DIFFER[0].upper() + deadlock_check.TRAINERS_DIFFER[1:]
+    return f"Make the same calls on all workers, none under `if rank == 0:`, and {deadlock_check.EQUAL_BATCHES}"

@@ -29,26 +29,33 @@ _threads: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary
 # For each trainer how to find the ranks that wait in a step of it, and how to refuse that step.
 _calls: weakref.WeakKeyDictionary[Any, tuple[Callable, Callable]] = weakref.WeakKeyDictionary()
 
-_SAVING = (
-    "saving or loading optimizer states, which are divided over the workers. Call save_states() and load_states() on "
-    "all workers, not under `if rank == 0:`"
+# What to do about workers that wait for each other; also of the circular waits.
+SAVE_TOGETHER = "Call save_states() and load_states() on all workers, not under `if rank == 0:`"
+EQUAL_BATCHES = (
+    "give all the same number of batches, as a DistributedSampler does, or put `with join(trainer):` around the "
+    "training loop"
 )
+TRAINERS_DIFFER = (
+    "the workers make or step their trainers in different orders. Make all trainers, and call step() of each, in the "
+    "same order on all workers"
+)
+
+_SAVING = f"saving or loading optimizer states, which are divided over the workers. {SAVE_TOGETHER}"
 
 _EQUAL_STEPS = (
     "the workers take different numbers of steps, or not all make this call. Call it on all workers, not under `if "
-    "rank == 0:`; and give all the same number of batches, as a DistributedSampler does, or put `with join(trainer):` "
-    "around the training loop."
+    f"rank == 0:`; and {EQUAL_BATCHES}."
 )
 
-_EQUAL_TRAINERS = (
-    "the workers make or step their trainers in different orders. Make all trainers, and call step() of each, in the "
-    "same order on all workers."
-)
+_EQUAL_TRAINERS = f"{TRAINERS_DIFFER}."
 
 _EQUAL_ORDER = "make calls that wait in the same order on all workers, also calls of different process sets."
 
 # For each process set the thread that made its last call that waits.
 _callers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+# For each thread the last operation in which it met other ranks: its name, and the user's call.
+_met: dict[int, tuple[str, str]] = {}
 
 # Names under which workers save and load optimizer states, with their process sets and the objects that have the names.
 _checkpoints: dict[str, tuple[Any, weakref.ref]] = {}
@@ -119,9 +126,16 @@ def waiting_name(process_set: Any) -> str:
 
 
 def waits(turn: Any) -> None:
-    """Note that this thread makes a call that waits."""
+    """Note that this thread meets other ranks, maybe in a call that waits."""
+    _met[threading.get_ident()] = turn.name, turn.call
     if turn.name == waiting_name(turn.process_set):
         _callers[turn.process_set] = threading.get_ident()
+
+
+def call_of(thread: int | None, name: str) -> str:
+    """The user's call whose ranks a thread meets under this name; empty if it meets them elsewhere or not at all."""
+    met, call = _met.get(thread or 0, ("", ""))
+    return call if met == name else ""
 
 
 def look(turn: Any) -> Callable[[], None] | None:

@@ -67,6 +67,80 @@ def test_both_ranks_get_both_halves_and_the_next_call_works(how, rank, gather):
     gather("all have their error")
 
 
+_LINE = r" at test_circular_wait\.py:\d+"
+_BATCHES = r"Make the same calls on all workers, none under `if rank == 0:`, and give all the same number of batches"
+_SAVE = r"Call save_states\(\) and load_states\(\) on all workers, not under `if rank == 0:`"
+_TRAINERS = r"The workers make or step their trainers in different orders\."
+
+
+def _save(nets, trainers, rank, tmp_path):
+    trainers[0].save_states(str(tmp_path / "x.states"))
+
+
+def _step_both(nets, trainers, rank, tmp_path):
+    for number in (0, 1) if rank == 0 else (1, 0):
+        _step(nets[number], trainers[number], rank)
+        mx.nd.waitall()
+
+
+def _barrier(nets, trainers, rank, tmp_path):
+    mykv.barrier()
+
+
+def _read(nets, trainers, rank, tmp_path):
+    mykv.allreduce(array(np.ones(3, "float32")), name="value").asnumpy()
+
+
+@pytest.mark.ranks(2, timeout=150)
+@pytest.mark.parametrize(
+    ("calls", "halves"),
+    [
+        ((_barrier, _read), rf"rank 0 waits in barrier\(\) for rank 1{_LINE}; .*'value'.*other\. {_BATCHES}"),
+        ((_save, _read), rf"rank 0 waits in save_states\('.*x\.states'\) of trainer\d+ for rank 1{_LINE}; .*{_SAVE}"),
+        ((_step_both, _step_both), rf"in step\(\) of trainer\d+ for .*in step\(\) of trainer\d+ for .*{_TRAINERS}"),
+    ],
+    ids=["barrier", "save_states", "trainers in another order"],
+)
+def test_the_error_names_the_calls_and_their_remedy(calls, halves, rank, gather, tmp_path):
+    nets = [dense_network(seed=0), dense_network(seed=1)]
+    on_store = _save in calls
+    trainers = [mykv.DistributedTrainer(net.collect_params(), "sgd", update_on_kvstore=on_store) for net in nets]
+    for net, trainer in zip(nets, trainers):
+        _step(net, trainer, rank)
+    mx.nd.waitall()
+    with pytest.raises(MXNetError, match=halves):
+        calls[rank](nets, trainers, rank, tmp_path)
+    clear_errors()
+    gather("all have their error")
+    if calls[0] is not calls[1]:
+        with pytest.raises(MXNetError, match="they wait for each other"):  # the call has failed for both ranks
+            calls[1 - rank](nets, trainers, rank, tmp_path)
+        clear_errors()
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "shown"),
+    [
+        ("world/waiting", "allgather_object 'x'", "allgather_object 'x'"),
+        ("set1/waiting", "", "a call that waits for all workers"),
+        ("world/call/trainer0/loss", "", "the operation 'trainer0/loss'"),
+        ("world/allgather", "", "allgather()"),
+        ("world/broadcast_states/states/4", "", "broadcast_states()"),
+        ("world/first use of optimizer", "", "the first use of optimizer"),
+        ("trainer0/bucket1", "a step of trainer0", "step() of trainer0"),
+        ("set1.trainer2/bucket1", "", "step() of set1.trainer2"),
+        ("kv0/trainer0/bucket0", "", "step() of kv0/trainer0"),
+        ("gluon.Trainer3/sparse", "", "step() of gluon.Trainer3"),
+        ("trainer0/checkpoint/states", "", "save_states() or load_states() of trainer0"),
+        ("kv0/checkpoint", "load_optimizer_states('x')", "load_optimizer_states('x') of kv0"),
+        ("kv0/'key'", "", "a push or pull of key 'key' of kv0"),
+        ("sync_batch_norm0/forward", "", "sync_batch_norm0/forward"),
+    ],
+)
+def test_an_operation_is_told_as_the_users_call(name, call, shown):
+    assert circular_wait._called(name, call) == shown
+
+
 @pytest.mark.ranks(2, timeout=150)
 def test_a_rank_that_is_late_or_computes_is_waited_for(rank, gather):
     value = array(np.ones(3, "float32"))
@@ -94,7 +168,7 @@ def test_a_call_that_was_given_up_has_failed_for_a_rank_that_comes_later(rank, g
 @pytest.mark.ranks(2)
 def test_what_a_rank_has_begun_since_it_told_is_not_given_up(rank, gather):
     core = process.core
-    halves = [{"name": "x", "waits": [[other]], "first": [other], "where": ""} for other in (1, 0)]
+    halves = [{"name": "x", "call": "", "waits": [[other]], "first": [other], "where": ""} for other in (1, 0)]
     ones, sums = np.ones(3), np.zeros(3)
     gather("begin")
     if rank == 0:
